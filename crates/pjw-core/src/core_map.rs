@@ -4,8 +4,8 @@ use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{Job, Mode, Policy, Tenure};
 
-/// The core map of a job: the PUs (CPUs) that the job has, as pjwd publishes them to the programs in the job
-/// in the files below `/run/pjwd/jobs/ID`.
+/// The core map of a job: the PUs (logical CPUs) that the job has. pjwd publishes the core map to the programs
+/// in the job, in the files below `/run/pjwd/jobs/ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoreMap {
     /// The online PUs that the job owns. They include the PUs in `lent`.

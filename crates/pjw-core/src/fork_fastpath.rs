@@ -30,20 +30,20 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the expected affinity masks of those newly forked processes that pjw must scan immediately
-/// ([`ScanUrgency::Immediate`](crate::state::lineage::scan_queue::ScanUrgency::Immediate)), by pid. For these
-/// processes, pjw has not yet found that their real masks are right. [`expected_fork_masks`] returns the
-/// expected masks of all newly forked processes.
+/// Returns the affinity masks that newly forked processes of jobs should have, by pid. The result has only
+/// those processes that pjw must scan at once, because pjw has not yet found that their real masks are right
+/// ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
+/// [`expected_fork_masks`] returns the expected masks of all newly forked processes.
 #[must_use]
 pub fn expected_masks_of_unchecked_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Makes the scans of those newly forked processes less urgent whose affinity masks are right: these scans may
-/// wait for a few milliseconds. The caller has compared the masks of the processes in `expected` with the masks
-/// that they should have ([`expected_fork_masks`]). `mismatches` lists the processes whose masks differ. The
-/// mask of a process is right in each of these cases:
+/// Makes the scan of a newly forked process less urgent if the affinity mask of the process is right: the scan
+/// may then wait for a few milliseconds. `expected` has the masks that newly forked processes should have, by
+/// pid. `mismatches` lists the processes in `expected` that have another mask. The mask of a process is right
+/// in each of these cases:
 ///
 /// - The process is in `expected` and not in `mismatches`.
 /// - The process was born in the cpuset of its job.
@@ -91,8 +91,8 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 /// ([`Descendant::ancestor`]). These processes are left out of the snapshot:
 ///
 /// - A process whose ancestor is not in `state`, or is being moved to another cgroup.
-/// - A process whose mask is not explained by a mask that it inherited. The program may have requested the
-///   mask, or the process may have been forked in another cgroup. The next scan reads the mask and the cgroup.
+/// - A process that can't have inherited its mask from the ancestor. The program may have requested the mask,
+///   or the process may have been forked in another cgroup. The next scan reads the mask and the cgroup.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

@@ -61,8 +61,8 @@ impl WardenState {
     /// now completed or refused, each with its outcome.
     ///
     /// Marks the jobs of these cpusets as changed, so that the next decision of the daemon also covers these
-    /// jobs. Adds the cgroups of these cpusets to `request` (the request for the next scan), and the processes
-    /// whose masks or cgroups may have changed.
+    /// jobs. `request` is the request for the next scan. The function adds the cgroups of these cpusets to the
+    /// request, and the processes whose masks or cgroups may have changed.
     pub fn note_finished_cpuset_changes(
         &mut self,
         finished: &[(CpusetAction, CpusetOutcome)],

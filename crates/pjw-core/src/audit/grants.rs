@@ -72,7 +72,7 @@ impl GrantAudit {
     }
 
     /// Checks the jobs and PUs that changed since the last check against the invariants of pjw. Replaces the
-    /// stored violations that concern these jobs and PUs, and keeps the others.
+    /// stored violations that concern these jobs and PUs, and keeps all other violations.
     ///
     /// `changed` must contain every job that was added, changed or removed since the last check. The function
     /// itself finds the PUs whose holder changed.

@@ -127,8 +127,8 @@ const DEFAULTS: [(&str, SizeUnit); 10] = [
 ];
 
 impl SizeVariable {
-    /// Returns the default list of these variables, such as `OMP_NUM_THREADS=cores` and `GOMAXPROCS=pus`. pjw
-    /// sets them for each job if the configuration has no other list.
+    /// Returns the default list of the variables that pjw sets for each job, such as `OMP_NUM_THREADS=cores`
+    /// and `GOMAXPROCS=pus`. The list in the configuration replaces this list.
     #[must_use]
     pub fn defaults() -> Vec<Self> {
         DEFAULTS.iter().map(|&(name, unit)| Self { name: name.to_owned(), unit }).collect()

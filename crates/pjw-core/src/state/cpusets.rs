@@ -19,8 +19,8 @@ const MAX_TRIES: u32 = 4;
 /// processes that were in the cpuset.
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
-/// A job's cpuset that pjw manages: pjw created or changed the cpuset, or is about to do so. Contains the
-/// facts that pjw needs in order to remove the cpuset later.
+/// A job's cpuset that pjw manages: pjw created or changed this cpuset, or is about to create or change it. Has
+/// the facts that pjw needs in order to remove the cpuset later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
     /// The job, the path of the cgroup, and the settings of the cpuset.

@@ -45,8 +45,9 @@ impl DirtySet {
         self.everything
     }
 
-    /// Iterates over the jobs that were added to the set one by one, each with those of its processes that are
-    /// in the set. If [`DirtySet::contains_everything`] is true, the set also contains every other job.
+    /// Iterates over the jobs that were added to the set one by one. Each item is a job and the processes of
+    /// this job that are in the set. If [`DirtySet::contains_everything`] is true, the set also contains every
+    /// other job.
     pub fn dirty_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
         self.jobs.iter()
     }

@@ -105,14 +105,15 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Updates the records of forked processes from the process events `events` of the kernel, in this order.
-    /// Returns true if a fork event was dropped, because [`MAX_FORK_RECORDS`] entries are recorded. The caller
-    /// must then request a scan of all processes.
+    /// Updates the records of forked processes from the process events `events` of the kernel, in the order of
+    /// the list. Returns true if a fork event was dropped, because a list of [`Lineage`] already has
+    /// [`MAX_FORK_RECORDS`] entries. The caller must then request a scan of all processes.
     ///
-    /// - `tracked` returns the process with a given pid if pjw sets the affinity masks of this process,
-    ///   otherwise `None`. The second value of the pair is true if the process belongs to a job. It is false if
-    ///   the process has left its job and pjw is giving it back the masks that it had before pjw changed them.
-    /// - `is_scanned` returns whether a scan has found the process with a given pid.
+    /// - `tracked` returns the process with a pid, if pjw sets the affinity masks of this process. Otherwise it
+    ///   returns `None`. The second value of the pair is true if the process belongs to a job. The value is
+    ///   false if the process has left its job, and pjw is restoring the masks that the process had before pjw
+    ///   changed them.
+    /// - `is_scanned` returns whether a scan has found the process with a pid.
     pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -205,9 +206,10 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).inherited_mask_requests = requests;
     }
 
-    /// Whether the process `pid` may descend from a process of a job without a record that says so. True if, at
-    /// the fork of the process, pjw did not know one of its ancestors: no scan had read this ancestor, and no
-    /// fork event had reported it. False if pjw did not read the fork event of the process.
+    /// Whether the process `pid` may descend from a process of a job although pjw has no record of this
+    /// descent. True if pjw did not know an ancestor of the process at the time of the fork: no scan had read
+    /// this ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of the
+    /// process `pid`.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)

@@ -246,8 +246,8 @@ impl Members {
         Some(members.filter(|member| member.job == *job).collect())
     }
 
-    /// Adds the process `member` to the job `member.job`. If a process with the same pid already belongs to a
-    /// job, it is removed and returned. Otherwise returns `None`.
+    /// Adds the process `member` to the job `member.job`. If another process with the same pid belongs to a
+    /// job, removes and returns this other process. Otherwise returns `None`.
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);

@@ -203,10 +203,10 @@ impl PuPool {
     }
 
     /// Grants the PUs of `offer` to `job`, and frees all other PUs of `job`. The allocator must have made the
-    /// offer for `job`. If another job borrows a PU that `job` gets by the offer, this borrowing ends.
+    /// offer for `job`. If another job borrows a PU that `job` did not hold before, this borrowing ends.
     ///
     /// # Errors
-    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by `job`.
+    /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer.
     /// The pool is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
         if offer.pool_change_count != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
@@ -219,8 +219,8 @@ impl PuPool {
     }
 
     /// Grants to the job those PUs of `cpus` that are free or that the job already holds. Frees all other PUs
-    /// of the job. Returns the other PUs of `cpus`, which were not granted: another job holds them, they are
-    /// reserved for the system, or the machine does not have them.
+    /// of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by another job, is
+    /// reserved for the system, or does not exist on the machine.
     ///
     /// Unlike [`PuPool::commit`], this function needs no [`Offer`] from the allocator. For example, it is used
     /// for PUs that a batch system chose.
@@ -231,11 +231,11 @@ impl PuPool {
     }
 
     /// Gives the PUs `cpus` back to a job that held these PUs before, such as before a restart of the daemon.
-    /// Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted, because another job
-    /// holds them or the machine does not have them.
+    /// Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by
+    /// another job, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system).
-    /// Such a PU becomes a housekeeping PU again when the job releases it.
+    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system). Such
+    /// a PU becomes a housekeeping PU again when the job releases it.
     pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -261,9 +261,9 @@ impl PuPool {
         self.version += 1;
     }
 
-    /// Takes all PUs from the job, and returns the PUs that it held (the empty set if it held none). A PU that
-    /// was reserved for the system while the job held it becomes a housekeeping PU. All other PUs become free.
-    /// The job also loses all PUs that it borrowed.
+    /// Takes all PUs from the job, and returns the PUs that the job held. A PU that was reserved for the system
+    /// while the job held it becomes a housekeeping PU. All other PUs become free. The job also loses all PUs
+    /// that it borrowed. Returns the empty set if the job held no PUs.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         self.set_borrowed(job, &CpuSet::new());
         let held = self.pus_of(job);

@@ -70,8 +70,8 @@ impl WardenState {
     /// process of a job only in each of these cases:
     ///
     /// - The process has used CPU time since the last check, or was never checked.
-    /// - Only affinity masks, and no cpuset, keep the process on the PUs of its job. The mask of one of its
-    ///   threads contains another PU.
+    /// - Only affinity masks keep the process on the PUs of its job, and one of these masks contains another
+    ///   PU.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
@@ -135,9 +135,9 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of all processes whose affinity masks pjw sets. These are the processes that belong to
-    /// a job, and the processes in [`WardenState::processes_to_restore`]. Such a process has left its job, and
-    /// pjw gives it back the masks that it had before pjw changed them.
+    /// Returns the pids of all processes whose affinity masks pjw sets: the processes that belong to a job, and
+    /// the processes in [`WardenState::processes_to_restore`]. A process of the second kind has left its job,
+    /// and pjw is restoring the masks that the process had before pjw changed them.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.processes_to_restore.keys()).copied().collect()

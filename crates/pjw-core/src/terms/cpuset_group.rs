@@ -161,8 +161,8 @@ pub struct JobCpuset {
 }
 
 /// A cgroup of a job that an earlier run of the daemon created and that still exists when the daemon starts.
-/// The daemon recognises the cgroup by its path. Usually the journal has a record of the cgroup. If it has
-/// none:
+/// The daemon recognises the cgroup by its path. If the journal has no record of the cgroup, the daemon
+/// decides:
 ///
 /// - If the cgroup contains processes, its job gets the PUs of the cpuset again, unless another job holds some
 ///   of these PUs.
@@ -280,8 +280,8 @@ pub enum CpusetChange {
     },
 }
 
-/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). `Done` means that the change
-/// was made. With `Gone` and `Refused`, it was not made. With `Delayed`, it continues in the background.
+/// The outcome of a [`CpusetAction`] (a change of a job's cpuset). `Done` means that the change was made.
+/// `Gone` and `Refused` mean that it was not made. `Delayed` means that the change continues in the background.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.

@@ -402,8 +402,8 @@ impl Job {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }
 
-    /// Returns the grant of the job (the PUs that it holds) if `granted_by`, pjw or a batch system, chose its
-    /// PUs. `None` if the job has no grant, or if another party chose its PUs.
+    /// Returns the grant of the job: the PUs that the job holds. `None` if the job has no grant, or if
+    /// `granted_by` (pjw or a batch system) did not choose these PUs.
     #[must_use]
     pub fn grant_chosen_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
@@ -415,13 +415,12 @@ impl Job {
         self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.tenure == Tenure::Owned)
     }
 
-    /// Returns the upper limit of the number of wanted cores of the job, on the machine with this topology. (A
-    /// user or a program tells pjw the number of cores that a job can use at present: see [`WantedCores`].) The
-    /// limit is:
+    /// Returns the upper limit of the number of cores that the job can use at present. A user or a program
+    /// tells pjw this number ([`WantedCores`]), and pjw replaces a larger number by this limit. The limit is:
     ///
     /// - For a job of the class besteffort, the number of cores of the machine.
     /// - For any other job, the number of cores that the job requested or holds, whichever is larger. `None` if
-    ///   the job has neither a request nor a grant.
+    ///   the job has no request and holds no cores.
     #[must_use]
     pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
         let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
@@ -434,8 +433,8 @@ impl Job {
     }
 
     /// Returns the number of cores that the job can use at present. A user (`pjwctl want`) or a program in the
-    /// job has told pjw this number. The result is at most [`Job::max_wanted_cores`]. `None` if no number was
-    /// told: the job can then use all cores that it holds.
+    /// job told pjw this number. The result is at most [`Job::max_wanted_cores`]. `None` if pjw was told no
+    /// number: the job can then use all cores that it holds.
     #[must_use]
     pub fn wanted_core_count(&self, topology: &Topology) -> Option<u32> {
         let given = self.wanted_cores?.count;

@@ -34,9 +34,9 @@ impl Default for OwnCgroupNames {
 }
 
 impl OwnCgroupNames {
-    /// Returns the names for a daemon that runs beside another daemon on the same machine. `state_directory`
-    /// is the absolute path of the daemon's state directory, without symbolic links. Each name starts with
-    /// `pjw_` and the 64-bit FNV-1a hash of this path.
+    /// Returns the names for a daemon that runs on the same machine as another daemon. `state_directory` is the
+    /// absolute path of the daemon's state directory, without symbolic links. Each name starts with `pjw_` and
+    /// the 64-bit FNV-1a hash of this path.
     #[must_use]
     pub fn of_additional_daemon(state_directory: &[u8]) -> Self {
         let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

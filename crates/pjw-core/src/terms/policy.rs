@@ -8,8 +8,8 @@ use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::JobSource;
 use crate::terms::own_cgroups::OwnCgroupNames;
 
-/// The mode of the daemon: whether it makes the changes of affinity masks and cpusets that it has decided, or
-/// only shows them.
+/// The mode of the daemon. The daemon either makes the changes of affinity masks and cpusets that it has
+/// decided, or only shows these changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// The daemon decides which changes it would make, and shows them. It makes no change.

@@ -49,9 +49,9 @@ pub enum CpusetRecord {
     },
 }
 
-/// The content of two journal records: [`Record::Joined`] says that a process belongs to a job, and
-/// [`Record::Left`] that it no longer does. The content includes facts about the process that a restarted
-/// daemon could not read again.
+/// The content of two journal records. [`Record::Joined`] says that a process belongs to a job.
+/// [`Record::Left`] says that the process no longer belongs to the job. The content includes facts about the
+/// process that a restarted daemon could not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// The process that belongs or belonged to the job.

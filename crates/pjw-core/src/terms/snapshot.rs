@@ -182,9 +182,9 @@ pub struct BatchAttributes {
 }
 
 impl BatchAttributes {
-    /// Returns the path of the cgroup of the process in the hierarchy that has the cpuset controller. On a
-    /// machine with cgroup v1, this can be a v1 hierarchy. If there is no such v1 hierarchy, it is the v2
-    /// hierarchy. Returns `None` if the process has no cgroup in this hierarchy.
+    /// Returns the path of the cgroup of the process in the hierarchy that has the cpuset controller. This is a
+    /// cgroup v1 hierarchy if a v1 hierarchy has the cpuset controller, otherwise the cgroup v2 hierarchy.
+    /// Returns `None` if the process has no cgroup in this hierarchy.
     #[must_use]
     pub fn cpuset_path(&self) -> Option<&str> {
         let has = |controllers: &str| controllers.split(',').any(|controller| controller == "cpuset");

@@ -251,8 +251,9 @@ pub struct LargestRequests {
 /// Returns the numbers of whole cores in the largest requests that the free cores can serve: inside one L3,
 /// inside one NUMA node, inside one package, and on the whole machine.
 ///
-/// If the topology has no L3, no NUMA node or no package, the value of the next larger part of the machine is
-/// used for it. The parts are, from small to large: L3, NUMA node, package, whole machine.
+/// A machine without L3s, NUMA nodes or packages has no value of its own for this part. The result then repeats
+/// the value of the next larger part. The parts are, from small to large: L3, NUMA node, package, whole
+/// machine.
 #[must_use]
 pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
     let allocator =

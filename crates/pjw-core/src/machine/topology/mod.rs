@@ -18,8 +18,8 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::devices::{Device, MachineDetails};
 
 /// A level at which the cores of a machine are grouped: L3, NUMA node, package, or the whole machine. The
-/// values are ordered as the levels are usually nested, the smallest first. [`Topology::levels`] returns
-/// the actual nesting on a given machine.
+/// values are ordered from small to large groups, as on most machines. [`Topology::levels`] returns the actual
+/// order on a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -354,7 +354,7 @@ impl Topology {
         self.0.domains.get(place as usize)
     }
 
-    /// Returns the cores, in hwloc's logical order.
+    /// Returns the physical cores of the machine, in hwloc's logical order.
     #[must_use]
     pub fn cores(&self) -> &[Core] {
         &self.0.cores

@@ -34,9 +34,9 @@ struct Owner {
     lendable: Vec<Core>,
 }
 
-/// Returns whether a decision at the time `now` (in ns since boot) would change which job borrows which core,
-/// or how many borrowed PUs are in a grace period before pjw takes them back. Only jobs of the class besteffort
-/// borrow cores. These cores are free, or other jobs leave them idle.
+/// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job
+/// borrows which core, or how many borrowed PUs are in the grace period before pjw takes them back. Only jobs
+/// of the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle.
 ///
 /// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
 /// the daemon makes the decision ([`crate::reconcile::reconcile`]).

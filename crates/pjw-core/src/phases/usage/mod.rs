@@ -23,8 +23,8 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 const WAITING_PERMILLE: u32 = 200;
 
 /// Returns the pids of the processes whose CPU times must be read for the decision on `snapshot`. These are the
-/// processes of jobs whose threads the scan read, the processes of jobs that have ended, and the parents of all
-/// these processes. Process 1 is never included: it is the parent of all orphans.
+/// processes of jobs whose threads the scan read, the processes of jobs that the scan found ended, and the
+/// parents of all these processes. Process 1 is never included: it is the parent of all orphans.
 #[must_use]
 pub fn processes_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
     let mut pids = BTreeSet::new();

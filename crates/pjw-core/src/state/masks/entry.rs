@@ -273,12 +273,12 @@ impl MaskEntry {
         });
     }
 
-    /// Marks the thread as journaled: the journal has the original mask of the thread (the mask before pjw
-    /// changed it). If the thread is not journaled yet, `now` becomes the time that
+    /// Marks the thread as journaled. The journal of pjw must contain the original mask of a journaled thread
+    /// (the mask before pjw changed it). If the thread is not journaled yet, `now` becomes the time that
     /// [`MaskEntry::journaled_since`] returns.
     ///
-    /// This function does not write to the journal. It returns true if the journal does not have the last mask
-    /// request for the thread. The caller must then write this request and the original mask to the journal.
+    /// Does not write to the journal. Returns true if the last mask request for the thread is not in the
+    /// journal. The caller must then write this request and the original mask to the journal.
     pub fn start_journaling(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new

@@ -27,9 +27,9 @@ impl UseHistogram {
     }
 
     /// Returns a percentile of the number of PUs that the job used, in permille of one PU. The job used more
-    /// PUs than the result for at most `time_above_permille` of the time: 50 permille give the 95th percentile.
-    /// The result is rounded up by at most 1/64, but never exceeds `upper_limit`. It is 0 if the histogram has
-    /// no interval.
+    /// PUs than the result for at most `time_above_permille` of the time. For example, 50 permille give the
+    /// 95th percentile. The result is rounded up by at most 1/64, but never exceeds `upper_limit` (also in
+    /// permille of one PU). The result is 0 if the histogram is empty.
     #[must_use]
     pub fn exceeded_for(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();

@@ -41,8 +41,8 @@ pub struct UsageSample {
 }
 
 /// The use that a job made of its cores, from its beginning to the last scan of its processes. The values are
-/// sums over many intervals ([`UsageSample`]). pjw writes them to the journal, so that a restarted daemon can
-/// continue them.
+/// sums over many intervals ([`UsageSample`]). pjw writes the sums to the journal. So a restarted daemon can
+/// continue the sums.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobUsage {
