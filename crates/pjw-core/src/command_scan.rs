@@ -16,9 +16,9 @@ use crate::terms::{JobId, ScanRequest, ScanScope};
 ///   ([`Command::Defrag`]).
 /// - Fork events may have been lost, or an earlier scan was incomplete.
 ///
-/// In all other cases, the scan reads the processes that the commands name, the processes of the jobs that
-/// the commands name, and all descendants of these processes. Descendants in the queue of unscanned processes
-/// are removed from the queue, because the scan reads them.
+/// In all other cases, the scan reads the processes that a command names, all processes of each job that a
+/// command names, and all descendants of these processes. Descendants in the queue of unscanned processes are
+/// removed from this queue, because the scan reads them.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

@@ -4,8 +4,8 @@ use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{Job, Mode, Policy, Tenure};
 
-/// The core map of a job: the PUs (CPUs) that the job has, as pjwd publishes them to the programs in the job
-/// in the files below `/run/pjwd/jobs/ID`.
+/// The core map of a job: the PUs (logical CPUs) that the job has. pjwd publishes the core map to the programs
+/// in the job, in the files below `/run/pjwd/jobs/ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoreMap {
     /// The online PUs that the job owns. They include the PUs in `lent`.
@@ -26,16 +26,16 @@ pub struct CoreMap {
 }
 
 impl CoreMap {
-    /// Returns the PUs on which the job may run: its own PUs (`own`), and the PUs of other jobs or of nobody
-    /// on which it may run at present (`borrowed`).
+    /// Returns all PUs on which the job may run at present: the PUs that the job owns (field `own`) and the PUs
+    /// that the job borrows (field `borrowed`).
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)
     }
 }
 
-/// Returns the core map of a job: the PUs that pjwd publishes to the programs in the job. Returns `None` if
-/// pjw does not restrict the job to PUs, in each of these cases:
+/// Returns the core map of a job: the PUs (CPUs) that pjwd publishes to the programs in the job. Returns `None`
+/// in each of these cases, in which pjw does not restrict the job to PUs:
 ///
 /// - The job has no grant: it waits for cores, or pjw does not know how many cores it needs.
 /// - A command released the job.

@@ -7,9 +7,9 @@ use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Policy, Tenure};
 
-/// Returns the sentences that `pjwctl explain` prints about a job. They say why the job holds its cores (or
-/// holds none), what restricts the processes of the job to these cores, and why the processes belong to the
-/// job.
+/// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
+/// cores or holds none, what restricts the processes of the job to these cores, and why the processes belong to
+/// the job.
 #[must_use]
 pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
@@ -110,9 +110,9 @@ fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
     }
 }
 
-/// Returns the sentences that `pjwctl explain` prints about the process `pid`. They say why the process
-/// belongs to its job, or why it belongs to no job. If the last scan did not find the process, the only
-/// sentence says this.
+/// Returns the sentences that `pjwctl explain` prints about the process `pid`. The sentences say why the
+/// process belongs to its job, or why it belongs to no job. If the last scan did not find the process, the
+/// result is one sentence that says so.
 #[must_use]
 pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
@@ -176,9 +176,9 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// Returns the reason why a thread has its affinity mask, as one sentence for `pjwctl explain`. `tid` and
-/// `thread` are the id and the data of the thread, and `member` is its process. The sentence does not name
-/// the thread, so that threads with the same reason can be listed together.
+/// Returns one sentence that `pjwctl explain` prints: the reason why a thread has its affinity mask. `tid` is
+/// the id of the thread, `thread` has the facts about it, and `member` is its process. The sentence does not
+/// name the thread, so that threads with the same reason can be listed together.
 #[must_use]
 pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.effective_mask);

@@ -22,28 +22,30 @@ use crate::terms::{
 ///
 /// - The process descends from a process of a job, and no scan has found it since its fork.
 /// - The job holds cores, and no command has released it.
-/// - The job has no cpuset, which would limit the process already. A cpuset with a delayed change (the kernel
-///   has begun the change and has not completed it) does not count.
+/// - The job has no cpuset that restricts its processes. A cpuset does not count while the kernel or systemd is
+///   still changing it.
 #[must_use]
 pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let unscanned = state.lineage.unscanned_descendants();
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the part of [`expected_fork_masks`] for the processes that must be scanned immediately
-/// ([`ScanUrgency::Immediate`](crate::state::lineage::scan_queue::ScanUrgency::Immediate)): no check has
-/// found yet that their masks are right.
+/// Returns the affinity masks that newly forked processes of jobs should have, by pid. The result has only
+/// those processes that pjw must scan at once, because pjw has not yet found that their real masks are right
+/// ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
+/// [`expected_fork_masks`] returns the expected masks of all newly forked processes.
 #[must_use]
 pub fn expected_masks_of_unchecked_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Makes the scan of a newly forked process less urgent if the affinity mask of the process is right. The
-/// scan may then wait for a few milliseconds. The mask is right in each of these cases:
+/// Makes the scan of a newly forked process less urgent if the affinity mask of the process is right: the scan
+/// may then wait for a few milliseconds. `expected` has the masks that newly forked processes should have, by
+/// pid. `mismatches` lists the processes in `expected` that have another mask. The mask of a process is right
+/// in each of these cases:
 ///
-/// - The process is in `expected` and not in `mismatches`. `expected` has the masks that the processes should
-///   have. `mismatches` has those processes in `expected` that really have another mask.
+/// - The process is in `expected` and not in `mismatches`.
 /// - The process was born in the cpuset of its job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
@@ -84,15 +86,13 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 }
 
 /// Makes a partial snapshot of newly forked processes with wrong affinity masks, so that the next decision
-/// corrects these masks at once. `probe` contains the start time and the mask of each of these processes. The
-/// snapshot takes all other facts about a process, such as its user and its cgroup, from its ancestor
-/// [`Descendant::ancestor`]. These processes are left out of the snapshot:
+/// corrects these masks at once. `probe` has the pid, the start time and the mask of each of these processes.
+/// All other facts about a process, such as its user and its cgroup, are copied from its ancestor
+/// ([`Descendant::ancestor`]). These processes are left out of the snapshot:
 ///
-/// - A process whose ancestor is not in `state`.
-/// - A process whose ancestor is being moved to another cgroup.
-/// - A process whose mask does not follow from the mask requests that the process may have inherited, in the
-///   cgroup of its ancestor. The program may have requested the mask, or the process may have been forked in
-///   another cgroup. The next scan reads the mask and the cgroup of the process.
+/// - A process whose ancestor is not in `state`, or is being moved to another cgroup.
+/// - A process that can't have inherited its mask from the ancestor. The program may have requested the mask,
+///   or the process may have been forked in another cgroup. The next scan reads the mask and the cgroup.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

@@ -4,11 +4,10 @@ use crate::basics::{cpus_text, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{Evidence, Job, JobId, ProvisionRule};
 
-/// Returns a warning about the provision `job`, as one sentence for users: one of its processes also matches
-/// the rule of another provision. `None` if there is no such process, or if `job` is no provision.
-///
+/// Returns a warning for users if a process of the provision `job` also matches the rule of another provision.
 /// A provision is a job whose cores are promised to a service. Its rule ([`ProvisionRule`]) recognises the
-/// processes of the service.
+/// processes of the service. `None` if no process of `job` matches another rule, or if `job` is not a
+/// provision.
 #[must_use]
 pub fn ambiguous_rule_text(state: &WardenState, job: &Job) -> Option<String> {
     job.provision.as_ref()?;
@@ -29,9 +28,9 @@ pub fn ambiguous_rule_text(state: &WardenState, job: &Job) -> Option<String> {
     Some(format!("process {pid} of {} also matches {rule}, the rule of {other}", job.id))
 }
 
-/// Returns a warning about the provision `job`, as one sentence for users: the provision holds cores, but no
-/// process matches its rule. A provision is a job whose cores are promised to a service. `None` if `job` has
-/// a process, no rule or no cores, or is no provision.
+/// Returns a warning for users if the provision `job` holds cores, but no process matches its rule. A provision
+/// is a job whose cores are promised to a service. Its rule recognises the processes of the service. `None` if
+/// `job` has a process, no rule or no cores, or if `job` is not a provision.
 #[must_use]
 pub fn unmatched_rule_text(state: &WardenState, job: &Job) -> Option<String> {
     let rule = job.provision.as_ref()?.rule.as_ref()?;

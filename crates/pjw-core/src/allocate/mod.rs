@@ -9,4 +9,4 @@ mod reasons;
 mod tree;
 
 pub use crate::state::pool::Offer;
-pub use offer::{LargestRequests, allocate, allocate_shared, largest_requests, request_for_everything};
+pub use offer::{LargestRequests, allocate, allocate_shared, largest_requests, request_for_all_available};

@@ -52,7 +52,7 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
 fn check_create(state: &WardenState, policy: &Policy, job: &JobId, job_cpuset: &JobCpuset) -> Vec<Violation> {
     let mut found = Vec::new();
     let known = state.jobs.get(job);
-    let grant = known.and_then(|job| job.grant_by(GrantedBy::Warden));
+    let grant = known.and_then(|job| job.grant_chosen_by(GrantedBy::Warden));
     let granted = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
     let cpus: &CpuSet = &job_cpuset.spec.cpus;
     if cpus.is_empty() || !cpus.is_subset(&granted) {

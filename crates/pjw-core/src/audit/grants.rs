@@ -72,7 +72,7 @@ impl GrantAudit {
     }
 
     /// Checks the jobs and PUs that changed since the last check against the invariants of pjw. Replaces the
-    /// stored violations that concern these jobs and PUs, and keeps the others.
+    /// stored violations that concern these jobs and PUs, and keeps all other violations.
     ///
     /// `changed` must contain every job that was added, changed or removed since the last check. The function
     /// itself finds the PUs whose holder changed.
@@ -99,8 +99,8 @@ impl GrantAudit {
         }
     }
 
-    /// Iterates over all violations that existed at the last check, including those that an earlier check
-    /// found first.
+    /// Iterates over all violations that existed at the last check, including violations that an earlier check
+    /// had already found.
     pub fn violations(&self) -> impl Iterator<Item = &Violation> {
         let of_jobs = self.of_jobs.values().flatten();
         self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)
@@ -235,7 +235,7 @@ impl GrantAudit {
             let core = self.cores.get(pu.0 as usize)?;
             let others = core.difference(cpus);
             let by_warden = |holder: &JobId| {
-                let grant = state.jobs.get(holder).and_then(|job| job.grant_by(GrantedBy::Warden));
+                let grant = state.jobs.get(holder).and_then(|job| job.grant_chosen_by(GrantedBy::Warden));
                 grant.is_some_and(|grant| !grant.is_shared && !grant.may_split_cores)
             };
             let of_another = |pu: Pu| {

@@ -10,40 +10,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{prelude::*, time::Nanos};
 
-macro_rules! number {
-    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(transparent)]
-        pub struct $name(pub $inner);
+/// A process id (pid; the kernel's tgid).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Pid(pub u32);
 
+/// A thread id (tid). The tid of the first thread of a process equals the pid of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tid(pub u32);
+
+/// A numeric user id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Uid(pub u32);
+
+/// The start time of a process or thread, in clock ticks since boot (field 22 of `/proc/PID/stat`, proc(5)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StartTime(pub u64);
+
+macro_rules! display_as_number {
+    ($($name:ident),*) => {$(
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.fmt(f)
             }
         }
-    };
+    )*};
 }
 
-number! {
-    /// A process id (pid; the kernel's tgid).
-    Pid(u32)
-}
-
-number! {
-    /// A thread id (tid). The tid of the first thread of a process equals the pid of the process.
-    Tid(u32)
-}
-
-number! {
-    /// A numeric user id.
-    Uid(u32)
-}
-
-number! {
-    /// The start time of a process or thread, in clock ticks since boot (field 22 of `stat`, proc(5)).
-    StartTime(u64)
-}
+display_as_number!(Pid, Tid, Uid, StartTime);
 
 impl StartTime {
     /// The length of one clock tick, 10 ms. The kernel reports start times in clock ticks (`USER_HZ`, see
@@ -80,11 +77,10 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
-    /// The longest time that one fork can take, as pjw assumes: 100 ms. At the beginning of a fork, the
-    /// kernel copies the affinity mask of the parent. At the end, the kernel sets the start time of the child
-    /// and sends the fork event (kernel/fork.c, `copy_process`). Between the two steps, the mask of the
-    /// parent may change. A child whose start time is up to 100 ms after such a change may still have the old
-    /// mask.
+    /// The longest time that pjw assumes for one fork: 100 ms. At the beginning of a fork, the kernel copies
+    /// the affinity mask of the parent. At the end, the kernel sets the start time of the child and sends the
+    /// fork event (kernel/fork.c, `copy_process`). In between, the mask of the parent may change. So a child
+    /// that starts up to 100 ms after such a change may still have the old mask.
     pub const MAX_FORK_TIME: Nanos = Nanos(100_000_000);
 
     /// Returns the interval in which a thread was created, from its start time in `/proc/PID/stat`. The
@@ -128,10 +124,10 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The shortest time from a fork to a later fork that gets the same pid, as pjw assumes: 100 ms. So, for
-    /// 100 ms after a fork event, the pid in the event means the forked process, or no process if that
-    /// process has ended. To reuse a pid earlier, the machine would have to fork hundreds of thousands of
-    /// processes per second.
+    /// The shortest time that pjw assumes between two forks that get the same pid: 100 ms. So, for 100 ms after
+    /// a fork event, the pid in the event belongs to the forked process, or to no process if that process has
+    /// ended. To reuse a pid earlier, the machine would have to fork hundreds of thousands of processes per
+    /// second.
     pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
     /// Whether both ids name the same process. True if the pids are equal and the start times differ by at
@@ -230,12 +226,12 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether the cgroup at the path `cgroup` is the cgroup at the path `directory`, or lies below that cgroup.
-/// Both paths are written as in `/proc/PID/cgroup`. But if `directory` is the root, it must be the empty text
-/// and not `/`.
+/// Whether the cgroup at the path `cgroup` is the cgroup at the path `ancestor`, or lies below this cgroup.
+/// Both paths are written as in `/proc/PID/cgroup`, with one exception: if `ancestor` is the root cgroup, it
+/// must be the empty text and not `/`.
 #[must_use]
-pub fn is_cgroup_within(cgroup: &str, directory: &str) -> bool {
-    cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+pub fn is_cgroup_within(cgroup: &str, ancestor: &str) -> bool {
+    cgroup.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The cgroup path `cgroup` and the paths above it, without the root, nearest first.

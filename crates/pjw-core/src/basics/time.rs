@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A point in time, in nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). Also used for
-/// durations, in nanoseconds. The clock never goes back while the machine is up, so points in time can be
-/// compared across restarts of the daemon.
+/// A point in time, in nanoseconds since boot, including the time in suspend (`CLOCK_BOOTTIME`). Also used for
+/// durations, in nanoseconds. The clock never goes back while the machine is up. So points in time from before
+/// and after a restart of the daemon can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Nanos(pub u64);

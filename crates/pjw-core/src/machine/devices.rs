@@ -6,10 +6,10 @@ use strum::IntoStaticStr;
 
 use crate::basics::{CpuSet, prelude::*};
 
-/// Details of a machine beside its cores, caches, NUMA nodes and packages: its dies, the kinds of its cores,
-/// and its PCI devices. Also lists the PUs that can't be used, because they are offline or outside the cpuset
-/// of the process that read the topology. A list in this type is empty if the machine has no such parts, or
-/// if they could not be read.
+/// Details of a machine in addition to its cores, caches, NUMA nodes and packages. These are its dies, the
+/// kinds of its cores, its PCI devices, and the PUs that pjw can't use. A PU can't be used if it is offline, or
+/// if it is outside the cpuset of the process that read the topology. A list in this type is empty if the
+/// machine has no such parts, or if they could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MachineDetails {
@@ -86,7 +86,8 @@ pub struct Device {
 }
 
 impl DeviceClass {
-    /// Returns the name of the class in JSON output and in the protocol, such as `gpu`.
+    /// Returns the name of the class in JSON output and in messages between pjwd and its clients, such as
+    /// `gpu`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()

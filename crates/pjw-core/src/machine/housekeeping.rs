@@ -137,13 +137,13 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the housekeeping PUs (PUs that are reserved for the system) that the rule selects on the
-    /// machine with this topology. The result consists of whole cores. The result is empty for
+    /// Returns the housekeeping PUs (PUs that are reserved for the system) that the rule selects on the machine
+    /// with this topology. The result consists of whole cores. The result is empty for
     /// [`HousekeepingRule::None`].
     ///
     /// # Errors
-    /// - If the rule is a list that has PUs that the machine does not have.
-    /// - If the rule is a list that has some PUs of a core, but not all of them.
+    /// - If the rule lists a PU that the machine does not have.
+    /// - If the rule lists some PUs of a core, but not all of them.
     /// - If the rule counts cores by L3, by NUMA node or by package, and the topology has no such part.
     /// - If the rule selects every core of the machine, so that no core remains for jobs.
     pub fn resolve(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {

@@ -72,12 +72,12 @@ fn list(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
     if cpus.is_empty() { Err(DivisionRuleError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
-/// Divides `cpus` (the PUs of a job) into parts by `rule`, and returns the parts. Each process that
-/// `pjwctl spawn` starts gets one part. `instances` is the number of these processes. For
-/// [`DivisionRule::Even`], it is the maximum number of parts. For other rules, it has no effect.
+/// Divides `cpus` (the PUs of a job) into parts by `rule`, and returns the parts. `pjwctl spawn` starts several
+/// processes and gives one part to each. `instances` is the number of these processes. With
+/// [`DivisionRule::Even`], there are at most this many parts. With other rules, `instances` has no effect.
 ///
-/// The parts are in hwloc's logical order, and no part is empty. For [`DivisionRule::Lists`], the result is
-/// the lists of the rule without any change, even if they contain PUs outside `cpus`.
+/// The parts are in hwloc's logical order, and no part is empty. With [`DivisionRule::Lists`], the result is
+/// the lists in the rule without any change, even if a list contains PUs outside `cpus`.
 #[must_use]
 pub fn divide_into_parts(
     topology: &Topology,
@@ -105,9 +105,9 @@ pub fn divide_into_parts(
     }
 }
 
-/// Returns the NUMA node that contains all of `cpus`, by the number that the kernel gives to this NUMA node.
-/// `None` if no single NUMA node contains all of `cpus`, or if `cpus` is empty. Also `None` if the machine
-/// has only one NUMA node: the caller then has no choice between NUMA nodes.
+/// Returns the kernel's number of the NUMA node that contains all of `cpus`. `None` if no single NUMA node
+/// contains all of them, or if `cpus` is empty. Also `None` if the machine has only one NUMA node: the caller
+/// then has no choice between NUMA nodes.
 #[must_use]
 pub fn numa_node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let has_several = topology.domains(Level::NumaNode).nth(1).is_some();

@@ -12,18 +12,20 @@ use thiserror::Error;
 use crate::basics::{CpuSet, prelude::*};
 use crate::machine::topology::Topology;
 
-/// The name of the variable that contains the variables that pjw set, with their values. Example:
-/// `OMP_NUM_THREADS=4:GOMAXPROCS=8`.
+/// The name of the environment variable in which pjw records the variables that it set for a job, with their
+/// values. Example of a value: `OMP_NUM_THREADS=4:GOMAXPROCS=8`.
 ///
-/// A job in a job inherits the variables of the outer job. A variable that still has the value that pjw gave it was not
-/// set by the user, and gets the value for the inner job.
-pub const RECORD_NAME: &str = "PJW_VARIABLES";
-/// The maximum number of variables in a list. Each of them is in the environment of each process of a job.
+/// A job that is started inside another job inherits the variables of the outer job. The record tells pjw which
+/// inherited variables pjw itself set. pjw replaces these, and keeps the variables that the user set.
+const RECORD_VARIABLE: &str = "PJW_VARIABLES";
+/// The maximum number of environment variables in the configured list of variables that tell programs their
+/// number of cores or PUs. pjw adds these variables to the environment of the processes of each job.
 pub const MAX_SIZE_VARIABLES: usize = 64;
 /// The maximum number of characters in the name of a variable.
 const MAX_NAME_LENGTH: usize = 128;
 
-/// What the value of a [`SizeVariable`] counts.
+/// What the value of an environment variable such as `OMP_NUM_THREADS` counts: the cores or the PUs (logical
+/// CPUs) on which a program may run. See [`SizeVariable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeUnit {
     /// Physical cores. For libraries that start one thread per core.
@@ -33,7 +35,7 @@ pub enum SizeUnit {
 }
 
 impl SizeUnit {
-    /// Returns the word for the unit in the configuration: `cores` or `pus`.
+    /// Returns the word for the unit in the configuration: `cores` or `pus`. Example: `OMP_NUM_THREADS=cores`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -43,7 +45,7 @@ impl SizeUnit {
     }
 }
 
-/// The number of cores and of PUs that a program has.
+/// The number of cores and the number of PUs (logical CPUs) on which a program may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuSize {
     /// The number of cores with at least one PU of the program.
@@ -53,7 +55,8 @@ pub struct CpuSize {
 }
 
 impl CpuSize {
-    /// Returns the size of `cpus` on the machine with the given topology.
+    /// Counts the PUs in `cpus`, and the cores that have at least one PU in `cpus`. `topology` is the topology
+    /// of the machine.
     #[must_use]
     pub fn of(topology: &Topology, cpus: &CpuSet) -> Self {
         let pus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
@@ -61,8 +64,8 @@ impl CpuSize {
     }
 }
 
-/// An environment variable that tells a program how many cores or PUs it has. In the configuration it is written
-/// `NAME=cores` or `NAME=pus`.
+/// An environment variable that tells a program on how many cores or PUs (logical CPUs) it may run, such as
+/// `OMP_NUM_THREADS`. In the configuration, the variable is written `NAME=cores` or `NAME=pus`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SizeVariable {
     name: String,
@@ -124,19 +127,22 @@ const DEFAULTS: [(&str, SizeUnit); 10] = [
 ];
 
 impl SizeVariable {
-    /// Returns the variables that pjw sets if the configuration does not name others.
+    /// Returns the default list of the variables that pjw sets for each job, such as `OMP_NUM_THREADS=cores`
+    /// and `GOMAXPROCS=pus`. The list in the configuration replaces this list.
     #[must_use]
     pub fn defaults() -> Vec<Self> {
         DEFAULTS.iter().map(|&(name, unit)| Self { name: name.to_owned(), unit }).collect()
     }
 
-    /// Returns the name of the variable, such as `OMP_NUM_THREADS`.
+    /// Returns the name of the environment variable, such as `OMP_NUM_THREADS`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the value of the variable for a program of the given size. It is at least 1.
+    /// Returns the value of this environment variable for a program that may run on the cores and PUs counted
+    /// in `size`. The value is the number of cores or the number of PUs, depending on the variable, and at
+    /// least 1.
     #[must_use]
     pub fn value(&self, size: CpuSize) -> u32 {
         match self.unit {
@@ -185,10 +191,12 @@ impl FromStr for SizeVariable {
     }
 }
 
-/// Parses a list of variables. Each text is written as in the configuration: `NAME=cores` or `NAME=pus`.
+/// Parses the configured list of environment variables that tell programs their number of cores or PUs. Each
+/// text is one variable, written `NAME=cores` or `NAME=pus`.
 ///
 /// # Errors
-/// The index of the first text that is not valid or has the name of an earlier one, and the reason.
+/// If a text is invalid, or if its variable was already named by an earlier text. Returns the index of the
+/// first such text in the list (counted from 0) and the reason.
 pub fn parse_size_variables<'t>(
     texts: impl IntoIterator<Item = &'t str>,
 ) -> Result<Vec<SizeVariable>, (usize, SizeVariableError)> {
@@ -203,11 +211,17 @@ pub fn parse_size_variables<'t>(
     Ok(variables)
 }
 
-/// Returns the variables that a program of the given size gets, with their values. A variable that the user set is not
-/// among them. The last one is [`RECORD_NAME`], with the others as its value, so that a job inside the job can tell them
-/// from those of the user. If there are no others, it is only returned to replace an inherited one.
+/// Returns the names and values of the environment variables that pjw sets for a program, such as
+/// `OMP_NUM_THREADS` = `4`. These are the `variables` that the user has not set. The additional variable
+/// `PJW_VARIABLES` comes last. It lists the returned variables, so that a job inside this job can tell which
+/// variables pjw set.
 ///
-/// `inherited` returns the value of a variable in the environment of the program, if it is set there.
+/// - `size` has the numbers of cores and PUs on which the program may run.
+/// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means
+///   that the variable is not set there.
+///
+/// If there is no other variable to set, `PJW_VARIABLES` is returned only if it is inherited. Its value is then
+/// empty.
 #[must_use]
 pub fn size_environment(
     variables: &[SizeVariable],
@@ -218,13 +232,14 @@ pub fn size_environment(
     with_record(values, inherited)
 }
 
-/// Does the same as [`size_environment`] for variables whose values are known.
+/// Returns the variables in `values` (names and values) that the user has not set, and then the variable
+/// `PJW_VARIABLES`, which lists them. `inherited` is as for [`size_environment`].
 #[must_use]
-pub fn with_record(
+fn with_record(
     values: impl IntoIterator<Item = (String, String)>,
     inherited: impl Fn(&str) -> Option<String>,
 ) -> Vec<(String, String)> {
-    let earlier = inherited(RECORD_NAME);
+    let earlier = inherited(RECORD_VARIABLE);
     let is_own = |name: &str, value: &str| {
         let entries = earlier.iter().flat_map(|record| record.split(':'));
         entries.filter_map(|entry| entry.split_once('=')).any(|entry| entry == (name, value))
@@ -233,7 +248,7 @@ pub fn with_record(
     let mut set: Vec<(String, String)> = values.into_iter().filter(|(name, _)| !is_users(name)).collect();
     let record: Vec<String> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
     if !record.is_empty() || earlier.is_some() {
-        set.push((RECORD_NAME.to_owned(), record.join(":")));
+        set.push((RECORD_VARIABLE.to_owned(), record.join(":")));
     }
     set
 }
@@ -259,7 +274,7 @@ mod tests {
             let expected = if unit == SizeUnit::Cores { "4" } else { "8" };
             assert_eq!(set[name], expected, "{name}");
         }
-        assert!(set[RECORD_NAME].starts_with("OMP_NUM_THREADS=4:MKL_NUM_THREADS=4:"), "{set:?}");
+        assert!(set[RECORD_VARIABLE].starts_with("OMP_NUM_THREADS=4:MKL_NUM_THREADS=4:"), "{set:?}");
     }
 
     #[test]
@@ -269,7 +284,7 @@ mod tests {
                 let set = environment_of(FOUR_CORES, &[(name, value)]);
                 assert!(!set.contains_key(name), "{name}={value}");
                 assert_eq!(set.len(), DEFAULTS.len(), "the others are set");
-                assert!(!set[RECORD_NAME].contains(name), "{set:?}");
+                assert!(!set[RECORD_VARIABLE].contains(name), "{set:?}");
             }
         }
     }
@@ -287,14 +302,14 @@ mod tests {
         }
         let set = environment_of(inner, &inherited);
         assert!(!set.contains_key("OMP_NUM_THREADS"), "{set:?}");
-        assert!(!set[RECORD_NAME].contains("OMP_NUM_THREADS"), "{set:?}");
+        assert!(!set[RECORD_VARIABLE].contains("OMP_NUM_THREADS"), "{set:?}");
         assert_eq!(set["GOMAXPROCS"], "2");
     }
 
     #[test]
     fn an_inherited_record_is_replaced_also_if_nothing_is_set() {
-        let get = |name: &str| (name == RECORD_NAME).then(|| "OMP_NUM_THREADS=4".to_owned());
-        assert_eq!(size_environment(&[], FOUR_CORES, get), [(RECORD_NAME.to_owned(), String::new())]);
+        let get = |name: &str| (name == RECORD_VARIABLE).then(|| "OMP_NUM_THREADS=4".to_owned());
+        assert_eq!(size_environment(&[], FOUR_CORES, get), [(RECORD_VARIABLE.to_owned(), String::new())]);
         assert!(size_environment(&[], FOUR_CORES, |_| None).is_empty());
     }
 

@@ -63,7 +63,7 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     }
     // The report is for the epilog that releases the job.
     usage::report_ended(draft, &job);
-    let grant = job.grant_by(GrantedBy::Scheduler).cloned();
+    let grant = job.grant_chosen_by(GrantedBy::Scheduler).cloned();
     let cpus = if grant.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
     report_released(draft, id, why, &cpus);
     keep_released_masks(draft, id);
@@ -149,7 +149,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.
     let has_all = machine.is_subset(&cpus)
         || cpuset.is_some_and(|cpuset| draft.state.pool.online_cpus().is_subset(&cpuset.cpus));
-    let is_known = job.grant_by(GrantedBy::Scheduler).is_some_and(|grant| grant.cpus == cpus);
+    let is_known = job.grant_chosen_by(GrantedBy::Scheduler).is_some_and(|grant| grant.cpus == cpus);
     (!is_ours && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
 }
 
@@ -157,7 +157,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
 /// other cores or wait.
 fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
     let loses = |job: &&Job| {
-        let grant = job.grant_by(GrantedBy::Warden).filter(|_| job.id != *winner);
+        let grant = job.grant_chosen_by(GrantedBy::Warden).filter(|_| job.id != *winner);
         grant.is_some_and(|grant| !grant.is_shared && grant.cpus.intersects(cpus))
     };
     let holders = cpus.iter().filter_map(|pu| draft.state.pool.holder(pu)?.job());
@@ -219,7 +219,7 @@ pub(crate) fn find_offer(
         Err(Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. })
             if policy.exhaustion_policy == ExhaustionPolicy::Share =>
         {
-            let mut others = state.jobs.grant_counts().clone();
+            let mut others = state.jobs.grants_per_pu().clone();
             state.grant_of(id).into_iter().for_each(|own| others.remove(&own.cpus));
             allocate_shared(id, request, &state.pool, &others, &state.topology, policy)
                 .map(|offer| (offer, true))

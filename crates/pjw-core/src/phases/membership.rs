@@ -133,7 +133,7 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
     let may_inherit = known.is_new && process.uid != Uid::ROOT && is_orphan_of_unknown_descent(state, known);
     let mask = process.first_thread_mask.as_ref().filter(|mask| may_inherit && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
-        let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.is_shared);
+        let grant = job.grant_chosen_by(GrantedBy::Warden).filter(|grant| !grant.is_shared);
         let is_older = |member: &Member| member.id.start <= process.id.start;
         grant.is_some_and(|grant| {
             mask.is_subset(&grant.cpus) && !state.pool.online_cpus().is_subset(&grant.cpus)

@@ -29,9 +29,9 @@ pub struct HotThread {
     pub pinned_pu: Option<Pu>,
 }
 
-/// Chooses a PU for each hot thread (a thread that runs or waits for a PU most of the time) whose mask is the
-/// whole grant. `grant` is the set of PUs that the job holds. The hot threads are spread over the PUs of the
-/// grant as evenly as possible. A hot thread with a smaller mask is not pinned, but counts as a thread on one
+/// Chooses a PU for each hot thread of a job. A thread is hot if it runs or waits for a PU most of the time.
+/// `grant` is the set of PUs that the job holds. The hot threads are spread over these PUs as evenly as
+/// possible. A hot thread whose mask has only a part of the grant is not pinned, but counts as a thread on one
 /// PU of its mask.
 ///
 /// Returns the chosen PUs by thread. A thread that is not in the result is not to be pinned. The result is

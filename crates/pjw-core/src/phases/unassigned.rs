@@ -63,9 +63,9 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.of_owner(user).filter(|job| !job.was_released).map(|job| &job.id)
 }
 
-/// Returns, for each person that owns a job on this machine, the pids of the person's processes that belong
-/// to no job. The set of pids is empty if the person has no such processes. A person is a user whose id is
-/// at least `first_person_uid` of the policy. Processes of pjw's own programs are not included.
+/// Returns the pids of the processes that belong to no job, for each person who owns a job on this machine. A
+/// person is a user whose user id is at least `first_person_uid` of the policy. A person without such processes
+/// has an empty set. Processes of pjw's own programs are not included.
 #[must_use]
 pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);
@@ -167,7 +167,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 
 /// The online PUs that no job holds.
 fn outside(state: &WardenState) -> CpuSet {
-    state.pool.online_cpus().difference(&state.jobs.grant_counts().cpus())
+    state.pool.online_cpus().difference(&state.jobs.grants_per_pu().cpus())
 }
 
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.

@@ -86,7 +86,7 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
                 .flat_map(|member| member.threads.values())
                 .filter_map(|thread| thread.mask_entry.as_ref());
             let mut requests = entries.flat_map(MaskEntry::last_request_candidates);
-            let is_granted = job.grant_by(GrantedBy::Warden).is_some_and(|grant| grant.cpus == *mask);
+            let is_granted = job.grant_chosen_by(GrantedBy::Warden).is_some_and(|grant| grant.cpus == *mask);
             members().next().is_some()
                 && (is_granted
                     || requests.any(|request| request.writer == MaskWriter::Warden && request.mask == *mask))

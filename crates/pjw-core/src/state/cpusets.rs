@@ -19,8 +19,8 @@ const MAX_TRIES: u32 = 4;
 /// processes that were in the cpuset.
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
-/// A job's cpuset that pjw manages: pjw created or changed the cpuset, or is about to do so. Contains the
-/// facts that pjw needs in order to remove the cpuset later.
+/// A job's cpuset that pjw manages: pjw created or changed this cpuset, or is about to create or change it. Has
+/// the facts that pjw needs in order to remove the cpuset later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
     /// The job, the path of the cgroup, and the settings of the cpuset.
@@ -274,9 +274,9 @@ impl CpusetRegistry {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether a step of the removal of the cpuset at the cgroup path `path` was refused since the last scan
-    /// of all processes. pjw first gives the cpuset all PUs, and later removes the cgroup. A refused step is
-    /// repeated only after the next scan of all processes.
+    /// Whether the kernel or systemd refused to remove the cpuset at the cgroup path `path`, since the last
+    /// scan of all processes. pjw first gives such a cpuset all PUs, and then removes its cgroup. A refusal of
+    /// either step counts. pjw tries again only after the next scan of all processes.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)

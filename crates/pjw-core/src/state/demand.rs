@@ -48,12 +48,11 @@ impl Demand {
         self.last.map_or(0, |last| last.waited_ns)
     }
 
-    /// Returns the demand after one more reading of the thread's CPU time. The first case that applies
-    /// decides:
+    /// Returns the demand after one more reading of the thread's CPU time. The first case that applies decides:
     ///
     /// - At the first reading, the demand does not change.
-    /// - If `run_ns` plus `wait_ns` is less than at the last reading, the tid was reused by another thread.
-    ///   The demand becomes 0.
+    /// - If `run_ns` plus `wait_ns` is less than at the last reading, another thread now has the thread id. The
+    ///   demand becomes 0.
     /// - At a reading less than 100 ms after the last reading, the demand does not change, and the reading is
     ///   not stored.
     /// - Otherwise, the result is the weighted mean of two values: the earlier demand, and the share of the
@@ -63,10 +62,10 @@ impl Demand {
     ///
     /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its
     ///   start, in ns.
-    /// - `at` is the time of the reading, in ns since boot.
-    /// - `idle_until` is the last time at which pjw found the process of the thread idle without reading the
-    ///   thread. The demand at this time is 0, and this time replaces the time of the last reading. `None` if
-    ///   pjw did not find the process idle since the last reading.
+    /// - `read_at` is the time of the reading, in ns since boot.
+    /// - `idle_until` is the last time at which pjw found the whole process idle, without reading the thread.
+    ///   The demand at this time is 0, and this time replaces the time of the last reading. `None` if pjw did
+    ///   not find the process idle since the last reading.
     /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy)
     ///   or is no longer hot.
     #[must_use]
@@ -74,22 +73,22 @@ impl Demand {
         self,
         run_ns: u64,
         wait_ns: u64,
-        at: Nanos,
+        read_at: Nanos,
         idle_until: Option<Nanos>,
         policy: &Policy,
     ) -> Self {
-        let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), waited_ns: wait_ns, at };
+        let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), waited_ns: wait_ns, at: read_at };
         let Some(last) = self.last else { return Self { last: Some(reading), ..self } };
-        if let Some(quiet) = idle_until.filter(|quiet| last.at < *quiet && *quiet < at) {
+        if let Some(quiet) = idle_until.filter(|quiet| last.at < *quiet && *quiet < read_at) {
             // The thread had no demand until then, although its totals were not read.
             let last = Some(Reading { at: quiet, ..last });
             let idle = Self { permille: 0, waiting_permille: 0, is_hot: false, last };
-            return idle.with_reading(run_ns, wait_ns, at, None, policy);
+            return idle.with_reading(run_ns, wait_ns, read_at, None, policy);
         }
         if reading.wanted_ns < last.wanted_ns {
             return Self { last: Some(reading), ..Self::default() };
         }
-        let passed = at.0.saturating_sub(last.at.0);
+        let passed = read_at.0.saturating_sub(last.at.0);
         if passed < MIN_INTERVAL_NS {
             return self;
         }

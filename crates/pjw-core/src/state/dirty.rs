@@ -8,17 +8,16 @@
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
-/// The jobs and processes that changed, so that the next cycle of the daemon must decide about their affinity
-/// masks and cpusets again. (A cycle is a scan, a decision and the decided changes.) For all other jobs and
-/// processes, the earlier decision is still valid.
+/// The jobs and processes that changed since the last decision of the daemon. The next decision must plan their
+/// affinity masks and cpusets again. For all other jobs and processes, the earlier decision is still valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirtySet {
     everything: bool,
     jobs: BTreeMap<JobId, DirtyScope>,
 }
 
-/// The part of a changed job that the next decision of the daemon is about: all processes of the job, or only
-/// some. The decision plans the affinity masks of these processes.
+/// The processes of a changed job whose affinity masks the next decision of the daemon plans: all processes of
+/// the job, or only some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyScope {
     /// All processes of the job.
@@ -33,7 +32,8 @@ pub enum DirtyScope {
 }
 
 impl DirtySet {
-    /// Makes a set of all jobs and processes: the next decision of the daemon is about all of them.
+    /// Makes a set that contains all jobs and processes. The next decision of the daemon then plans the masks
+    /// and cpusets of all of them.
     #[must_use]
     pub fn everything() -> Self {
         Self { everything: true, jobs: BTreeMap::new() }
@@ -45,8 +45,9 @@ impl DirtySet {
         self.everything
     }
 
-    /// Iterates over the jobs that were added to the set one by one, each with its processes in the set. If
-    /// [`DirtySet::contains_everything`] is true, the set also contains every other job.
+    /// Iterates over the jobs that were added to the set one by one. Each item is a job and the processes of
+    /// this job that are in the set. If [`DirtySet::contains_everything`] is true, the set also contains every
+    /// other job.
     pub fn dirty_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
         self.jobs.iter()
     }
@@ -95,9 +96,9 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether this scope is [`DirtyScope::Whole`] or lists the pid `pid`. The next decision of the
-    /// daemon is then about all threads of the process. If false, the decision may still be about the
-    /// process, if the process is active: see [`DirtyScope::Processes`].
+    /// Returns whether the next decision of the daemon plans the masks of all threads of the process `pid`.
+    /// True if this scope is [`DirtyScope::Whole`], or if it lists the pid. If false, the decision may still
+    /// plan the masks of an active process: see [`DirtyScope::Processes`].
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

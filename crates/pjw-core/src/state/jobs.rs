@@ -109,8 +109,9 @@ impl Jobs {
         self.change_count
     }
 
-    /// Returns the number of times that a job was read since the last call of this method, and resets the
-    /// number to 0. Only tests call this method, to check that the daemon reads few jobs for each decision.
+    /// Returns the number of times that a job was read from this collection since the last call of this method,
+    /// and sets the number to 0. Only tests call this method. They check that each decision of the daemon reads
+    /// few jobs.
     pub fn take_read_count(&self) -> usize {
         self.traces.visits.take()
     }
@@ -238,8 +239,8 @@ impl Jobs {
         self.borrowers.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs of the class guaranteed, in ascending order of their ids. pjw may lend cores
-    /// that such a job leaves idle.
+    /// Iterates over the jobs of the class guaranteed, in ascending order of their ids. Such a job has cores of
+    /// its own. pjw may lend cores that the job leaves idle.
     pub fn guaranteed_jobs(&self) -> impl Iterator<Item = &Job> {
         self.guaranteed_jobs.iter().filter_map(|id| self.get(id))
     }
@@ -257,15 +258,15 @@ impl Jobs {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs of its grant, unless its
-    /// class is besteffort: it then borrows them.
+    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs that it holds, unless its
+    /// class is besteffort: such a job only borrows PUs.
     #[must_use]
-    pub fn grant_counts(&self) -> &GrantCounts {
+    pub fn grants_per_pu(&self) -> &GrantCounts {
         &self.granted
     }
 
-    /// Returns the PUs of all grants that may overlap with other grants
-    /// ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+    /// Returns the PUs of all shared grants. A grant is the set of PUs that a job holds. A shared grant
+    /// ([`Grant::is_shared`](crate::terms::Grant::is_shared)) may overlap with the grants of other jobs.
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()

@@ -15,14 +15,14 @@ use crate::state::masks::request::MaskRequest;
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum length of each of two lists in [`Lineage`]: the list of forked processes that descend from
-/// processes of jobs, and the list of other forked processes that no scan has read. If a list is full when a
-/// fork event is read, pjw drops the event, and a scan of all processes follows.
-pub const MAX_DESCENDANTS: usize = 65_536;
+/// The maximum number of entries in each of two lists of [`Lineage`]. One list has the forked processes that
+/// descend from processes of jobs. The other list has all other forked processes that no scan has read. If a
+/// list is full, pjw drops the next fork event for this list and then scans all processes.
+pub const MAX_FORK_RECORDS: usize = 65_536;
 
-/// The record of a process that was forked by a process of a job, or by a descendant of such a process. pjw
-/// usually makes the record when it reads the fork event, before a scan has read the process. The record says
-/// to which job the process belongs and which affinity mask the process inherited.
+/// The record of a forked process that descends from a process of a job. The record says to which job the
+/// process belongs, and which affinity mask the process may have inherited. pjw usually makes the record when
+/// it reads the fork event, before a scan has read the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The pid of the nearest ancestor that belonged to a job at the time of the fork, or for which pjw was
@@ -81,8 +81,8 @@ impl Descendant {
     }
 }
 
-/// The forked processes that the kernel's process events reported. The records say which of these processes
-/// descend from processes of jobs, and which processes must be scanned because of an event.
+/// The forked processes that the kernel's process events reported: which of them descend from processes of
+/// jobs, and which of them must be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     /// The processes that descend from a process of a job, by pid.
@@ -105,15 +105,15 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Updates the records of forked processes from the kernel's process events `events`, in the given order.
-    /// Returns true if a fork event was dropped because [`MAX_DESCENDANTS`] was reached. The caller must then
-    /// request a scan of all processes.
+    /// Updates the records of forked processes from the process events `events` of the kernel, in the order of
+    /// the list. Returns true if a fork event was dropped, because a list of [`Lineage`] already has
+    /// [`MAX_FORK_RECORDS`] entries. The caller must then request a scan of all processes.
     ///
-    /// - `tracked` returns the process with the given pid, if pjw sets the affinity masks of this process.
-    ///   The second value is true if the process belongs to a job. It is false if the process has left its
-    ///   job and pjw is restoring its original masks (the masks before pjw changed them). `tracked` returns
-    ///   `None` for any other process.
-    /// - `is_scanned` returns whether a scan has found the process with the given pid.
+    /// - `tracked` returns the process with a pid, if pjw sets the affinity masks of this process. Otherwise it
+    ///   returns `None`. The second value of the pair is true if the process belongs to a job. The value is
+    ///   false if the process has left its job, and pjw is restoring the masks that the process had before pjw
+    ///   changed them.
+    /// - `is_scanned` returns whether a scan has found the process with a pid.
     pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -168,12 +168,12 @@ impl Lineage {
         });
         let of_parent = || Some(Descendant { forked_at: Some(at), ..self.descendants.get(&parent)?.clone() });
         match of_tracked.or_else(of_parent) {
-            Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
+            Some(descendant) if self.descendants.len() < MAX_FORK_RECORDS => {
                 self.descendants.insert(child, descendant);
                 self.unscanned.insert(child);
                 self.scan_queue.forked.insert(child);
             }
-            None if self.scan_queue.unassigned.len() < MAX_DESCENDANTS => {
+            None if self.scan_queue.unassigned.len() < MAX_FORK_RECORDS => {
                 self.scan_queue.unassigned.insert(child, UnscannedProcess { parent, has_threads: false });
             }
             _ => return false,
@@ -207,8 +207,8 @@ impl Lineage {
     }
 
     /// Whether the process `pid` may descend from a process of a job although pjw has no record of this
-    /// descent. True if one of its ancestors was unknown at the time of the fork: no scan had read this
-    /// ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of the
+    /// descent. True if pjw did not know an ancestor of the process at the time of the fork: no scan had read
+    /// this ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of the
     /// process `pid`.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
@@ -233,9 +233,8 @@ impl Lineage {
         self.scan_queue.exited(pid);
     }
 
-    /// Returns the record of the forked process `pid`, if it descends from a process of a job. The record was
-    /// made when its fork event was read. `None` if the process does not descend from a process of a job, or
-    /// if its fork event was not read.
+    /// Returns the record of the process `pid`, if it is a forked process that descends from a process of a
+    /// job. `None` if it does not descend from such a process, or if pjw did not read its fork event.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
@@ -246,8 +245,8 @@ impl Lineage {
         self.descendants.iter().map(|(&pid, descendant)| (pid, descendant))
     }
 
-    /// Iterates over the forked processes that descend from processes of jobs and that no scan has read yet,
-    /// with their pids.
+    /// Iterates over the forked processes that descend from processes of jobs and that no scan has read yet.
+    /// Each item is the pid of a process and its record.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
@@ -261,7 +260,7 @@ impl Lineage {
     /// release is settled, its children are descendants: the fork of one may have begun before the restore.
     pub(crate) fn note_restored(&mut self, released: &Member, is_settled: bool) {
         let pid = released.id.pid;
-        if !is_settled && self.descendants.len() < MAX_DESCENDANTS {
+        if !is_settled && self.descendants.len() < MAX_FORK_RECORDS {
             let new = || Descendant::of(released, false, None, Vec::new());
             self.descendants.entry(pid).or_insert_with(new);
         }
@@ -282,7 +281,7 @@ impl Lineage {
     pub(crate) fn note_gone(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
         self.unscanned.remove(&pid);
-        if self.exited.remove(&pid) || self.descendants.len() >= MAX_DESCENDANTS {
+        if self.exited.remove(&pid) || self.descendants.len() >= MAX_FORK_RECORDS {
             return;
         }
         let requests = member.requests().cloned().collect();
@@ -311,9 +310,9 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence that a process belongs to a job because its parent belongs to the job. `evidence`
-/// is the evidence for the parent. The result is [`Evidence::Adopted`] if `evidence` is
-/// [`Evidence::Adopted`], and [`Evidence::Parent`] otherwise.
+/// Returns the evidence that a process belongs to the job of its parent. `evidence` is the evidence that the
+/// parent belongs to this job. The result is [`Evidence::Adopted`] if `evidence` is [`Evidence::Adopted`], and
+/// [`Evidence::Parent`] otherwise.
 #[must_use]
 pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

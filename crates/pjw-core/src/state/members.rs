@@ -122,8 +122,8 @@ impl Member {
     }
 
     /// Iterates over the threads of the process whose original affinity mask (the mask before pjw changed it)
-    /// is in the journal, each with its id and the facts about its mask. pjw restores the original masks when
-    /// the job ends or a command releases it.
+    /// is in the journal. Each item is the id of a thread and the facts about its mask. pjw restores the
+    /// original masks when the job ends or a command releases it.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let entries =
             self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask_entry.as_ref()?)));
@@ -212,23 +212,22 @@ impl Members {
         job_members.filter_map(|pid| self.members.get(pid))
     }
 
-    /// Iterates over the pids of the active processes of a job. A process is active if the demand
-    /// ([`Demand`], the smoothed share of time in which a thread runs or waits for a PU) of at least one of
-    /// its threads is not 0. A process whose threads no scan has read is active too.
+    /// Iterates over the pids of the active processes of a job. A process is active if at least one of its
+    /// threads has a [`Demand`] greater than 0: the thread recently ran or waited for a PU. A process whose
+    /// threads no scan has read is active too.
     pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// Iterates over the pids of the active processes of all jobs. A process is active if the demand
-    /// ([`Demand`], the smoothed share of time in which a thread runs or waits for a PU) of at least one of
-    /// its threads is not 0. A process whose threads no scan has read is active too.
+    /// Iterates over the pids of the active processes of all jobs. A process is active if at least one of its
+    /// threads has a [`Demand`] greater than 0: the thread recently ran or waited for a PU. A process whose
+    /// threads no scan has read is active too.
     pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.active.iter().copied()
     }
 
-    /// Iterates over the idle processes of a job. A process is idle if the demand ([`Demand`], the smoothed
-    /// share of time in which a thread runs or waits for a PU) of each of its threads is 0. A process whose
-    /// threads no scan has read is not idle.
+    /// Iterates over the idle processes of a job. A process is idle if all its threads have a [`Demand`] of 0:
+    /// no thread recently ran or waited for a PU. A process whose threads no scan has read is not idle.
     pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
@@ -247,8 +246,8 @@ impl Members {
         Some(members.filter(|member| member.job == *job).collect())
     }
 
-    /// Adds the process `member` to the job `member.job`. If a process with the same pid already belongs to a
-    /// job, it is removed and returned. Otherwise returns `None`.
+    /// Adds the process `member` to the job `member.job`. If another process with the same pid belongs to a
+    /// job, removes and returns this other process. Otherwise returns `None`.
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);
@@ -295,8 +294,8 @@ impl Members {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
-    /// Replaces the recorded threads of the process with the pid `pid` by `threads`, as a scan read them. Has
-    /// no effect if the process belongs to no job.
+    /// Replaces the recorded threads of the process `pid` by `threads`, as a scan read them. Has no effect if
+    /// the process belongs to no job.
     pub fn replace_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let before = self.busy_threads.remove(&pid);
         if !self.members.contains_key(&pid) {
@@ -355,13 +354,12 @@ impl Members {
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the ids of the busy threads of the process `pid`, if the process has many threads and few of
-    /// them are busy. Some scans then read only the busy threads. A thread is busy if its smoothed CPU demand
-    /// is not 0. Returns `None` in each of these cases:
+    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if it recently ran or waited
+    /// for a PU (its [`Demand`] is not 0). Some scans of a process with many threads read only these threads.
+    /// Returns `None` in each of these cases, in which a scan must read all threads:
     ///
-    /// - The process belongs to no job.
-    /// - It has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads.
-    /// - None of its threads is busy, or more than one in 16 was at the last reading of all threads.
+    /// - The process has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads, or belongs to no job.
+    /// - At the last reading of all threads, no thread or more than one thread in 16 was busy.
     #[must_use]
     pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
         self.busy_threads.get(&pid).map(|busy| &busy.tids)

@@ -168,11 +168,11 @@ impl PuPool {
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Makes the job borrow the PUs `cpus` and no other PUs. If another job already borrows a PU in `cpus`,
-    /// that job keeps the PU. Returns the PUs that other jobs keep.
+    /// Makes the job borrow the PUs `cpus` and no other PUs. A PU in `cpus` that another job already borrows
+    /// stays with this other job. Returns these PUs, which the job did not get.
     ///
-    /// A job of the class besteffort borrows PUs that are free or that another job leaves idle. The holders
-    /// of the PUs do not change, and offers of the allocator ([`Offer`]) stay valid.
+    /// A job of the class besteffort borrows PUs that are free or that another job leaves idle. The holders of
+    /// the PUs do not change, and offers of the allocator ([`Offer`]) stay valid.
     pub fn set_borrowed(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         self.borrowers.retain(|_, borrower| borrower != job);
         let mut taken = CpuSet::new();
@@ -203,12 +203,11 @@ impl PuPool {
     }
 
     /// Grants the PUs of `offer` to `job`, and frees all other PUs of `job`. The allocator must have made the
-    /// offer for `job`. A job of the class besteffort may be borrowing a PU of the offer that `job` did not
-    /// hold before. This borrowing ends.
+    /// offer for `job`. If another job borrows a PU that `job` did not hold before, this borrowing ends.
     ///
     /// # Errors
-    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by
-    /// `job`. The pool is then unchanged.
+    /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer.
+    /// The pool is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
         if offer.pool_change_count != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
@@ -220,11 +219,11 @@ impl PuPool {
     }
 
     /// Grants to the job those PUs of `cpus` that are free or that the job already holds. Frees all other PUs
-    /// of the job. Returns the PUs of `cpus` that were not granted: another job holds them, they are reserved
-    /// for the system, or the machine does not have them.
+    /// of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by another job, is
+    /// reserved for the system, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::commit`], this function needs no [`Offer`] from the allocator. For example, it is
-    /// used for PUs that a batch system chose.
+    /// Unlike [`PuPool::commit`], this function needs no [`Offer`] from the allocator. For example, it is used
+    /// for PUs that a batch system chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
@@ -232,11 +231,11 @@ impl PuPool {
     }
 
     /// Gives the PUs `cpus` back to a job that held these PUs before, such as before a restart of the daemon.
-    /// Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted, because another job
-    /// holds them or the machine does not have them.
+    /// Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by
+    /// another job, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system).
-    /// Such a PU becomes a housekeeping PU again when the job releases it.
+    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system). Such
+    /// a PU becomes a housekeeping PU again when the job releases it.
     pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -246,10 +245,10 @@ impl PuPool {
         elsewhere
     }
 
-    /// Sets the housekeeping PUs, which are reserved for the system. Free PUs in `housekeeping` become
-    /// housekeeping PUs at once. A PU in `housekeeping` that a job holds becomes one when the job releases
-    /// it. A housekeeping PU that is not in `housekeeping` becomes free. All earlier offers of the allocator
-    /// ([`Offer`]) become invalid.
+    /// Sets the housekeeping PUs, which are reserved for the system. A free PU in `housekeeping` becomes a
+    /// housekeeping PU at once. A PU in `housekeeping` that a job holds becomes a housekeeping PU when the job
+    /// releases it. A housekeeping PU that is not in `housekeeping` becomes free. All earlier offers of the
+    /// allocator ([`Offer`]) become invalid.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -262,9 +261,9 @@ impl PuPool {
         self.version += 1;
     }
 
-    /// Takes all PUs from the job, and returns the PUs that it held. A PU that was reserved for the system
-    /// while the job held it becomes a housekeeping PU. All other PUs become free. PUs that the job borrowed
-    /// are no longer borrowed. Returns the empty set if the job held no PUs.
+    /// Takes all PUs from the job, and returns the PUs that the job held. A PU that was reserved for the system
+    /// while the job held it becomes a housekeeping PU. All other PUs become free. The job also loses all PUs
+    /// that it borrowed. Returns the empty set if the job held no PUs.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         self.set_borrowed(job, &CpuSet::new());
         let held = self.pus_of(job);

@@ -9,9 +9,8 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobProcessScope, Process};
 
-/// A process of the machine. The facts about the process are from the last scan that read it, except two: the
-/// time at which a scan first read the process, and the last change of its cgroup. The threads of the process
-/// are not included.
+/// A process of the machine, without its threads. Most facts are from the last scan that read the process.
+/// Earlier scans gave the time at which the process was first read and the last change of its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The process, as the last scan that read it found it. The fields `attributes`, `job_marks` and
@@ -119,9 +118,8 @@ impl Processes {
         self.children.get(&pid).into_iter().flatten().copied()
     }
 
-    /// Returns the pids in `pids` and the pids of all descendants of these processes. If the parent of a
-    /// process has ended, the process counts as a child of the process that adopted it (process 1 or a
-    /// subreaper).
+    /// Returns the pids in `pids`, and the pids of all descendants of these processes. A process whose parent
+    /// has ended counts as a child of the process that adopted it (process 1 or a subreaper).
     #[must_use]
     pub fn with_descendants(&self, pids: impl IntoIterator<Item = Pid>) -> BTreeSet<Pid> {
         let mut found = BTreeSet::new();

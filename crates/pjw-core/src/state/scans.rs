@@ -64,25 +64,24 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the machine. The scan reads the threads of the active
-    /// processes of jobs and of the processes in [`WardenState::processes_to_restore`]. A process is active if its
-    /// threads used CPU time recently, and idle otherwise. Of an idle process of a job, the scan reads the threads only
-    /// in these cases:
+    /// Returns the request for a scan of every process of the machine. The scan reads the threads of each
+    /// active process of a job, and of each process in [`WardenState::processes_to_restore`]. A process is
+    /// active if its threads used CPU time recently, and idle otherwise. The scan reads the threads of an idle
+    /// process of a job only in each of these cases:
     ///
-    /// - The scan finds that the process has used CPU time since the last check, or the process was never checked.
-    /// - The process is kept on the PUs of its job by affinity masks alone, without a cpuset, and the mask of one of
-    ///   its threads contains a PU that is not the job's.
+    /// - The process has used CPU time since the last check, or was never checked.
+    /// - Only affinity masks keep the process on the PUs of its job, and one of these masks contains another
+    ///   PU.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
     /// Returns the request for the periodic scan (config key `rescan_interval`), which also reads processes
-    /// that belong to no job. At least one periodic scan in eight reads every process (scope `Full`). The
-    /// other periodic scans read only the processes that may have changed (scope `Partial`). If the scope is
-    /// partial, the caller must add to it the processes that were forked since the last periodic scan. The
-    /// function counts the partial requests that it returns. It must therefore be called exactly once per
-    /// periodic scan.
+    /// that belong to no job. At least one periodic scan in eight reads every process (scope `Full`). The other
+    /// periodic scans read only the processes that may have changed (scope `Partial`). To a partial scope, the
+    /// caller must add the processes that were forked since the last periodic scan. The caller must call this
+    /// function exactly once per periodic scan, because the function counts its calls.
     pub fn periodic_scan_request(&mut self) -> ScanRequest {
         if self.periodic_scans_until_full == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_scan_request();
@@ -136,9 +135,9 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of all processes whose affinity masks pjw sets. These are the processes that belong
-    /// to a job, and the processes in [`WardenState::processes_to_restore`]. The latter belong to no job any
-    /// longer: pjw restores the masks that they had before pjw changed them.
+    /// Returns the pids of all processes whose affinity masks pjw sets: the processes that belong to a job, and
+    /// the processes in [`WardenState::processes_to_restore`]. A process of the second kind has left its job,
+    /// and pjw is restoring the masks that the process had before pjw changed them.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.processes_to_restore.keys()).copied().collect()

@@ -213,8 +213,8 @@ impl WardenState {
     /// - No scan has read the thread or its mask, or the job holds no PUs.
     /// - The effective mask of the thread is not a single PU.
     /// - pjw did not request this mask.
-    /// - The program had bound the thread to one PU. pjw then restricted the thread to this PU, or to the PU
-    ///   of the job that takes its place. This is a binding by the program, not a pin by pjw.
+    /// - The program had itself bound the thread to one PU. pjw then only keeps this binding, or moves it to a
+    ///   PU of the job.
     #[must_use]
     pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
@@ -249,9 +249,9 @@ impl WardenState {
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
-    /// Iterates over those threads for which the journal contains the original affinity mask (the mask before
-    /// pjw changed it), each with the facts about its mask. pjw restores this mask when the job of the thread
-    /// ends or is released. Includes threads that were not scanned since a restart of the daemon.
+    /// Iterates over the threads whose original affinity mask (the mask before pjw changed it) is in the
+    /// journal. Each item is a thread and the facts about its mask. pjw restores this mask when the job of the
+    /// thread ends or is released. Includes threads that were not scanned since a restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.processes_to_restore.values());
         let unread = self.masks_from_journal.iter().map(|(&thread, entry)| (thread, entry));
@@ -294,7 +294,7 @@ impl WardenState {
 
     /// Updates the records of forked processes (the field `lineage`) from the kernel's process events
     /// `events`, in the given order. Returns true if a fork event was dropped, because the number of records
-    /// has reached [`MAX_DESCENDANTS`](crate::state::lineage::MAX_DESCENDANTS). The caller must then request
+    /// has reached [`MAX_FORK_RECORDS`](crate::state::lineage::MAX_FORK_RECORDS). The caller must then request
     /// a full scan.
     pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
         let tracked = |pid| tracked_in(&self.members, &self.processes_to_restore, pid);
@@ -369,20 +369,19 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, while the fork(2)
-    /// that creates the thread may not have been complete. Must be called after
-    /// [`WardenState::record_mask_applied`]. At the end of fork(2), the kernel may give the thread the mask
-    /// of its parent again. Until the next scan, pjw does not know which of the two masks the thread has.
+    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the fork(2)
+    /// that creates the thread may not have ended yet. At its end, fork(2) may give the thread the mask of its
+    /// parent again. Until the next scan, pjw then does not know which of the two masks the thread has. Must be
+    /// called after [`WardenState::record_mask_applied`].
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.add_inherited_requests_again();
         }
     }
 
-    /// Records that the kernel refused to give a thread its original mask (the mask before pjw changed it)
-    /// back, as planned in `action`. The kernel refuses this mask if it has no PU in common with the cpuset
-    /// of the thread. pjw then does not try again until the thread's mask, its cpuset or the online PUs
-    /// change.
+    /// Records that the kernel refused to restore the original mask of a thread (the mask before pjw changed
+    /// it), as planned in `action`. The kernel refuses a mask that has no PU in common with the cpuset of the
+    /// thread. pjw tries again only when the thread's mask, its cpuset or the online PUs change.
     pub fn record_restore_refused(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
@@ -391,8 +390,8 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw did not attempt the mask change `action`: the thread still has the mask that it had
-    /// before.
+    /// Records that pjw did not make the planned mask change `action`: the thread still has the mask that it
+    /// had before.
     pub fn record_mask_not_attempted(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_intended_request(&action.requested_mask);

@@ -39,10 +39,11 @@ pub struct CpusetSupport {
     pub can_freeze: bool,
 }
 
-/// Whether pjw can run a job at idle priority, by the file `cpu.idle` of a cgroup.
+/// Whether pjw can run a job at idle priority (the file `cpu.idle` of a cgroup). The job then gets only CPU
+/// time that no process at normal priority uses.
 ///
-/// The kernel compares the priorities of cgroups with the same parent only. So this cgroup must lie directly
-/// below the root of the hierarchy that has the cpu controller.
+/// The kernel compares the priority of a cgroup only with cgroups that have the same parent. So a cgroup at
+/// idle priority must lie directly below the root of the hierarchy that has the cpu controller.
 ///
 /// The scheduling policy `SCHED_IDLE` is no alternative. A thread with this policy gives way only to other
 /// threads of its own cgroup. Its cgroup still competes with other cgroups at normal priority.
@@ -92,8 +93,8 @@ impl Default for CpusetSupport {
     }
 }
 
-/// The creator of a job's cgroup: the batch system, systemd or pjw. If systemd created the cgroup, pjw sets
-/// its PUs and removes it by D-Bus calls to systemd. Otherwise, pjw writes to the files of the cgroup. pjw
+/// The creator of a job's cgroup: a batch system, systemd or pjw. If systemd created the cgroup, pjw changes
+/// and removes the cgroup by D-Bus calls to systemd. Otherwise, pjw writes to the files of the cgroup. pjw
 /// never removes a cgroup that a batch system created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -160,10 +161,11 @@ pub struct JobCpuset {
 }
 
 /// A cgroup of a job that an earlier run of the daemon created and that still exists when the daemon starts.
-/// The daemon recognises the cgroup by its path. Usually the journal has a record of the cgroup. If not:
+/// The daemon recognises the cgroup by its path. If the journal has no record of the cgroup, the daemon
+/// decides:
 ///
-/// - If the cgroup contains processes, its job gets the PUs of the cpuset again, unless another job holds
-///   some of these PUs.
+/// - If the cgroup contains processes, its job gets the PUs of the cpuset again, unless another job holds some
+///   of these PUs.
 /// - Otherwise, the daemon removes the limits of the cpuset and then the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
@@ -219,8 +221,8 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the process to move, if this action moves one process into or out of a cpuset. `None` for
-    /// every other action.
+    /// Returns the process that this action moves into or out of a cpuset. `None` if the action is another
+    /// change, such as the creation of a cpuset.
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
         match &self.change {
@@ -278,8 +280,8 @@ pub enum CpusetChange {
     },
 }
 
-/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). `Done` means that the change
-/// was made. With `Gone` and `Refused`, it was not made. With `Delayed`, it continues in the background.
+/// The outcome of a [`CpusetAction`] (a change of a job's cpuset). `Done` means that the change was made.
+/// `Gone` and `Refused` mean that it was not made. `Delayed` means that the change continues in the background.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.

@@ -73,8 +73,8 @@ pub struct JobId {
 }
 
 /// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`, or only
-/// `NAME` for a job that a user created. If the text does not begin with a known source and a colon, the
-/// whole text is checked as `NAME`. A text that passes this check and contains a colon is still invalid: see
+/// `NAME` for a job that a user created. If the text does not begin with a known source and a colon, the whole
+/// text is checked as a `NAME`. If no error is found, but the text contains a colon, the error is
 /// [`JobIdError::UnknownSource`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum JobIdError {
@@ -130,16 +130,15 @@ impl JobId {
         }
     }
 
-    /// Returns the system that started the job, such as Slurm. It is the part of the job id before the first
-    /// colon.
+    /// Returns the system that started the job, such as Slurm. A job id begins with the name of this system.
     #[must_use]
     pub fn source(&self) -> JobSource {
         self.source
     }
 
-    /// Returns the part of the job id after the first colon: `7` for `slurm:7`. It is the id that the batch
-    /// system gave to the job, and not the label that Slurm calls job name. For a job that a user created, it
-    /// is the name that the user chose.
+    /// Returns the part of the job id after the first colon: `7` for `slurm:7`. This is the id that the batch
+    /// system gave to the job, and not the label that Slurm calls job name. For a job that a user created, this
+    /// part is the name that the user chose.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -236,9 +235,9 @@ impl CpuRequest {
         }
     }
 
-    /// Returns the number of cores that this request needs on the machine with the given topology. For a
-    /// number of PUs, the result may be too high if the cores of the machine have different numbers of PUs:
-    /// the request may then fit on fewer cores.
+    /// Returns the number of cores that this request needs on the machine with this topology. The result may be
+    /// too high for a request for PUs if the cores of the machine have different numbers of PUs. Each core then
+    /// counts as if it had as few PUs as the smallest core.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
         match self {
@@ -275,12 +274,12 @@ pub struct JobRequest {
 }
 
 impl JobRequest {
-    /// Makes a request for `n` whole cores that are close together. The priority class is normal, and no
-    /// further property is requested.
+    /// Makes a request for `core_count` whole cores that are close together. The priority class is normal, and
+    /// no further property is requested.
     #[must_use]
-    pub fn of_cores(n: u32) -> Self {
+    pub fn of_cores(core_count: u32) -> Self {
         Self {
-            cpu_request: CpuRequest::Cores(n),
+            cpu_request: CpuRequest::Cores(core_count),
             placement: Placement::Pack,
             class: PriorityClass::Normal,
             near_device: None,
@@ -360,8 +359,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes a job without a request and without PUs. `detected_at` is the UTC time at which pjw detected or
-    /// created the job.
+    /// Makes a job without a request and without PUs. `owner` is the user id of the owner, and `end_condition`
+    /// says when the job ends. `detected_at` is the UTC time at which pjw detected or created the job.
     #[must_use]
     pub fn new(id: JobId, owner: Uid, end_condition: EndCondition, detected_at: UnixMillis) -> Self {
         Self {
@@ -382,17 +381,17 @@ impl Job {
     }
 
     /// Returns the grant of the job: the PUs to which pjw restricts the threads of the job. `None` if the job
-    /// has no grant.
+    /// has no grant, or if a command released the job.
     ///
-    /// Also `None` if a command released the job while its batch system still runs the job. The job may then
-    /// still hold the PUs that the batch system chose, but pjw does not restrict its threads.
+    /// A batch system may still run a released job. The job then still holds the PUs that the batch system
+    /// chose, but pjw does not restrict the threads of the job.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
         self.grant.as_ref().filter(|_| !self.was_released)
     }
 
-    /// Whether the class of the job is besteffort. Such a job has no cores of its own, and runs on borrowed
-    /// cores: free cores, and cores that other jobs leave idle.
+    /// Whether the priority class of the job is besteffort. Such a job has no cores of its own. It borrows
+    /// cores that are free, and cores that other jobs leave idle.
     #[must_use]
     pub fn is_borrower(&self) -> bool {
         self.has_class(PriorityClass::Besteffort)
@@ -403,25 +402,25 @@ impl Job {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }
 
-    /// Returns the grant of the job if its PUs were chosen by `granted_by` (pjw or the batch system). Returns
-    /// `None` if the job has no grant, or if the PUs were not chosen by `granted_by`.
+    /// Returns the grant of the job: the PUs that the job holds. `None` if the job has no grant, or if
+    /// `granted_by` (pjw or a batch system) did not choose these PUs.
     #[must_use]
-    pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
+    pub fn grant_chosen_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
     }
 
     /// Returns the grant of the job if pjw chose its PUs and the job owns them. Returns `None` for a job that
     /// borrows its PUs.
     pub(crate) fn owned_grant(&self) -> Option<&Grant> {
-        self.grant_by(GrantedBy::Warden).filter(|grant| grant.tenure == Tenure::Owned)
+        self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.tenure == Tenure::Owned)
     }
 
-    /// Returns the upper limit of the number of cores that the job may want (see [`WantedCores`]) on the
-    /// machine with this topology:
+    /// Returns the upper limit of the number of cores that the job can use at present. A user or a program
+    /// tells pjw this number ([`WantedCores`]), and pjw replaces a larger number by this limit. The limit is:
     ///
-    /// - For a job of the class `Besteffort`, the number of cores of the machine.
-    /// - For any other job, the number of cores that the job requested or was granted, whichever is larger. `None`
-    ///   if the job has neither a request nor a grant.
+    /// - For a job of the class besteffort, the number of cores of the machine.
+    /// - For any other job, the number of cores that the job requested or holds, whichever is larger. `None` if
+    ///   the job has no request and holds no cores.
     #[must_use]
     pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
         let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
@@ -433,9 +432,9 @@ impl Job {
         requested.max(granted)
     }
 
-    /// Returns how many cores the job wants at present. It is the number that `pjwctl want` or a program in
-    /// the job last gave, but at most [`Job::max_wanted_cores`]. `None` if no number was given: the job then
-    /// wants the cores of its grant.
+    /// Returns the number of cores that the job can use at present. A user (`pjwctl want`) or a program in the
+    /// job told pjw this number. The result is at most [`Job::max_wanted_cores`]. `None` if pjw was told no
+    /// number: the job can then use all cores that it holds.
     #[must_use]
     pub fn wanted_core_count(&self, topology: &Topology) -> Option<u32> {
         let given = self.wanted_cores?.count;

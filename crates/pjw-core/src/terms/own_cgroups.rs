@@ -34,9 +34,9 @@ impl Default for OwnCgroupNames {
 }
 
 impl OwnCgroupNames {
-    /// Returns the names for a daemon that runs beside another daemon on the same machine. `state_directory`
-    /// is the absolute path of the daemon's state directory, without symbolic links. Each name starts with
-    /// `pjw_` and the 64-bit FNV-1a hash of this path.
+    /// Returns the names for a daemon that runs on the same machine as another daemon. `state_directory` is the
+    /// absolute path of the daemon's state directory, without symbolic links. Each name starts with `pjw_` and
+    /// the 64-bit FNV-1a hash of this path.
     #[must_use]
     pub fn of_additional_daemon(state_directory: &[u8]) -> Self {
         let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -44,9 +44,9 @@ impl OwnCgroupNames {
         Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
     }
 
-    /// Returns the cgroup names of the daemon to which the cgroup at `path` belongs. The first component of
-    /// the path identifies the daemon. Returns `None` if no daemon of pjw uses such a first component. Checks
-    /// only the text: the cgroup need not exist.
+    /// Returns the cgroup names of the daemon to which the cgroup at `path` belongs. The first component of the
+    /// path identifies the daemon. `None` if no daemon of pjw uses this first component. Checks only the text:
+    /// the cgroup need not exist.
     #[must_use]
     pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;
@@ -108,29 +108,36 @@ impl OwnCgroupNames {
         self.path_for_name(&directory_name(job), cgroup_creator, place)
     }
 
-    /// Returns the path that the cgroup of a job would have if the name of the job were `text`, without
-    /// escaping any character. The other parameters are those of [`OwnCgroupNames::job_path`].
+    /// Returns the path of a cgroup with the name `unescaped_name` in the place of a job's cgroup. No character
+    /// of the name is escaped. `cgroup_creator` and `place` have the same meaning as in
+    /// [`OwnCgroupNames::job_path`].
     ///
-    /// The daemon calls this function for the cgroup with which it tests the support for cpusets. The text
-    /// for this cgroup contains a `-`. The path then differs from the path of every job's cgroup, in which a
-    /// `-` is escaped.
+    /// The daemon uses such a cgroup to test the support for cpusets. The name of this cgroup contains a `-`.
+    /// Its path therefore differs from the path of every job's cgroup, in which a `-` is escaped.
     #[must_use]
-    pub fn path_for_name(&self, text: &str, cgroup_creator: CgroupCreator, place: CgroupPlace) -> String {
+    pub fn path_for_name(
+        &self,
+        unescaped_name: &str,
+        cgroup_creator: CgroupCreator,
+        place: CgroupPlace,
+    ) -> String {
         let name = &self.name;
         match (cgroup_creator, place) {
-            (CgroupCreator::Systemd, CgroupPlace::Usual) => format!("/{name}.slice/{name}-{text}.scope"),
-            (CgroupCreator::Systemd, CgroupPlace::Partition) => format!("/{name}-{text}.scope"),
+            (CgroupCreator::Systemd, CgroupPlace::Usual) => {
+                format!("/{name}.slice/{name}-{unescaped_name}.scope")
+            }
+            (CgroupCreator::Systemd, CgroupPlace::Partition) => format!("/{name}-{unescaped_name}.scope"),
             (CgroupCreator::Systemd, CgroupPlace::Besteffort) => {
-                format!("/{name}{BESTEFFORT}.slice/{name}{BESTEFFORT}-{text}.scope")
+                format!("/{name}{BESTEFFORT}.slice/{name}{BESTEFFORT}-{unescaped_name}.scope")
             }
             (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Usual) => {
-                format!("/{name}/{text}")
+                format!("/{name}/{unescaped_name}")
             }
             (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Partition) => {
-                format!("/{name}-{text}")
+                format!("/{name}-{unescaped_name}")
             }
             (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Besteffort) => {
-                format!("/{name}{BESTEFFORT}/{text}")
+                format!("/{name}{BESTEFFORT}/{unescaped_name}")
             }
         }
     }

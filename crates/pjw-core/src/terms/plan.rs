@@ -42,10 +42,10 @@ pub struct MaskAction {
 }
 
 impl MaskAction {
-    /// Makes a planned change of a mask that requests exactly `target_mask` from the kernel. (Other changes
-    /// may request every PU of the machine: see [`MaskAction::requested_mask`].) `current_mask` is the
-    /// effective mask of the thread as the last scan read it. `reason` is the reason for the change, for
-    /// users.
+    /// Makes a planned change of the affinity mask of `thread`, which requests exactly `target_mask` from the
+    /// kernel. `current_mask` is the effective mask of the thread, as the last scan read it. `reason` is the
+    /// reason for the change, for users. Some changes that are made without this function request more PUs than
+    /// `target_mask`: see [`MaskAction::requested_mask`].
     #[must_use]
     pub fn with_exact_request(
         kind: MaskActionKind,

@@ -8,8 +8,8 @@ use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::JobSource;
 use crate::terms::own_cgroups::OwnCgroupNames;
 
-/// The mode of the daemon: whether it makes the changes of affinity masks and cpusets that it has decided, or
-/// only shows them.
+/// The mode of the daemon. The daemon either makes the changes of affinity masks and cpusets that it has
+/// decided, or only shows these changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// The daemon decides which changes it would make, and shows them. It makes no change.
@@ -19,8 +19,8 @@ pub enum Mode {
     Enforce,
 }
 
-/// The treatment of a request for which too few cores are free: the request is refused, it waits, or the job
-/// shares cores with other jobs.
+/// What pjw does with a request for which too few cores are free. It refuses the request, lets the request
+/// wait, or gives the job cores that other jobs hold too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ExhaustionPolicy {
     /// The request is refused.
@@ -33,8 +33,8 @@ pub enum ExhaustionPolicy {
     Wait,
 }
 
-/// The treatment of hot threads in a job that has more hot threads than PUs. A thread is hot if it runs or
-/// waits for a PU most of the time. pjw either pins each hot thread to one PU, or pins no hot thread.
+/// What pjw does with hot threads if a job has more hot threads than PUs. A thread is hot if it runs or waits
+/// for a PU most of the time. pjw either pins each hot thread to one PU, or pins no hot thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OversubscriptionPolicy {
     /// Hot threads are pinned evenly: the numbers of hot threads on two PUs differ by at most one.
@@ -44,9 +44,9 @@ pub enum OversubscriptionPolicy {
     Float,
 }
 
-/// The treatment of the affinity masks that programs request for their own threads inside the cores of their
-/// job (bindings): pjw keeps them, lifts those that do harm, or lifts all of them. With any setting, a thread
-/// outside the cores of its job is moved inside.
+/// What pjw does with bindings. A binding is an affinity mask that a program requested for one of its threads,
+/// inside the cores of its job. pjw keeps all bindings, lifts the bindings that do harm, or lifts all bindings.
+/// In each case, pjw moves a thread that runs outside the cores of its job back inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BindingPolicy {
     /// Every binding inside the cores of the job is kept.
@@ -93,8 +93,9 @@ impl Default for LendingPolicy {
     }
 }
 
-/// The treatment of a job of the class besteffort while it can borrow no core: no core is free, and no other
-/// job leaves a core idle. The job runs on PUs that are reserved for the system, or its processes are frozen.
+/// What pjw does with a job of the class besteffort that can borrow no core at present. Such a job has no cores
+/// of its own, no core is free, and no other job leaves a core idle. The job runs on PUs that are reserved for
+/// the system, or its processes are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StarvedPolicy {
     /// The job runs on the housekeeping PUs, at idle priority. If the machine has no housekeeping PUs, the

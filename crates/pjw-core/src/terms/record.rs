@@ -49,9 +49,9 @@ pub enum CpusetRecord {
     },
 }
 
-/// The content of a journal record about a process and a job. [`Record::Joined`] says that the process
-/// belongs to the job, [`Record::Left`] that it does not. Some of the facts are recorded because a restarted
-/// daemon could not read them again.
+/// The content of two journal records. [`Record::Joined`] says that a process belongs to a job.
+/// [`Record::Left`] says that the process no longer belongs to the job. The content includes facts about the
+/// process that a restarted daemon could not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// The process that belongs or belonged to the job.
@@ -70,12 +70,12 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that the threads of a job had from pjw at the release of the job, that is, when the job
-/// ended or a command released it.
+/// The affinity masks that pjw had set for the threads of a job when the job was released. A job is released
+/// when it ends or when a command releases it.
 ///
-/// pjw restores the original mask of each thread, but keeps this list. A process that no scan has read may
-/// still have one of these masks: it copied the mask of its parent at its fork, before pjw restored the mask
-/// of the parent.
+/// pjw then restores the original mask of each thread, but keeps this list. A process that no scan has read may
+/// still have a mask in this list: the process copied the mask of its parent when it was forked, before pjw
+/// restored the mask of the parent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
@@ -99,8 +99,8 @@ pub struct ReleasedMasks {
 }
 
 impl ReleasedMasks {
-    /// Makes an empty set of masks for a job that ends or is released at the time `released_at`, in ns since
-    /// boot.
+    /// Makes an empty list of masks for the job `job`, which ends or is released at the time `released_at`, in
+    /// ns since boot.
     #[must_use]
     pub fn new(job: JobId, released_at: Nanos) -> Self {
         let (user_ids, masks) = (BTreeSet::new(), BTreeSet::new());
@@ -113,8 +113,8 @@ impl ReleasedMasks {
     }
 }
 
-/// An affinity mask that threads of a job had from pjw when the job ended or a command released the job, and
-/// the original mask of these threads.
+/// One affinity mask that pjw had set for threads of a job when the job ended or a command released it. Also
+/// has the original mask of these threads, which pjw restores.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ReleasedMask {
     /// The mask that the threads had at the release. It is the mask that pjw had requested, or only those PUs

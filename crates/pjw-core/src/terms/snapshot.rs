@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub cpu_times: BTreeMap<Pid, ProcessTimes>,
 }
 
-/// The CPU time of a process and of its children, as the kernel counts it.
+/// The CPU time of a process, and the CPU time of its ended children, as the kernel counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessTimes {
     /// The start time of the process, which differs from that of an earlier process with the same pid.
@@ -182,8 +182,8 @@ pub struct BatchAttributes {
 }
 
 impl BatchAttributes {
-    /// Returns the path of the cgroup of the process in the hierarchy that has the cpuset controller. This is
-    /// the v1 hierarchy with the cpuset controller if there is such a hierarchy, otherwise the v2 hierarchy.
+    /// Returns the path of the cgroup of the process in the hierarchy that has the cpuset controller. This is a
+    /// cgroup v1 hierarchy if a v1 hierarchy has the cpuset controller, otherwise the cgroup v2 hierarchy.
     /// Returns `None` if the process has no cgroup in this hierarchy.
     #[must_use]
     pub fn cpuset_path(&self) -> Option<&str> {
@@ -303,7 +303,8 @@ pub struct Cgroup {
     pub usage: CgroupUsage,
 }
 
-/// What the processes in a cgroup used since the cgroup was made, also those that have ended.
+/// The CPU time and the memory that the processes in a cgroup used since the cgroup was made. Processes that
+/// have ended are included.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CgroupUsage {
     /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this cgroup.
@@ -324,7 +325,7 @@ impl Eq for CgroupUsage {}
 
 impl Cgroup {
     /// Returns whether the cgroup certainly has no cpuset. False if the cgroup has a cpuset, or if the scan
-    /// could not read the cgroup. In the second case, the inode number in `id` is 0.
+    /// could not read the cgroup.
     #[must_use]
     pub fn has_no_cpuset(&self) -> bool {
         self.cpuset.is_none() && self.id.inode != 0

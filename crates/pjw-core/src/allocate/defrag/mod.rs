@@ -77,15 +77,15 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer
 /// packages, NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
 ///
-/// Considers at most 64 jobs: first the jobs that lie in the most packages, NUMA nodes and L3s. Among equals,
-/// jobs with fewer PUs come first. These jobs are never moved:
+/// Considers at most 64 jobs. The jobs that lie on the most packages, NUMA nodes and L3s come first. If several
+/// jobs lie on equally many, the jobs with fewer PUs come first. The plan never moves:
 ///
 /// - jobs of the class guaranteed,
 /// - jobs whose PUs were chosen by a batch system or listed by a user,
 /// - jobs whose placement is not [`Placement::Pack`] (close together),
 /// - jobs that share PUs with other jobs, and jobs with an offline PU.
 ///
-/// The plan has at most 32 moves. It has no moves if no move is an improvement. Does not change `state`: the
+/// The plan has at most 32 moves. The plan is empty if no move is an improvement. Does not change `state`: the
 /// caller carries out the moves.
 #[must_use]
 pub fn plan_defrag(state: &WardenState, policy: &Policy) -> DefragPlan {

@@ -48,10 +48,11 @@ pub fn allocate(
     Ok(near_device(device, anywhere, make_offer(request, &present, &near, pool, topology, policy).ok()))
 }
 
-/// Returns a request of the job `job` for everything that it can have: what is free, and what it holds already. The
-/// unit says whether the request counts whole cores or PUs. The request is for zero cores if nothing is free.
+/// Returns a request for all PUs that the job `job` can have: the free PUs, and the PUs that the job already
+/// holds. `unit` says whether the request counts whole cores or PUs. The number in the request is 0 if the job
+/// can have no core or PU.
 #[must_use]
-pub fn request_for_everything(
+pub fn request_for_all_available(
     job: &JobId,
     unit: CpuUnit,
     pool: &PuPool,
@@ -97,23 +98,23 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
     }
 }
 
-/// Chooses the PUs for a request that the free cores can't serve, and returns these PUs as an offer. The
-/// offer may contain PUs that other jobs hold. PUs are chosen in this order:
+/// Chooses the PUs for a request that the free cores can't serve, and returns these PUs as an offer. The offer
+/// may contain PUs that other jobs hold. PUs are chosen in this order:
 ///
 /// 1. Free PUs, and PUs that the job already holds.
-/// 2. PUs that the fewest other jobs hold. `others` has, for each PU, the number of grants of other jobs that
-///    contain the PU.
+/// 2. PUs that the fewest other jobs hold. `other_grants` has, for each PU, the number of other jobs that hold
+///    the PU.
 ///
 /// Does not change `pool`: the caller grants the PUs of the offer.
 ///
 /// # Errors
-/// If the request can't be served even with the PUs of all other jobs. Offline PUs and housekeeping PUs are
-/// never offered. The [`Refusal`] gives the reason.
+/// If the request can't be served even with the PUs of all other jobs. Offline PUs and housekeeping PUs (PUs
+/// that are reserved for the system) are never offered. The [`Refusal`] gives the reason.
 pub fn allocate_shared(
     job: &JobId,
     request: &JobRequest,
     pool: &PuPool,
-    others: &GrantCounts,
+    other_grants: &GrantCounts,
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
@@ -121,7 +122,7 @@ pub fn allocate_shared(
     let everything = pool.online_cpus().difference(&pool.housekeeping_cpus());
     let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
     let least_shared =
-        others.held_by_at_least().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
+        other_grants.held_by_at_least().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
     let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
@@ -233,8 +234,8 @@ fn check_explicit(
     Ok(())
 }
 
-/// The sizes, in whole cores, of the largest requests that the free cores can serve: inside one L3, inside
-/// one NUMA node, inside one package, and on the whole machine.
+/// The numbers of whole cores in the largest requests that the free cores can serve: inside one L3, inside one
+/// NUMA node, inside one package, and on the whole machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LargestRequests {
     /// The largest number of cores that a new job can get inside one L3.
@@ -247,11 +248,12 @@ pub struct LargestRequests {
     pub machine: u32,
 }
 
-/// Returns the sizes, in whole cores, of the largest requests that the free cores can serve: inside one L3,
+/// Returns the numbers of whole cores in the largest requests that the free cores can serve: inside one L3,
 /// inside one NUMA node, inside one package, and on the whole machine.
 ///
-/// If the topology has no L3, no NUMA node or no package, the value for the next larger part of the machine
-/// is returned in its place. The parts are, from small to large: L3, NUMA node, package, whole machine.
+/// A machine without L3s, NUMA nodes or packages has no value of its own for this part. The result then repeats
+/// the value of the next larger part. The parts are, from small to large: L3, NUMA node, package, whole
+/// machine.
 #[must_use]
 pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
     let allocator =

@@ -18,8 +18,8 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::devices::{Device, MachineDetails};
 
 /// A level at which the cores of a machine are grouped: L3, NUMA node, package, or the whole machine. The
-/// values are ordered as the levels are usually nested, the smallest first. [`Topology::levels`] returns
-/// the actual nesting on a given machine.
+/// values are ordered from small to large groups, as on most machines. [`Topology::levels`] returns the actual
+/// order on a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -294,9 +294,10 @@ impl Topology {
         }))
     }
 
-    /// Returns those of the levels L3, NUMA node and package at which this machine has domains with PUs. They
-    /// are ordered from the largest domains to the smallest. The order differs between machines: usually a
-    /// package contains NUMA nodes, but on some machines a NUMA node contains packages.
+    /// Returns the levels (L3, NUMA node, package) at which the cores of this machine are grouped, from the
+    /// level with the largest domains to the level with the smallest. A level without any domain on this
+    /// machine is missing. The order differs between machines: usually a package contains NUMA nodes, but on
+    /// some machines a NUMA node contains packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels
@@ -332,11 +333,11 @@ impl Topology {
         domain.cpus.iter().filter(here).collect()
     }
 
-    /// Returns the domain of the level `level` (such as the NUMA node) to which `pu` belongs. `None` if no
-    /// domain of this level contains `pu`, and for [`Level::Machine`].
+    /// Returns the domain of `level` to which `pu` belongs, such as its NUMA node. `None` if no domain of this
+    /// level contains `pu`, and for [`Level::Machine`].
     ///
-    /// If several domains of this level contain `pu`, it belongs to the one with the fewest PUs. Among
-    /// domains with equally few PUs, it belongs to the first in hwloc's logical order.
+    /// If several domains of this level contain `pu`, the PU belongs to the domain with the fewest PUs. If
+    /// several domains have the fewest PUs, the PU belongs to the first of them in hwloc's logical order.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
@@ -353,7 +354,7 @@ impl Topology {
         self.0.domains.get(place as usize)
     }
 
-    /// Returns the cores, in hwloc's logical order.
+    /// Returns the physical cores of the machine, in hwloc's logical order.
     #[must_use]
     pub fn cores(&self) -> &[Core] {
         &self.0.cores

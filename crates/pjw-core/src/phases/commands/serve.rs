@@ -1,7 +1,7 @@
 //! Carries out commands. A command is checked first; then it is carried out completely or refused.
 
 use crate::allocate::defrag::{self, DefragPlan};
-use crate::allocate::{Offer, request_for_everything};
+use crate::allocate::{Offer, request_for_all_available};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
@@ -177,7 +177,7 @@ fn with_counted_request(draft: &Draft<'_>, args: &AssignCommand) -> Result<Optio
         let usable = state.pool.online_cpus().difference(&state.pool.housekeeping_cpus());
         CpuRequest::Cores(state.topology.overlapping_core_count(&usable))
     } else {
-        request_for_everything(&args.job, unit, &state.pool, &state.topology, draft.policy)
+        request_for_all_available(&args.job, unit, &state.pool, &state.topology, draft.policy)
     };
     if cpu_request.is_none_requested() {
         return Err(Refusal::NothingFree { unit });

@@ -205,7 +205,7 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     let Some(cpus) = job.online_granted_cpus(&state.pool.online_cpus()) else {
         return CpusetPlacement::Unneeded;
     };
-    if job.grant_by(GrantedBy::Scheduler).is_some() {
+    if job.grant_chosen_by(GrantedBy::Scheduler).is_some() {
         return CpusetPlacement::Unneeded;
     }
     if job.cgroup.as_ref().is_some_and(|path| !state.cgroups.contains_key(path)) {

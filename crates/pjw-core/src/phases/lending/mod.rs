@@ -34,9 +34,9 @@ struct Owner {
     lendable: Vec<Core>,
 }
 
-/// Returns whether a decision at the time `now` would change the borrowing of cores: which job borrows which
-/// core, or how many borrowed PUs pjw takes back after a grace period. Jobs of the class besteffort borrow
-/// cores that are free or that other jobs leave idle.
+/// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job
+/// borrows which core, or how many borrowed PUs are in the grace period before pjw takes them back. Only jobs
+/// of the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle.
 ///
 /// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
 /// the daemon makes the decision ([`crate::reconcile::reconcile`]).
@@ -51,8 +51,8 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }
 
-/// Returns the reason why pjw does not lend the idle cores of jobs on this machine, as text for users. `None`
-/// if pjw lends them.
+/// Returns the reason why pjw does not lend idle cores of jobs on this machine, as text for users. `None` if
+/// pjw lends such cores. `policy` has the settings of lending and the support for cpusets on the machine.
 #[must_use]
 pub fn why_not_lent(policy: &Policy) -> Option<String> {
     if !policy.lending.enabled {
@@ -211,7 +211,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let wanted = job.wanted_core_count(&state.topology);
     let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
-    let used_now = wanted.or_else(|| known?.used());
+    let used_now = wanted.or_else(|| known?.used_cores());
     let runs_on = known.map(|known| known.runs_on().clone()).unwrap_or_default();
     // The cores on which the owner runs come back first.
     lent.sort_by_key(|core| core.intersects(&runs_on));

@@ -22,8 +22,9 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
 const WAITING_PERMILLE: u32 = 200;
 
-/// Returns the processes whose CPU times the decision on this snapshot needs: the processes of jobs that the scan read
-/// with their threads, those that it found gone, and their parents.
+/// Returns the pids of the processes whose CPU times must be read for the decision on `snapshot`. These are the
+/// processes of jobs whose threads the scan read, the processes of jobs that the scan found ended, and the
+/// parents of all these processes. Process 1 is never included: it is the parent of all orphans.
 #[must_use]
 pub fn processes_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
     let mut pids = BTreeSet::new();

@@ -6,9 +6,9 @@
 use crate::basics::{ProcessId, prelude::*};
 use crate::terms::{CpusetAction, CpusetChange, JobId};
 
-/// The delayed changes of cpusets. A change is delayed if the kernel or systemd has begun it, but has not
-/// completed it. For the next decision of the daemon ([`Decision`](crate::reconcile::Decision)), this type
-/// also stores the paths of the cpusets whose delayed writes were completed since the last decision.
+/// The delayed changes of cpusets. A change is delayed if the kernel or systemd has begun the change and has
+/// not completed it. Also has the paths of the cpusets whose delayed writes were completed since the last
+/// decision of the daemon ([`Decision`](crate::reconcile::Decision)).
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes, for each job that has any.

@@ -2,8 +2,8 @@
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 
-/// For each PU, the number of jobs whose grant contains the PU. (A grant is the set of PUs that one job
-/// holds.) A PU without such a job has no entry.
+/// The number of jobs whose grant contains a PU, for each PU. (The grant of a job is the set of PUs that the
+/// job holds.) A PU that no grant contains has no entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrantCounts(BTreeMap<Pu, usize>);
 
@@ -16,7 +16,7 @@ impl<'a> FromIterator<&'a CpuSet> for GrantCounts {
 }
 
 impl GrantCounts {
-    /// Counts the grant of one more job: adds 1 to the count of each PU in `grant`.
+    /// Counts the grant of one more job: adds 1 to the number of each PU in `grant`.
     pub fn add(&mut self, grant: &CpuSet) {
         grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
     }
@@ -34,7 +34,7 @@ impl GrantCounts {
         }
     }
 
-    /// Returns the PUs that the grant of at least one job contains.
+    /// Returns the PUs that at least one of the counted grants contains.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.0.keys().copied().collect()

@@ -35,7 +35,8 @@ const IN_USE_FOR_SHORT: Millionths = ONE_CORE * 3 / 4;
 /// A core that is used for this part of a long sample is in use, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
 
-/// The CPU time that an owner (a job whose idle cores may be lent) used since the previous sample.
+/// One measurement of the CPU time that an owner (a job whose idle cores may be lent) used since the previous
+/// measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct UseSample<'a> {
     /// The time since the previous sample.
@@ -50,7 +51,8 @@ pub struct UseSample<'a> {
 }
 
 /// The CPU time that an owner (a job whose idle cores may be lent) used on one lent core since the previous
-/// sample. Borrowers run at idle priority, so the owner's threads are those that are not at idle priority.
+/// measurement. The threads of the borrowers on this core run at idle priority. So only threads that are not at
+/// idle priority count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentCoreSample {
     /// The PUs of the core.
@@ -59,8 +61,8 @@ pub struct LentCoreSample {
     pub cpu_time: Duration,
 }
 
-/// The use that an owner (a job whose idle cores may be lent) makes of its cores, as a moving average over
-/// samples of its CPU time.
+/// The use that an owner (a job whose idle cores may be lent) makes of its cores: moving averages over
+/// measurements of its CPU time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CoreUse {
     /// The average use of all cores together, in millionths of one core.
@@ -100,26 +102,26 @@ impl Span {
 }
 
 impl CoreUse {
-    /// Returns whether the owner of the cores (a job) is idle: it used less than a tenth of one core on average, or
-    /// in each sample of the last 50 ms.
+    /// Returns whether the owner of the cores (a job) is idle. It is idle if it used less than a tenth of one
+    /// core on average, or in each measurement of the last 50 ms.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.busy_for.is_zero()
     }
 
-    /// Adds a sample of the CPU time of the owner (a job whose idle cores may be lent) to the average.
-    /// Returns a pair: the number of cores that the owner uses now, and the PUs of the lent cores that the
-    /// owner uses now.
+    /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number
+    /// of cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
     ///
-    /// - A lent core in [`UseSample::lent`] counts if the owner runs on it for at least nine tenths of the
-    ///   time, or for at least one tenth if the core has several PUs.
+    /// - A lent core in [`UseSample::lent`] is in use if the owner runs on it for at least nine tenths of the
+    ///   time. If the core has several PUs, one tenth of the time is enough.
     /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
     ///
-    /// These shares of the time are moving averages. This sample alone also suffices in these cases:
+    /// These shares of the time are moving averages. In each of these cases, the measurement `sample` alone is
+    /// enough:
     ///
-    /// - The owner was idle before, and the sample of at least 10 ms shows this share.
+    /// - The owner was idle before, and `sample` covers at least 10 ms and shows such a share.
     /// - The owner was idle before, and has run on the lent core for 1.3 ms.
-    /// - The owner ran for at least 99 % of a sample of 10 ms or more.
+    /// - The owner ran for at least 99 % of the time, and `sample` covers at least 10 ms.
     pub fn add(&mut self, sample: &UseSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.

@@ -16,9 +16,9 @@ pub use core_use::{CoreUse, LentCoreSample, UseSample};
 /// How often `lend_after` is doubled at most, however often cores came back.
 const MAX_DOUBLINGS: u32 = 2;
 
-/// The facts on which the decisions about lending depend. An owner is a job of the class guaranteed, whose
-/// idle cores pjw may lend to jobs of the class besteffort (borrowers). The state has the use that each owner
-/// makes of its cores, and the borrowed PUs that pjw takes back soon.
+/// The facts on which pjw decides which cores it lends. pjw lends the idle cores of jobs of the class
+/// guaranteed (the owners) to jobs of the class besteffort (the borrowers). The facts are the number of cores
+/// that each owner uses, and the borrowed PUs that pjw takes back soon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LendingState {
     /// The use that each owner makes of its cores, by the id of the owner.
@@ -28,9 +28,9 @@ pub struct LendingState {
     leaving: BTreeMap<Pu, Nanos>,
 }
 
-/// The use that one owner makes of its cores, and the last times at which its cores were lent and taken back.
-/// An owner is a job of the class guaranteed, whose idle cores pjw may lend. The daemon measures the use in
-/// samples: it reads the CPU time of the owner's processes from time to time.
+/// The number of cores that one owner uses, and the last times at which pjw lent cores of this owner and took
+/// them back. An owner is a job of the class guaranteed, whose idle cores pjw may lend. pjw measures the number
+/// from time to time by the CPU time of the owner's processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnerLendingState {
     /// The number of cores that the owner uses, as of the last sample. `None` before the first sample.
@@ -49,39 +49,45 @@ pub struct OwnerLendingState {
 }
 
 impl LendingState {
-    /// Records a sample of the use that an owner (a job whose idle cores may be lent) makes of its cores.
+    /// Records how many of its cores an owner (a job whose idle cores may be lent) uses.
     ///
-    /// - `used` is the number of its cores that the owner uses.
-    /// - `core_count` is the number of all cores of the owner.
-    /// - `runs_on` is the set of the lent PUs on which the owner itself runs.
-    /// - `at` is the time of the sample, in ns since boot.
-    pub fn record_use(&mut self, owner: &JobId, used: u32, core_count: u32, runs_on: &CpuSet, at: Nanos) {
+    /// - `used_cores` is the number of cores that the owner uses, and `core_count` the number of all its cores.
+    /// - `used_lent_cpus` is the set of the lent PUs on which the owner itself runs.
+    /// - `measured_at` is the time of the measurement, in ns since boot.
+    pub fn record_use(
+        &mut self,
+        owner: &JobId,
+        used_cores: u32,
+        core_count: u32,
+        used_lent_cpus: &CpuSet,
+        measured_at: Nanos,
+    ) {
         let known = self.owners.entry(owner.clone()).or_default();
-        known.used = Some(used);
-        known.runs_on = runs_on.clone();
+        known.used = Some(used_cores);
+        known.runs_on = used_lent_cpus.clone();
         known.at_most_since.resize(core_count as usize + 1, None);
         for (most, since) in (0u32..).zip(&mut known.at_most_since) {
-            *since = if used <= most { since.or(Some(at)) } else { None };
+            *since = if used_cores <= most { since.or(Some(measured_at)) } else { None };
         }
     }
 
-    /// Returns the earliest time at which pjw takes a PU from a job that has borrowed it from another job, in
-    /// ns since boot. The borrower keeps such a PU for a grace period. `None` if no grace period runs.
+    /// Returns the earliest time at which pjw takes a borrowed PU from its borrower, in ns since boot. When pjw
+    /// takes back a PU, the borrower may keep the PU for a grace period. `None` if no grace period is running.
     #[must_use]
     pub fn next_grace_period_end(&self) -> Option<Nanos> {
         self.leaving.values().min().copied()
     }
 
-    /// Returns the time at which pjw takes the PU from the job that has borrowed it from another job, in ns
-    /// since boot. It is the end of the grace period of the borrower. `None` if no grace period runs for the
-    /// PU.
+    /// Returns the time at which pjw takes the borrowed PU `pu` from its borrower, in ns since boot. When pjw
+    /// takes back a PU, the borrower may keep the PU for a grace period, which ends at this time. `None` if no
+    /// grace period is running for the PU.
     #[must_use]
     pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
         self.leaving.get(&pu).copied()
     }
 
-    /// Returns the use that an owner (a job whose idle cores may be lent) makes of its cores. `None` if there
-    /// is no record of the owner.
+    /// Returns what pjw knows about the core use of `owner`, a job whose idle cores may be lent. `None` if pjw
+    /// has never measured this use and has never lent a core of `owner`.
     #[must_use]
     pub fn owner_state(&self, owner: &JobId) -> Option<&OwnerLendingState> {
         self.owners.get(owner)
@@ -117,10 +123,10 @@ impl LendingState {
 }
 
 impl OwnerLendingState {
-    /// Returns the number of its cores that the owner (a job whose idle cores may be lent) uses, as of the
-    /// last sample. `None` before the first sample.
+    /// Returns the number of cores that the owner (a job whose idle cores may be lent) used at the last
+    /// measurement. `None` before the first measurement.
     #[must_use]
-    pub fn used(&self) -> Option<u32> {
+    pub fn used_cores(&self) -> Option<u32> {
         self.used
     }
 

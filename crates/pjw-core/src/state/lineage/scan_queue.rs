@@ -2,7 +2,8 @@
 
 use crate::basics::{Pid, prelude::*};
 
-/// How soon the daemon must scan processes that had a process event (fork, exec or exit).
+/// How soon the daemon must scan processes that had a process event (fork, exec or exit): at once, within a few
+/// milliseconds, or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
     /// At once. A process of a job forked a process, and the affinity mask of the new process is wrong or was
@@ -48,8 +49,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns how soon the daemon must scan the processes in the queue. `None` if the next periodic scan
-    /// (every `rescan_interval`, also of processes that belong to no job) is soon enough.
+    /// Returns how soon the daemon must scan the processes in the queue. `None` if no process must be scanned
+    /// before the next periodic scan (config key `rescan_interval`).
     #[must_use]
     pub fn urgency(&self) -> Option<ScanUrgency> {
         if !self.forked.is_empty() {
@@ -77,10 +78,10 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the pids of the processes that must be scanned before the next periodic scan, and removes
-    /// these pids from the queue. The result has the processes of jobs that had any event, and the other
-    /// processes that executed a program. The list of forked processes that belong to no job does not change:
-    /// see [`ScanQueue::take_unassigned_pids`].
+    /// Returns the pids of the processes that must be scanned before the next periodic scan, and removes these
+    /// pids from the queue. These are the processes of jobs that had any process event, and the other processes
+    /// that executed a program. Forked processes that belong to no job stay in the queue:
+    /// [`ScanQueue::take_unassigned_pids`] returns them.
     pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.forked);

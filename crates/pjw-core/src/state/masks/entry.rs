@@ -19,9 +19,9 @@ use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The result of comparing the affinity mask of a thread that a scan read with the masks that pjw predicted.
-/// pjw predicts one mask for each request that may be the last request for the thread. The predicted mask has
-/// the requested PUs that are online and in the thread's cpuset.
+/// Whether pjw predicted the affinity mask of a thread that a scan has read. pjw makes a prediction for each
+/// mask request that may be the last request for the thread. The predicted mask has the requested PUs that are
+/// online and in the thread's cpuset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskComparison {
     /// The mask is one of the predicted masks: no program has requested another mask.
@@ -30,9 +30,9 @@ pub enum MaskComparison {
     ChangedByProgram,
 }
 
-/// What pjw knows about the affinity mask of one thread: the original mask, which pjw restores when the job
-/// of the thread ends or is released, and the last request for a mask ([`MaskRequest`]). If several requests
-/// may be the last one, such as after a crash of the daemon, the entry has all of them.
+/// What pjw knows about the affinity mask of one thread: its original mask and the last request for a mask
+/// ([`MaskRequest`]). pjw restores the original mask when the job of the thread ends or is released. If several
+/// requests may be the last one, such as after a crash of the daemon, the entry has all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be the last request for the thread, newest last. Never empty, and nearly always
@@ -83,18 +83,18 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the effective mask `seen` is known, as a scan read it at the
-    /// time `read_at`. The entry assumes that the program of the thread requested this mask. If `seen`
-    /// contains every PU that `limits` allows, the entry assumes a request for all PUs of the machine.
+    /// Makes the entry of a thread of which only the effective mask is known: `seen`, as a scan read it at the
+    /// time `read_at`, in ns since boot. The entry assumes that the program of the thread requested this mask.
+    /// If `seen` contains every PU that `limits` allows, the entry assumes a request for all PUs of the
+    /// machine.
     #[must_use]
     pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its
-    /// creator. `requests` are the mask requests that may have been in force for the creator at that time.
-    /// There are several if it is unknown whether a request came before or after the creation. Returns `None`
-    /// if `requests` is empty.
+    /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its creator.
+    /// `requests` are the mask requests for the creator that may have been in force at this time. Returns
+    /// `None` if `requests` is empty.
     ///
     /// [`MaskEntry::journaled_since`] becomes the time of the earliest request that pjw must undo later
     /// ([`MaskRequest::needs_restore`]), or `None` if there is no such request.
@@ -111,9 +111,9 @@ impl MaskEntry {
         (!candidates.is_empty()).then(|| Self::of(candidates, journaled_since, birth.earliest))
     }
 
-    /// Makes the entry of a thread from its record in the journal, after a restart of the daemon. `request`
-    /// is the mask request in the record. The earlier daemon wrote the record before it made the request, and
-    /// may have ended between these two steps. So it is unknown whether the kernel got the request.
+    /// Makes the entry of a thread from the mask request `request` in the journal, after a restart of the
+    /// daemon. The earlier daemon wrote the request to the journal before it made the request, and may have
+    /// ended between these two steps. So it is unknown whether the kernel got the request.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -125,11 +125,12 @@ impl MaskEntry {
         Self { journaled_since: Some(since), ..self }
     }
 
-    /// Adds the mask request of a further journal record about the same thread, after a restart of the
-    /// daemon. It is unknown which of the recorded requests is the last one for the thread.
+    /// Adds another mask request from the journal for the same thread, after a restart of the daemon. It is
+    /// unknown which of the requests in the journal is the last one for the thread.
     ///
-    /// If the new record has another original mask than the record before, the program requested this mask
-    /// between the two records. The journal has no record of that request, so it is added too.
+    /// If `request` has another original mask than the request before, the program itself requested this
+    /// original mask between the two requests. The journal has no record of the program's request. So this
+    /// function adds the program's request too.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         let newest = self.newest();
         if request.original_mask != newest.original_mask {
@@ -147,23 +148,23 @@ impl MaskEntry {
         &self.candidates[self.candidates.len() - 1]
     }
 
-    /// Returns the original mask of the thread: the mask that pjw restores when the job of the thread ends or
-    /// a command releases the job.
+    /// Returns the original mask of the thread: the mask before pjw changed it. pjw restores this mask when the
+    /// job of the thread ends or a command releases the job.
     #[must_use]
     pub fn original_mask(&self) -> &CpuSet {
         &self.newest().original_mask
     }
 
-    /// Returns the mask that was requested last for the thread. `None` if several requests with different
-    /// masks may be the last request.
+    /// Returns the mask in the last request for the thread. `None` if several requests with different masks may
+    /// be the last request.
     #[must_use]
     pub fn requested_mask(&self) -> Option<&CpuSet> {
         let newest = self.newest();
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the requests that may be the last request for the thread, oldest first. Nearly always,
-    /// there is one. There are several only if it is unknown whether a later request reached the kernel, such
+    /// Iterates over the mask requests that may be the last request for the thread, oldest first. There is
+    /// nearly always one. There are several if it is unknown whether a later request reached the kernel, such
     /// as after a crash of the daemon.
     pub fn last_request_candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
@@ -175,7 +176,7 @@ impl MaskEntry {
     }
 
     /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the
-    /// mask, or if the kernel set the mask. If several requests may be the last one, the newest of them
+    /// mask, or if the kernel set the mask. If several requests may be the last request, the newest request
     /// decides.
     #[must_use]
     pub fn is_mask_from_program(&self) -> bool {
@@ -189,14 +190,14 @@ impl MaskEntry {
     }
 
     /// Whether pjw may have to restore the original mask (the mask before pjw changed it) when the job of the
-    /// thread ends or is released. True if pjw or the kernel may have changed the mask.
+    /// thread ends or is released. True if pjw or the kernel may have replaced the original mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time from which the journal has contained the original mask of the thread (the mask before
-    /// pjw changed it), in ns since boot. `None` if the journal does not contain this mask.
+    /// Returns the time since when the journal has the original mask of the thread (the mask before pjw changed
+    /// it), in ns since boot. `None` if the journal does not have this mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
@@ -228,16 +229,18 @@ impl MaskEntry {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Returns the binding to the PUs `mask` that pjw lifted: the program had bound the thread to exactly these PUs of
-    /// the job, and pjw gave the thread other PUs of the job. Also returns a binding that is in force again because
-    /// the lift did not help ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program
-    /// later requested another mask.
+    /// Returns the lifted binding of the thread to exactly the PUs `mask`. A binding is an affinity mask inside
+    /// the cores of the job that the program requested. pjw lifts a binding by giving the thread other PUs of
+    /// the job. Also returns a binding that pjw has put in force again ([`LiftedBinding::is_restored`]). `None`
+    /// if pjw lifted no such binding, or if the program later requested another mask.
     #[must_use]
     pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
         self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
     }
 
-    /// Whether pjw has lifted the binding of the thread to the PUs `mask`, and the binding is not in force again.
+    /// Whether pjw has lifted the binding of the thread to exactly the PUs `mask`, and has not put the binding
+    /// in force again. A binding is an affinity mask inside the cores of the job that the program requested.
+    /// pjw lifts a binding by giving the thread other PUs of the job.
     #[must_use]
     pub fn was_binding_lifted(&self, mask: &CpuSet) -> bool {
         self.lifted_binding(mask).is_some_and(|lifted| !lifted.is_restored)
@@ -255,9 +258,9 @@ impl MaskEntry {
         }
     }
 
-    /// Records that pjw is about to request `mask` for the thread at the time `now`. The caller must then
-    /// write the request to the journal, and after that make the request. `original` is the mask that pjw
-    /// restores when the job of the thread ends or is released.
+    /// Records that pjw is about to request `mask` for the thread at the time `now`, in ns since boot. The
+    /// caller must then write the request to the journal, and after that make the request. `original` is the
+    /// mask that pjw restores when the job of the thread ends or is released.
     pub fn add_intended_request(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;
@@ -270,13 +273,12 @@ impl MaskEntry {
         });
     }
 
-    /// Marks the thread as journaled. The journal of a journaled thread has its original mask, which pjw
-    /// restores when the job of the thread ends or is released. If the thread is not journaled yet, `now`
-    /// becomes the time returned by [`MaskEntry::journaled_since`].
+    /// Marks the thread as journaled. The journal of pjw must contain the original mask of a journaled thread
+    /// (the mask before pjw changed it). If the thread is not journaled yet, `now` becomes the time that
+    /// [`MaskEntry::journaled_since`] returns.
     ///
-    /// This function does not write to the journal. It returns true if the journal does not have the affinity
-    /// mask that pjw or the program requested last for the thread, with its original mask. The caller must then
-    /// write this request to the journal.
+    /// Does not write to the journal. Returns true if the last mask request for the thread is not in the
+    /// journal. The caller must then write this request and the original mask to the journal.
     pub fn start_journaling(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new
@@ -311,9 +313,9 @@ impl MaskEntry {
         self.refused_within = Some(limits.possible_cpus[0].clone());
     }
 
-    /// Records that the kernel carried out pjw's request for the mask `requested`. `effective` is the
-    /// effective mask of the thread right after the request. `limits` has the PUs that were online and in the
-    /// thread's cpuset at that time.
+    /// Records that the kernel carried out pjw's request for the mask `requested`. `effective` is the effective
+    /// mask of the thread right after the request. `limits` has the PUs that were then online and in the
+    /// thread's cpuset.
     pub fn confirm_intended_request(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
         let request =
             MaskRequest { mask: requested.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
@@ -323,17 +325,17 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Records that the thread may have its inherited mask again, although pjw set another one. Must be
-    /// called if pjw set the mask while fork(2) was still creating the thread: at its end, fork(2) may copy
-    /// the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`). The requests for the inherited
-    /// mask may then be the last request again ([`MaskEntry::last_request_candidates`]).
+    /// Records that the thread may have its inherited mask again, although pjw set another mask. Must be called
+    /// if pjw set the mask while fork(2) was still creating the thread. At its end, fork(2) may copy the mask
+    /// of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). A request for the inherited mask may
+    /// then be the last request again ([`MaskEntry::last_request_candidates`]).
     pub fn add_inherited_requests_again(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Withdraws the request for `mask` that [`MaskEntry::add_intended_request`] recorded. Must be called
-    /// if pjw did not make this request.
+    /// Withdraws the request for `mask` that [`MaskEntry::add_intended_request`] recorded. Must be called if
+    /// pjw did not make the request after all.
     pub fn cancel_intended_request(&mut self, mask: &CpuSet) {
         if self.candidates.len() > 1
             && self.newest().mask == *mask
@@ -358,8 +360,9 @@ impl MaskEntry {
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan at the time `now` read the same mask as the last scan. The online PUs and the PUs
-    /// of the thread's cpuset must also be the same as at the last scan.
+    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the scan before. The
+    /// caller must know that the online PUs and the PUs of the thread's cpuset did not change between the two
+    /// scans.
     pub fn record_unchanged_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -367,12 +370,12 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Records that a scan at the time `now` read the effective mask `seen`. Returns whether the mask was
-    /// predicted: `seen` follows from a request that may be the last request for the thread, and from
-    /// `limits` (the PUs that are online and in the thread's cpuset).
+    /// Records that a scan at the time `now` (in ns since boot) read the effective mask `seen`. Returns whether
+    /// pjw predicted this mask. pjw predicts a mask for each request that may be the last request for the
+    /// thread, from `limits` (the PUs that are online and in the thread's cpuset).
     ///
-    /// A request from which `seen` does not follow can no longer be the last request. If no request remains,
-    /// the program has requested another mask, and a request for this mask is recorded.
+    /// A request whose prediction was wrong can no longer be the last request. If no request remains, the
+    /// program has requested another mask, and a request of the program for `seen` is recorded.
     pub fn record_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_unchanged_reading(now);
@@ -456,8 +459,8 @@ impl MaskEntry {
         }
     }
 
-    /// Iterates over the mask requests for this thread that may have been in force at the time `birth`. A
-    /// child that this thread forked at that time inherited the mask of one of these requests.
+    /// Iterates over the mask requests for this thread that may have been in force at the time `birth`. If this
+    /// thread forked a child at that time, the child inherited the mask of one of these requests.
     pub fn requests_for_child_born_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::MAX_FORK_TIME.0));
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= copied_after));

@@ -42,29 +42,27 @@ pub struct MaskRequest {
 }
 
 impl MaskRequest {
-    /// Returns whether pjw must restore `original_mask` when the job of the thread ends or is released.
-    /// Assumes that this request is still the last one for the thread at that time. True if pjw or the kernel
-    /// made the request, and the requested mask is not `original_mask`. False if the program made the
-    /// request.
+    /// Returns whether pjw must restore the field `original_mask` when the job of the thread ends or is
+    /// released. The result is valid only if no later request for the thread is made until then. True if pjw or
+    /// the kernel made the request, and the requested mask differs from `original_mask`. False if the program
+    /// made the request.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask
     }
 }
 
-/// Returns the effective mask of a thread for which the mask `requested` was requested. `possible` is the set
-/// of online PUs in the thread's cpuset. The effective mask is the intersection of `requested` and
-/// `possible`, or all of `possible` if the intersection is empty (kernel/sched/core.c,
-/// `__set_cpus_allowed_ptr`).
+/// Returns the effective mask of a thread after a request for the mask `requested`. `possible` is the set of
+/// the online PUs in the thread's cpuset. The effective mask has the PUs that are in both sets. If there is no
+/// such PU, the effective mask is `possible` (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
 #[must_use]
 pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
     if left.is_empty() { possible.clone() } else { left }
 }
 
-/// The limits of a thread's affinity mask: the PUs that are both online and in the thread's cpuset. The
-/// effective mask of the thread contains only these PUs. If the limits have changed since a scan last read
-/// the mask, the earlier limits are recorded too.
+/// The PUs to which the kernel limits the affinity mask of a thread: the PUs that are both online and in the
+/// thread's cpuset. If these PUs have changed since a scan last read the mask, the earlier limits are included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
     /// The sets of PUs that were both online and in the thread's cpuset at some time since the last reading

@@ -19,7 +19,7 @@ mod processes;
 pub(crate) use processes::ProcessUsage;
 use processes::{OutsideParent, is_born_since};
 
-/// The usage of the running jobs, and the CPU times from which it is computed.
+/// The CPU usage of all running jobs, and the CPU times of processes from which this usage is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsageState {
     jobs: BTreeMap<JobId, OpenUsage>,
@@ -126,7 +126,9 @@ impl UsageState {
         Some(open)
     }
 
-    /// Counts the repairs and the attempts to leave the cores among the events, for the report of each job.
+    /// Counts the events of the kinds `violation` and `repaired`, for the report on the job that each event
+    /// names. An event `violation` reports an affinity mask outside the cores of its job. An event `repaired`
+    /// reports that pjw corrected a mask, a cpuset or a cgroup.
     pub fn count_events(&mut self, events: &[Event]) {
         for event in events {
             let Some(open) = event.job.as_ref().and_then(|job| self.jobs.get_mut(job)) else { continue };
@@ -138,8 +140,9 @@ impl UsageState {
         }
     }
 
-    /// Returns the processes whose CPU times should be read at once, because a process of a job has exited: this process, which
-    /// may be a zombie still, and its parent.
+    /// Returns the pids of the processes whose CPU times must be read at once, because `events` contains the
+    /// exit of a process of a job. These are the exited process, which may still be a zombie, and its parent.
+    /// The parent gets the CPU time of its child from the kernel when it waits for the child (wait4(2)).
     #[must_use]
     pub fn processes_to_read_after(&self, events: &[ProcessEvent]) -> BTreeSet<Pid> {
         let exited = events.iter().filter_map(|event| match event {
@@ -149,7 +152,9 @@ impl UsageState {
         exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
     }
 
-    /// Keeps the CPU times that were read after exit events, until a scan finds the processes gone.
+    /// Stores the CPU times of processes of jobs that have exited, and of their parents, by pid. The caller has
+    /// read these times right after the exit events. The times are used when a scan finds that the processes
+    /// have ended.
     pub fn note_exit_times(&mut self, times: BTreeMap<Pid, ProcessTimes>) {
         self.exit_times.extend(times);
     }

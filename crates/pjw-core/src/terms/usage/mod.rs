@@ -1,6 +1,6 @@
 //! What a job used: CPU time, cores over time, waiting, and the phases in which it used its cores badly.
 //!
-//! [`JobUsage`] is added up from samples while the job runs. [`JobReport`] is what is left of the job after its end. The
+//! [`JobUsage`] is added up from samples while the job runs. [`JobReport`] is the report on the job after its end. The
 //! verdict on a report is in [`crate::diagnosis::verdict`].
 
 use serde::{Deserialize, Serialize};
@@ -8,17 +8,20 @@ use serde::{Deserialize, Serialize};
 use crate::basics::{CpuSet, Nanos, Uid, UnixMillis, prelude::*};
 use crate::terms::job::JobId;
 
-mod levels;
+mod histogram;
 
-pub use levels::UseLevels;
+pub use histogram::UseHistogram;
 
-/// A serial phase that is shorter than this does not count, in ns. It may be the start or the end of a parallel phase.
+/// The minimum length, in ns, of a serial phase that the report on a job counts: 10 s. In a serial phase, a job
+/// with two or more cores runs only one thread. A shorter phase may be the start or the end of a parallel
+/// phase.
 pub const MIN_SERIAL_PHASE_NS: u64 = 10_000_000_000;
 /// If runnable threads wait for at least this share of a job's cores while these idle, in permille, the job is slowed
 /// down.
 const STRANDED_PERMILLE: u64 = 100;
 
-/// How a job used its cores in one interval between two scans of its processes.
+/// The use that a job made of its cores in one interval between two scans of its processes: the CPU time, the
+/// time for which threads waited for a PU, and the number of hot (busy) threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UsageSample {
     /// The length of the interval, in ns.
@@ -37,8 +40,9 @@ pub struct UsageSample {
     pub has_bound_waiters: bool,
 }
 
-/// The use that a job made of its cores, added up from the first to the last scan of its processes. The journal has
-/// this value, so a restarted daemon continues with it.
+/// The use that a job made of its cores, from its beginning to the last scan of its processes. The values are
+/// sums over many intervals ([`UsageSample`]). pjw writes the sums to the journal. So a restarted daemon can
+/// continue the sums.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobUsage {
@@ -83,18 +87,19 @@ pub struct JobUsage {
     /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup that measures it.
     pub memory_peak: Option<u64>,
     /// For how long the job used how many PUs.
-    pub levels: UseLevels,
+    pub levels: UseHistogram,
 }
 
 impl JobUsage {
-    /// Makes the usage of a job that begins at the time `began_at`, in ns since boot.
+    /// Makes the usage of a job that begins at the time `began_at`, in ns since boot. All sums are 0.
     #[must_use]
     pub fn beginning_at(began_at: Nanos) -> Self {
         Self { began_at, ..Self::default() }
     }
 
-    /// Adds a sample. A sample without a length changes nothing. The CPU time of the sample is not added to `cpu_ns`:
-    /// the caller adds CPU time when it is read, which may be between two samples.
+    /// Adds `sample` (the use of the job's cores in one interval) to the sums. A sample of length 0 changes
+    /// nothing. The field `cpu_ns` does not change: the caller itself adds CPU time to this field whenever the
+    /// CPU time of a process is read.
     pub fn add_sample(&mut self, sample: &UsageSample) {
         let UsageSample { length_ns, wait_ns, cores, pus, hot_threads, .. } = *sample;
         if length_ns == 0 {
@@ -130,7 +135,9 @@ impl JobUsage {
         }
     }
 
-    /// Ends the serial phase that is going on, if there is one: a phase of at least 10 s is added to `serial_ns`.
+    /// Ends the present serial phase of the job, if there is one. In a serial phase, a job with two or more
+    /// cores runs only one thread. The length of the phase is added to the field `serial_ns` if it is at least
+    /// 10 s.
     pub fn end_serial_phase(&mut self) {
         let phase = core::mem::take(&mut self.open_serial_ns);
         if phase >= MIN_SERIAL_PHASE_NS {
@@ -139,7 +146,8 @@ impl JobUsage {
     }
 }
 
-/// What is left of a job after its end: who it was, its cores, its times, and what it used.
+/// The report on a job that has ended: its id and owner, the PUs that it held, the times of its start and end,
+/// and its use of CPU time and memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobReport {
     /// The id of the job, such as `slurm:7`.
@@ -163,13 +171,15 @@ pub struct JobReport {
 }
 
 impl JobReport {
-    /// Returns the mean number of PUs that the job used, in permille of one PU: its CPU time over its wall time.
+    /// Returns the mean number of PUs that the job used, in permille of one PU. This is the CPU time of the job
+    /// divided by the time from its start to its end. 0 if this time is 0.
     #[must_use]
     pub fn mean_use_permille(&self) -> u64 {
         permille(self.usage.cpu_ns, self.wall_ns)
     }
 
-    /// Returns the mean number of cores that the job held while it was sampled, in permille of one core.
+    /// Returns the mean number of cores that the job held, in permille of one core. The mean is taken over the
+    /// time for which the use of the cores was measured. 0 if this time is 0.
     #[must_use]
     pub fn mean_cores_permille(&self) -> u64 {
         permille(self.usage.held_ns, self.usage.sampled_ns)

@@ -7,35 +7,38 @@ use crate::basics::prelude::*;
 /// The number of steps between two powers of two.
 const STEPS: u64 = 64;
 
-/// For how long a job used how many PUs. The numbers of PUs are kept in steps: exact below 64 permille of one PU, and
-/// above that with at most 1/64 of the value between two steps. So the map has a few hundred entries at most, however
-/// long the job runs.
+/// A histogram of the number of PUs (logical CPUs) that a job used. Each class of the histogram is a range of
+/// numbers of PUs, with the total time in which the job used a number of PUs in this range. Below 64 permille
+/// of one PU, a class has a width of 1 permille. Above, its width is at most 1/64 of its values. So the size of
+/// the histogram is bounded, however long the job runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct UseLevels {
+pub struct UseHistogram {
     /// The time in ns for each step.
     times: BTreeMap<u16, u64>,
 }
 
-impl UseLevels {
-    /// Adds a time of `length_ns`, in ns, in which the job used `used_permille` of one PU.
+impl UseHistogram {
+    /// Adds an interval of time to the histogram. `used_permille` is the mean number of PUs that the job used
+    /// in the interval, in permille of one PU. `length_ns` is the length of the interval, in ns.
     pub fn add(&mut self, used_permille: u64, length_ns: u64) {
         let time = self.times.entry(step_of(used_permille)).or_default();
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns the number of PUs, in permille of one PU, that the job exceeded for at most `rest_permille` of the time.
-    /// For example, `50` gives the 95th percentile. The result is the upper end of a step, but at most `most`. 0
-    /// without samples.
+    /// Returns a percentile of the number of PUs that the job used, in permille of one PU. The job used more
+    /// PUs than the result for at most `time_above_permille` of the time. For example, 50 permille give the
+    /// 95th percentile. The result is rounded up by at most 1/64, but never exceeds `upper_limit` (also in
+    /// permille of one PU). The result is 0 if the histogram is empty.
     #[must_use]
-    pub fn exceeded_for(&self, rest_permille: u64, most: u64) -> u64 {
+    pub fn exceeded_for(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();
-        let rest = total * u128::from(rest_permille) / 1000;
+        let rest = total * u128::from(time_above_permille) / 1000;
         let mut above = 0_u128;
         for (&step, &ns) in self.times.iter().rev() {
             above += u128::from(ns);
             if above > rest {
-                return upper_end(step).min(most);
+                return upper_end(step).min(upper_limit);
             }
         }
         0
@@ -80,7 +83,7 @@ mod tests {
 
     #[test]
     fn the_95th_percentile_leaves_five_percent_of_the_time_above() {
-        let mut levels = UseLevels::default();
+        let mut levels = UseHistogram::default();
         assert_eq!(levels.exceeded_for(50, 8000), 0);
         levels.add(1000, 94);
         levels.add(4000, 6);
