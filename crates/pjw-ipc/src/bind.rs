@@ -68,9 +68,8 @@ fn holder(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
-/// The Unix socket on which pjwd listens, with its socket file and a lock file. The lock file prevents
-/// another daemon from listening on the same path. Dropping the value removes the socket file and releases
-/// the lock.
+/// The Unix socket on which pjwd listens, with its socket file and a lock file. The lock file prevents another daemon
+/// from listening at the same path. When the value is dropped, the socket file is removed and the lock is released.
 #[derive(Debug)]
 pub struct BoundSocket {
     listener: UnixListener,
@@ -81,7 +80,7 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Returns the path of the socket file.
+    /// Returns the path of the socket file on which pjwd listens.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -96,9 +95,9 @@ impl BoundSocket {
     }
 
     /// Creates the socket file and the lock file again, each only if another program removed or replaced the file.
-    /// Returns a duplicate of the file descriptor of the listening socket, for the server. If the socket file was
-    /// created again, this is the new socket. Otherwise it is the socket that this value already had. Client
-    /// connections that the server has already accepted stay open.
+    /// Returns a duplicate of the file descriptor of the listening socket, for the server. The descriptor belongs to
+    /// the new socket if the socket file was created again, and otherwise to the present socket. Client connections
+    /// that the server has already accepted stay open.
     ///
     /// # Errors
     /// The errors of [`bind`]. Also if the process has no free file descriptor.

@@ -172,30 +172,30 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that sends a series of replies, such as `Events`, and passes each reply to `each`.
-    /// Blocks until the last reply has arrived, or until `each` returns false. If `each` returned false, the
-    /// connection can't be used for another call. The timeout of the connection applies to sending the call,
-    /// but not to waiting for replies.
+    /// Calls the method `method` of the daemon, which sends a series of replies, such as `Events`. Passes each reply
+    /// to `on_reply`. Blocks until the last reply has arrived, or until `on_reply` returns false. If `on_reply`
+    /// returned false, the connection can't be used for another call. The timeout of the connection applies to
+    /// sending the call, but not to waiting for replies.
     ///
     /// # Errors
-    /// If the daemon refuses the call, sending the call takes longer than the timeout, the connection breaks,
-    /// or a reply can't be parsed.
+    /// If the daemon refuses the call, sending the call takes longer than the timeout, the connection breaks, or a
+    /// reply can't be parsed.
     pub fn stream_replies<T: DeserializeOwned>(
         &mut self,
         method: &str,
         parameters: &impl Serialize,
-        mut each: impl FnMut(T) -> bool,
+        mut on_reply: impl FnMut(T) -> bool,
     ) -> Result<(), ClientError> {
         self.start_deadline();
         self.send(method, parameters, true)?;
         // Events may be far apart: no timeout.
         self.deadline = None;
-        self.receive_all(&mut each)
+        self.receive_all(&mut on_reply)
     }
 
     fn receive_all<T: DeserializeOwned>(
         &mut self,
-        each: &mut impl FnMut(T) -> bool,
+        on_reply: &mut impl FnMut(T) -> bool,
     ) -> Result<(), ClientError> {
         loop {
             let (reply, continues): (Value, bool) = self.receive()?;
@@ -203,7 +203,7 @@ impl Client {
             if reply.as_object().is_some_and(|object| !object.is_empty()) {
                 let reply = serde_json::from_value(reply)
                     .map_err(|error| ClientError::Malformed(error.to_string()))?;
-                if !each(reply) {
+                if !on_reply(reply) {
                     return Ok(());
                 }
             }
@@ -315,13 +315,13 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the path of the daemon's socket to which a client of the user `uid` connects. The first case that applies
-/// determines the path:
+/// Returns the path of the daemon's socket to which a client of the user `uid` connects. `xdg_runtime_dir` is the
+/// value of `$XDG_RUNTIME_DIR`. The first case that applies determines the path:
 ///
-/// 1. `explicit`, if given.
+/// 1. `explicit`, if it is not `None`.
 /// 2. Root's socket (`/run/pjwd/pjwd.sock`) if the user's [`runtime_dir`] exists but is not a directory of this user.
 /// 3. The socket `pjwd.sock` in the user's [`runtime_dir`] if a daemon listens on this socket.
-/// 4. Root's socket if it exists.
+/// 4. Root's socket if this socket exists.
 /// 5. The socket `pjwd.sock` in the user's [`runtime_dir`].
 #[must_use]
 pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {

@@ -34,7 +34,7 @@ mod warnings;
 use refusals::{is_user_refusal, user_refusals};
 
 use super::lateness::{CycleDelay, reaction_time};
-use super::owner_samples::OwnerSamples;
+use super::owner_samples::OwnerCpuSampler;
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
 use crate::config::Config;
@@ -107,15 +107,15 @@ pub struct EventLoop {
     /// The commands that no client sent, for the next cycle: the numbers of wanted cores that programs wrote, and the
     /// provisions of the configuration.
     own_commands: Vec<Command>,
-    owner_samples: OwnerSamples,
+    owner_samples: OwnerCpuSampler,
     /// The warnings about provisions of the configuration that were refused.
     provision_warnings: Vec<Warning>,
     /// The warnings about borrowers with a real-time priority, as of the last scan of the processes of jobs.
     borrower_warnings: Vec<Warning>,
 }
 
-/// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of its
-/// file, and the parts that receive new settings.
+/// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of the
+/// configuration file, and the parts that receive new settings.
 #[derive(Debug)]
 pub struct ReloadContext {
     /// The configuration in force, as read at the start or at the last reload.
@@ -143,8 +143,9 @@ struct Readable {
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// Makes the event loop from its parts. The caller must then call [`EventLoop::run_first_cycle`] and
-    /// [`EventLoop::run`] on the thread of the loop.
+    /// Makes the event loop of pjwd. `warden` scans and changes processes, `inbox` receives the messages of other
+    /// threads, and `publisher` sends the status to the control server. `settings` has the configuration. The caller
+    /// must then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, FileJournal>,
         inbox: MessageReceiver,
@@ -186,7 +187,7 @@ impl EventLoop {
             job_files,
             reports,
             own_commands: Vec::new(),
-            owner_samples: OwnerSamples::default(),
+            owner_samples: OwnerCpuSampler::default(),
             provision_warnings: Vec::new(),
             borrower_warnings: Vec::new(),
         }
@@ -366,7 +367,8 @@ impl EventLoop {
         let triggers =
             if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
         let request = triggers.take_scan_request(self.warden.state_mut(), &commands);
-        let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.job_processes_scan_due);
+        let (scanned_unassigned, was_timer) =
+            (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
         self.job_pending_since = None;
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
@@ -410,8 +412,10 @@ impl EventLoop {
         self.watch_lending(&events, was_timer);
         plan_warnings.extend(self.own_warnings());
         self.add_new_pus();
-        let health =
-            LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };
+        let health = LoopStatus {
+            has_process_events: self.has_process_events,
+            lateness: self.lateness.max_delay(now),
+        };
         let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());

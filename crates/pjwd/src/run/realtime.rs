@@ -60,8 +60,8 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Makes the control of the real-time priority of `threads`: threads of this process, each with a name for
-    /// the log. The limit of their CPU time applies from the time `now` on. The threads keep their normal priority
+    /// Makes the control of the real-time priority of `threads`: threads of this process, each with a name for the
+    /// log. The CPU time of the threads is limited from the time `now` on. The threads keep their normal priority
     /// until [`RealtimePriority::set_enabled`] is called.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
@@ -79,12 +79,12 @@ impl RealtimePriority {
     /// Switches the real-time priority of the threads on or off. If the priority can't be set, for example
     /// because the system does not allow it, the threads keep their normal priority. The reason is logged: at the
     /// log level info for root, and at the level debug for other users, who normally can't have such a priority.
-    pub fn set_enabled(&mut self, on: bool) {
-        if on == self.is_on {
+    pub fn set_enabled(&mut self, enabled: bool) {
+        if enabled == self.is_on {
             return;
         }
         self.is_on = false;
-        if !on {
+        if !enabled {
             self.threads.iter_mut().for_each(BoundedThread::lower);
             return;
         }
@@ -128,8 +128,8 @@ impl RealtimePriority {
         })
     }
 
-    /// Returns the latest time at which [`RealtimePriority::enforce_bounds`] must be called next. `None` if
-    /// the real-time priority is off.
+    /// Returns the latest time at which the caller must next call [`RealtimePriority::enforce_bounds`]. `now` is the
+    /// current time. `None` if the real-time priority is off.
     #[must_use]
     pub fn next_check_at(&self, now: Instant) -> Option<Instant> {
         self.is_on.then(|| now + CHECK_INTERVAL)

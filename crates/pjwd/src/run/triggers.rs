@@ -31,21 +31,22 @@ pub struct CycleTriggers {
 }
 
 impl CycleTriggers {
-    /// Returns whether a cycle (scan, decision and changes) is due even without process events and commands. This is
-    /// true if a timer has expired, or if every process must be scanned.
+    /// Returns whether a cycle (scan, decision and changes) is due even without process events and commands. True if
+    /// a timer has expired, or if every process must be scanned.
     #[must_use]
     pub fn is_cycle_due(self) -> bool {
-        self.job_processes_scan_due || self.scans_unassigned()
+        self.job_processes_scan_due || self.scans_unassigned_processes()
     }
 
-    /// Returns whether the next scan also reads processes that belong to no job.
+    /// Returns whether the next scan also reads processes that belong to no job. Otherwise, the scan reads only
+    /// processes of jobs and processes with process events.
     #[must_use]
-    pub fn scans_unassigned(self) -> bool {
+    pub fn scans_unassigned_processes(self) -> bool {
         self.unassigned_scan_due || self.full_scan_due
     }
 
-    /// Returns the cause of a cycle (scan, decision and changes), as the metrics count it. `scope` says which processes
-    /// the scan of this cycle reads.
+    /// Returns the cause of a cycle (scan, decision and changes) for the metrics. `scope` says which processes the
+    /// scan of this cycle reads.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.is_cycle_due()) {
@@ -87,7 +88,8 @@ impl CycleTriggers {
             (false, true) => state.periodic_scan_request(),
             (false, false) => state.scan_request(false),
         };
-        let unassigned = self.scans_unassigned().then(|| state.lineage.scan_queue.take_unassigned_pids());
+        let unassigned =
+            self.scans_unassigned_processes().then(|| state.lineage.scan_queue.take_unassigned_pids());
         if let ScanScope::Partial(pids) = &mut request.scope {
             // All threads of a process with an event are read.
             request.busy_threads.retain(|pid, _| !active.contains(pid));

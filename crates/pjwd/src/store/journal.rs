@@ -88,8 +88,8 @@ pub struct FileJournal {
     reserved: u64,
 }
 
-/// The records that an earlier daemon left in its journal: the cores given to jobs, the original affinity masks of
-/// threads, and the cpusets.
+/// The records that an earlier daemon left in its journal: the cores granted to jobs, the original affinity masks of
+/// threads, and the cpusets of jobs.
 #[derive(Debug, Default)]
 pub struct RecoveredJournal {
     /// The records of the journal, oldest first.
@@ -152,7 +152,7 @@ impl FileJournal {
         let unusable = |error: anyhow::Error| JournalError {
             operation: "make",
             path: self.dir.clone(),
-            why: crate::error_text::error_chain(error.as_ref()),
+            why: crate::error_text::error_chain_text(error.as_ref()),
             remedy: "it was removed while pjwd runs",
         };
         directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(unusable)?;
@@ -162,7 +162,8 @@ impl FileJournal {
     }
 }
 
-/// Returns whether the directory `dir` contains at least one file of a journal.
+/// Returns whether the directory `dir` contains at least one file of the journal: the files in which pjwd records its
+/// changes.
 #[must_use]
 pub fn has_journal_files(dir: &Path) -> bool {
     JOURNAL_FILE_NAMES.iter().any(|name| dir.join(name).exists())

@@ -71,8 +71,9 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    /// Describes this process as the holder of the lock. `socket` is the path of its control socket. `socket`
-    /// is `None` for `pjwd --release-all`, which has no socket.
+    /// Describes this process as the holder of the lock against a second pjwd. `socket` is the path of the control
+    /// socket of this process, or `None` for `pjwd --release-all`, which has no socket. `state_dir` is its state
+    /// directory.
     #[must_use]
     pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -133,9 +134,9 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The lock that prevents a second pjwd of the same user. Each user, also root, has a separate lock. So the
-/// lock permits the pjwd of root and the pjwd of another user at the same time. The lock is released when
-/// this value is dropped or the process ends.
+/// The lock that prevents a second pjwd of the same user. Each user, also root, has a separate lock. So the lock
+/// permits a pjwd of root and a pjwd of another user at the same time. The lock is released when this value is
+/// dropped or the process ends.
 #[derive(Debug)]
 pub struct DaemonLock {
     path: PathBuf,
@@ -180,7 +181,7 @@ impl DaemonLock {
         write(&self.file, &self.holder)
     }
 
-    /// Returns the path of the lock file.
+    /// Returns the path of the lock file. A lock on this file prevents a second pjwd of the same user.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -209,7 +210,7 @@ fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<Lo
     if let Some(dir) = path.parent() {
         let made = directories::make_default_directory(dir, uid);
         made.map_err(|error| {
-            unusable(crate::error_text::error_chain(error.as_ref()), "--beside needs no lock")
+            unusable(crate::error_text::error_chain_text(error.as_ref()), "--beside needs no lock")
         })?;
     }
     let of_io = |error: io::Error| match error.raw_os_error() {

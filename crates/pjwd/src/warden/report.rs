@@ -27,8 +27,8 @@ pub struct OngoingFailures {
     pub refused_masks: BTreeMap<ThreadId, RefusedMask>,
 }
 
-/// A refused change of a thread's affinity mask: the job for which the change was made, and the kernel's
-/// reason.
+/// A change of a thread's affinity mask that the kernel refused: the job for which pjwd tried the change, and the
+/// kernel's reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedMask {
     /// The job for which the mask was to change.
