@@ -367,8 +367,7 @@ impl EventLoop {
         let triggers =
             if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
         let request = triggers.take_scan_request(self.warden.state_mut(), &commands);
-        let (scanned_unassigned, was_timer) =
-            (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
+        let (rescanned, was_timer) = (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
         self.job_pending_since = None;
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
@@ -406,16 +405,14 @@ impl EventLoop {
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
         let now = Instant::now();
-        self.plan_next_scans(now, was_timer, scanned_unassigned, has_unfinished_work);
-        self.keep_journal(scanned_unassigned);
-        self.publish_core_maps(&newly_planned, scanned_unassigned);
+        self.plan_next_scans(now, was_timer, rescanned, has_unfinished_work);
+        self.keep_journal(rescanned);
+        self.publish_core_maps(&newly_planned, rescanned);
         self.watch_lending(&events, was_timer);
         plan_warnings.extend(self.own_warnings());
         self.add_new_pus();
-        let health = LoopStatus {
-            has_process_events: self.has_process_events,
-            lateness: self.lateness.max_delay(now),
-        };
+        let lateness = self.lateness.max_delay(now);
+        let health = LoopStatus { has_process_events: self.has_process_events, lateness };
         let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
