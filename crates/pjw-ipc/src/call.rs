@@ -259,7 +259,7 @@ pub struct GetJobReply {
     pub last_tid: Option<u32>,
 }
 
-/// The reply to the call `ExplainJob`: the reasons why the job holds its PUs.
+/// The reply to the call `ExplainJob`: the reasons why a job holds its PUs (logical CPUs).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainJobReply {
     /// The id of the job, such as `slurm:7`.
@@ -294,8 +294,8 @@ pub struct ExplainPidReply {
     pub last_tid: Option<u32>,
 }
 
-/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now.
-/// The reply also has warnings, for example about a change that is needed but that the daemon does not make.
+/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now. The reply
+/// also has warnings, for example about a needed change that the daemon does not make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The changes of affinity masks and cpusets that the daemon would make now.
@@ -308,8 +308,8 @@ pub struct PlanReply {
     pub warnings: Vec<Abstained>,
 }
 
-/// The reply to the calls `PlanDefrag` and `Defrag`: the jobs that move to other cores, and the largest
-/// requests for cores that fit before and after the moves.
+/// The reply to the calls `PlanDefrag` and `Defrag`, which move jobs to other cores to make room for larger requests.
+/// The reply has the moves, and the sizes of the largest requests for cores that fit before and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
     /// The jobs that would move, or were moved, with their old and new PUs. Each job occurs once.
@@ -346,8 +346,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns the Varlink error that the client receives: its full name, such as `org.pjw.Warden.Refused`,
-    /// and its parameters.
+    /// Returns the error in the form in which the client receives it by the Varlink protocol: the full name of the
+    /// error, such as `org.pjw.Warden.Refused`, and its parameters.
     #[must_use]
     pub fn to_wire(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE_NAME}.{name}");

@@ -20,8 +20,8 @@ const MAX_REPLY: usize = 64 << 20;
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The reason why a client cannot connect to the daemon: the error of [`Client::connect`]. The message names the
-/// remedy.
+/// The reason why a client can't connect to the daemon: the error of [`Client::connect`]. The error message says what
+/// the user can do.
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// No process listens on the daemon's socket, or the socket does not exist.
@@ -296,11 +296,11 @@ fn refused(error: &str, parameters: &Value) -> ClientError {
     ClientError::Refused { error: error.to_owned(), message }
 }
 
-/// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`. The first
-/// case that applies determines the directory:
+/// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`.
+/// `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`. The first case that applies determines the directory:
 ///
 /// 1. `/run/pjwd` if `uid` is 0 (root).
-/// 2. `pjwd` in `xdg_runtime_dir` (the value of `$XDG_RUNTIME_DIR`), if this is an absolute path.
+/// 2. `pjwd` in `xdg_runtime_dir`, if this is an absolute path.
 /// 3. `/run/user/UID/pjwd` if `/run/user/UID` exists.
 /// 4. `/tmp/pjwd-UID`.
 #[must_use]
@@ -315,17 +315,18 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the path of the daemon's socket to which a client of the user `uid` connects. `xdg_runtime_dir` is the
-/// value of `$XDG_RUNTIME_DIR`. The first case that applies determines the path:
+/// Returns the path of the daemon's socket to which a client of the user `uid` connects. `chosen_path` is the path
+/// that the user chose, for example by an option. `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`. The first
+/// case that applies determines the path:
 ///
-/// 1. `explicit`, if it is not `None`.
+/// 1. `chosen_path`, if it is not `None`.
 /// 2. Root's socket (`/run/pjwd/pjwd.sock`) if the user's [`runtime_dir`] exists but is not a directory of this user.
 /// 3. The socket `pjwd.sock` in the user's [`runtime_dir`] if a daemon listens on this socket.
 /// 4. Root's socket if this socket exists.
 /// 5. The socket `pjwd.sock` in the user's [`runtime_dir`].
 #[must_use]
-pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
-    if let Some(path) = explicit {
+pub fn socket_path(chosen_path: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
+    if let Some(path) = chosen_path {
         return path.to_owned();
     }
     let dir = runtime_dir(uid, xdg_runtime_dir);

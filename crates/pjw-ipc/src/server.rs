@@ -85,9 +85,9 @@ impl Drop for Slot {
     }
 }
 
-/// Serves the clients that connect to `listener`, until `stop` becomes true. `service` computes the replies. After
-/// `stop` has become true, the server sends the replies to the calls that it has already read, for at most
-/// [`ServerLimits::write_timeout`]. The server ends each series of replies. Must run inside a
+/// Serves the clients that connect to `listener`, until `stop` becomes true. `service` computes the replies. When
+/// `stop` has become true, the server accepts no more calls and ends each series of replies. The server still sends
+/// the replies to the calls that it has already read, for at most [`ServerLimits::write_timeout`]. Must run inside a
 /// [`tokio::task::LocalSet`].
 ///
 /// # Errors

@@ -61,8 +61,8 @@ impl Default for ServerLimits {
     }
 }
 
-/// The client process at the other end of a connection: its user, group and process id as the kernel reports them
-/// (`SO_PEERCRED`, unix(7)).
+/// The client process at the other end of a connection: its user, group and process id, as the kernel reports these
+/// facts (`SO_PEERCRED`, unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// The user id of the client process.

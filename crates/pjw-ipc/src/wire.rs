@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the JSON format in which the daemon sends its replies. The field `schema` of [`Status`]
-/// contains this version. The version is increased when a field of a reply is renamed or removed.
+/// The version of the JSON format in which the daemon sends its replies. The field `schema` of [`Status`] contains
+/// this version. When a field of a reply is renamed or removed, the version is increased.
 pub const SCHEMA_VERSION: u32 = 1;
 
 macro_rules! wire {

@@ -43,9 +43,8 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Creates the directory `dir` for the state files of the daemon of user `uid`, with its missing parent
-/// directories. Then checks that no other user can replace files in `dir`. An existing directory is only
-/// checked.
+/// Creates the directory `dir` for the state files of the daemon of the user `uid`, with its missing parent
+/// directories. An existing directory is kept. Then checks that no other user can replace files in `dir`.
 ///
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.
@@ -55,9 +54,9 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Returns the names of the cgroups that this pjwd creates for jobs. `state_dir` is its state directory. `beside`
-/// says whether this pjwd was started with `--beside`, that is, as a second pjwd of the same user. If so, the names
-/// contain a hash of the path `state_dir`, and differ from the names that the first pjwd uses.
+/// Returns the names of the cgroups that this pjwd creates for jobs. `beside` says whether this pjwd was started with
+/// `--beside`, as a second pjwd of the same user. The names then contain a hash of the path of its state directory
+/// `state_dir`, and differ from the names that the first pjwd uses.
 #[must_use]
 pub fn own_cgroup_names(state_dir: &Path, beside: bool) -> OwnCgroupNames {
     if !beside {

@@ -43,9 +43,9 @@ pub fn notify_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// Returns the file descriptor of the listening socket that the service manager opened and passed to pjwd at
-/// its start. `None` if no socket was passed. Every call returns the same file descriptor. So the caller must
-/// not close the descriptor, and should use a duplicate.
+/// Returns the file descriptor of the listening socket that the service manager (systemd) opened and passed to pjwd
+/// at its start. `None` if no socket was passed. Every call returns the same file descriptor. So the caller must not
+/// close the descriptor, and should use a duplicate.
 ///
 /// # Errors
 /// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.

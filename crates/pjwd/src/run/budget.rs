@@ -24,7 +24,7 @@ pub struct CpuBudget {
 
 impl CpuBudget {
     /// Makes a budget that contains 50 ms of CPU time at the time `now`. The budget grows by `permille` thousandths
-    /// of the time that passes. It never contains more than 50 ms.
+    /// of the time that passes, but never contains more than 50 ms.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
@@ -42,8 +42,8 @@ impl CpuBudget {
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// Returns how long the work must wait, from `now` on, until the budget is no longer negative. Returns
-    /// zero if the budget is not negative.
+    /// Returns how long the work must wait, from the time `now` on, until this budget of CPU time is no longer
+    /// negative. Zero if the budget is not negative.
     #[must_use]
     pub fn wait_time(&mut self, now: Instant) -> Duration {
         self.accrue(now);

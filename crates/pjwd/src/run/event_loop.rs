@@ -62,8 +62,8 @@ const CONTINUE_DELAY: Duration = Duration::from_millis(2);
 /// A cycle with at least this many actions returns unused heap memory to the kernel.
 const TRIM_ACTIONS: usize = 256;
 
-/// The main loop of pjwd. The loop waits for messages, process events and timers. It then runs a cycle: a scan of
-/// processes, a decision, and the resulting changes.
+/// The main loop of pjwd. The loop waits for messages, process events and timers. Then the loop runs a cycle: a scan
+/// of processes, a decision, and the resulting changes.
 #[derive(Debug)]
 pub struct EventLoop {
     warden: Warden<LinuxMachine, FileJournal>,
@@ -143,9 +143,10 @@ struct Readable {
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// Makes the event loop of pjwd. `warden` scans and changes processes, `inbox` receives the messages of other
-    /// threads, and `publisher` sends the status to the control server. `settings` has the configuration. The caller
-    /// must then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread of the loop.
+    /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs, `inbox`
+    /// receives the messages of other threads, and `publisher` sends the status to clients. `settings` has the
+    /// configuration. The caller must then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread
+    /// of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, FileJournal>,
         inbox: MessageReceiver,
@@ -207,9 +208,9 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle (scan, decision and changes), which scans all processes. The published status is
-    /// complete only after this cycle. So the caller must not serve clients earlier. Also gives the daemon's
-    /// threads a real-time priority, if it is configured.
+    /// Runs the first cycle (scan, decision and changes), which scans all processes. The published status is complete
+    /// only after this cycle. So the caller must not serve clients earlier. Also gives the daemon's threads a
+    /// real-time priority if the configuration says so.
     pub fn run_first_cycle(&mut self) {
         let tids = [("event loop", gettid()), ("control server", getpid())];
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
@@ -228,8 +229,8 @@ impl EventLoop {
         self.own_commands = self.provision_commands();
     }
 
-    /// Waits for messages, process events and timers, and handles them. Blocks the thread, and returns after
-    /// a [`Message::Stop`].
+    /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a
+    /// [`Message::Stop`] arrives.
     pub fn run(&mut self) {
         loop {
             let cpu_before = clock::own_thread_cpu_time();

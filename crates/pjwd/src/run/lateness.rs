@@ -23,9 +23,9 @@ pub fn reaction_time(new_process: &ConfinedNewProcess, now: (Instant, Nanos)) ->
     confined_at.saturating_sub(Duration::from_nanos(new_process.forked_at.0))
 }
 
-/// The longest delay among the recent late cycles (scan, decision and changes) of the daemon. The delay of a cycle is
-/// the time from the moment at which the cycle was due to its start. A cycle is late if its delay is longer than 250
-/// ms. After 5 s without a late cycle, all earlier late cycles are forgotten.
+/// The longest delay of the recent late cycles (scan, decision and changes) of the daemon. The delay says how long
+/// after its due time a cycle began. A cycle is late if its delay is longer than 250 ms. After 5 s without a late
+/// cycle, all earlier late cycles are forgotten.
 #[derive(Debug, Default)]
 pub struct CycleDelay {
     late: Option<(Duration, Instant)>,
@@ -33,7 +33,7 @@ pub struct CycleDelay {
 
 impl CycleDelay {
     /// Records the delay of a cycle (scan, decision and changes) of the daemon that began at the time `now`. `delay`
-    /// is the time from the moment at which the cycle was due to its start.
+    /// says how long after its due time the cycle began.
     pub fn record(&mut self, delay: Duration, now: Instant) {
         let worst = self.max_delay(now).unwrap_or_default();
         if delay > THRESHOLD {
@@ -41,10 +41,9 @@ impl CycleDelay {
         }
     }
 
-    /// Returns the longest delay of a recent late cycle (scan, decision and changes) of the daemon. The delay of a
-    /// cycle is the time from the moment at which the cycle was due to its start. A cycle is late if its delay is
-    /// longer than 250 ms. Returns `None` if no cycle was late in the 5 s before `now`. All earlier late cycles are
-    /// then forgotten.
+    /// Returns the longest delay of the recent late cycles (scan, decision and changes) of the daemon. The delay says
+    /// how long after its due time a cycle began. A cycle is late if its delay is longer than 250 ms. Returns `None`
+    /// if no cycle was late in the 5 s before `now`. All earlier late cycles are then forgotten.
     #[must_use]
     pub fn max_delay(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

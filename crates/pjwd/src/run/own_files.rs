@@ -62,13 +62,14 @@ impl WatchedFiles {
         Self { lock, socket, state_dir }
     }
 
-    /// Watches the files of the daemon, and makes removed files again. Never returns. Must run inside a tokio runtime.
+    /// Watches the files of the daemon, and makes removed files again. Never returns. Must run inside a tokio
+    /// runtime.
     ///
     /// - The lock file and the socket: this function makes them again. Each new socket is sent to `listeners`. If a
-    ///   file can't be made again, a warning ([`Message::Warnings`]) is sent through `outbox`. A socket of the
-    ///   service manager is not made again.
-    /// - The files of the journal: the event loop makes them again. After a removal, [`Message::CheckJournal`] is sent
-    ///   to the event loop through `outbox`.
+    ///   file can't be made again, a warning ([`Message::Warnings`]) is sent to the event loop through `outbox`. A
+    ///   socket of the service manager (systemd) is not made again.
+    /// - The files of the journal (the records of pjwd's changes): the event loop makes them again. After a removal,
+    ///   [`Message::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,

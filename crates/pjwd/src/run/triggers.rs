@@ -13,8 +13,8 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// Reasons for the next cycle (scan, decision and changes) of the event loop: two timers, and the need to
-/// scan every process. Process events of the kernel and commands are reasons for a cycle too, but they are
+/// The stored reasons for the next cycle (scan, decision and changes) of the event loop: two timers that have
+/// expired, and the need to scan every process. Process events of the kernel and commands also cause cycles, but are
 /// not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
@@ -38,8 +38,7 @@ impl CycleTriggers {
         self.job_processes_scan_due || self.scans_unassigned_processes()
     }
 
-    /// Returns whether the next scan also reads processes that belong to no job. Otherwise, the scan reads only
-    /// processes of jobs and processes with process events.
+    /// Returns whether the next scan of the event loop also reads processes that belong to no job.
     #[must_use]
     pub fn scans_unassigned_processes(self) -> bool {
         self.unassigned_scan_due || self.full_scan_due
@@ -61,9 +60,9 @@ impl CycleTriggers {
     /// 1. If `full_scan_due` is true, the scan reads every process.
     /// 2. If there are `commands`, the scan reads the processes that the commands concern.
     /// 3. If `unassigned_scan_due` is true, the scan reads the processes of jobs, and those processes of no job that
-    ///    may have changed.
+    ///    have possibly changed.
     /// 4. If `job_processes_scan_due` is true, the scan reads the processes of jobs.
-    /// 5. Otherwise, the scan reads only the processes of the next paragraph.
+    /// 5. Otherwise, the scan reads only the processes with urgent process events.
     ///
     /// In every case, the scan also reads the processes with urgent process events since the last scan. These are the
     /// processes of jobs that had any event (fork, exec, exit), and other processes that executed a program. The

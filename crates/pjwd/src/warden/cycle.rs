@@ -103,7 +103,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Returns the failures that still existed at the end of the last cycle (scan, decision and changes), such as a
-    /// failed write of the journal.
+    /// failed write of the journal (the records of pjwd's changes).
     pub fn ongoing_failures(&self) -> &OngoingFailures {
         &self.ongoing_failures
     }
@@ -184,11 +184,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
-    /// Finds leftover cgroups and adds them to the state. A leftover cgroup has a name of the form that pjw gives to
-    /// the cpuset of a job, but no record in the journal (the records of all changes). pjw decides about each
-    /// leftover cgroup after the next scan of every process. The cgroup becomes the cpuset of the job in its name
-    /// again if it contains processes and its PUs can be granted to this job. Otherwise, pjw removes the cgroup. Must
-    /// be called once, before the first cycle.
+    /// Finds leftover cgroups and adds them to the state. A leftover cgroup has a name as pjw gives it to the cpuset
+    /// of a job, but no record in the journal (the records of pjwd's changes). After the next scan of every process,
+    /// pjw decides about each leftover cgroup. If the cgroup contains processes, and its PUs can be granted to the
+    /// job in its name, the cgroup becomes the cpuset of this job again. Otherwise, pjw removes the cgroup. Must be
+    /// called once, before the first cycle.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
@@ -200,9 +200,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &self.journal
     }
 
-    /// Replaces the policy (the configured rules) from the next cycle (scan, decision and changes) on. The values of
-    /// `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` do not change, because they do not come from
-    /// the configuration.
+    /// Replaces the policy (the configured rules), from the next cycle (scan, decision and changes) on. The fields
+    /// `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` keep their values, because these do not
+    /// come from the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_managed_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
@@ -214,8 +214,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// Returns the online PUs (logical CPUs) that the topology lacks, because they were offline when the topology was
-    /// read.
+    /// Returns the online PUs (logical CPUs) that the known topology of the machine lacks. These PUs were offline
+    /// when the topology was read.
     pub fn pus_missing_in_topology(&self) -> &CpuSet {
         &self.unknown_pus
     }
@@ -227,11 +227,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.set_policy(policy);
     }
 
-    /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which affinity masks
-    /// and cpusets must change, and changes them. While work is left, scans, decides and changes again, up to 8 times
-    /// in total. If work is left after that, [`CycleReport::has_unfinished_work`] is true, and the caller must run
-    /// another cycle. Returns the results, with one reply for each command. While the journal can't be written,
-    /// commands are refused and no masks or cpusets are changed.
+    /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which affinity
+    /// masks and cpusets must change, and changes them. Repeats the scan, the decision and the changes while work is
+    /// left, up to 8 times in total. If work is left after that, [`CycleReport::has_unfinished_work`] is true, and
+    /// the caller must run another cycle. Returns the results, with one reply for each command. While the journal
+    /// (the records of pjwd's changes) can't be written, commands are refused and no masks or cpusets are changed.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.ongoing_failures.journal_error.is_some() {
             self.ongoing_failures.journal_error =

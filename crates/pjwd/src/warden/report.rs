@@ -11,8 +11,8 @@ use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::state::{WardenState, dirty::DirtySet};
 use pjw_core::{job::JobId, refusal::Refusal, time::Nanos, usage::JobReport};
 
-/// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon.
-/// `pjwctl status` shows them as warnings.
+/// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon, such as a failed
+/// write of its records. `pjwctl status` shows these failures as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OngoingFailures {
     /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
@@ -72,8 +72,8 @@ pub struct CycleReport {
 /// cycle goes on, after the interval.
 const MAX_MASK_WRITES: u32 = 3;
 
-/// A new process of a job, whose affinity mask pjwd changed before any scan had read the process. pjwd does
-/// this only if the mask differs from the set of online PUs that the job holds.
+/// A new process of a job whose affinity mask pjwd changed even before any scan had read the process. pjwd does this
+/// only if the mask differs from the set of online PUs that the job holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedNewProcess {
     /// The process id (pid).

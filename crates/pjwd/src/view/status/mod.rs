@@ -43,8 +43,8 @@ pub struct StatusSnapshot {
     pub unassigned_processes: usize,
 }
 
-/// The state of the event loop, for the status: whether the loop receives process events from the kernel, and
-/// how late its cycles are.
+/// The state of the event loop, for the status that clients receive: whether the loop receives process events from
+/// the kernel, and how late its cycles (scan, decision and changes) are.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
     /// Whether the kernel reports process events (fork, exec, exit) to this daemon over netlink. If false,
@@ -152,9 +152,9 @@ impl StatusPublisher {
         self.last = None;
     }
 
-    /// Writes each event to the log, and sends it to the control server. Must be called after the call of
-    /// [`StatusPublisher::publish_status`] for the same cycle (scan, decision and changes), because the event history
-    /// looks up the jobs of the events in this status.
+    /// Writes each event to the log, and sends each event to the control server (the part of pjwd that answers
+    /// clients). Must be called after [`StatusPublisher::publish_status`] for the same cycle (scan, decision and
+    /// changes), because the control server looks up the jobs of the events in this status.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);
