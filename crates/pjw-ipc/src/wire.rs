@@ -82,10 +82,9 @@ wire! {
         /// Those of the granted PUs that other jobs borrow from their owners.
         lent: String,
     }
-    /// The sizes, in whole cores, of the largest requests that fit now, that is, that the free cores can
-    /// serve. There is a size for a single L3 cache, NUMA node and package, and for the whole machine. A core
-    /// is free if all its online PUs are free. If the machine has no parts of a level, the field has the
-    /// value of the next larger level.
+    /// The sizes, in whole cores, of the largest requests that the free cores can serve now: inside one L3 cache, one
+    /// NUMA node and one package, and on the whole machine. A core is free if all its online PUs are free. If the
+    /// machine has no parts of a level, such as L3 caches, the field has the value of the next larger level.
     Fits {
         /// The largest request that a single L3 cache can serve: the number of free cores in the L3 cache
         /// with the most free cores.

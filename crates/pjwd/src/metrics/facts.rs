@@ -11,12 +11,12 @@ use crate::view::counts::CpuDemand;
 
 /// The value of the metrics label `jobid` in the samples (values) that sum over all jobs without samples of their
 /// own. This text differs from every job id, because each job id contains a colon.
-pub const OTHER_JOBS_LABEL: &str = "other";
+pub const OTHER_JOBS_LABEL_VALUE: &str = "other";
 
 /// The values of the metrics of one job, or the sums of these values over several jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMetrics {
-    /// The id of the job. [`OTHER_JOBS_LABEL`] if the values are sums over several jobs.
+    /// The id of the job. [`OTHER_JOBS_LABEL_VALUE`] if the values are sums over several jobs.
     pub id: String,
     /// The number of cores of which at least one PU is granted to the job.
     pub cores: u64,
@@ -109,9 +109,9 @@ pub struct MetricValues<'p> {
     pub pu_counts: PuCounts,
     /// The metrics of single jobs, ordered by job id. The configuration key `metrics.max_jobs` limits the
     /// number of single jobs. If there are more jobs, only the oldest ones are listed. One more entry at the
-    /// end then has the sums over all other jobs, with the id [`OTHER_JOBS_LABEL`].
+    /// end then has the sums over all other jobs, with the id [`OTHER_JOBS_LABEL_VALUE`].
     pub jobs: Vec<JobMetrics>,
-    /// The number of jobs in the sums of [`OTHER_JOBS_LABEL`]. 0 if every job is listed in `jobs`.
+    /// The number of jobs in the sums of [`OTHER_JOBS_LABEL_VALUE`]. 0 if every job is listed in `jobs`.
     pub summed_jobs: usize,
 }
 
@@ -133,7 +133,7 @@ impl<'p> MetricValues<'p> {
         order.sort_by_key(|&at| (&status.jobs[at].since, &status.jobs[at].id));
         let named: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
         let mut jobs = Vec::with_capacity(named.len() + 1);
-        let mut other = JobMetrics { id: OTHER_JOBS_LABEL.to_owned(), ..JobMetrics::default() };
+        let mut other = JobMetrics { id: OTHER_JOBS_LABEL_VALUE.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
             let demand = snapshot.published.job_demands.get(at).copied().unwrap_or_default();
             let facts = JobMetrics::of(job, demand, &core_of);

@@ -139,7 +139,7 @@ impl StatusPublisher {
 
     /// Sets the environment variables that tell a program how many cores or PUs (logical CPUs) its job has, as
     /// configured. The published status lists these variables.
-    pub fn set_size_variables(&mut self, variables: &[SizeVariable]) {
+    pub fn set_cpu_count_variables(&mut self, variables: &[SizeVariable]) {
         self.size_variables = variables.iter().map(ToString::to_string).collect();
         self.last = None;
     }
