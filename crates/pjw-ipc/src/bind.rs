@@ -16,8 +16,8 @@ use thiserror::Error;
 
 use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
 
-/// The reason why pjwd can't listen on its Unix socket: the error of [`bind`]. The message contains the
-/// remedy.
+/// The reason why pjwd can't listen on its Unix socket: the error of [`bind`]. The error message says what the user
+/// can do.
 #[derive(Debug, Error)]
 pub enum BindError {
     /// Another process already listens on the socket, or holds the lock file of the socket.
@@ -68,9 +68,8 @@ fn holder(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
-/// The Unix socket on which pjwd listens, with its socket file and a lock file. The lock file prevents
-/// another daemon from listening on the same path. Dropping the value removes the socket file and releases
-/// the lock.
+/// The Unix socket on which pjwd listens, with its socket file and a lock file. The lock file prevents another daemon
+/// from listening at the same path. When the value is dropped, the socket file is removed and the lock is released.
 #[derive(Debug)]
 pub struct BoundSocket {
     listener: UnixListener,
@@ -81,24 +80,24 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Returns the path of the socket file.
+    /// Returns the path of the socket file on which pjwd listens.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns whether the socket file and the lock file at their paths are still the files that this value
-    /// created. False if another program removed or replaced one of the files. New clients may then be unable
-    /// to connect. In this case, call [`BoundSocket::rebind_if_removed`] to create the files again.
+    /// Returns whether the socket file and the lock file still exist and are the files that this value created. False
+    /// if another program removed or replaced one of the files: new clients possibly can't connect. In this case,
+    /// call [`BoundSocket::rebind_if_removed`] to create the files again.
     #[must_use]
     pub fn are_files_in_place(&self) -> bool {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
     }
 
     /// Creates the socket file and the lock file again, each only if another program removed or replaced the file.
-    /// Returns a duplicate of the file descriptor of the listening socket, for the server. If the socket file was
-    /// created again, this is the new socket. Otherwise it is the socket that this value already had. Client
-    /// connections that the server has already accepted stay open.
+    /// Returns a duplicate of the file descriptor of the listening socket, for the server. The descriptor belongs to
+    /// the new socket if the socket file was created again, and otherwise to the present socket. Client connections
+    /// that the server has already accepted stay open.
     ///
     /// # Errors
     /// The errors of [`bind`]. Also if the process has no free file descriptor.
@@ -132,13 +131,13 @@ impl Drop for BoundSocket {
     }
 }
 
-/// Creates the Unix socket at `path` on which pjwd listens for its clients. Creates missing directories in
-/// `path`. Replaces the socket file of a daemon that no longer runs. Every user may connect (mode 0666),
-/// because the server checks the permissions for each call.
+/// Creates the Unix socket at `path` on which pjwd listens for its clients. Creates missing directories in `path`.
+/// Replaces the socket file of a daemon that no longer runs. Every user can connect (mode 0666), because the server
+/// checks the permissions for each call.
 ///
 /// # Errors
-/// If `path` is too long for a Unix socket, if another daemon listens on the socket or holds its lock, if
-/// `path` exists and is not a socket, or if a file operation fails.
+/// If `path` is too long for a Unix socket, if another daemon listens on the socket or holds its lock, if `path`
+/// exists and is not a socket, or if a file operation fails.
 pub fn bind(path: &Path) -> Result<BoundSocket, BindError> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindError::PathTooLong { path: path.to_owned(), length });

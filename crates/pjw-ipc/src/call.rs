@@ -10,8 +10,8 @@ use crate::INTERFACE_NAME;
 use crate::report::Report;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Memory, Move, Status, Thread, Topology};
 
-/// A parsed method call of a client. The types of the parameters are correct, but their values have not been
-/// checked. For example, a named job may not exist.
+/// A method call of a client, parsed from JSON. The types of the parameters are correct, but their values have not
+/// been checked. For example, it is possible that a named job does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Returns the state of the whole machine.
@@ -67,7 +67,7 @@ macro_rules! parameters {
 }
 
 parameters! {
-    /// The parameters of the method `GetJob`.
+    /// The parameters of the method `GetJob`, which returns a job with one page of its processes.
     GetJob {
         /// The id of the job, such as `slurm:7`.
         job: String,
@@ -79,7 +79,7 @@ parameters! {
         /// `after`. The page then starts with the further threads of this process.
         after_tid: Option<u32>,
     }
-    /// The parameters of the method `GetMemory`.
+    /// The parameters of the method `GetMemory`, which measures the memory use of a job.
     GetMemory {
         /// The id of the job, such as `slurm:7`.
         job: String,
@@ -89,7 +89,7 @@ parameters! {
         /// Whether the memory on each NUMA node is read too. This looks at all pages once more.
         nodes: Option<bool>,
     }
-    /// The parameters of the method `Assign`.
+    /// The parameters of the method `Assign`, which grants cores to a job and adds processes to the job.
     Assign {
         /// The id of the job, such as `slurm:7`.
         job: String,
@@ -121,19 +121,20 @@ parameters! {
         /// The user id of the job's owner. Only an administrator may name another user than the caller.
         owner: Option<u32>,
     }
-    /// The parameters of the methods `Release` and `ExplainJob`.
+    /// The parameters of the methods `Release` and `ExplainJob`: the id of the job.
     JobParameter {
         /// The id of the job, such as `slurm:7`.
         job: String,
     }
-    /// The parameters of the method `Want`.
+    /// The parameters of the method `Want`, which sets the number of cores that a job can use at present.
     Want {
         /// The id of the job, such as `slurm:7`.
         job: String,
         /// The number of cores that the job can use at present. `None` if it wants what it was granted.
         cores: Option<u32>,
     }
-    /// The parameters of the method `Provision`.
+    /// The parameters of the method `Provision`, which makes the daemon keep a number of cores for a service, such as
+    /// a web server.
     Provision {
         /// The name of the service, such as `web`.
         job: String,
@@ -142,7 +143,8 @@ parameters! {
         /// The rule by which its processes are recognised, such as `unit=nginx.service`. `None` for no rule.
         rule: Option<String>,
     }
-    /// The parameters of the method `ExplainPid`.
+    /// The parameters of the method `ExplainPid`, which explains why a process belongs to its job and has its
+    /// affinity masks.
     ExplainPid {
         /// The pid of the process.
         pid: u32,
@@ -150,14 +152,14 @@ parameters! {
         /// page.
         after_tid: Option<u32>,
     }
-    /// The parameters of the method `GetReports`.
+    /// The parameters of the method `GetReports`, which returns the reports of jobs that have ended.
     GetReports {
         /// The id of the job whose reports are wanted, such as `slurm:7`. `None` for the reports of all jobs.
         job: Option<String>,
         /// The maximum number of reports, at least 1. `None` for all that are stored.
         last: Option<u32>,
     }
-    /// The parameters of the method `Events`.
+    /// The parameters of the method `Events`, which returns the stored events of the daemon.
     Events {
         /// Whether the daemon continues to send new events after the stored events. If not, the replies end
         /// after the stored events.
@@ -170,7 +172,7 @@ fn skip<T: Serialize>(value: &T) -> bool {
     serde_json::to_value(value).is_ok_and(|value| value.is_null())
 }
 
-/// The reply of the daemon to a successful call. The daemon answers a call of `Events` with a series of
+/// The reply of the daemon to a successful call of a client. The daemon answers the call `Events` with a series of
 /// replies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
@@ -257,7 +259,7 @@ pub struct GetJobReply {
     pub last_tid: Option<u32>,
 }
 
-/// The reply to the call `ExplainJob`: the reasons why the job holds its PUs.
+/// The reply to the call `ExplainJob`: the reasons why a job holds its PUs (logical CPUs).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainJobReply {
     /// The id of the job, such as `slurm:7`.
@@ -292,8 +294,8 @@ pub struct ExplainPidReply {
     pub last_tid: Option<u32>,
 }
 
-/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now.
-/// The reply also has warnings, for example about a change that is needed but that the daemon does not make.
+/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now. The reply
+/// also has warnings, for example about a needed change that the daemon does not make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The changes of affinity masks and cpusets that the daemon would make now.
@@ -306,8 +308,8 @@ pub struct PlanReply {
     pub warnings: Vec<Abstained>,
 }
 
-/// The reply to the calls `PlanDefrag` and `Defrag`: the jobs that move to other cores, and the largest
-/// requests for cores that fit before and after the moves.
+/// The reply to the calls `PlanDefrag` and `Defrag`, which move jobs to other cores to make room for larger requests.
+/// The reply has the moves, and the sizes of the largest requests for cores that fit before and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
     /// The jobs that would move, or were moved, with their old and new PUs. Each job occurs once.
@@ -344,8 +346,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns the Varlink error that the client receives: its full name, such as `org.pjw.Warden.Refused`,
-    /// and its parameters.
+    /// Returns the error in the form in which the client receives it by the Varlink protocol: the full name of the
+    /// error, such as `org.pjw.Warden.Refused`, and its parameters.
     #[must_use]
     pub fn to_wire(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE_NAME}.{name}");

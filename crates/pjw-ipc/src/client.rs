@@ -20,8 +20,8 @@ const MAX_REPLY: usize = 64 << 20;
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The reason why a client cannot connect to the daemon: the error of [`Client::connect`]. The message names the
-/// remedy.
+/// The reason why a client can't connect to the daemon: the error of [`Client::connect`]. The error message says what
+/// the user can do.
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// No process listens on the daemon's socket, or the socket does not exist.
@@ -172,30 +172,30 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that sends a series of replies, such as `Events`, and passes each reply to `each`.
-    /// Blocks until the last reply has arrived, or until `each` returns false. If `each` returned false, the
-    /// connection can't be used for another call. The timeout of the connection applies to sending the call,
-    /// but not to waiting for replies.
+    /// Calls the method `method` of the daemon, which sends a series of replies, such as `Events`. Passes each reply
+    /// to `on_reply`. Blocks until the last reply has arrived, or until `on_reply` returns false. If `on_reply`
+    /// returned false, the connection can't be used for another call. The timeout of the connection applies to
+    /// sending the call, but not to waiting for replies.
     ///
     /// # Errors
-    /// If the daemon refuses the call, sending the call takes longer than the timeout, the connection breaks,
-    /// or a reply can't be parsed.
+    /// If the daemon refuses the call, sending the call takes longer than the timeout, the connection breaks, or a
+    /// reply can't be parsed.
     pub fn stream_replies<T: DeserializeOwned>(
         &mut self,
         method: &str,
         parameters: &impl Serialize,
-        mut each: impl FnMut(T) -> bool,
+        mut on_reply: impl FnMut(T) -> bool,
     ) -> Result<(), ClientError> {
         self.start_deadline();
         self.send(method, parameters, true)?;
         // Events may be far apart: no timeout.
         self.deadline = None;
-        self.receive_all(&mut each)
+        self.receive_all(&mut on_reply)
     }
 
     fn receive_all<T: DeserializeOwned>(
         &mut self,
-        each: &mut impl FnMut(T) -> bool,
+        on_reply: &mut impl FnMut(T) -> bool,
     ) -> Result<(), ClientError> {
         loop {
             let (reply, continues): (Value, bool) = self.receive()?;
@@ -203,7 +203,7 @@ impl Client {
             if reply.as_object().is_some_and(|object| !object.is_empty()) {
                 let reply = serde_json::from_value(reply)
                     .map_err(|error| ClientError::Malformed(error.to_string()))?;
-                if !each(reply) {
+                if !on_reply(reply) {
                     return Ok(());
                 }
             }
@@ -296,11 +296,11 @@ fn refused(error: &str, parameters: &Value) -> ClientError {
     ClientError::Refused { error: error.to_owned(), message }
 }
 
-/// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`. The first
-/// case that applies determines the directory:
+/// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`.
+/// `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`. The first case that applies determines the directory:
 ///
 /// 1. `/run/pjwd` if `uid` is 0 (root).
-/// 2. `pjwd` in `xdg_runtime_dir` (the value of `$XDG_RUNTIME_DIR`), if this is an absolute path.
+/// 2. `pjwd` in `xdg_runtime_dir`, if this is an absolute path.
 /// 3. `/run/user/UID/pjwd` if `/run/user/UID` exists.
 /// 4. `/tmp/pjwd-UID`.
 #[must_use]
@@ -315,17 +315,18 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the path of the daemon's socket to which a client of the user `uid` connects. The first case that applies
-/// determines the path:
+/// Returns the path of the daemon's socket to which a client of the user `uid` connects. `chosen_path` is the path
+/// that the user chose, for example by an option. `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`. The first
+/// case that applies determines the path:
 ///
-/// 1. `explicit`, if given.
+/// 1. `chosen_path`, if it is not `None`.
 /// 2. Root's socket (`/run/pjwd/pjwd.sock`) if the user's [`runtime_dir`] exists but is not a directory of this user.
 /// 3. The socket `pjwd.sock` in the user's [`runtime_dir`] if a daemon listens on this socket.
-/// 4. Root's socket if it exists.
+/// 4. Root's socket if this socket exists.
 /// 5. The socket `pjwd.sock` in the user's [`runtime_dir`].
 #[must_use]
-pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
-    if let Some(path) = explicit {
+pub fn socket_path(chosen_path: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
+    if let Some(path) = chosen_path {
         return path.to_owned();
     }
     let dir = runtime_dir(uid, xdg_runtime_dir);

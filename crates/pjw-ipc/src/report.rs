@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What is left of a job after its end. Lists of such reports are the reply to `GetReports`. The field names are public.
+/// The report of a job that has ended: how long the job ran, and how it used its cores and its memory. The daemon
+/// sends such reports as the reply to the call `GetReports`. The field names are part of the public JSON format.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The id of the job, such as `slurm:7`. Several reports may have the same id.
@@ -50,7 +51,8 @@ pub struct Report {
     pub incomplete: Option<String>,
 }
 
-/// A number with three digits after the point. JSON has it as a number such as `12.345`.
+/// A number with three decimal places, stored as the number of thousandths. For example, `Thousandths(12345)` is
+/// 12.345, and its JSON is the number `12.345`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Thousandths(pub u64);
 

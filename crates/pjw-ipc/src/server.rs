@@ -85,9 +85,9 @@ impl Drop for Slot {
     }
 }
 
-/// Serves the clients that connect to `listener`, until `stop` becomes true. `service` computes the replies. After
-/// `stop` has become true, the server sends the replies to the calls that it has already read, for at most
-/// [`ServerLimits::write_timeout`]. The server ends each series of replies. Must run inside a
+/// Serves the clients that connect to `listener`, until `stop` becomes true. `service` computes the replies. When
+/// `stop` has become true, the server accepts no more calls and ends each series of replies. The server still sends
+/// the replies to the calls that it has already read, for at most [`ServerLimits::write_timeout`]. Must run inside a
 /// [`tokio::task::LocalSet`].
 ///
 /// # Errors
@@ -102,15 +102,15 @@ pub async fn serve<S: Service>(
     serve_with_new_listeners(listener, none, service, limits, stop).await
 }
 
-/// Serves clients as [`serve`] does, and also allows the caller to replace the listener. The server listens on the
-/// listener that it received last from `successors`. For example, the caller sends a new listener after the socket file
-/// was removed and created again. Open connections stay open.
+/// Serves clients as [`serve`] does, and also lets the caller replace the listener. After each new listener that
+/// arrives on the channel `new_listeners`, the server listens on this one only. For example, the caller sends a new
+/// listener after the socket file was removed and created again. Open connections stay open.
 ///
 /// # Errors
 /// If a listener cannot be registered with the runtime.
 pub async fn serve_with_new_listeners<S: Service>(
     listener: StdListener,
-    mut successors: mpsc::UnboundedReceiver<StdListener>,
+    mut new_listeners: mpsc::UnboundedReceiver<StdListener>,
     service: Rc<S>,
     limits: ServerLimits,
     mut stop: watch::Receiver<bool>,
@@ -125,7 +125,7 @@ pub async fn serve_with_new_listeners<S: Service>(
             biased;
             _ = stop.wait_for(|stop| *stop) => break,
             accepted = listener.accept() => accepted,
-            Some(successor) = successors.recv() => {
+            Some(successor) = new_listeners.recv() => {
                 listener = registered(successor)?;
                 continue;
             }

@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use crate::call::{Call, CallError, Reply};
 
 /// The limits on connections, memory and time that protect the server from its clients. The server closes a
-/// connection that exceeds a limit. Exception: for [`ServerLimits::max_unread_reply_bytes`], the server may
-/// send an error instead.
+/// connection that exceeds a limit. There is one exception: if unread replies take too much memory, the server can
+/// also send an error instead of a reply ([`ServerLimits::max_unread_reply_bytes`]).
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together.
@@ -61,8 +61,8 @@ impl Default for ServerLimits {
     }
 }
 
-/// The client process at the other end of a connection: its user, group and process id as the kernel reports them
-/// (`SO_PEERCRED`, unix(7)).
+/// The client process at the other end of a connection: its user, group and process id, as the kernel reports these
+/// facts (`SO_PEERCRED`, unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// The user id of the client process.
@@ -84,8 +84,8 @@ pub enum Replies {
     Stream(mpsc::Receiver<Reply>),
 }
 
-/// Computes the replies to the calls of clients. The server handles the connections and the protocol, and
-/// passes each call to an implementation of this trait.
+/// The part of a server that computes the replies to the calls of clients. The server handles the connections and the
+/// protocol, and passes each call to an implementation of this trait.
 pub trait Service: 'static {
     /// Computes the result of the method call `call` from the client `peer`. `more` is true if the client
     /// accepts several replies to this call. An error is sent to the client as the reply.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the JSON format in which the daemon sends its replies. The field `schema` of [`Status`]
-/// contains this version. The version is increased when a field of a reply is renamed or removed.
+/// The version of the JSON format in which the daemon sends its replies. The field `schema` of [`Status`] contains
+/// this version. When a field of a reply is renamed or removed, the version is increased.
 pub const SCHEMA_VERSION: u32 = 1;
 
 macro_rules! wire {
@@ -22,7 +22,8 @@ macro_rules! wire {
 }
 
 wire! {
-    /// The state of the whole machine.
+    /// The state of the whole machine as the daemon sees it: the PUs (logical CPUs), the jobs, and warnings. The
+    /// reply to the call `GetStatus` contains this value.
     Status {
         /// The version of the JSON format of this type: [`SCHEMA_VERSION`].
         schema: u32,
@@ -81,10 +82,9 @@ wire! {
         /// Those of the granted PUs that other jobs borrow from their owners.
         lent: String,
     }
-    /// The sizes, in whole cores, of the largest requests that fit now, that is, that the free cores can
-    /// serve. There is a size for a single L3 cache, NUMA node and package, and for the whole machine. A core
-    /// is free if all its online PUs are free. If the machine has no parts of a level, the field has the
-    /// value of the next larger level.
+    /// The sizes, in whole cores, of the largest requests that the free cores can serve now: inside one L3 cache, one
+    /// NUMA node and one package, and on the whole machine. A core is free if all its online PUs are free. If the
+    /// machine has no parts of a level, such as L3 caches, the field has the value of the next larger level.
     Fits {
         /// The largest request that a single L3 cache can serve: the number of free cores in the L3 cache
         /// with the most free cores.
@@ -206,7 +206,8 @@ wire! {
         /// memory of the job was not read.
         #[serde(default)] address_space: Option<u32>,
     }
-    /// The memory of a job. All sizes are in bytes.
+    /// The memory use of a job, as one reading measured it. All sizes are in bytes. The reply to the call `GetMemory`
+    /// contains this value.
     Memory {
         /// How it was read: `smaps` (the pages of each process were looked at) or `cgroup` (from counters: the shared
         /// part is an estimate, and concerns anonymous memory only).
@@ -250,7 +251,7 @@ wire! {
         /// A prediction that the memory will not suffice, and what to do. `None` if it suffices.
         warning: Option<Warning>,
     }
-    /// The memory of a process. All sizes are in bytes.
+    /// The memory use of one process of a job. All sizes are in bytes.
     ProcessMemory {
         /// The process id.
         pid: u32,
@@ -269,7 +270,7 @@ wire! {
         /// The memory on each NUMA node. Empty if it was not requested.
         by_node: BTreeMap<String, u64>,
     }
-    /// A process whose memory could not be read.
+    /// A process of a job whose memory use could not be read, with the reason.
     MemoryDenied {
         /// The process id.
         pid: u32,
@@ -278,7 +279,7 @@ wire! {
         /// The reason, in one sentence.
         why: String,
     }
-    /// An earlier reading of the memory of a job. All sizes are in bytes.
+    /// An earlier reading of the memory use of a job: its time and the measured sums. All sizes are in bytes.
     MemorySample {
         /// The UTC time of the reading (RFC 3339).
         time: String,
@@ -293,7 +294,7 @@ wire! {
         /// The number of processes.
         processes: u32,
     }
-    /// A thread of a process that belongs to a job.
+    /// A thread of a process that belongs to a job, with its CPU demand and its affinity mask.
     Thread {
         /// The thread id.
         tid: u32,
@@ -353,7 +354,8 @@ wire! {
         /// The reason for the change, in one sentence.
         why: String,
     }
-    /// A change that the daemon does not make, and the reason.
+    /// A warning in the reply to the call `Plan`. Most such warnings describe a change of affinity masks or cpusets
+    /// that the daemon does not make, and the reason.
     Abstained {
         /// The name of the condition, for scripts.
         code: String,
@@ -366,8 +368,8 @@ wire! {
         /// What the user can do.
         remedy: String,
     }
-    /// The move of a job to other cores by a defragmentation. Afterwards larger requests for cores can be
-    /// served.
+    /// The move of a job to other cores by a defragmentation. A defragmentation makes room for larger requests for
+    /// cores.
     Move {
         /// The id of the job.
         job: String,

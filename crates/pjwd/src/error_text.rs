@@ -8,7 +8,7 @@ use std::error::Error;
 /// Returns the message of an error and the messages of its causes as one line, separated by `: `. Example:
 /// `can't read the file: permission denied`.
 #[must_use]
-pub fn error_chain(error: &dyn Error) -> String {
+pub fn error_chain_text(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| (*cause).source());
     let mut text = error.to_string();
     for cause in causes {
@@ -22,7 +22,7 @@ pub fn error_chain(error: &dyn Error) -> String {
 mod tests {
     use thiserror::Error;
 
-    use super::error_chain;
+    use super::error_chain_text;
 
     #[derive(Debug, Error)]
     #[error("the state can't be written")]
@@ -35,11 +35,14 @@ mod tests {
     #[test]
     fn an_error_chain_is_one_line() {
         let error = Outer(Middle(std::io::Error::other("no space left")));
-        assert_eq!(error_chain(&error), "the state can't be written: /run/pjwd/state.json: no space left");
+        assert_eq!(
+            error_chain_text(&error),
+            "the state can't be written: /run/pjwd/state.json: no space left"
+        );
     }
 
     #[test]
     fn an_error_without_a_cause_is_its_own_message() {
-        assert_eq!(error_chain(&std::io::Error::other("gone")), "gone");
+        assert_eq!(error_chain_text(&std::io::Error::other("gone")), "gone");
     }
 }

@@ -43,8 +43,10 @@ use crate::{
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the program pjwd with the options of its command line. The daemon runs until SIGTERM or SIGINT.
-/// Returns exit code 0 on success. After an error, prints the error to stderr and returns exit code 1.
+/// Runs pjwd with its command-line `options`, and returns the exit code of the process. Without a special option,
+/// pjwd serves jobs until SIGTERM or SIGINT arrives. With an option such as `--check-config` or `--release-all`, pjwd
+/// does only this task. The exit code is 0 on success. After an error, prints the error to stderr and returns exit
+/// code 1.
 #[must_use]
 pub fn main(options: &DaemonOptions) -> ExitCode {
     let done = if options.topology_json {
@@ -59,7 +61,7 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "pjwd: {}", error_text::error_chain(error.as_ref()));
+            let _ = writeln!(std::io::stderr(), "pjwd: {}", error_text::error_chain_text(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -172,7 +174,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
     let (meter, metrics_receiver) = MetricsRecorder::new(config.settings());
-    publisher.set_size_variables(&config.settings().size_variables);
+    publisher.set_cpu_count_variables(&config.settings().size_variables);
     let settings = ReloadContext {
         config,
         config_path: options.config.clone(),
@@ -181,14 +183,14 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
         metrics_recorder: meter,
     };
     let job_files = JobFiles::new(&state_dir);
-    publisher.set_job_files(job_files.root_path());
+    publisher.set_job_files_directory(job_files.root_path());
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, reports);
     let (loop_handle, started, ended) = spawn_loop(event_loop)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
     let served = serve_until_stopped(listener, own_files, control, record_events, loop_thread);
     if let Err(failure) = &served {
-        error!("{}", error_text::error_chain(failure.as_ref()));
+        error!("{}", error_text::error_chain_text(failure.as_ref()));
     }
     served?;
     loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))

@@ -37,7 +37,8 @@ const FORK_DELAY: Duration = Duration::from_millis(20);
 /// the first scan, may have children: the next scan finds these.
 const FINDING_SCANS: usize = 2;
 
-/// The result of `pjwd --release-all`: the released jobs, and remarks for the user.
+/// The result of `pjwd --release-all`, which undoes what an earlier pjwd changed for its jobs: the released jobs, and
+/// remarks for the user.
 #[derive(Debug, Default)]
 pub struct ReleaseSummary {
     /// The ids of the jobs that were released: the changes of affinity masks and cpusets for these jobs were
@@ -48,18 +49,18 @@ pub struct ReleaseSummary {
     pub remarks: Vec<String>,
 }
 
-/// Releases the jobs that an earlier daemon recorded in its state directory `state_dir`. Restores the
-/// affinity masks of the jobs' processes, and removes the cpusets of the jobs. Also removes the cpusets of
-/// an earlier daemon that have no record. If records are lost, [`ReleaseSummary::remarks`] names the
-/// processes whose masks an earlier daemon may have set. If there are neither records nor such cpusets,
-/// changes nothing and does not create `state_dir`.
+/// Undoes what an earlier pjwd changed for its jobs. Reads the records of these jobs from `state_dir`, the state
+/// directory of the earlier pjwd. Restores the affinity masks of the jobs' threads, and removes the cpusets of the
+/// jobs. Also removes cpusets of an earlier pjwd that have no record. If records are lost,
+/// [`ReleaseSummary::remarks`] names the processes whose masks an earlier pjwd possibly set. If there are neither
+/// records nor such cpusets, changes nothing and does not create `state_dir`.
 ///
-/// `beside` says whether the earlier daemon was started with `--beside`. Only such a daemon puts a hash of
-/// the path `state_dir` into the names of its cpusets.
+/// `beside` must be true if the earlier pjwd was started with `--beside`. The cpusets of such a pjwd have other
+/// names: these contain a hash of the path `state_dir`.
 ///
 /// # Errors
-/// If a running daemon uses `state_dir`. If the journal (the files with the records) can't be used. If an
-/// affinity mask can't be restored, or a cpuset still restricts its processes.
+/// If a running daemon uses `state_dir`. If the journal (the files with the records) can't be used. If an affinity
+/// mask can't be restored, or a cpuset still restricts its processes.
 pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSummary> {
     let own_cgroups = directories::own_cgroup_names(state_dir, beside);
     let mut node = LinuxMachine::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
@@ -101,7 +102,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
         unknown.extend(unknown_masks(&mut warden, has_events));
     }
     undone.remarks.extend(mask_remarks(warden.state(), &unknown));
-    job_files::remove_all(state_dir);
+    job_files::remove_files_of_all_jobs(state_dir);
     warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
     Ok(undone)
 }

@@ -231,7 +231,7 @@ impl Key {
 fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, ValueError> {
     let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
     let rule = values::text(value, what)?;
-    rule.parse().map_err(|error| ValueError::because(crate::error_text::error_chain(&error)))
+    rule.parse().map_err(|error| ValueError::because(crate::error_text::error_chain_text(&error)))
 }
 
 /// `off`, or the time between two readings of the memory of a job.

@@ -42,7 +42,7 @@ use self::problem::Position;
 pub use self::provisions::ProvisionSettings;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
-/// A valid configuration of pjwd, with the path of the file from which it was read.
+/// A valid configuration of pjwd: the values of all keys, and the path of the file from which the values were read.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     settings: Settings,
@@ -53,13 +53,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the configuration file at `path`. If `path` is `None`, reads the
-    /// [default file](Config::default_path). If `path` is `None` and there is no default file, all keys have
-    /// their defaults.
+    /// Reads the configuration file at `path`. If `path` is `None`, reads the [default file](Config::default_path).
+    /// If there is no default file, all keys have their defaults.
     ///
     /// # Errors
-    /// If the file has mistakes: all mistakes, in the order of the file. If the file can't be read: a single
-    /// error. A missing file is an error only if `path` is given.
+    /// If the file has mistakes: all mistakes, in the order of the file. If the file can't be read: a single error. A
+    /// missing file at `path` is an error, and a missing default file is none.
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::text(path)?),
@@ -68,9 +67,9 @@ impl Config {
         }
     }
 
-    /// Returns the path of the default configuration file. For root this is `/etc/pjw/pjwd.toml`. For other
-    /// users it is `pjw/pjwd.toml` in `$XDG_CONFIG_HOME`, or else in `$HOME/.config`. `None` if neither
-    /// variable contains an absolute path.
+    /// Returns the path of the default configuration file of the user who runs this process. For root this is
+    /// `/etc/pjw/pjwd.toml`. For another user it is `$XDG_CONFIG_HOME/pjw/pjwd.toml`. If `$XDG_CONFIG_HOME` is not an
+    /// absolute path, `$HOME/.config` replaces it. Returns `None` if `$HOME` is no absolute path either.
     #[must_use]
     pub fn default_path() -> Option<PathBuf> {
         if Uid::effective().is_root() {
@@ -81,8 +80,8 @@ impl Config {
         base.map(|base| base.join("pjw/pjwd.toml"))
     }
 
-    /// Parses `text`, the content of a configuration file. `path` is the path of the file, and is used only
-    /// in error messages.
+    /// Parses `text`, the content of a configuration file. `path` is the path of this file, for error messages. The
+    /// file is not read.
     ///
     /// # Errors
     /// All mistakes in the text, in the order of the text.
@@ -104,33 +103,33 @@ impl Config {
         self.path.as_deref()
     }
 
-    /// Returns the time between two scans of the processes of jobs: the value of the key `interval`. Each
-    /// scan reads the processes that ran since the scan before, with their threads.
+    /// Returns the time between two scans of the processes of jobs: the value of the configuration key `interval`.
+    /// Each scan reads the processes of jobs that ran since the previous scan, with their threads.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.settings.scan_interval
     }
 
-    /// Returns the time between two periodic scans: the value of the key `rescan_interval`. A periodic scan
-    /// reads the processes of jobs, and also the processes that belong to no job. Most periodic scans read
-    /// only processes that may have changed. The result is never shorter than the key `interval`, because a
-    /// configuration with a shorter time is refused.
+    /// Returns the time between two periodic scans: the value of the configuration key `rescan_interval`. A periodic
+    /// scan reads the processes of jobs, and also the processes that belong to no job. Most periodic scans read only
+    /// processes that have possibly changed. The time is never shorter than [`Config::interval`], because pjwd
+    /// refuses a configuration with a shorter time.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval
     }
 
-    /// Returns the policy for a machine: the settings on which decisions about jobs depend. The policy contains
-    /// the housekeeping PUs: the PUs (logical CPUs) of this machine that are reserved for the system. The caller
-    /// must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`, which do not
-    /// come from the configuration.
+    /// Returns the policy for the machine with the topology `topology`. The policy has the settings on which
+    /// decisions about jobs depend. Among them are the housekeeping PUs: the PUs (logical CPUs) that are reserved for
+    /// the system. The caller must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and
+    /// `own_cgroups`, which do not come from the configuration.
     ///
     /// # Errors
     /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.
     pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<ConfigError>> {
         let settings = &self.settings;
         let housekeeping_cpus = settings.housekeeping.resolve(topology).map_err(|error| {
-            let text = crate::error_text::error_chain(&error);
+            let text = crate::error_text::error_chain_text(&error);
             let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
             vec![match &self.housekeeping {
                 Some(place) => ConfigError::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),

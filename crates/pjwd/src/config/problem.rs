@@ -15,8 +15,8 @@ const BEFORE_CARET: usize = 40;
 /// The largest number of characters of a value or key in a sentence.
 const QUOTED_VALUE: usize = 60;
 
-/// A mistake in the configuration file, or the reason why the file cannot be read. `Display` gives a message of up to
-/// three lines that quotes the wrong line.
+/// A mistake in the configuration file, or the reason why the file can't be read. The error message (`Display`) has
+/// one to three lines. If the mistake is in one line of the file, the message quotes this line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     file: String,
@@ -56,8 +56,8 @@ impl ConfigError {
         Self { file: file_name(path), position: Some(position), key, text: text.into() }
     }
 
-    /// Returns the configuration key that has the mistake, such as `balance.pin`. `None` if the mistake is not at a
-    /// key.
+    /// Returns the configuration key that has the mistake, such as `balance.pin`. `None` if the error concerns no
+    /// single key, for example if the file can't be read.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
@@ -69,7 +69,8 @@ impl ConfigError {
         self.position.as_ref().map(|position| position.line)
     }
 
-    /// Returns the position of the mistake, as `FILE:LINE:COLUMN: KEY`. Parts that are unknown are left out.
+    /// Returns the position of the mistake as text, in the form `FILE:LINE:COLUMN: KEY`. Leaves out LINE and COLUMN
+    /// if the mistake concerns the whole file, and KEY if the mistake concerns no single key.
     #[must_use]
     pub fn location(&self) -> String {
         let key = self.key.as_ref().map(|key| format!(": {key}")).unwrap_or_default();
@@ -79,8 +80,9 @@ impl ConfigError {
         }
     }
 
-    /// Returns the error as one line for the log and for clients of pjwd. The line quotes nothing from the
-    /// file, because a client may not be allowed to read the file.
+    /// Returns the error as one line for the log and for clients of pjwd: the position and the description of the
+    /// mistake. Does not quote the wrong line of the file, because a client of pjwd does not always have permission
+    /// to read the file.
     #[must_use]
     pub fn log_line(&self) -> String {
         format!("{}: {}", self.location(), self.text)

@@ -7,8 +7,9 @@ use toml::de::DeValue;
 
 use super::values::{self, ValueError};
 
-/// One table `[[provision]]` of the configuration file. A provision promises a number of cores to a service. pjwd
-/// keeps these cores for the service even while no process of the service runs.
+/// The values of one table `[[provision]]` of the configuration file. A provision is a number of cores that pjwd
+/// keeps for a service, such as a web server. pjwd keeps these cores free for the service even while no process of
+/// the service runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvisionSettings {
     /// `name`: the id of the job to which the cores and the processes of the service belong.
@@ -21,16 +22,17 @@ pub struct ProvisionSettings {
 }
 
 impl ProvisionSettings {
-    /// Returns the provision as text for messages: its name, its number of cores, and its rule. By the rule, pjwd
-    /// recognises the processes of the service. Example: `web: 4 cores, unit=nginx.service`. A provision without a rule
-    /// gives `web: 4 cores`.
+    /// Returns the provision (the cores that pjwd keeps for one service) as text for messages. The text has the name
+    /// of the provision, its number of cores, and the rule by which pjwd recognises the processes of the service.
+    /// Example: `web: 4 cores, unit=nginx.service`. A provision without a rule gives `web: 4 cores`.
     #[must_use]
     pub fn describe(&self) -> String {
         let rule = self.rule.as_ref().map(|rule| format!(", {rule}")).unwrap_or_default();
         format!("{}: {} cores{rule}", self.job.name(), self.cores)
     }
 
-    /// Returns a request for the number of whole cores that the table promises to the service.
+    /// Returns the size of the provision as a request for CPUs: the number of whole cores that pjwd keeps for the
+    /// service.
     #[must_use]
     pub fn cpu_request(&self) -> CpuRequest {
         CpuRequest::Cores(self.cores)

@@ -15,9 +15,8 @@ use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::J
 use super::provisions::ProvisionSettings;
 use crate::memory::MemorySettings;
 
-/// The value of the configuration key `log_level`: the least severe level of messages that pjwd logs. The
-/// variants are in order, the most severe level first. Each variant includes the messages of the variants
-/// before it.
+/// The value of the configuration key `log_level`: the lowest severity of the messages that pjwd logs. The variants
+/// are in order, the highest severity first. Each level also logs the messages of all levels before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
     /// Logs failures only.
@@ -34,8 +33,8 @@ pub enum LogLevel {
     Trace,
 }
 
-/// The value of the configuration key `scan`: the kernel interface through which pjwd reads the state of processes and
-/// threads.
+/// The value of the configuration key `scan`: how pjwd reads the state of processes and threads from the kernel. The
+/// choices are the files in /proc, and a BPF program if the kernel allows BPF programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ScanInterface {
     /// A BPF program if the kernel allows it. The files in /proc otherwise.
@@ -45,8 +44,8 @@ pub enum ScanInterface {
     Proc,
 }
 
-/// The value of the configuration key `log_format`: whether messages go to the systemd journal or to standard
-/// error, and in what format.
+/// The value of the configuration key `log_format`: whether pjwd logs to the systemd journal or to standard error,
+/// and in what format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
     /// The journal if systemd connected standard error to the journal. Text otherwise.
@@ -59,8 +58,8 @@ pub enum LogFormat {
     Text,
 }
 
-/// The values of the configuration table `[metrics]`: the file to which metrics are written, and the addresses at which
-/// they are served over HTTP.
+/// The values of the configuration table `[metrics]`: the file to which pjwd writes its metrics, and the addresses at
+/// which pjwd serves its metrics over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsSettings {
     /// `metrics.textfile`: the path of the file to which the metrics are written. `None` if no file is written.
@@ -75,8 +74,8 @@ pub struct MetricsSettings {
 }
 
 impl MetricsSettings {
-    /// Returns whether metrics are switched on, that is, written to a file or served over HTTP. If they are
-    /// off, pjwd does not collect them.
+    /// Returns whether pjwd collects metrics. True if the configuration names a file for the metrics, or an address
+    /// at which to serve the metrics over HTTP.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.textfile_path.is_some() || !self.listen_addresses.is_empty()

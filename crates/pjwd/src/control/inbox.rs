@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
 
-/// A message to the event loop of pjwd from another thread of pjwd.
+/// A message from another thread of pjwd to the event loop of pjwd, for example a command of a client or the order to
+/// stop.
 #[derive(Debug)]
 pub enum Message {
     /// Execute a command that changes jobs.
@@ -50,7 +51,8 @@ pub enum Message {
     Stop,
 }
 
-/// The part of the daemon that sends warnings to the event loop.
+/// The part of the daemon that sends warnings to the event loop. New warnings of a part replace all earlier warnings
+/// of the same part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WarningOrigin {
     /// The files of the daemon: some were removed and can't be made again.
@@ -59,16 +61,16 @@ pub enum WarningOrigin {
     Memory,
 }
 
-/// The receiving end of the channel for messages to the event loop. The event loop owns it. While the channel
-/// contains a message, poll(2) on [`MessageReceiver::wake_fd`] returns at once.
+/// The receiving end of the channel for messages to the event loop of pjwd. Only the event loop has this end. While
+/// the channel contains a message, poll(2) on [`MessageReceiver::wake_fd`] returns at once.
 #[derive(Debug)]
 pub struct MessageReceiver {
     messages: Receiver<Message>,
     wake_up: Arc<EventFd>,
 }
 
-/// The sending end of the channel for messages to the event loop. Each thread that sends messages can have a
-/// clone.
+/// The sending end of the channel for messages to the event loop of pjwd. Each thread that sends messages can have a
+/// clone of its own.
 #[derive(Debug, Clone)]
 pub struct MessageSender {
     messages: Sender<Message>,
@@ -90,8 +92,8 @@ pub fn message_channel() -> nix::Result<(MessageSender, MessageReceiver)> {
 }
 
 impl MessageSender {
-    /// Sends a message to the event loop and wakes the loop. Does not block. Returns false if the event loop
-    /// has ended. The message is then lost.
+    /// Sends `message` to the event loop and wakes the loop. Does not block. Returns true if the message was sent.
+    /// Returns false if the event loop has ended: the message is then lost.
     #[must_use]
     pub fn send(&self, message: Message) -> bool {
         let sent = self.messages.send(message).is_ok();

@@ -37,8 +37,8 @@ use crate::view::topology_tree;
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
 
-/// The service behind pjwd's control socket. For each call of a client, the service checks what the client
-/// may do, and computes the reply.
+/// The service behind pjwd's control socket. For each call of a client, the service checks what the client is allowed
+/// to do, and computes the reply.
 #[derive(Debug)]
 pub struct ControlService {
     pub(super) outbox: MessageSender,
@@ -57,13 +57,14 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service, and a future that stores the events of the daemon. The service needs the stored
-    /// events for its answers. The caller must run the future for as long as the service runs.
+    /// Makes the service, and a future that stores the events of the daemon. The service needs the stored events for
+    /// its replies. The caller must run the future for as long as the service runs.
     ///
-    /// `published` receives the status, the topology and the events that the event loop publishes. The
-    /// service answers a call from these values if they contain the answer. Otherwise the service sends a
-    /// [`Message`] to the event loop through `outbox`, and answers the call with the reply of the loop.
-    /// `settings` says which users are administrators, what other users may do, and when memory is read.
+    /// `published` receives the status, the topology and the events that the event loop publishes. The service
+    /// answers a call from these values if they suffice. Otherwise, the service sends a [`Message`] to the event loop
+    /// through `outbox`, and answers the call with the reply of the loop. `settings` says which users are
+    /// administrators, what other users are allowed to do, and when pjwd measures the memory of jobs without a
+    /// request.
     pub fn new(
         outbox: MessageSender,
         published: StatusReceiver,
@@ -220,7 +221,7 @@ impl ControlService {
     /// The topology, with the cores that are free now.
     fn topology(&self) -> wire::Topology {
         let status = self.status.borrow();
-        topology_tree::add_free_cores(
+        topology_tree::add_free_core_counts(
             wire::Topology::clone(&self.topology.borrow()),
             &status.summary.fits,
             &status.summary.pool,

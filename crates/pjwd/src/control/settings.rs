@@ -4,7 +4,8 @@ use super::admission::AdmissionRules;
 use crate::config::Settings;
 use crate::memory::MemorySettings;
 
-/// The part of the configuration that the control server needs. A reload replaces it.
+/// The configuration settings of the control server: the part of pjwd that answers clients. A reload of the
+/// configuration sends new settings to the control server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ControlSettings {
     /// Which users are administrators, and what other users may do.

@@ -15,13 +15,13 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;
 
-/// Creates the default directory `dir` for the socket and the state files of the daemon of user `uid`. The
-/// parent directory must exist. An existing directory is refused if it belongs to another user, which can
-/// happen below /tmp.
+/// Creates the default directory `dir` for the socket and the state files of the daemon of the user `uid`. The parent
+/// directory must exist. An existing directory is accepted only if it belongs to this user: below /tmp, other users
+/// can create directories too.
 ///
 /// # Errors
-/// If the directory can't be created, is not a directory, or belongs to another user. If another user can
-/// replace files in it.
+/// If the directory can't be created, is not a directory, or belongs to another user. If another user can replace
+/// files in it.
 pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     let made = DirBuilder::new().mode(mode).create(dir);
@@ -43,9 +43,8 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Creates the directory `dir` for the state files of the daemon of user `uid`, with its missing parent
-/// directories. Then checks that no other user can replace files in `dir`. An existing directory is only
-/// checked.
+/// Creates the directory `dir` for the state files of the daemon of the user `uid`, with its missing parent
+/// directories. An existing directory is kept. Then checks that no other user can replace files in `dir`.
 ///
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.
@@ -55,9 +54,9 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Returns the names of the cgroups that this pjwd creates for jobs. `beside` says whether this pjwd was
-/// started with `--beside`, so that another pjwd may run. In this case, the names contain a hash of the path
-/// `state_dir` and differ from the names of the other pjwd.
+/// Returns the names of the cgroups that this pjwd creates for jobs. `beside` says whether this pjwd was started with
+/// `--beside`, as a second pjwd of the same user. The names then contain a hash of the path of its state directory
+/// `state_dir`, and differ from the names that the first pjwd uses.
 #[must_use]
 pub fn own_cgroup_names(state_dir: &Path, beside: bool) -> OwnCgroupNames {
     if !beside {
@@ -99,8 +98,8 @@ fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file of pjwd with the given `options`, which may also create the file. Symbolic links, hard links,
-/// pipes and files of other users are refused, because any user can put them into a directory such as /tmp.
+/// Opens the file of pjwd at `path` with `options`, which can also create the file. Refuses symbolic links, hard
+/// links, pipes and files of other users, because any user can put these into a directory such as /tmp.
 ///
 /// # Errors
 /// If the file can't be opened, is not a regular file of the daemon's user, or has a second name (hard link).

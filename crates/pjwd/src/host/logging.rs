@@ -32,7 +32,7 @@ const LEVEL_VARIABLE: &str = "PJW_LOG";
 /// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The log of this process. Its level and its output can be changed later by [`Logging::apply_settings`].
+/// The log of this process. [`Logging::apply_settings`] changes the level and the output of the log.
 #[derive(Debug)]
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,
@@ -44,7 +44,7 @@ pub struct Logging {
     to_text: Arc<AtomicBool>,
 }
 
-/// The error of [`Logging::start`]: logging can't be set up.
+/// The reason why [`Logging::start`] can't set up the log of this process.
 #[derive(Debug, Error)]
 pub enum LogError {
     /// Logging was already set up in this process.

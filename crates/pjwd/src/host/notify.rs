@@ -18,13 +18,13 @@ const NO_WATCHDOG: Duration = Duration::from_secs(60 * 60);
 /// The longest status in bytes. The service manager's buffer for one message has 4096 bytes.
 const STATUS_MAX: usize = 1024;
 
-/// Tells the service manager (sd_notify(3)) that the daemon is ready, after a start or a reload. `systemctl status`
-/// shows the text `status`.
+/// Tells the service manager (sd_notify(3)) that the daemon is ready, after a start or a reload of the configuration.
+/// `systemctl status` shows the text `status`.
 pub fn notify_ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]);
 }
 
-/// Sets the text that `systemctl status` shows for the daemon (sd_notify(3)).
+/// Sets the text that `systemctl status` shows for the daemon. The text goes to the service manager (sd_notify(3)).
 pub fn notify_status(text: &str) {
     send(&[NotifyState::Status(&one_line(text))]);
 }
@@ -43,9 +43,9 @@ pub fn notify_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// Returns the file descriptor of the listening socket that the service manager opened and passed to pjwd at
-/// its start. `None` if no socket was passed. Every call returns the same file descriptor. So the caller must
-/// not close the descriptor, and should use a duplicate.
+/// Returns the file descriptor of the listening socket that the service manager (systemd) opened and passed to pjwd
+/// at its start. `None` if no socket was passed. Every call returns the same file descriptor. So the caller must not
+/// close the descriptor, and should use a duplicate.
 ///
 /// # Errors
 /// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.
@@ -84,7 +84,7 @@ impl WatchdogPinger {
     }
 
     /// Returns the time at which [`WatchdogPinger::ping_if_due`] must be called next. If the service manager set no
-    /// watchdog, this time is at most an hour ahead, and the call sends nothing.
+    /// watchdog, the time is at most an hour ahead, and that call sends nothing.
     #[must_use]
     pub fn next_ping_at(&self) -> Instant {
         self.next

@@ -273,12 +273,12 @@ impl JobDirectory {
     }
 }
 
-/// Removes the directory `STATE_DIR/jobs` with the files of all jobs. `state_dir` is the state directory of the daemon.
-/// If an entry can't be removed, it stays, and no error is returned.
+/// Removes the directory `state_dir/jobs`, in which pjwd publishes the cores of each job as files. `state_dir` is the
+/// state directory of the daemon. If an entry can't be removed, the entry stays, and no error is returned.
 ///
-/// The file `coremap` of a job has the CPUs of the job. Programs may have mapped this file into their memory. So the
-/// function marks the file as no longer kept up to date. This wakes the programs that wait for a change of the file.
-pub fn remove_all(state_dir: &Path) {
+/// Programs can map the file `coremap` of their job into memory, and wait for changes of the file. The function marks
+/// each such file as no longer kept up to date. This wakes the waiting programs.
+pub fn remove_files_of_all_jobs(state_dir: &Path) {
     let jobs = state_dir.join(JOBS_DIRECTORY);
     for entry in std::fs::read_dir(&jobs).into_iter().flatten().flatten() {
         remove(&entry.path());

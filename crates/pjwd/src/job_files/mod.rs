@@ -24,7 +24,7 @@ use directory::{FileFault, JobDirectory, JobsDirectory, failed};
 use wanted::WantedFile;
 use watch::{FileChange, FileWatch};
 
-pub use directory::remove_all;
+pub use directory::remove_files_of_all_jobs;
 
 /// The time from a change of a file to the reading. A program that truncates a file writes it next.
 const SETTLE_TIME: Duration = Duration::from_millis(5);
@@ -33,7 +33,8 @@ const EMPTY_TIME: Duration = Duration::from_millis(20);
 /// The least time between two readings of the files: programs may write all the time.
 const READ_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The values that the daemon publishes about one job in the files below `STATE_DIR/jobs/ID`.
+/// The values that the daemon publishes about one job. The daemon writes the values to files in the directory
+/// `STATE_DIR/jobs/ID`. STATE_DIR is the state directory of the daemon, and ID is the id of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobFilesContent {
     /// The user who owns the job. The file `want` belongs to this user. Of all other users, only root can write the
@@ -48,8 +49,8 @@ pub struct JobFilesContent {
     pub wanted: Option<u32>,
 }
 
-/// A changed number of cores that a job wants. A program of the user who owns the job wrote the number into the file
-/// `want` in the directory of the job. The daemon read it there.
+/// A change of the number of cores that a job wants. A program of the user who owns the job wrote the new number into
+/// the file `want` in the directory of the job. The daemon then read the number from this file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedCoresUpdate {
     /// The job in whose directory the file `want` is.
@@ -60,8 +61,10 @@ pub struct WantedCoresUpdate {
     pub cores: Option<u32>,
 }
 
-/// The files of all jobs below `STATE_DIR/jobs`. Each job has a directory. In it, the daemon publishes the cores of the
-/// job, and reads the number of cores that the job wants.
+/// The files through which the daemon and the programs of jobs tell each other numbers of cores. Each job has a
+/// directory below `STATE_DIR/jobs`, where STATE_DIR is the state directory of the daemon. In this directory, the
+/// daemon publishes the cores of the job. Programs write the number of cores that the job wants into the file `want`
+/// there.
 #[derive(Debug)]
 pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.
@@ -128,8 +131,8 @@ impl PublishedJob {
 }
 
 impl JobFiles {
-    /// Makes the value for a daemon with the state directory `state_dir`, which must exist. Writes and
-    /// removes no files.
+    /// Makes a [`JobFiles`] without jobs, for the directory `state_dir/jobs`. `state_dir` is the state directory of
+    /// the daemon, and must exist. Writes and removes no files.
     #[must_use]
     pub fn new(state_dir: &Path) -> Self {
         // Programs need a path that does not depend on their working directory.
@@ -144,30 +147,31 @@ impl JobFiles {
         }
     }
 
-    /// Removes the files that an earlier daemon left for jobs that this daemon does not publish. These are all entries
-    /// of `STATE_DIR/jobs` except the directories of the jobs in [`JobFiles::job_ids`]. Wakes the programs that wait
-    /// for a change of the cores of such a job. Must be called once, after the first cycle (scan, decision and changes)
-    /// has called [`JobFiles::publish`] for all jobs. An earlier call would also remove the files of jobs that still
-    /// exist.
+    /// Removes the files of jobs that an earlier daemon left behind. These are all entries of `STATE_DIR/jobs` except
+    /// the directories of the jobs in [`JobFiles::job_ids`]. STATE_DIR is the state directory of the daemon. Wakes
+    /// the programs that wait for a change of a removed file. Must be called once, after the first cycle (scan,
+    /// decision and changes) has called [`JobFiles::publish`] for all jobs. An earlier call would also remove the
+    /// files of jobs that still exist.
     pub fn remove_leftovers(&self) {
         self.root.remove_others(self.jobs.keys());
     }
 
-    /// Returns the path of `STATE_DIR/jobs`, the directory that contains the directory of each job.
+    /// Returns the path of the directory with the files of all jobs: the directory `jobs` in the state directory of
+    /// the daemon. Each job has a subdirectory there.
     #[must_use]
     pub fn root_path(&self) -> &Path {
         self.root.path()
     }
 
-    /// Returns the ids of the jobs whose files this daemon keeps: those for which the last call of
-    /// [`JobFiles::publish`] had content. Some of their files may be missing, because they could not be written.
+    /// Returns the ids of the jobs that have files: those for which the last call of [`JobFiles::publish`] had
+    /// content. A job counts even if its files could not be written.
     pub fn job_ids(&self) -> impl Iterator<Item = &JobId> {
         self.jobs.keys()
     }
 
-    /// Publishes `content` in the files of the job `id`. Writes only files whose content changes. If the owner of the
-    /// job has changed, removes all files of the job and makes them again. If `content` is `None`, removes the files of
-    /// the job, and wakes the programs that wait for a change of the job's cores.
+    /// Publishes `content` in the files of the job `id`. Writes only those files whose content changes. If the job
+    /// has a new owner, removes all files of the job and makes them again. If `content` is `None`, removes the files
+    /// of the job, and wakes the programs that wait for a change of the job's cores.
     ///
     /// If a file can't be written, the failure is logged, and [`JobFiles::warnings`] returns the failure. Later calls
     /// of this function and of [`JobFiles::take_wanted_cores_updates`] try again.
@@ -226,18 +230,19 @@ impl JobFiles {
         }
     }
 
-    /// Returns the inotify(7) descriptor, which is readable when a program has written or removed a file of a job.
-    /// `None` while [`JobFiles::next_read_at`] returns a time: the next reading is then already scheduled, and the
-    /// event loop needn't wake earlier. Also `None` if the kernel refuses inotify.
+    /// Returns the inotify(7) file descriptor that is readable when a program has written or removed a file of a job.
+    /// The event loop waits for this descriptor. Returns `None` while a reading of the changed files is already
+    /// scheduled ([`JobFiles::next_read_at`]): the event loop need not wake earlier. Also returns `None` if the
+    /// kernel refuses inotify.
     #[must_use]
     pub fn changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.watch.fd().filter(|_| self.due.is_none())
     }
 
-    /// Reads from the kernel which jobs have changed files, and schedules the reading of these files
-    /// ([`JobFiles::next_read_at`]). `now` is the current time. For use when the descriptor of
-    /// [`JobFiles::changes_fd`] is readable. Does not block.
-    pub fn note_changes(&mut self, now: Instant) {
+    /// Asks the kernel (inotify(7)) which jobs have files that a program wrote or removed. Schedules a reading of the
+    /// files of these jobs, for the time that [`JobFiles::next_read_at`] returns. Must be called when the descriptor
+    /// [`JobFiles::changes_fd`] is readable. `now` is the current time. Does not block.
+    pub fn schedule_reported_changes(&mut self, now: Instant) {
         for change in self.watch.read() {
             match change {
                 FileChange::Of(id) => self.schedule(&id, now),
@@ -246,22 +251,24 @@ impl JobFiles {
         }
     }
 
-    /// Returns the time at which [`JobFiles::take_wanted_cores_updates`] must be called to read the changed files.
-    /// `None` if no file is known to have changed. The time is a few milliseconds after the change, because a program
-    /// may empty a file before it writes the number. It is at least 200 ms after the last such reading.
+    /// Returns the time at which the event loop must call [`JobFiles::take_wanted_cores_updates`] to read the changed
+    /// files of jobs. `None` if no file is known to have changed. The time is a few milliseconds after the change,
+    /// because many programs empty a file before they write the number. Two readings are at least 200 ms apart.
+    /// Exception: a file that was empty is read again after 20 ms.
     #[must_use]
     pub fn next_read_at(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Schedules the reading of files whose changes the kernel does not report. The files of a job are read in each of
-    /// these cases:
+    /// Schedules the reading of those job files whose changes the kernel does not report. The files of a job are read
+    /// in each of these cases:
     ///
     /// - A file of the job could not be written.
     /// - The kernel does not watch the directory of the job.
-    /// - The directory `STATE_DIR/jobs` was removed or replaced.
+    /// - The directory with the files of all jobs was removed or replaced.
     ///
-    /// Must be called in each rescan: a scan that also reads the processes that belong to no job.
+    /// Must be called in each rescan: a scan that also reads the processes that belong to no job. `now` is the
+    /// current time.
     pub fn schedule_unreported_changes(&mut self, now: Instant) {
         let is_root_gone = !self.root.is_in_place();
         let job_ids: Vec<JobId> = self
@@ -275,15 +282,16 @@ impl JobFiles {
         }
     }
 
-    /// Reads the file `want` of each job with a changed file. Returns the numbers of wanted cores that differ from
-    /// those that the daemon knew. Also makes missing files of these jobs again. Reads nothing and returns an empty
-    /// list before the time [`JobFiles::next_read_at`], and if no file is known to have changed.
+    /// Reads the file `want` of each job with a changed file. A program writes the number of cores that its job wants
+    /// into this file. Returns the numbers that differ from those that the daemon already knew. Also makes missing
+    /// files of these jobs again. Returns an empty list, without reading, if no reading is due at the time `now`
+    /// ([`JobFiles::next_read_at`]).
     pub fn take_wanted_cores_updates(&mut self, now: Instant) -> Vec<WantedCoresUpdate> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
         }
         // The last event of a write often comes after the first one was read. It needs no second reading.
-        self.note_changes(now);
+        self.schedule_reported_changes(now);
         (self.due, self.last_read) = (None, Some(now));
         let mut written = Vec::new();
         for id in std::mem::take(&mut self.changed) {
@@ -334,8 +342,8 @@ impl JobFiles {
     }
 
     /// Returns the warnings about the files of jobs: one for each job with a file that could not be written, and one
-    /// for each job whose file `want` is ignored. The file `want` is ignored if its content is no number, or if it
-    /// can't be read.
+    /// for each job whose file `want` is ignored. The daemon ignores the file `want` (the number of cores that the
+    /// job wants) if its content is not a number, or if the file can't be read.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
         let of_job = |(id, job): (&JobId, &PublishedJob)| {

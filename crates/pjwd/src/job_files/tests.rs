@@ -65,7 +65,7 @@ impl Published {
     /// What was written and is due some time later.
     fn written(&mut self) -> Vec<Option<u32>> {
         let mut now = Instant::now();
-        self.files.note_changes(now);
+        self.files.schedule_reported_changes(now);
         let mut written = Vec::new();
         while let Some(due) = self.files.next_read_at() {
             now = now.max(due);
@@ -247,16 +247,16 @@ fn many_numbers_are_read_five_times_a_second_at_most() {
     published.publish("a", "0-3");
     published.write("a", "1");
     let now = Instant::now();
-    published.files.note_changes(now);
+    published.files.schedule_reported_changes(now);
     published.write("a", "1");
     assert!(published.files.changes_fd().is_none(), "while the reading is due, more changes wake nothing");
     assert!(published.files.take_wanted_cores_updates(now).is_empty(), "the program may not have finished");
     let first = published.files.next_read_at().unwrap();
     assert_eq!(published.files.take_wanted_cores_updates(first).len(), 1);
-    published.files.note_changes(first);
+    published.files.schedule_reported_changes(first);
     assert_eq!(published.files.next_read_at(), None, "all events of the first number were read with it");
     published.write("a", "2");
-    published.files.note_changes(first);
+    published.files.schedule_reported_changes(first);
     assert_eq!(published.files.next_read_at(), Some(first + READ_INTERVAL));
 }
 

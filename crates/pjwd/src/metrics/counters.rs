@@ -8,8 +8,8 @@ use pjw_core::plan::{MaskActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, OngoingFailures};
 
-/// The reason for a cycle of the daemon. A cycle is one scan of processes, a decision, and the resulting
-/// changes. If a cycle has several reasons, this is the reason that requires the largest scan.
+/// The reason for a cycle of the daemon. A cycle is one scan of processes, a decision, and the resulting changes. For
+/// a cycle with several reasons, the value is the reason that requires the largest scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {
@@ -36,8 +36,8 @@ impl CycleCause {
     }
 }
 
-/// The upper bounds of the buckets of a [`Histogram`], in ascending order. Each bound is given as a duration
-/// and as text for the Prometheus label `le`, in seconds.
+/// The inclusive upper bounds of the buckets of a [`Histogram`] of durations, in ascending order. Each bound is a
+/// pair: a duration, and the same duration in seconds as text for the Prometheus label `le`.
 pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_micros(100), "0.0001"),
     (Duration::from_micros(250), "0.00025"),
@@ -56,8 +56,8 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_secs(5), "5.0"),
 ];
 
-/// The counts of durations in buckets, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of
-/// the buckets. A duration above the last bound is in no bucket, but is part of the count and the sum.
+/// The counts of durations in buckets, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of the
+/// buckets. A duration above the last bound is in no bucket, but counts in the total number and in the sum.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
     /// The number of durations in each bucket. A duration is counted in the first bucket whose upper bound it
@@ -71,18 +71,18 @@ pub struct Histogram {
 
 impl Histogram {
     /// Adds one measured duration to the histogram.
-    pub fn add(&mut self, took: Duration) {
-        if let Some(at) = BUCKET_BOUNDS.iter().position(|(bound, _)| took <= *bound) {
+    pub fn add(&mut self, duration: Duration) {
+        if let Some(at) = BUCKET_BOUNDS.iter().position(|(bound, _)| duration <= *bound) {
             self.bucket_counts[at] += 1;
         }
         self.count += 1;
-        self.sum += took;
+        self.sum += duration;
     }
 }
 
-/// The values of the metrics label `outcome` for changes of affinity masks and cpusets. `done`: the change
-/// was made. `gone`: the thread had ended, or the cgroup had been removed, before the change. `refused`: the
-/// kernel or systemd refused the change.
+/// The values of the metrics label `outcome`, for attempts to change an affinity mask or a cpuset. `done`: the change
+/// was made. `gone`: the thread had ended, or the cgroup had been removed, before the change. `refused`: the kernel
+/// or systemd refused the change.
 pub const OUTCOME_NAMES: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of affinity mask changes that the metrics count, in the order of the counts in
@@ -99,10 +99,10 @@ pub const MASK_ACTION_KINDS: [MaskActionKind; 9] = [
     MaskActionKind::Rebind,
 ];
 
-/// The values of the metrics label `kind` for cpuset changes, in the order of the counts in
-/// [`Counters::cpuset_actions`]. `raise` creates a job's cpuset or writes its settings. `admit` moves a
-/// process into the cpuset of its job. `return` moves a process back to the cgroup in which it was before.
-/// `open` removes the limits of a cpuset, so that its processes may use all PUs. `raze` removes a cpuset.
+/// The values of the metrics label `kind` for changes of cpusets, in the order of the counts in
+/// [`Counters::cpuset_actions`]. `raise` creates the cpuset of a job, or writes its settings. `admit` moves a process
+/// into the cpuset of its job. `return` moves a process back to its original cgroup. `open` removes the limits of a
+/// cpuset: its processes can then use all PUs. `raze` removes a cpuset.
 pub const CPUSET_ACTION_NAMES: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
 /// The counts and durations for the metrics of pjwd, since metrics were switched on.
@@ -149,18 +149,18 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `cause` is the
-    /// reason for the cycle. `took` is the duration of the cycle. `report` has the results of the cycle, such
-    /// as the changed affinity masks. `faults` has the failures that still existed at the end of the cycle.
+    /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `cause` is the reason for
+    /// the cycle. `duration` is the duration of the cycle. `report` has the results of the cycle, such as the changed
+    /// affinity masks. `failures` are the failures that still existed at the end of the cycle.
     pub fn count_cycle(
         &mut self,
         cause: CycleCause,
-        took: Duration,
+        duration: Duration,
         report: &CycleReport,
-        faults: &OngoingFailures,
+        failures: &OngoingFailures,
     ) {
         self.cycles[cause as usize] += 1;
-        self.cycle_times.add(took);
+        self.cycle_times.add(duration);
         for (action, outcome) in &report.mask_outcomes {
             let outcome = match outcome {
                 MaskOutcome::Done { .. } => 0,
@@ -181,8 +181,8 @@ impl Counters {
         }
         let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
         self.mask_violations += violations.count() as u64;
-        self.rejected_plans += faults.audit_violations.len() as u64;
-        self.journal_failures += u64::from(faults.journal_error.is_some());
+        self.rejected_plans += failures.audit_violations.len() as u64;
+        self.journal_failures += u64::from(failures.journal_error.is_some());
     }
 }
 

@@ -9,14 +9,14 @@ use pjw_linux::sys::own_usage::ResourceUsage;
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
 
-/// The value of the metrics label `jobid` for the sum over the jobs that are not listed one by one. No job
-/// has this id, because job ids contain a colon.
-pub const OTHER_JOBS_LABEL: &str = "other";
+/// The value of the metrics label `jobid` in the samples (values) that sum over all jobs without samples of their
+/// own. This text differs from every job id, because each job id contains a colon.
+pub const OTHER_JOBS_LABEL_VALUE: &str = "other";
 
 /// The values of the metrics of one job, or the sums of these values over several jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMetrics {
-    /// The id of the job. [`OTHER_JOBS_LABEL`] if the values are sums over several jobs.
+    /// The id of the job. [`OTHER_JOBS_LABEL_VALUE`] if the values are sums over several jobs.
     pub id: String,
     /// The number of cores of which at least one PU is granted to the job.
     pub cores: u64,
@@ -97,8 +97,8 @@ impl PuCounts {
     }
 }
 
-/// The values of all metrics, computed from a [`MetricsSnapshot`]. The metrics text is written from these
-/// values.
+/// The current values of all metrics of pjwd, computed from a [`MetricsSnapshot`]. The metrics text is written from
+/// these values.
 #[derive(Debug)]
 pub struct MetricValues<'p> {
     /// The counters and the status at the end of the last cycle (scan, decision and changes).
@@ -109,16 +109,16 @@ pub struct MetricValues<'p> {
     pub pu_counts: PuCounts,
     /// The metrics of single jobs, ordered by job id. The configuration key `metrics.max_jobs` limits the
     /// number of single jobs. If there are more jobs, only the oldest ones are listed. One more entry at the
-    /// end then has the sums over all other jobs, with the id [`OTHER_JOBS_LABEL`].
+    /// end then has the sums over all other jobs, with the id [`OTHER_JOBS_LABEL_VALUE`].
     pub jobs: Vec<JobMetrics>,
-    /// The number of jobs in the sums of [`OTHER_JOBS_LABEL`]. 0 if every job is listed in `jobs`.
+    /// The number of jobs in the sums of [`OTHER_JOBS_LABEL_VALUE`]. 0 if every job is listed in `jobs`.
     pub summed_jobs: usize,
 }
 
 impl<'p> MetricValues<'p> {
-    /// Computes the values of all metrics from `snapshot`. `own_usage` is the CPU time and memory that pjwd
-    /// itself uses. The `max_jobs` oldest jobs are listed one by one. The metrics of all other jobs are
-    /// summed.
+    /// Computes the values of all metrics from `snapshot`. `own_usage` is the CPU time and the memory that pjwd
+    /// itself uses. The result lists the metrics of the `max_jobs` oldest jobs one by one, and the sums over all
+    /// other jobs.
     #[must_use]
     pub fn new(snapshot: &'p MetricsSnapshot, own_usage: ResourceUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
@@ -133,7 +133,7 @@ impl<'p> MetricValues<'p> {
         order.sort_by_key(|&at| (&status.jobs[at].since, &status.jobs[at].id));
         let named: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
         let mut jobs = Vec::with_capacity(named.len() + 1);
-        let mut other = JobMetrics { id: OTHER_JOBS_LABEL.to_owned(), ..JobMetrics::default() };
+        let mut other = JobMetrics { id: OTHER_JOBS_LABEL_VALUE.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
             let demand = snapshot.published.job_demands.get(at).copied().unwrap_or_default();
             let facts = JobMetrics::of(job, demand, &core_of);
@@ -156,21 +156,21 @@ impl<'p> MetricValues<'p> {
         }
     }
 
-    /// Counts the jobs by a property, such as their state. `key` returns the value of this property for one
-    /// job. Returns each value in `values` with the number of jobs that have it. Jobs with another value are
-    /// not counted.
+    /// Counts the jobs by a property, such as their state. `property` returns the value of the property for one job.
+    /// Returns each of the `values` together with the number of jobs that have this value. A job with a value that is
+    /// not in `values` is not counted.
     #[must_use]
     pub fn count_jobs_by<const N: usize>(
         &self,
         values: [&'static str; N],
-        key: fn(&wire::Job) -> &str,
+        property: fn(&wire::Job) -> &str,
     ) -> [(&'static str, usize); N] {
         let jobs = &self.snapshot.published.status.jobs;
-        values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
+        values.map(|value| (value, jobs.iter().filter(|job| property(job) == value).count()))
     }
 
-    /// Returns the number of warnings with each warning code in the published status. An example of a code is
-    /// `stray`. Codes without a warning are missing.
+    /// Returns, for each warning code such as `stray`, the number of warnings with this code in the published status.
+    /// The result has no entry for a code without a warning.
     #[must_use]
     pub fn warning_counts(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();

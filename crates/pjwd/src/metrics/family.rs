@@ -19,8 +19,8 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// The definition of a metric: its name, type, help text and labels, and the function that writes its samples
-/// (values).
+/// The definition of one metric (a metric family in the terms of Prometheus): its name, type, help text and labels,
+/// and the function that writes its samples (values).
 #[derive(Debug)]
 pub struct MetricFamily {
     /// The name of the metric in the Prometheus format.
@@ -51,34 +51,36 @@ impl<'t> SampleWriter<'t> {
 }
 
 impl SampleWriter<'_> {
-    /// Writes the only sample of a metric that has no labels.
+    /// Writes `value` as the only sample of the metric of this writer. The metric must have no labels.
     pub fn write_value(&mut self, value: impl Display) {
         self.write_labelled(&[], value);
     }
 
-    /// Writes one sample: `value` with the label values in `labels`. The label values must be in the order of
-    /// the label names of the metric.
+    /// Writes `value` as one sample of the metric of this writer, with the label values `labels`. `labels` must have
+    /// one value for each label name of the metric, in the same order.
     pub fn write_labelled(&mut self, labels: &[&str], value: impl Display) {
         debug_assert_eq!(labels.len(), self.family.label_names.len(), "{}", self.family.name);
         self.line("", self.family.label_names.iter().copied().zip(labels.iter().copied()), value);
     }
 
-    /// Writes the only sample of a metric that has no labels: the duration `time` in seconds.
+    /// Writes the duration `time`, in seconds, as the only sample of the metric of this writer. The metric must have
+    /// no labels.
     pub fn write_seconds(&mut self, time: Duration) {
         self.write_value(time.as_secs_f64());
     }
 
-    /// Writes a histogram: one sample for each bucket, the sum in seconds, and the count. As Prometheus
-    /// requires, the sample of a bucket includes the counts of all smaller buckets.
-    pub fn write_histogram(&mut self, times: &Histogram) {
+    /// Writes `histogram` as the samples of the metric of this writer: one sample for each bucket, the sum in
+    /// seconds, and the number of durations. As Prometheus requires, the sample of a bucket includes the counts of
+    /// all buckets with lower bounds.
+    pub fn write_histogram(&mut self, histogram: &Histogram) {
         let mut below = 0;
-        for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(times.bucket_counts) {
+        for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(histogram.bucket_counts) {
             below += bucket;
             self.line("_bucket", [("le", *bound)], below);
         }
-        self.line("_bucket", [("le", "+Inf")], times.count);
-        self.line("_sum", [], times.sum.as_secs_f64());
-        self.line("_count", [], times.count);
+        self.line("_bucket", [("le", "+Inf")], histogram.count);
+        self.line("_sum", [], histogram.sum.as_secs_f64());
+        self.line("_count", [], histogram.count);
     }
 
     fn line<'l>(

@@ -13,8 +13,8 @@ use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
 use crate::warden::{CycleReport, OngoingFailures};
 
-/// The counters and the status at the end of a cycle (scan, decision and changes) of the daemon. The metrics
-/// are computed from these values.
+/// The counters and the status at the end of a cycle (scan, decision and changes) of the daemon. pjwd computes its
+/// metrics from these values.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsSnapshot {
     /// The counts since metrics were switched on.
@@ -29,8 +29,8 @@ pub struct MetricsSnapshot {
     pub published_at: UnixMillis,
 }
 
-/// The measurement of a cycle (scan, decision and changes) that has not ended yet: the start and the cause of
-/// the cycle. [`MetricsRecorder::end_cycle`] completes the measurement.
+/// The measurement of a running cycle (scan, decision and changes) of the daemon: the start time and the cause of the
+/// cycle. [`MetricsRecorder::end_cycle`] completes the measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct CycleTimer {
     cause: CycleCause,
@@ -38,9 +38,9 @@ pub struct CycleTimer {
     scan_lateness: Option<Duration>,
 }
 
-/// Counts the cycles, changes, process events and failures of the event loop for the metrics. The counts are
-/// published after each cycle (scan, decision and changes). While metrics are switched off, nothing is
-/// counted or published.
+/// Counts the cycles, changes, process events and failures of the event loop for the metrics. After each cycle (scan,
+/// decision and changes), sends the counts to the metrics service of pjwd. While metrics are switched off, counts and
+/// sends nothing.
 #[derive(Debug)]
 pub struct MetricsRecorder {
     counters: Counters,
@@ -49,8 +49,8 @@ pub struct MetricsRecorder {
     settings: watch::Sender<MetricsSettings>,
 }
 
-/// The receiving end of a [`MetricsRecorder`], in the metrics service. It receives the latest snapshot and the settings
-/// of the metrics.
+/// The channels through which the metrics service of pjwd receives values from the [`MetricsRecorder`] of the event
+/// loop: the latest counters and status, and the metrics settings.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
     /// The latest counters and status. `None` while metrics are switched off. After metrics were switched on, `None`
@@ -61,8 +61,8 @@ pub struct MetricsReceiver {
 }
 
 impl MetricsRecorder {
-    /// Makes the recorder for the event loop, and the receiving end for the metrics service. `settings` says whether
-    /// metrics are switched on.
+    /// Makes the recorder for the event loop, and the receiver for the metrics service of pjwd. `settings` says
+    /// whether metrics are switched on.
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
         let (snapshot, receiver) = watch::channel(None);
@@ -80,8 +80,8 @@ impl MetricsRecorder {
         self.settings.borrow().is_enabled()
     }
 
-    /// Applies the metrics settings of a configuration that was read again. If metrics are switched off in
-    /// `settings`, all counters are reset.
+    /// Applies the metrics settings in `settings` after the configuration was read again. Passes changed settings on
+    /// to the metrics service of pjwd. If the settings switch metrics off, resets all counters.
     pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_enabled() {
@@ -93,65 +93,65 @@ impl MetricsRecorder {
         }
     }
 
-    /// Counts process events of the kernel (fork, exec, exit). `events` is the number of events that were
-    /// read since the last call. `overrun` says whether other events were lost in the same period, because
-    /// the kernel dropped them or pjwd had no room for them. Does nothing while metrics are switched off.
-    pub fn count_process_events(&mut self, events: usize, overrun: bool) {
+    /// Counts process events of the kernel (fork, exec, exit). `events` is the number of events that were read since
+    /// the last call. `events_lost` says whether further events were lost since the last call, because the kernel
+    /// dropped them or pjwd had no room for them. Does nothing while metrics are switched off.
+    pub fn count_process_events(&mut self, events: usize, events_lost: bool) {
         if self.is_on() {
             self.counters.process_events += events as u64;
-            self.counters.event_overruns += u64::from(overrun);
+            self.counters.event_overruns += u64::from(events_lost);
         }
     }
 
-    /// Counts a reaction time. `took` is the time from the fork of a process to the change of the affinity mask of this
-    /// process. Does nothing while metrics are switched off.
-    pub fn count_reaction(&mut self, took: Duration) {
+    /// Adds one reaction time to the metrics. A reaction time is the time from the fork of a process until pjwd
+    /// changed the affinity mask of this process. Does nothing while metrics are switched off.
+    pub fn count_reaction(&mut self, reaction_time: Duration) {
         if self.is_on() {
-            self.counters.reaction_times.add(took);
+            self.counters.reaction_times.add(reaction_time);
         }
     }
 
-    /// Starts the measurement of a cycle (scan, decision and changes) that begins now. `scheduled` is the
-    /// time at which the scan of the cycle was due, or `None` if no timer started the cycle. Returns `None`
-    /// if metrics are switched off.
+    /// Starts the measurement of a cycle (scan, decision and changes) that begins now. `due_at` is the time at which
+    /// the scan of the cycle was due, or `None` if no timer started the cycle. The caller must pass the result to
+    /// [`MetricsRecorder::end_cycle`] at the end of the cycle. Returns `None` while metrics are switched off.
     #[must_use]
-    pub fn begin_cycle(&self, cause: CycleCause, scheduled: Option<Instant>) -> Option<CycleTimer> {
+    pub fn begin_cycle(&self, cause: CycleCause, due_at: Option<Instant>) -> Option<CycleTimer> {
         if !self.is_on() {
             return None;
         }
         let begun = Instant::now();
-        let scan_lateness = scheduled.map(|due| begun.saturating_duration_since(due));
+        let scan_lateness = due_at.map(|due| begun.saturating_duration_since(due));
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a cycle (scan, decision and changes) that ends now. `running` is the value that
-    /// [`MetricsRecorder::begin_cycle`] returned. If `running` is `None`, nothing is counted. `report` has the results
-    /// of the cycle. `faults` has the failures that persist after the cycle.
-    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &OngoingFailures) {
-        let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
+    /// Counts a cycle (scan, decision and changes) that ends now. `timer` is the value that
+    /// [`MetricsRecorder::begin_cycle`] returned for this cycle. If `timer` is `None`, nothing is counted. `report`
+    /// has the results of the cycle. `failures` are the failures that still exist at the end of the cycle.
+    pub fn end_cycle(&mut self, timer: Option<CycleTimer>, report: &CycleReport, failures: &OngoingFailures) {
+        let Some(CycleTimer { cause, begun, scan_lateness }) = timer else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);
-        self.counters.count_cycle(cause, begun.elapsed(), report, faults);
+        self.counters.count_cycle(cause, begun.elapsed(), report, failures);
     }
 
-    /// Counts a failed attempt to rewrite the journal: the files with the granted cores and the saved affinity
-    /// masks. Does nothing while metrics are switched off.
+    /// Counts a failed attempt to rewrite the journal: the files in which pjwd records the granted cores and the
+    /// saved affinity masks. Does nothing while metrics are switched off.
     pub fn count_journal_rewrite_failure(&mut self) {
         if self.is_on() {
             self.counters.journal_failures += 1;
         }
     }
 
-    /// Publishes the values for the metrics to the metrics service: the counters, the status `published`, and the
-    /// PUs that are offline in `state`. Must be called after each cycle (scan, decision and changes), with the
-    /// status that was published after the cycle. Does nothing while metrics are switched off.
-    pub fn publish(&self, published: StatusSnapshot, state: &WardenState) {
+    /// Sends the values for the metrics to the metrics service of pjwd: the counters, the status `status`, and the
+    /// PUs that are offline in `state`. Must be called after each cycle (scan, decision and changes), with the status
+    /// that was published after this cycle. Does nothing while metrics are switched off.
+    pub fn publish(&self, status: StatusSnapshot, state: &WardenState) {
         if !self.is_on() {
             return;
         }
         let offline_pus = state.topology.cpus().difference(&state.pool.online_cpus());
         let (counters, started_at, published_at) =
             (self.counters.clone(), self.started, clock::now().wall_clock);
-        let snapshot = MetricsSnapshot { counters, published, offline_pus, started_at, published_at };
+        let snapshot = MetricsSnapshot { counters, published: status, offline_pus, started_at, published_at };
         self.snapshot.send_replace(Some(Arc::new(snapshot)));
     }
 }

@@ -66,9 +66,9 @@ impl MetricsSource for TextCache {
     }
 }
 
-/// Writes the metrics to a file and serves them over HTTP, as the metrics settings in `receiver` say. Each of
-/// the two is optional. When the settings change, the new settings are applied at once. When `stop` becomes
-/// true, removes the file, stops the HTTP server and returns. Must run inside a [`tokio::task::LocalSet`].
+/// Publishes the metrics of pjwd until `stop` becomes true. The metrics settings in `receiver` say whether the
+/// metrics are written to a file, served over HTTP, or both. Changed settings are applied at once. When `stop`
+/// becomes true, removes the file, stops the HTTP server and returns. Must run inside a [`tokio::task::LocalSet`].
 pub async fn serve_metrics(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
     let MetricsReceiver { snapshot, mut settings } = receiver;
     let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });

@@ -7,7 +7,7 @@
 use super::family::{Escaped, MetricKind, SampleWriter, put};
 use super::{facts::MetricValues, table::METRIC_FAMILIES};
 
-/// A text format of metrics that Prometheus can read.
+/// A text format of metrics that Prometheus can read: the classic format or OpenMetrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MetricsFormat {
     /// The classic text format, version 0.0.4.
@@ -18,7 +18,7 @@ pub enum MetricsFormat {
 }
 
 impl MetricsFormat {
-    /// Returns the value of the HTTP header Content-Type for this format.
+    /// Returns the value of the HTTP header Content-Type for a metrics text in this format.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -28,11 +28,12 @@ impl MetricsFormat {
     }
 }
 
-/// Returns all metrics as one text in the given format, with their HELP and TYPE lines.
+/// Returns all metrics of pjwd with their `values` as one text in the format `format`. The text includes the HELP and
+/// TYPE lines of each metric.
 #[must_use]
-pub fn metrics_text(facts: &MetricValues<'_>, format: MetricsFormat) -> String {
+pub fn metrics_text(values: &MetricValues<'_>, format: MetricsFormat) -> String {
     // A first estimate. A text with many jobs grows the string a few times.
-    let mut text = String::with_capacity(16 * 1024 + facts.jobs.len() * 512);
+    let mut text = String::with_capacity(16 * 1024 + values.jobs.len() * 512);
     for family in METRIC_FAMILIES {
         let name = match format {
             MetricsFormat::OpenMetrics => family.name.strip_suffix("_total").unwrap_or(family.name),
@@ -44,7 +45,7 @@ pub fn metrics_text(facts: &MetricValues<'_>, format: MetricsFormat) -> String {
             MetricKind::Histogram => "histogram",
         };
         put(&mut text, format_args!("# HELP {name} {}\n# TYPE {name} {kind}\n", Escaped(family.help)));
-        (family.write_samples)(facts, &mut SampleWriter::new(&mut text, family));
+        (family.write_samples)(values, &mut SampleWriter::new(&mut text, family));
     }
     if format == MetricsFormat::OpenMetrics {
         text.push_str("# EOF\n");

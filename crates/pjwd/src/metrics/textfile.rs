@@ -14,13 +14,13 @@ use crate::host::directories::recreate_file;
 /// Readable by all users: node_exporter runs as a user of its own.
 const MODE: u32 = 0o644;
 
-/// Replaces the metrics file at `path` atomically by a file with `text`. The file is not synced to disk, so a
-/// crash of the machine can damage it. This is harmless, because the daemon writes a new file after the next
-/// boot.
+/// Replaces the metrics file at `path` atomically by a file with the content `text`. The file is not synced to disk,
+/// so a crash of the machine can damage the file. Such damage is harmless, because the daemon writes a new file after
+/// the next boot.
 ///
 /// # Errors
-/// If a temporary file can't be written in the same directory, or can't be renamed to `path`. The old file
-/// then stays.
+/// If a temporary file can't be written in the same directory, or can't be renamed to `path`. The old file then
+/// stays.
 pub fn write_metrics_file(path: &Path, text: &str) -> io::Result<()> {
     let temporary_path = temporary_path(path);
     let written = write_temporary(&temporary_path, text).and_then(|()| rename(&temporary_path, path));

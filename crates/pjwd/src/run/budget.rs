@@ -12,8 +12,8 @@ const MAX_CREDIT: Duration = Duration::from_millis(50);
 /// The largest debt. One long cycle delays later events for a bounded time.
 const MAX_DEBT: Duration = Duration::from_millis(100);
 
-/// A limit on the CPU time for a kind of work, as a share of one PU (hardware thread). Up to 50 ms of unused
-/// CPU time can be used later.
+/// A limit on the CPU time for a kind of work, as a share of one PU (hardware thread). The budget grows with time and
+/// shrinks with the CPU time that the work uses. Up to 50 ms of unused CPU time can be used later.
 #[derive(Debug)]
 pub struct CpuBudget {
     permille: u32,
@@ -23,27 +23,27 @@ pub struct CpuBudget {
 }
 
 impl CpuBudget {
-    /// Makes a budget that contains 50 ms of CPU time at the time `now`. The budget grows by `permille`
-    /// thousandths of the time that passes, up to 50 ms.
+    /// Makes a budget that contains 50 ms of CPU time at the time `now`. The budget grows by `permille` thousandths
+    /// of the time that passes, but never contains more than 50 ms.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
     }
 
-    /// Sets the share of one PU that the work may use, in thousandths.
+    /// Sets the share of one PU (hardware thread) that the work of this budget can use, in thousandths.
     pub fn set_share(&mut self, permille: u32) {
         self.permille = permille;
     }
 
-    /// Subtracts the CPU time `used` from the budget at the time `now`. The budget can become negative, down
-    /// to -100 ms.
+    /// Subtracts the CPU time `used` from the budget, at the time `now`. The budget can become negative, but not
+    /// below -100 ms.
     pub fn spend(&mut self, used: Duration, now: Instant) {
         self.accrue(now);
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// Returns how long the work must wait, from `now` on, until the budget is no longer negative. Returns
-    /// zero if the budget is not negative.
+    /// Returns how long the work must wait, from the time `now` on, until this budget of CPU time is no longer
+    /// negative. Zero if the budget is not negative.
     #[must_use]
     pub fn wait_time(&mut self, now: Instant) -> Duration {
         self.accrue(now);

@@ -13,14 +13,14 @@ use crate::control::query::Answer;
 /// The oldest result that a user who is not an administrator may get.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The clients that wait for the result of a dry run, and the last result, of type `T`. A dry run computes
-/// changes without making them. One dry run answers all waiting clients.
+/// The clients that wait for the result of a dry run, and the last result. A dry run computes changes without making
+/// them, and its result has the type `T`. One dry run answers all waiting clients.
 #[derive(Debug)]
 pub struct DryRunQueue<T> {
     waiters: Vec<Waiter>,
     last: Option<(Instant, Arc<T>)>,
     /// Makes an answer from a result.
-    wrap: fn(Arc<T>) -> Answer,
+    to_answer: fn(Arc<T>) -> Answer,
 }
 
 #[derive(Debug)]
@@ -31,23 +31,23 @@ struct Waiter {
 }
 
 impl<T> DryRunQueue<T> {
-    /// Makes a queue without clients. `wrap` converts the result of a dry run (a computation of changes without making
-    /// them) to the answer for a client.
+    /// Makes a queue without clients. `to_answer` converts the result of a dry run (a computation of changes without
+    /// making them) to the answer for a client.
     #[must_use]
-    pub fn new(wrap: fn(Arc<T>) -> Answer) -> Self {
-        Self { waiters: Vec::new(), last: None, wrap }
+    pub fn new(to_answer: fn(Arc<T>) -> Answer) -> Self {
+        Self { waiters: Vec::new(), last: None, to_answer }
     }
 
     /// Adds a client that waits for the result of a dry run: a computation of changes without making them.
-    /// [`DryRunQueue::answer_all`] sends the answer to the client through `answer`. If `fresh` is true, the client gets
-    /// the result of a new dry run. Otherwise the client may get a result that is up to one second old.
+    /// [`DryRunQueue::answer_all`] sends the result to the client through `answer`. If `fresh` is true, the client
+    /// gets the result of a new dry run. Otherwise, a result that is up to one second old suffices.
     pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiters.push(Waiter { answer, fresh });
     }
 
-    /// Sends one result to all waiting clients, and empties the queue. Does nothing if no client waits.
-    /// Reuses the last result if it is less than one second old and no client requires a new result.
-    /// Otherwise computes a new result by `dry_run`. `now` returns the current time.
+    /// Sends one result of a dry run to all waiting clients, and empties the queue. Does nothing if no client waits.
+    /// Reuses the last result if it is less than one second old and no client requires a new result. Otherwise calls
+    /// `dry_run` for a new result. `now` returns the current time.
     pub fn answer_all(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
@@ -62,7 +62,7 @@ impl<T> DryRunQueue<T> {
             (now(), result)
         });
         for waiter in self.waiters.drain(..) {
-            let _ = waiter.answer.send((self.wrap)(Arc::clone(&result)));
+            let _ = waiter.answer.send((self.to_answer)(Arc::clone(&result)));
         }
         self.last = Some((at, result));
     }

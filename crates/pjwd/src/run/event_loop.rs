@@ -34,7 +34,7 @@ mod warnings;
 use refusals::{is_user_refusal, user_refusals};
 
 use super::lateness::{CycleDelay, reaction_time};
-use super::owner_samples::OwnerSamples;
+use super::owner_samples::OwnerCpuSampler;
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
 use crate::config::Config;
@@ -62,8 +62,8 @@ const CONTINUE_DELAY: Duration = Duration::from_millis(2);
 /// A cycle with at least this many actions returns unused heap memory to the kernel.
 const TRIM_ACTIONS: usize = 256;
 
-/// The main loop of pjwd. The loop waits for messages, process events and timers. It then runs a cycle: a scan of
-/// processes, a decision, and the resulting changes.
+/// The main loop of pjwd. The loop waits for messages, process events and timers. Then the loop runs a cycle: a scan
+/// of processes, a decision, and the resulting changes.
 #[derive(Debug)]
 pub struct EventLoop {
     warden: Warden<LinuxMachine, FileJournal>,
@@ -107,15 +107,15 @@ pub struct EventLoop {
     /// The commands that no client sent, for the next cycle: the numbers of wanted cores that programs wrote, and the
     /// provisions of the configuration.
     own_commands: Vec<Command>,
-    owner_samples: OwnerSamples,
+    owner_samples: OwnerCpuSampler,
     /// The warnings about provisions of the configuration that were refused.
     provision_warnings: Vec<Warning>,
     /// The warnings about borrowers with a real-time priority, as of the last scan of the processes of jobs.
     borrower_warnings: Vec<Warning>,
 }
 
-/// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of its
-/// file, and the parts that receive new settings.
+/// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of the
+/// configuration file, and the parts that receive new settings.
 #[derive(Debug)]
 pub struct ReloadContext {
     /// The configuration in force, as read at the start or at the last reload.
@@ -143,8 +143,10 @@ struct Readable {
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// Makes the event loop from its parts. The caller must then call [`EventLoop::run_first_cycle`] and
-    /// [`EventLoop::run`] on the thread of the loop.
+    /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs, `inbox`
+    /// receives the messages of other threads, and `publisher` sends the status to clients. `settings` has the
+    /// configuration. The caller must then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread
+    /// of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, FileJournal>,
         inbox: MessageReceiver,
@@ -186,7 +188,7 @@ impl EventLoop {
             job_files,
             reports,
             own_commands: Vec::new(),
-            owner_samples: OwnerSamples::default(),
+            owner_samples: OwnerCpuSampler::default(),
             provision_warnings: Vec::new(),
             borrower_warnings: Vec::new(),
         }
@@ -206,9 +208,9 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle (scan, decision and changes), which scans all processes. The published status is
-    /// complete only after this cycle. So the caller must not serve clients earlier. Also gives the daemon's
-    /// threads a real-time priority, if it is configured.
+    /// Runs the first cycle (scan, decision and changes), which scans all processes. The published status is complete
+    /// only after this cycle. So the caller must not serve clients earlier. Also gives the daemon's threads a
+    /// real-time priority if the configuration says so.
     pub fn run_first_cycle(&mut self) {
         let tids = [("event loop", gettid()), ("control server", getpid())];
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
@@ -227,8 +229,8 @@ impl EventLoop {
         self.own_commands = self.provision_commands();
     }
 
-    /// Waits for messages, process events and timers, and handles them. Blocks the thread, and returns after
-    /// a [`Message::Stop`].
+    /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a
+    /// [`Message::Stop`] arrives.
     pub fn run(&mut self) {
         loop {
             let cpu_before = clock::own_thread_cpu_time();
@@ -366,7 +368,7 @@ impl EventLoop {
         let triggers =
             if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
         let request = triggers.take_scan_request(self.warden.state_mut(), &commands);
-        let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.job_processes_scan_due);
+        let (rescanned, was_timer) = (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
         self.job_pending_since = None;
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
@@ -404,14 +406,14 @@ impl EventLoop {
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
         let now = Instant::now();
-        self.plan_next_scans(now, was_timer, scanned_unassigned, has_unfinished_work);
-        self.keep_journal(scanned_unassigned);
-        self.publish_core_maps(&newly_planned, scanned_unassigned);
+        self.plan_next_scans(now, was_timer, rescanned, has_unfinished_work);
+        self.keep_journal(rescanned);
+        self.publish_core_maps(&newly_planned, rescanned);
         self.watch_lending(&events, was_timer);
         plan_warnings.extend(self.own_warnings());
         self.add_new_pus();
-        let health =
-            LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };
+        let lateness = self.lateness.max_delay(now);
+        let health = LoopStatus { has_process_events: self.has_process_events, lateness };
         let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());

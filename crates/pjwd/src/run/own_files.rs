@@ -29,7 +29,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The time from a removal to the check. A program that removes a directory removes the files in it first.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// The control socket of the daemon. Either the daemon or the service manager created it.
+/// The control socket of the daemon. The daemon itself or the service manager (systemd) created the socket.
 #[derive(Debug)]
 pub enum SocketFile {
     /// The daemon created the socket, and can create it again.
@@ -42,8 +42,8 @@ pub enum SocketFile {
     },
 }
 
-/// The files that a running daemon watches, because other programs can remove them: the lock file, the socket
-/// and the files in the state directory.
+/// The files that a running daemon watches, because other programs can remove them: the lock file, the control
+/// socket, and the files in the state directory.
 #[derive(Debug)]
 pub struct WatchedFiles {
     /// The lock against a second daemon of the same user. `None` if the daemon was started with `--beside`, without a
@@ -54,20 +54,22 @@ pub struct WatchedFiles {
 }
 
 impl WatchedFiles {
-    /// Makes the value from the files of this daemon. `lock` is `None` if the daemon was started with
-    /// `--beside`, because such a daemon has no lock. `state_dir` is the path of the state directory.
+    /// Makes the list of the files that this daemon watches. `lock` is `None` if the daemon was started with
+    /// `--beside`, because such a daemon has no lock. `socket` is the control socket. `state_dir` is the path of the
+    /// state directory.
     #[must_use]
     pub fn new(lock: Option<DaemonLock>, socket: SocketFile, state_dir: PathBuf) -> Self {
         Self { lock, socket, state_dir }
     }
 
-    /// Watches the files of the daemon, and makes removed files again. Never returns. Must run inside a tokio runtime.
+    /// Watches the files of the daemon, and makes removed files again. Never returns. Must run inside a tokio
+    /// runtime.
     ///
     /// - The lock file and the socket: this function makes them again. Each new socket is sent to `listeners`. If a
-    ///   file can't be made again, a warning ([`Message::Warnings`]) is sent through `outbox`. A socket of the
-    ///   service manager is not made again.
-    /// - The files of the journal: the event loop makes them again. After a removal, [`Message::CheckJournal`] is sent
-    ///   to the event loop through `outbox`.
+    ///   file can't be made again, a warning ([`Message::Warnings`]) is sent to the event loop through `outbox`. A
+    ///   socket of the service manager (systemd) is not made again.
+    /// - The files of the journal (the records of pjwd's changes): the event loop makes them again. After a removal,
+    ///   [`Message::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,

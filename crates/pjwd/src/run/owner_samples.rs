@@ -40,11 +40,11 @@ const MAX_SETTLING_SAMPLES: u32 = 5;
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
-/// Measures how many cores the owners use. The owners are the jobs whose idle cores may be lent to jobs of the class
-/// besteffort. The measured values decide when cores are lent, and when lent cores are taken back. Nothing is measured
-/// while no job can borrow cores.
+/// Measures how many cores each owner uses. An owner is a job whose idle cores pjwd can lend to borrowers: jobs of
+/// the class besteffort, which have no cores of their own. pjwd uses the measured values to decide when to lend
+/// cores, and when to take lent cores back. Nothing is measured while no job can borrow cores.
 #[derive(Debug, Default)]
-pub struct OwnerSamples {
+pub struct OwnerCpuSampler {
     /// The measured jobs.
     owners: BTreeMap<JobId, Owner>,
     /// The number of threads of the processes in the last sample.
@@ -81,8 +81,9 @@ enum Monitor {
     Loaded(Box<LentCpuMonitor>),
 }
 
-impl OwnerSamples {
-    /// Returns the time at which [`OwnerSamples::update`] must be called next. `None` if no job can borrow cores.
+impl OwnerCpuSampler {
+    /// Returns the time at which [`OwnerCpuSampler::update`] must be called next. `None` if nothing is to be
+    /// measured, because no job can borrow cores.
     #[must_use]
     pub fn next_at(&self) -> Option<Instant> {
         self.next
@@ -97,12 +98,12 @@ impl OwnerSamples {
         }
     }
 
-    /// Measures the CPU use of the owners, if a measurement is due, and records the result in `state`. The owners are
-    /// the jobs whose idle cores may be lent. Returns whether a cycle (scan, decision and changes) must run now,
-    /// because cores must be lent or taken back.
+    /// Measures how many cores each owner uses, if a measurement is due, and records the result in `state`. An owner
+    /// is a job whose idle cores can be lent to other jobs. Returns whether a cycle (scan, decision and changes) must
+    /// run now, because cores must be lent or taken back.
     ///
-    /// `now` and `since_boot` are the current time on two clocks. `since_boot` is in ns since boot. `cpu_time_of`
-    /// returns the CPU time of a process since its start, or `None` if the process has ended.
+    /// `now` and `since_boot` are the current time on two clocks: CLOCK_MONOTONIC, and CLOCK_BOOTTIME in ns since
+    /// boot. `cpu_time_of` returns the CPU time of a process since its start, or `None` if the process has ended.
     pub fn update(
         &mut self,
         state: &mut WardenState,

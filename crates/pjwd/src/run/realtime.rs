@@ -35,10 +35,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
 const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// Gives threads of the daemon a real-time priority, within two bounds. First, a thread may run for at most
-/// 50 ms without sleeping. Second, the CPU time of a thread may be at most 40 % of one PU (hardware thread)
-/// in the long run. A thread that exceeds a bound gets the normal priority. It gets the real-time priority
-/// again when it has unused CPU time ([`CpuBudget::has_reserve`]).
+/// Gives threads of the daemon a real-time priority, within two limits. First, a thread must not run for more than 50
+/// ms without sleeping. Second, a thread must not use more than 40 % of one PU (hardware thread) in the long run. A
+/// thread that exceeds a limit gets the normal priority. When the thread has unused CPU time again
+/// ([`CpuBudget::has_reserve`]), the thread gets back the real-time priority.
 #[derive(Debug, Default)]
 pub struct RealtimePriority {
     threads: Vec<BoundedThread>,
@@ -60,8 +60,8 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Makes the control of the real-time priority of `threads`: threads of this process, each with a name for
-    /// the log. The limit of their CPU time applies from the time `now` on. The threads keep their normal priority
+    /// Makes the control of the real-time priority of `threads`: threads of this process, each with a name for the
+    /// log. The CPU time of the threads is limited from the time `now` on. The threads keep their normal priority
     /// until [`RealtimePriority::set_enabled`] is called.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
@@ -76,15 +76,15 @@ impl RealtimePriority {
         Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Switches the real-time priority of the threads on or off. If the priority can't be set, for example
+    /// Switches the real-time priority of the daemon's threads on or off. If the priority can't be set, for example
     /// because the system does not allow it, the threads keep their normal priority. The reason is logged: at the
-    /// log level info for root, and at the level debug for other users, who normally can't have such a priority.
-    pub fn set_enabled(&mut self, on: bool) {
-        if on == self.is_on {
+    /// level info for root, and at the level debug for other users, who normally can't have a real-time priority.
+    pub fn set_enabled(&mut self, enabled: bool) {
+        if enabled == self.is_on {
             return;
         }
         self.is_on = false;
-        if !on {
+        if !enabled {
             self.threads.iter_mut().for_each(BoundedThread::lower);
             return;
         }
@@ -128,17 +128,17 @@ impl RealtimePriority {
         })
     }
 
-    /// Returns the latest time at which [`RealtimePriority::enforce_bounds`] must be called next. `None` if
-    /// the real-time priority is off.
+    /// Returns the latest time at which the caller must next call [`RealtimePriority::enforce_bounds`]. `now` is the
+    /// current time. `None` if the real-time priority is off.
     #[must_use]
     pub fn next_check_at(&self, now: Instant) -> Option<Instant> {
         self.is_on.then(|| now + CHECK_INTERVAL)
     }
 
-    /// Gives the normal scheduling policy to each thread that ran for 50 ms without sleeping, or whose budget
-    /// of CPU time is overdrawn. The budget grows by 40 % of the time that passes. Gives the real-time
-    /// priority again to each thread whose budget has at least 25 ms. Must be called just before the event
-    /// loop sleeps, because the kernel measures how long a thread has run since its last sleep.
+    /// Takes the real-time priority from each thread that ran for 50 ms without sleeping, or that has used up its
+    /// budget of CPU time. The budget grows by 40 % of the time that passes. Gives the real-time priority again to
+    /// each thread whose budget has at least 25 ms. Must be called just before the event loop sleeps, because the
+    /// kernel measures how long a thread has run since its last sleep.
     pub fn enforce_bounds(&mut self, now: Instant) {
         if !self.is_on {
             return;

@@ -13,8 +13,8 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// Reasons for the next cycle (scan, decision and changes) of the event loop: two timers, and the need to
-/// scan every process. Process events of the kernel and commands are reasons for a cycle too, but they are
+/// The stored reasons for the next cycle (scan, decision and changes) of the event loop: two timers that have
+/// expired, and the need to scan every process. Process events of the kernel and commands also cause cycles, but are
 /// not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
@@ -31,21 +31,21 @@ pub struct CycleTriggers {
 }
 
 impl CycleTriggers {
-    /// Returns whether a cycle (scan, decision and changes) is due even without process events and commands. This is
-    /// true if a timer has expired, or if every process must be scanned.
+    /// Returns whether a cycle (scan, decision and changes) is due even without process events and commands. True if
+    /// a timer has expired, or if every process must be scanned.
     #[must_use]
     pub fn is_cycle_due(self) -> bool {
-        self.job_processes_scan_due || self.scans_unassigned()
+        self.job_processes_scan_due || self.scans_unassigned_processes()
     }
 
-    /// Returns whether the next scan also reads processes that belong to no job.
+    /// Returns whether the next scan of the event loop also reads processes that belong to no job.
     #[must_use]
-    pub fn scans_unassigned(self) -> bool {
+    pub fn scans_unassigned_processes(self) -> bool {
         self.unassigned_scan_due || self.full_scan_due
     }
 
-    /// Returns the cause of a cycle (scan, decision and changes), as the metrics count it. `scope` says which processes
-    /// the scan of this cycle reads.
+    /// Returns the cause of a cycle (scan, decision and changes) for the metrics. `scope` says which processes the
+    /// scan of this cycle reads.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.is_cycle_due()) {
@@ -60,9 +60,9 @@ impl CycleTriggers {
     /// 1. If `full_scan_due` is true, the scan reads every process.
     /// 2. If there are `commands`, the scan reads the processes that the commands concern.
     /// 3. If `unassigned_scan_due` is true, the scan reads the processes of jobs, and those processes of no job that
-    ///    may have changed.
+    ///    have possibly changed.
     /// 4. If `job_processes_scan_due` is true, the scan reads the processes of jobs.
-    /// 5. Otherwise, the scan reads only the processes of the next paragraph.
+    /// 5. Otherwise, the scan reads only the processes with urgent process events.
     ///
     /// In every case, the scan also reads the processes with urgent process events since the last scan. These are the
     /// processes of jobs that had any event (fork, exec, exit), and other processes that executed a program. The
@@ -87,7 +87,8 @@ impl CycleTriggers {
             (false, true) => state.periodic_scan_request(),
             (false, false) => state.scan_request(false),
         };
-        let unassigned = self.scans_unassigned().then(|| state.lineage.scan_queue.take_unassigned_pids());
+        let unassigned =
+            self.scans_unassigned_processes().then(|| state.lineage.scan_queue.take_unassigned_pids());
         if let ScanScope::Partial(pids) = &mut request.scope {
             // All threads of a process with an event are read.
             request.busy_threads.retain(|pid, _| !active.contains(pid));

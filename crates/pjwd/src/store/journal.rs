@@ -26,8 +26,8 @@ use super::lock::lock;
 use crate::host::directories;
 use crate::host::inode::{inode_of, is_name_of};
 
-/// The names of the two files of the journal in the state directory. The journal records the changes that pjwd makes
-/// ([`FileJournal`]). `state.json` has the records that were valid when the journal was last rewritten.
+/// The names of the two files of the journal, in the state directory of pjwd. In the journal, pjwd records its
+/// changes ([`FileJournal`]). `state.json` has the records that were valid when the journal was last rewritten.
 /// `journal.jsonl` has the records that were added later.
 pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
@@ -41,8 +41,8 @@ const RESERVED_BYTES: u64 = 256 << 10;
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
-/// The reason why a file of the journal ([`FileJournal`]) can't be opened, read or written. The error message
-/// names the file, the cause and the remedy.
+/// The reason why a file of the journal (the files in which pjwd records its changes) can't be opened, read or
+/// written. The error message names the file, the cause and the remedy.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
 pub struct JournalError {
@@ -70,8 +70,8 @@ impl JournalError {
 }
 
 /// The journal of pjwd: two files in the state directory, in which pjwd records each change before it makes the
-/// change. A restarted pjwd reads from the journal which jobs exist, which cores they hold, and which affinity masks
-/// their threads had before pjwd changed them. A lock prevents another daemon from writing the journal.
+/// change. A restarted pjwd reads from the journal which jobs exist, which cores the jobs hold, and which affinity
+/// masks the threads of the jobs had originally. A lock prevents another daemon from writing the journal.
 #[derive(Debug)]
 pub struct FileJournal {
     dir: PathBuf,
@@ -88,8 +88,8 @@ pub struct FileJournal {
     reserved: u64,
 }
 
-/// The records that an earlier daemon left in its journal: the cores given to jobs, the original affinity masks of
-/// threads, and the cpusets.
+/// The records that an earlier daemon left in its journal: the cores granted to jobs, the original affinity masks of
+/// threads, and the cpusets of jobs.
 #[derive(Debug, Default)]
 pub struct RecoveredJournal {
     /// The records of the journal, oldest first.
@@ -119,12 +119,13 @@ struct Batch<'a> {
 }
 
 impl FileJournal {
-    /// Opens and locks the journal in the directory `dir`, and reads its records. Creates the journal if
-    /// there is none. `boot_id` is the id of the current boot. Records of another boot are dropped.
+    /// Opens and locks the journal (the files in which pjwd records its changes) in the directory `dir`, and reads
+    /// its records. Creates the journal if there is none. `boot_id` is the id of the current boot. Records of another
+    /// boot are dropped, because the changes of that boot no longer exist.
     ///
     /// # Errors
-    /// If the directory is not writable, or another daemon holds the lock. If the journal file can't be read,
-    /// or does not belong to this user.
+    /// If the directory is not writable, or another daemon holds the lock. If the journal file can't be read, or does
+    /// not belong to this user.
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalError> {
         let (path, lines) = open_lines(dir)?;
         let mut recovered = RecoveredJournal::default();
@@ -136,8 +137,9 @@ impl FileJournal {
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
-    /// Returns whether the journal has grown by more than 1 MiB since it was last rewritten. The caller should
-    /// then call [`Warden::rewrite_journal`](crate::warden::Warden::rewrite_journal).
+    /// Returns whether the journal (the records of pjwd's changes) has grown by more than 1 MiB since the last
+    /// rewrite. The caller should then call [`Warden::rewrite_journal`](crate::warden::Warden::rewrite_journal),
+    /// which makes the journal shorter.
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
         self.length > REWRITE_BYTES
@@ -152,7 +154,7 @@ impl FileJournal {
         let unusable = |error: anyhow::Error| JournalError {
             operation: "make",
             path: self.dir.clone(),
-            why: crate::error_text::error_chain(error.as_ref()),
+            why: crate::error_text::error_chain_text(error.as_ref()),
             remedy: "it was removed while pjwd runs",
         };
         directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(unusable)?;
@@ -162,7 +164,8 @@ impl FileJournal {
     }
 }
 
-/// Returns whether the directory `dir` contains at least one file of a journal.
+/// Returns whether the directory `dir` contains at least one file of the journal: the files in which pjwd records its
+/// changes.
 #[must_use]
 pub fn has_journal_files(dir: &Path) -> bool {
     JOURNAL_FILE_NAMES.iter().any(|name| dir.join(name).exists())

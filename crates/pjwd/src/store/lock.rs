@@ -56,8 +56,8 @@ pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<F
     }
 }
 
-/// The pjwd process that holds the lock against a second pjwd, as the lock file describes it. The description
-/// has the pid, the socket and the state directory of the process.
+/// The description of the pjwd process that holds the lock against a second pjwd. The process writes its pid, its
+/// socket and its state directory to the lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
     pid: u32,
@@ -71,8 +71,9 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    /// Describes this process as the holder of the lock. `socket` is the path of its control socket. `socket`
-    /// is `None` for `pjwd --release-all`, which has no socket.
+    /// Describes this process as the holder of the lock against a second pjwd. `socket` is the path of the control
+    /// socket of this process, or `None` for `pjwd --release-all`, which has no socket. `state_dir` is its state
+    /// directory.
     #[must_use]
     pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -105,7 +106,7 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// The reason why the lock against a second pjwd can't be acquired.
+/// The reason why this process can't acquire the lock that prevents a second pjwd of the same user.
 #[derive(Debug, Error)]
 pub enum LockError {
     /// Another pjwd holds the lock.
@@ -133,9 +134,9 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The lock that prevents a second pjwd of the same user. Each user, also root, has a separate lock. So the
-/// lock permits the pjwd of root and the pjwd of another user at the same time. The lock is released when
-/// this value is dropped or the process ends.
+/// The lock that prevents a second pjwd of the same user. Each user, also root, has a separate lock. So the lock
+/// permits a pjwd of root and a pjwd of another user at the same time. The lock is released when this value is
+/// dropped or the process ends.
 #[derive(Debug)]
 pub struct DaemonLock {
     path: PathBuf,
@@ -146,23 +147,23 @@ pub struct DaemonLock {
 }
 
 impl DaemonLock {
-    /// Acquires the lock. The lock file is in the directory `dir`, which is created if it is missing. `dir`
-    /// must be the same for each pjwd of the user. `holder` describes this process, and is written to the
-    /// lock file. Waits for up to 5 s if another process holds the lock.
+    /// Acquires the lock that prevents a second pjwd of the same user. The lock file is in the directory `dir`, which
+    /// is created if it is missing. `dir` must be the same for each pjwd of the user. `holder` describes this
+    /// process, and is written to the lock file. If another process holds the lock, waits for up to 5 s.
     ///
     /// # Errors
-    /// If another pjwd holds the lock. If the directory or the lock file can't be used, for example because
-    /// the file belongs to another user or is a symbolic link.
+    /// If another pjwd holds the lock. If the directory or the lock file can't be used, for example because the file
+    /// belongs to another user or is a symbolic link.
     pub fn acquire(dir: &Path, holder: LockHolder) -> Result<Self, LockError> {
         let path = dir.join(FILE_NAME);
         let (file, earlier) = lock_file(&path, &holder)?;
         Ok(Self { path, holder, earlier, file })
     }
 
-    /// Returns the state directory of the pjwd that held the lock before this process. `boot_id` is the id of
-    /// the current boot. Returns `None` if there was no earlier pjwd, or if the earlier pjwd made no journal
-    /// in the current boot. The caller should check whether the returned directory still contains the journal.
-    /// If the journal is missing, the records of the affinity masks that the earlier pjwd set are lost.
+    /// Returns the state directory of the pjwd that held this lock before this process. `boot_id` is the id of the
+    /// current boot. Returns `None` if there was no earlier pjwd, or if the earlier pjwd made no journal (the records
+    /// of its changes) in the current boot. The caller should check whether the journal is still in the directory. If
+    /// the journal is missing, nobody knows the original affinity masks of the threads that the earlier pjwd changed.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
         let earlier = self.earlier.as_ref();
@@ -170,8 +171,8 @@ impl DaemonLock {
         of_boot.map(|earlier| Path::new(&earlier.state_dir))
     }
 
-    /// Records in the lock file that this process made its journal in the boot `boot_id`. After a restart,
-    /// the next pjwd needs this record for [`DaemonLock::earlier_state_dir`].
+    /// Records in the lock file that this process made its journal (the records of its changes) in the boot with the
+    /// id `boot_id`. After a restart, the next pjwd needs this record for [`DaemonLock::earlier_state_dir`].
     ///
     /// # Errors
     /// If the lock file can't be written.
@@ -180,19 +181,19 @@ impl DaemonLock {
         write(&self.file, &self.holder)
     }
 
-    /// Returns the path of the lock file.
+    /// Returns the path of the lock file. A lock on this file prevents a second pjwd of the same user.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Acquires the lock again if the lock file was removed or replaced. Without a new lock, a second pjwd
-    /// could create and lock a new file. Returns true if the lock was acquired again. Returns false if the
-    /// lock file is still in place, so that nothing was to be done.
+    /// Acquires the lock against a second pjwd again if the lock file was removed or replaced. Without a new lock, a
+    /// second pjwd could create and lock a new file. Returns true if the lock was acquired again. Returns false if
+    /// the lock file is still in place, so that nothing was done.
     ///
     /// # Errors
-    /// The errors of [`DaemonLock::acquire`]. [`LockError::Held`] means that a second pjwd has acquired the
-    /// lock in the meantime. This pjwd and the second pjwd then run at the same time.
+    /// The errors of [`DaemonLock::acquire`]. [`LockError::Held`] means that a second pjwd has acquired the lock in
+    /// the meantime. This pjwd and the second pjwd then run at the same time.
     pub fn reacquire_if_removed(&mut self) -> Result<bool, LockError> {
         if is_name_of(&self.path, &self.file) {
             return Ok(false);
@@ -209,7 +210,7 @@ fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<Lo
     if let Some(dir) = path.parent() {
         let made = directories::make_default_directory(dir, uid);
         made.map_err(|error| {
-            unusable(crate::error_text::error_chain(error.as_ref()), "--beside needs no lock")
+            unusable(crate::error_text::error_chain_text(error.as_ref()), "--beside needs no lock")
         })?;
     }
     let of_io = |error: io::Error| match error.raw_os_error() {

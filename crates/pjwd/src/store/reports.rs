@@ -19,7 +19,7 @@ use tracing::warn;
 use crate::host::directories;
 use crate::host::inode::is_name_of;
 
-/// The name of the file in the state directory.
+/// The name of the file with the reports of ended jobs, in the state directory of pjwd.
 pub const REPORTS_FILE_NAME: &str = "reports.jsonl";
 /// The file is written again before it grows beyond this many bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -28,8 +28,8 @@ const MAX_KEPT_BYTES: u64 = MAX_FILE_BYTES / 4 * 3;
 /// At most this many bytes of the file are read. This program writes no larger file.
 const MAX_READ_BYTES: u64 = 8 << 20;
 
-/// The reports of the jobs that ended, in memory and in a file in the state directory. At most a configured number is kept,
-/// and at most 768 KiB. The oldest report is dropped first.
+/// The reports of the jobs that have ended, in memory and in a file in the state directory of pjwd. The store keeps
+/// at most a configured number of reports, and at most 768 KiB. The oldest reports are dropped first.
 #[derive(Debug)]
 pub struct ReportStore {
     dir: PathBuf,
@@ -41,23 +41,25 @@ pub struct ReportStore {
     kept: VecDeque<(Arc<Report>, u64)>,
     kept_bytes: u64,
     /// The largest number of reports that are kept.
-    keep: usize,
+    max_reports: usize,
     /// Whether the last report could not be written without dropping others, or not at all. This is logged once.
     is_short_of_space: bool,
 }
 
 impl ReportStore {
-    /// Opens the store in the directory `dir`, and reads its reports. `keep` is the largest number of reports that are kept.
-    /// Returns also sentences for the log: what could not be read, and what became of it.
+    /// Opens the store of job reports in `dir`, the state directory of pjwd, and reads the stored reports.
+    /// `max_reports` is the maximum number of reports that the store keeps. If the file with the reports can't be
+    /// used, the store keeps the reports in memory only. Also returns remarks for the log: which lines of the file
+    /// are no valid reports, or why the file can't be used.
     #[must_use]
-    pub fn open(dir: &Path, keep: u32) -> (Self, Vec<String>) {
+    pub fn open(dir: &Path, max_reports: u32) -> (Self, Vec<String>) {
         let mut store = Self {
             dir: dir.to_owned(),
             file: None,
             length: 0,
             kept: VecDeque::new(),
             kept_bytes: 0,
-            keep: keep as usize,
+            max_reports: max_reports as usize,
             is_short_of_space: false,
         };
         let mut remarks = Vec::new();
@@ -75,10 +77,11 @@ impl ReportStore {
         (store, remarks)
     }
 
-    /// Stores a report. Drops the oldest reports if there are more than are kept, or if the disk is full. The loss of
-    /// reports by a full disk is logged once.
+    /// Stores the report of a job that has ended. Drops the oldest reports if the store then has too many, or if the
+    /// file can't be written, for example because the disk is full. A failed write is logged once, until a write
+    /// succeeds again. If the maximum number of reports is 0, does nothing.
     pub fn add(&mut self, report: Report) {
-        if self.keep == 0 {
+        if self.max_reports == 0 {
             return;
         }
         let Ok(line) = line_of(&report) else { return };
@@ -100,25 +103,27 @@ impl ReportStore {
         }
     }
 
-    /// Returns the reports, the newest first: those of the job with this id if `job` is given, and at most `last` of them.
+    /// Returns stored reports of ended jobs, newest first. If `job_id` is `None`, returns the reports of all jobs.
+    /// Otherwise returns only the reports of the jobs that had this id. Returns at most `max_count` reports, or all
+    /// if `max_count` is `None`.
     #[must_use]
-    pub fn reports(&self, job: Option<&str>, last: Option<u32>) -> Vec<Arc<Report>> {
+    pub fn reports(&self, job_id: Option<&str>, max_count: Option<u32>) -> Vec<Arc<Report>> {
         let newest_first = self.kept.iter().rev().map(|(report, _)| report);
-        let wanted = newest_first.filter(|report| job.is_none_or(|job| report.id == job));
-        wanted.take(last.map_or(usize::MAX, |last| last as usize)).cloned().collect()
+        let wanted = newest_first.filter(|report| job_id.is_none_or(|job_id| report.id == job_id));
+        wanted.take(max_count.map_or(usize::MAX, |count| count as usize)).cloned().collect()
     }
 
-    /// Sets the largest number of reports that are kept. If there are more, the oldest are dropped.
-    pub fn set_keep(&mut self, keep: u32) {
+    /// Sets the maximum number of reports that the store keeps. If the store has more reports, drops the oldest ones.
+    pub fn set_max_reports(&mut self, max_reports: u32) {
         let before = self.kept.len();
-        self.keep = keep as usize;
+        self.max_reports = max_reports as usize;
         self.trim();
         if self.kept.len() < before {
             self.rewrite_or_shrink();
         }
     }
 
-    /// Writes the file again if another program removed it.
+    /// Writes the file with the reports again if another program removed or replaced the file.
     pub fn restore_removed_file(&mut self) {
         if self.file.is_some() && !self.is_in_place() {
             self.make_again();
@@ -140,7 +145,7 @@ impl ReportStore {
     }
 
     fn trim(&mut self) {
-        while self.kept.len() > self.keep {
+        while self.kept.len() > self.max_reports {
             self.drop_one();
         }
         self.drop_oldest(MAX_KEPT_BYTES);

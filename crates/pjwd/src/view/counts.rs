@@ -9,8 +9,8 @@ use pjw_core::state::dirty::{DirtyScope, DirtySet};
 use pjw_core::state::members::MemberThread;
 use pjw_core::state::{Member, WardenState};
 
-/// The CPU demand of the threads of a job: how many PUs the threads use or wait for. The values are averages
-/// over the last scans.
+/// The CPU demand of a job: how many PUs (logical CPUs) the threads of the job use or wait for. The values are
+/// averages over the last scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuDemand {
     /// The share of time for which a thread runs or waits for a PU, summed over all threads, in permille.

@@ -26,8 +26,8 @@ const MAX_HISTORIES: usize = 500;
 /// The largest number of events that a subscriber may be behind. Beyond that, the subscriber loses the oldest events.
 const BACKLOG: usize = 1024;
 
-/// The latest events of the daemon and of each job, for `pjwctl events` and `pjwctl show`. New events are also sent to
-/// subscribers.
+/// The latest events of the daemon and of each job. `pjwctl events` and `pjwctl show` print these events. New events
+/// are also sent to the clients that subscribed.
 #[derive(Debug)]
 pub struct EventHistory {
     /// The number of events since the start of the daemon.
@@ -66,10 +66,10 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Stores an event and sends it to the subscribers. `jobs` are the jobs that exist. If events of 500 jobs
-    /// are stored and an event of a further job arrives, the events of all jobs that are not in `jobs` are
-    /// dropped. A new job can have the id of an ended job. When such a new job gets cores, the events of the
-    /// ended job are dropped.
+    /// Stores an event and sends the event to the subscribers. `jobs` are the jobs that exist. When the history has
+    /// events of 500 jobs and an event of a further job arrives, the events of all jobs that are not in `jobs` are
+    /// dropped. A new job can have the id of an ended job. When such a new job gets cores, the events of the ended
+    /// job are dropped.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
@@ -113,8 +113,8 @@ impl EventHistory {
     }
 
     /// Returns a channel that receives all stored events, oldest first. If `follow` is true, the channel then
-    /// receives new events as they happen. Otherwise the channel is then closed. A client that reads too
-    /// slowly misses events, and receives an event with the number of missed events. Must be called inside a
+    /// receives new events as they happen. Otherwise, the channel is then closed. If the receiver reads too slowly,
+    /// it misses events and receives one event with the number of missed events. Must be called inside a
     /// [`tokio::task::LocalSet`].
     #[must_use]
     pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {

@@ -6,7 +6,8 @@ use pjw_ipc::report::{Report, Thousandths};
 
 use super::to_wire::format_rfc3339;
 
-/// Converts the report of a job and its verdict to the form in which clients receive them.
+/// Converts the report of an ended job to the form in which clients receive the report. `verdict` says how well the
+/// job used its cores. `None` if pjwd gave no verdict on the job.
 #[must_use]
 pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
     let usage = &report.usage;

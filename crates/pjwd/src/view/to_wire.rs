@@ -16,8 +16,7 @@ use super::counts::Counts;
 /// The longest event text, in bytes.
 pub(super) const MAX_TEXT_BYTES: usize = 1024;
 
-/// Returns a time as text in the format of RFC 3339, in UTC with milliseconds. Example:
-/// `2026-05-04T12:00:00.000Z`.
+/// Returns `time` as text in the format of RFC 3339, in UTC with milliseconds. Example: `2026-05-04T12:00:00.000Z`.
 #[must_use]
 pub fn format_rfc3339(time: UnixMillis) -> String {
     let time = Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH);
@@ -82,15 +81,15 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforc
     }
 }
 
-/// Returns the name of a kind of evidence, as replies and JSON show it. Evidence is the reason why a process
-/// belongs to its job.
+/// Returns the name of a kind of evidence, as replies and JSON show the name. Example: `cgroup`. Evidence is the
+/// reason why a process belongs to its job.
 #[must_use]
 pub fn evidence_name(evidence: Evidence) -> &'static str {
     evidence.into()
 }
 
-/// Converts an event to the form in which clients receive it. The field `time` of the result is set to the
-/// current time. If the text of the event has more than 1024 bytes, it is cut, and `…` is put at its end.
+/// Converts `event` to the form in which clients receive events. The field `time` of the result is the current time.
+/// A text of more than 1024 bytes is cut to 1024 bytes, with `…` at its end.
 #[must_use]
 pub fn event_to_wire(event: &Event) -> wire::Event {
     wire::Event {
@@ -116,9 +115,9 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts a plan to the reply to the call `Plan` of a client. The plan has the changes of affinity masks
-/// and cpusets that pjw would make. Each of the `plan_warnings` describes a change that the plan leaves out,
-/// or a state that needs attention.
+/// Converts a plan to the reply to a client's call `Plan`. `plan` has the changes of affinity masks and cpusets that
+/// pjw would make. Each of the `plan_warnings` describes a change that the plan leaves out, or a state that needs
+/// attention.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
@@ -128,9 +127,9 @@ pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     }
 }
 
-/// Converts the result of a defragmentation to a reply for clients. A defragmentation moves jobs to other
-/// cores, so that larger requests for cores can be served. The reply answers the call `PlanDefrag` (planned
-/// moves) and the call `Defrag` (completed moves).
+/// Converts the result of a defragmentation to the reply for a client. A defragmentation moves jobs to other cores,
+/// so that larger requests for cores can be served. The reply is for the calls `PlanDefrag` (planned moves) and
+/// `Defrag` (completed moves).
 #[must_use]
 pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     let moves = defrag.moves.iter().map(|moved| wire::Move {
@@ -184,7 +183,8 @@ fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
     wire::Action { action: action.name().to_owned(), job, pid, tid: pid, from, to, why }
 }
 
-/// Converts a warning to the form in which the status contains it.
+/// Converts a warning to the form of the warnings in the status that clients receive. A warning describes a condition
+/// that needs attention, and its remedy.
 #[must_use]
 pub fn warning_to_status(warning: &Warning) -> wire::Warning {
     wire::Warning {

@@ -36,9 +36,10 @@ const EINVAL: i32 = nix::libc::EINVAL;
 /// other jobs.
 const MAX_ROUNDS: usize = 8;
 
-/// The part of pjwd that keeps the processes of each job on the cores of the job. It has the state of pjwd and runs its
-/// cycles. A cycle scans processes, decides which affinity masks and cpusets must change, and changes them. `N` is the
-/// interface to the machine, and `J` is the journal. Tests use simulations of both.
+/// The part of pjwd that keeps the processes of each job on the cores of the job. A warden has the state of pjwd and
+/// runs its cycles. A cycle scans processes, decides which affinity masks and cpusets must change, and changes them.
+/// `N` is the interface to the machine, and `J` is the journal (the records of all changes). Tests use simulations of
+/// both.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     pub(super) node: N,
@@ -65,11 +66,11 @@ pub struct Warden<N, J> {
 }
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Makes a warden that continues where an earlier daemon stopped. `records` are the records of the
-    /// earlier daemon's journal, oldest first. They are applied to `state`. `host` has the properties of this
-    /// machine by which jobs are recognised. Nothing is scanned or changed yet.
+    /// Makes a warden that continues where an earlier daemon stopped. `records` are the records of the earlier
+    /// daemon's journal, oldest first, and are applied to `state`. `policy` has the configured rules. `host` has the
+    /// properties of this machine by which jobs are recognised. Scans and changes nothing yet.
     pub fn new(
-        node: N,
+        machine_interface: N,
         journal: J,
         mut state: WardenState,
         records: Vec<Record>,
@@ -80,7 +81,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             state.apply_record(record);
         }
         Self {
-            node,
+            node: machine_interface,
             journal,
             state,
             policy,
@@ -102,7 +103,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Returns the failures that still existed at the end of the last cycle (scan, decision and changes), such as a
-    /// failed write of the journal.
+    /// failed write of the journal (the records of pjwd's changes).
     pub fn ongoing_failures(&self) -> &OngoingFailures {
         &self.ongoing_failures
     }
@@ -112,39 +113,43 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &self.policy
     }
 
-    /// Returns the state, so that the caller can change it, and the policy in force.
+    /// Returns a mutable reference to the state (the jobs and their processes), and the policy in force (the
+    /// configured rules).
     pub fn state_and_policy(&mut self) -> (&mut WardenState, &Policy) {
         (&mut self.state, &self.policy)
     }
 
-    /// Returns the interface to the machine: it scans processes, and changes affinity masks and cpusets.
+    /// Returns the interface to the machine, through which pjwd scans processes and changes affinity masks and
+    /// cpusets.
     pub fn machine_interface(&self) -> &N {
         &self.node
     }
 
-    /// Returns a mutable reference to the interface to the machine, for example to change the settings of
-    /// this interface.
+    /// Returns a mutable reference to the interface to the machine, for example to change its settings. pjwd scans
+    /// processes and changes affinity masks and cpusets through this interface.
     pub fn machine_interface_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
-    /// Returns a mutable reference to the state. The functions that make a scan request need this reference, because
-    /// they remove pending process events from the state.
+    /// Returns a mutable reference to the state: the jobs, their processes, and the PUs granted to the jobs. A caller
+    /// that makes a scan request needs this reference, because the request removes pending process events from the
+    /// state.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Sets the time since which no fork event of the kernel was lost, in ns since boot. `since` is `None` if fork
-    /// events are not available, or if the kernel is still dropping events. After each call, the next periodic scan
-    /// reads every process. A periodic scan is a scan that also reads processes that belong to no job.
-    pub fn set_fork_events_complete_since(&mut self, since: Option<Nanos>) {
-        self.state.fork_events_complete_since = since;
+    /// Sets the time since which no fork event of the kernel was lost, in ns since boot. `complete_since` is `None`
+    /// if there are no fork events, or if the kernel is still dropping events. After each call, the next periodic
+    /// scan reads every process. A periodic scan is a scan that also reads processes that belong to no job.
+    pub fn set_fork_events_complete_since(&mut self, complete_since: Option<Nanos>) {
+        self.state.fork_events_complete_since = complete_since;
         self.state.full_scan_due = true;
     }
 
     /// Reads the pending process events (fork, exec, exit) of the kernel into the state. A cycle calls this function
-    /// after each scan, so that the fork of every scanned process is known. After a loss of events, the fork events in
-    /// the state count as incomplete until [`Warden::set_fork_events_complete_since`] is called with a time.
+    /// after each scan, so that the fork of every scanned process is known. If the kernel has lost events, the fork
+    /// events in the state count as incomplete until [`Warden::set_fork_events_complete_since`] is called with a
+    /// time.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
         let exited = self.state.usage.processes_to_read_after(&events);
@@ -164,40 +169,40 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the affinity masks of new processes: those that processes of jobs forked since the last scan. The scan of
-    /// a new process can wait for a few milliseconds in two cases: the affinity mask is the set of online PUs that the
-    /// job holds, or the process was forked into the cpuset of the job. In all other cases, the scan is urgent. Must be
-    /// called after process events were read, unless a cycle follows at once.
+    /// Reads the affinity masks of the processes that processes of jobs forked since the last scan. Decides for each
+    /// such process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask is the
+    /// set of online PUs that the job holds, or if the process was forked into the cpuset of the job. Otherwise, the
+    /// scan is urgent. Must be called after process events were read, unless a cycle follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
         defer_scans_of_right_forks(&mut self.node, &mut self.state);
     }
 
-    /// Returns how many process events (fork, exec, exit) were read between the last call of this function
-    /// and this call, and whether events were lost between the two calls. Resets the count to zero.
+    /// Returns how many process events (fork, exec, exit) were read since the last call of this function, and whether
+    /// events were lost in this time. Resets the count to zero.
     pub fn take_event_count(&mut self) -> EventCount {
         let still_dropping = self.events_read.still_dropping;
         std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
-    /// Finds the leftover cgroups and adds them to the state. A leftover cgroup has a name of the form that pjw gives
-    /// to the cpuset of a job, and no record in the journal (the file with the records of all changes). pjw decides
-    /// about the cgroup after the next scan of every process. If the cgroup contains processes, and its PUs can be
-    /// granted to the job in its name, the cgroup becomes the cpuset of this job again. Otherwise, pjw removes the
-    /// cgroup. Must be called once, before the first cycle.
+    /// Finds leftover cgroups and adds them to the state. A leftover cgroup has a name as pjw gives it to the cpuset
+    /// of a job, but no record in the journal (the records of pjwd's changes). After the next scan of every process,
+    /// pjw decides about each leftover cgroup. If the cgroup contains processes, and its PUs can be granted to the
+    /// job in its name, the cgroup becomes the cpuset of this job again. Otherwise, pjw removes the cgroup. Must be
+    /// called once, before the first cycle.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
         self.state.has_lost_records |= self.state.cpusets.leftover_cpuset_paths().next().is_some();
     }
 
-    /// Returns the journal, in which each change is recorded before it is made.
+    /// Returns the journal: the storage in which pjwd records each change before it makes the change.
     pub fn journal(&self) -> &J {
         &self.journal
     }
 
-    /// Replaces the policy (the configured rules) from the next cycle (scan, decision and changes) on. The values of
-    /// `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` do not change, because they do not come from
-    /// the configuration.
+    /// Replaces the policy (the configured rules), from the next cycle (scan, decision and changes) on. The fields
+    /// `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` keep their values, because these do not
+    /// come from the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_managed_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
@@ -209,24 +214,24 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// Returns the online PUs (logical CPUs) that the topology lacks, because they were offline when the topology was
-    /// read.
+    /// Returns the online PUs (logical CPUs) that the known topology of the machine lacks. These PUs were offline
+    /// when the topology was read.
     pub fn pus_missing_in_topology(&self) -> &CpuSet {
         &self.unknown_pus
     }
 
-    /// Replaces the topology after PUs were added to the machine. Also replaces the policy, because its
-    /// housekeeping PUs (reserved for the system) depend on the topology. Jobs keep their cores.
+    /// Replaces the topology of the machine after PUs (logical CPUs) were added. Also replaces the policy, because
+    /// its housekeeping PUs (the PUs reserved for the system) depend on the topology. Jobs keep their cores.
     pub fn replace_topology(&mut self, topology: Topology, policy: Policy) {
         self.state.set_topology(topology, &policy.housekeeping_cpus);
         self.set_policy(policy);
     }
 
-    /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which affinity masks
-    /// and cpusets must change, and changes them. While work is left, scans, decides and changes again, up to 8 times
-    /// in total. If work is left after that, [`CycleReport::has_unfinished_work`] is true, and the caller must run
-    /// another cycle. Returns the results, with one reply for each command. While the journal can't be written,
-    /// commands are refused and no masks or cpusets are changed.
+    /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which affinity
+    /// masks and cpusets must change, and changes them. Repeats the scan, the decision and the changes while work is
+    /// left, up to 8 times in total. If work is left after that, [`CycleReport::has_unfinished_work`] is true, and
+    /// the caller must run another cycle. Returns the results, with one reply for each command. While the journal
+    /// (the records of pjwd's changes) can't be written, commands are refused and no masks or cpusets are changed.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.ongoing_failures.journal_error.is_some() {
             self.ongoing_failures.journal_error =

@@ -23,8 +23,8 @@ fn records_size(records: usize, machine: &CpuSet) -> u64 {
 }
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Replaces the content of the journal by the records of the current state. Earlier records are dropped,
-    /// so the journal becomes shorter.
+    /// Replaces the content of the journal (the records of pjwd's changes) by the records of the current state.
+    /// Earlier records are dropped, so the journal becomes shorter.
     ///
     /// # Errors
     /// If the journal can't be written. The old content then stays valid.
@@ -32,8 +32,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Writes the journal again from the current state if another program removed its files. If the write fails,
-    /// [`Warden::ongoing_failures`] has the error. Each later cycle (scan, decision and changes) then tries again.
+    /// Writes the journal (the records of pjwd's changes) again from the current state if another program removed its
+    /// files. If the write fails, [`Warden::ongoing_failures`] has the error, and each later cycle (scan, decision
+    /// and changes) tries again.
     pub fn recreate_journal_if_removed(&mut self) {
         if self.ongoing_failures.journal_error.is_none() && !self.journal.is_in_place() {
             self.ongoing_failures.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());

@@ -11,8 +11,8 @@ use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::state::{WardenState, dirty::DirtySet};
 use pjw_core::{job::JobId, refusal::Refusal, time::Nanos, usage::JobReport};
 
-/// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon.
-/// `pjwctl status` shows them as warnings.
+/// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon, such as a failed
+/// write of its records. `pjwctl status` shows these failures as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OngoingFailures {
     /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
@@ -27,8 +27,8 @@ pub struct OngoingFailures {
     pub refused_masks: BTreeMap<ThreadId, RefusedMask>,
 }
 
-/// A refused change of a thread's affinity mask: the job for which the change was made, and the kernel's
-/// reason.
+/// A change of a thread's affinity mask that the kernel refused: the job for which pjwd tried the change, and the
+/// kernel's reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedMask {
     /// The job for which the mask was to change.
@@ -72,8 +72,8 @@ pub struct CycleReport {
 /// cycle goes on, after the interval.
 const MAX_MASK_WRITES: u32 = 3;
 
-/// A new process of a job, whose affinity mask pjwd changed before any scan had read the process. pjwd does
-/// this only if the mask differs from the set of online PUs that the job holds.
+/// A new process of a job whose affinity mask pjwd changed even before any scan had read the process. pjwd does this
+/// only if the mask differs from the set of online PUs that the job holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedNewProcess {
     /// The process id (pid).

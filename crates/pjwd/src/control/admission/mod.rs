@@ -24,9 +24,9 @@ const PRUNE_ABOVE: usize = 1000;
 /// The shortest time between two log lines about refused commands.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// The configured rules for commands: which users are administrators, and which commands of other users are
-/// refused. The control server (the part of pjwd that answers the clients) refuses these commands itself. A
-/// refused command does not reach the event loop, which executes commands.
+/// The configured rules for commands: which users are administrators, and which commands of other users are refused.
+/// The control server (the part of pjwd that answers the clients) itself refuses these commands. A refused command
+/// does not reach the event loop, which executes commands.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AdmissionRules {
     /// The names of the Unix groups whose members are administrators of pjwd.
@@ -49,7 +49,7 @@ impl From<&Settings> for AdmissionRules {
     }
 }
 
-/// Returns the user who sent the command, and whether the user is an administrator.
+/// Returns the user who sent `command`, and whether this user is an administrator.
 #[must_use]
 pub fn caller_of(command: &Command) -> Caller {
     match command {
@@ -62,10 +62,9 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Answers a command without the event loop, if possible. Returns the reply or the refusal if `rules` and
-/// `jobs` determine the answer. `jobs` are the jobs in the last published status of the daemon. Returns
-/// `None` if `rules` and `jobs` do not determine the answer. Also returns `None` for every command of an
-/// administrator. After `None`, the caller must send the command to the event loop.
+/// Answers `command` without the event loop, if possible. `jobs` are the jobs in the last published status of the
+/// daemon. If `rules` and `jobs` determine the answer, returns the reply or the refusal. Otherwise returns `None`,
+/// and the caller must send the command to the event loop. Always returns `None` for a command of an administrator.
 #[must_use]
 pub fn answer_without_event_loop(
     rules: &AdmissionRules,
@@ -108,8 +107,8 @@ pub fn answer_without_event_loop(
     refusal.map(Err)
 }
 
-/// A limit on the rate of commands of each user. A user may send 30 commands in one burst, and then two per
-/// second. The control server does not apply the limit to administrators.
+/// A limit on the rate of commands of each user. A user can send 30 commands in one burst, and then two per second.
+/// The control server does not apply the limit to administrators.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// For each user, the time from which the user may send a full burst again. Each command moves the time
@@ -118,9 +117,9 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Returns whether a command that user `uid` sent at the time `now` may be executed. If true, the command
-    /// counts towards the limit of the user. If false, the user has sent too many commands, and the caller
-    /// must refuse this command.
+    /// Returns whether a command that the user `uid` sent at the time `now` is within the user's limit. If true, the
+    /// command counts towards the limit. If false, the user has sent too many commands, and the caller must refuse
+    /// this command.
     pub fn admit(&mut self, uid: Uid, now: Instant) -> bool {
         if self.until.len() >= PRUNE_ABOVE {
             self.until.retain(|_, until| *until > now);
@@ -154,13 +153,13 @@ pub struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Records that a command of user `uid` was refused for the reason `why`. Logs a warning with `why` and
-    /// the number of refusals since the last warning, unless the last warning is less than 10 s old. At the
-    /// log level debug, each refusal is logged.
-    pub fn record(&mut self, uid: Uid, why: &str, now: Instant) {
-        debug!(uid = uid.0, "refused: {why}");
+    /// Records that a command of the user `uid` was refused at the time `now`, for the reason `reason`. Logs a
+    /// warning with the reason and the number of refusals since the last warning, unless the last warning is less
+    /// than 10 s old. At the log level debug, each refusal is logged.
+    pub fn record(&mut self, uid: Uid, reason: &str, now: Instant) {
+        debug!(uid = uid.0, "refused: {reason}");
         if let Some(count) = self.due(now) {
-            warn!(count, uid = uid.0, "commands of users were refused, the latest: {why}");
+            warn!(count, uid = uid.0, "commands of users were refused, the latest: {reason}");
         }
     }
 

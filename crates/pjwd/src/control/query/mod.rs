@@ -9,9 +9,9 @@ use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
 use pjw_ipc::call::{DefragReply, ExplainJobReply, PlanReply};
 use pjw_ipc::report::Report;
 
-/// A request for details that only the event loop has, such as the reasons for an affinity mask. The control
-/// server sends the query to the event loop. Requests for other facts need no query: the control server
-/// answers these requests from the values that the event loop publishes, such as the status.
+/// A request for details that only the event loop has, such as the reasons for an affinity mask. The control server
+/// (the part of pjwd that answers clients) sends the query to the event loop. Most other requests need no query: the
+/// control server answers these from the values that the event loop publishes, such as the status.
 #[derive(Debug)]
 pub enum Query {
     /// One page of the list of a job's processes and threads.
@@ -58,12 +58,12 @@ pub enum Query {
     },
 }
 
-/// The maximum number of threads on one page of an answer, summed over all processes on the page. Further
-/// threads are on the next page.
+/// The maximum number of threads on one page of a reply about a job or a process, summed over all processes on the
+/// page. Further threads are on the next page.
 pub const MAX_THREADS_PER_PAGE: usize = 1000;
 
-/// The position at which a page of the list of a job's processes and threads ends: the last process and the last
-/// thread on the page. The next page starts after this position.
+/// The position at which one page of a job's processes and threads ends: the last process and the last thread on the
+/// page. The next page starts after this position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCursor {
     /// The pid of the last process on the page.
@@ -95,8 +95,8 @@ pub enum Answer {
     Defrag(Arc<DefragReply>),
 }
 
-/// A process that belongs to a job, as the answer to a [`Query`] describes it. Contains the kind of evidence for the
-/// membership, and a page of the threads of the process.
+/// The description of a process that belongs to a job, in the answer to a [`Query`]. Contains the kind of evidence
+/// that the process belongs to the job, and one page of the threads of the process.
 #[derive(Debug)]
 pub struct MemberDetails {
     /// The pid and the start time of the process.
@@ -110,7 +110,8 @@ pub struct MemberDetails {
     pub threads: Vec<ThreadDetails>,
 }
 
-/// A thread of a job's process in an answer, with the reason for its affinity mask.
+/// The description of a thread of a job's process, in the answer to a [`Query`]. Contains the reason for the affinity
+/// mask of the thread.
 #[derive(Debug)]
 pub struct ThreadDetails {
     /// The thread id (tid).
@@ -123,8 +124,8 @@ pub struct ThreadDetails {
     pub mask_reason: String,
 }
 
-/// The reasons why a process belongs to its job or to none, as sentences, and one page of its threads with the reasons
-/// for their affinity masks.
+/// The explanation of a process, in the answer to a [`Query`]. Contains the reasons why the process belongs to its
+/// job or to no job, and one page of the threads of the process with the reasons for their affinity masks.
 #[derive(Debug)]
 pub struct ProcessExplanation {
     /// Whether the requested process exists, according to the last scan.
@@ -140,10 +141,10 @@ pub struct ProcessExplanation {
     pub continue_after: Option<Tid>,
 }
 
-/// Returns one page of the processes of `job`, ascending by pid, with their threads. The page starts after
-/// the position `after`, the end of the previous page. `after` is `None` for the first page. The page has at
-/// most `limit` processes and [`MAX_THREADS_PER_PAGE`] threads. Returns [`Answer::Members`], which contains
-/// `None` if the job does not exist.
+/// Returns one page of the processes of `job`, ascending by pid, with their threads. `after` is the position at which
+/// the previous page ended, or `None` for the first page. The page has at most `limit` processes and
+/// [`MAX_THREADS_PER_PAGE`] threads. The result is an [`Answer::Members`], which contains `None` if the job does not
+/// exist.
 #[must_use]
 pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
@@ -175,16 +176,16 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
     Answer::Members(Some((page, None)))
 }
 
-/// Returns the processes that belong to the job `id`, as [`Answer::MemberProcesses`]. The answer contains `None` if the job
-/// does not exist.
+/// Returns the ids of the processes that belong to the job `id`. The result is an [`Answer::MemberProcesses`], which
+/// contains `None` if the job does not exist.
 #[must_use]
 pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
     let processes = || state.members_of(id).map(|member| member.id).collect();
     Answer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
-/// Returns the reasons why the job `id` holds its CPUs, as [`Answer::JobReasons`]. The answer contains `None` if the
-/// job does not exist.
+/// Returns the reasons why the job `id` holds its CPUs. The result is an [`Answer::JobReasons`], which contains
+/// `None` if the job does not exist.
 #[must_use]
 pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
@@ -195,13 +196,12 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     }))
 }
 
-/// Returns why the process `pid` belongs to its job or to none, and why its threads have their affinity
-/// masks, as [`Answer::ProcessReasons`]. If there is no such process, the answer says so
-/// ([`ProcessExplanation::process_exists`]).
+/// Returns the reasons why the process `pid` belongs to its job or to no job, and one page of its threads with the
+/// reasons for their affinity masks. The result is an [`Answer::ProcessReasons`]. If there is no such process,
+/// [`ProcessExplanation::process_exists`] is false.
 ///
-/// The answer has one page of the threads: at most [`MAX_THREADS_PER_PAGE`]. The page starts after the thread
-/// `after`, the last thread of the previous page. `after` is `None` for the first page. If the process
-/// belongs to no job, the page is empty.
+/// The page has at most [`MAX_THREADS_PER_PAGE`] threads. `after` is the last thread of the previous page, or `None`
+/// for the first page. If the process belongs to no job, the page is empty.
 #[must_use]
 pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);

@@ -24,7 +24,8 @@ const MAX_HEADER_FIELDS: usize = 64;
 /// the connection, and the client might not receive the response.
 const MAX_DRAINED_BYTES: usize = 64 * 1024;
 
-/// The limits on connections, request sizes and times that protect the metrics HTTP server from its clients.
+/// The limits that protect the HTTP server for metrics from its clients: the number and the duration of connections,
+/// and the size of requests.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
     /// The maximum number of open connections, summed over all addresses at which the server listens.
@@ -50,15 +51,16 @@ impl Default for HttpLimits {
     }
 }
 
-/// Provides the metrics text that the HTTP server sends.
+/// The source of the metrics text that the HTTP server for metrics sends. The server calls the source for each
+/// request.
 pub trait MetricsSource: 'static {
     /// Returns the current metrics text in the given format. Returns `None` if no metrics are available, for example
     /// shortly after the start of the daemon.
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 
-/// The number of open connections of the metrics HTTP server, summed over all addresses at which it listens.
-/// All clones share one number.
+/// The number of open connections of the HTTP server for metrics, summed over all addresses at which the server
+/// listens. All clones of a value share one number.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionCount(Rc<Cell<usize>>);
 
@@ -82,13 +84,13 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Serves the metrics text of `source` over HTTP, at the path /metrics of the address of `listener`. Runs until the
-/// future is dropped. Dropping the future closes the connections that `listener` accepted. Must run inside a
+/// Serves the metrics text of `source` over HTTP to the clients that connect to `listener`, at the path /metrics.
+/// Runs until the future is dropped, which closes the connections that `listener` accepted. Must run inside a
 /// [`tokio::task::LocalSet`].
 ///
-/// `connections` is the number of open connections, summed over all addresses: all calls of this function must share
-/// it. `limits` contains the maximum number of open connections. A connection above the maximum gets the response
-/// 503.
+/// `connections` counts the open connections over all addresses: all calls of this function must get clones of the
+/// same value. `limits` contains the maximum number of open connections. A connection above the maximum gets the
+/// response 503.
 pub async fn serve_http<T: MetricsSource>(
     listener: TcpListener,
     source: Rc<T>,

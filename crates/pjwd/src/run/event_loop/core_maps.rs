@@ -49,7 +49,7 @@ impl EventLoop {
     /// ([`crate::job_files::JobFiles::next_read_at`]).
     pub(super) fn read_written_wants(&mut self, is_readable: bool, now: Instant) {
         if is_readable {
-            self.job_files.note_changes(now);
+            self.job_files.schedule_reported_changes(now);
         }
         for WantedCoresUpdate { job, owner, cores } in self.job_files.take_wanted_cores_updates(now) {
             let state = self.warden.state();

@@ -44,7 +44,7 @@ fn the_reason_of_a_fault_is_printed_once() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("journal.jsonl")).unwrap();
     let fault = FileJournal::open(dir.path(), "boot").unwrap_err();
-    let text = crate::error_text::error_chain(&fault);
+    let text = crate::error_text::error_chain_text(&fault);
     assert_eq!(text.matches("directory (os error").count(), 1, "{text}");
 }
 

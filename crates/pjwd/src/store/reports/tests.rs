@@ -45,12 +45,12 @@ fn the_oldest_reports_are_dropped_by_number_and_by_size() {
     drop(store);
     let mut store = open(dir.path(), 2);
     assert_eq!(ids(&store), ["c", "b"], "also if the file has more");
-    store.set_keep(1);
+    store.set_max_reports(1);
     assert_eq!((ids(&store), lines(dir.path())), (vec!["c".to_owned()], 1));
-    store.set_keep(0);
+    store.set_max_reports(0);
     store.add(report("d"));
     assert_eq!((ids(&store), lines(dir.path())), (Vec::new(), 0));
-    store.set_keep(10_000);
+    store.set_max_reports(10_000);
     let large = "x".repeat(2000);
     for number in 0..2000 {
         store.add(Report { advice: vec![large.clone()], ..report(&number.to_string()) });

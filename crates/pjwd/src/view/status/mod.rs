@@ -43,8 +43,8 @@ pub struct StatusSnapshot {
     pub unassigned_processes: usize,
 }
 
-/// The state of the event loop, for the status: whether the loop receives process events from the kernel, and
-/// how late its cycles are.
+/// The state of the event loop, for the status that clients receive: whether the loop receives process events from
+/// the kernel, and how late its cycles (scan, decision and changes) are.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
     /// Whether the kernel reports process events (fork, exec, exit) to this daemon over netlink. If false,
@@ -55,8 +55,8 @@ pub struct LoopStatus {
     pub lateness: Option<Duration>,
 }
 
-/// Sends the status, the topology and the events from the event loop to the control server. The control server
-/// answers clients from these values.
+/// Sends the status, the topology and the events from the event loop to the control server (the part of pjwd that
+/// answers clients). The control server answers clients from these values.
 #[derive(Debug)]
 pub struct StatusPublisher {
     /// The host name of the machine.
@@ -91,8 +91,8 @@ pub struct StatusPublisher {
     fits: Option<(u64, wire::Fits)>,
 }
 
-/// The receiving end of a [`StatusPublisher`], in the control server. It receives the latest status and topology,
-/// and new events.
+/// The receiving end of a [`StatusPublisher`], in the control server (the part of pjwd that answers clients).
+/// Receives the latest status, the latest topology, and new events.
 #[derive(Debug)]
 pub struct StatusReceiver {
     /// The latest published status.
@@ -104,8 +104,9 @@ pub struct StatusReceiver {
 }
 
 impl StatusPublisher {
-    /// Makes the publisher for the event loop, and the receiving end for the control server. The status contains
-    /// `hostname` and `topology`.
+    /// Makes the publisher for the event loop, and the receiver for the control server (the part of pjwd that answers
+    /// clients). The published status contains `hostname` and the counts of the cores, packages, NUMA nodes and L3
+    /// caches in `topology`.
     #[must_use]
     pub fn new(hostname: String, topology: &Topology) -> (Self, StatusReceiver) {
         let (view, seen) = watch::channel(Arc::new(PublishedStatus::default()));
@@ -130,28 +131,30 @@ impl StatusPublisher {
         (publisher, StatusReceiver { status: seen, topology: known, events: event_receiver })
     }
 
-    /// Sets the directory that contains a subdirectory with files for each job. The published status contains
-    /// the path of `directory`.
-    pub fn set_job_files(&mut self, directory: &Path) {
+    /// Sets the directory that contains a subdirectory with files for each job. The published status contains the
+    /// path `directory`, so that programs can find the files of their job.
+    pub fn set_job_files_directory(&mut self, directory: &Path) {
         self.job_files = directory.display().to_string();
     }
 
-    /// Sets the environment variables that tell a program the size of its job. The published status contains them.
-    pub fn set_size_variables(&mut self, variables: &[SizeVariable]) {
+    /// Sets the environment variables that tell a program how many cores or PUs (logical CPUs) its job has, as
+    /// configured. The published status lists these variables.
+    pub fn set_cpu_count_variables(&mut self, variables: &[SizeVariable]) {
         self.size_variables = variables.iter().map(ToString::to_string).collect();
         self.last = None;
     }
 
-    /// Publishes the changed topology of the machine to the control server, after PUs (logical CPUs) were added.
+    /// Publishes the new topology of the machine to the control server (the part of pjwd that answers clients). Must
+    /// be called after PUs (logical CPUs) were added to the machine.
     pub fn publish_topology(&mut self, topology: &Topology) {
         self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
         (self.node, self.cores) = (node(&self.hostname, topology), cores(topology));
         self.last = None;
     }
 
-    /// Writes each event to the log, and sends it to the control server. Must be called after the call of
-    /// [`StatusPublisher::publish_status`] for the same cycle (scan, decision and changes), because the event history
-    /// looks up the jobs of the events in this status.
+    /// Writes each event to the log, and sends each event to the control server (the part of pjwd that answers
+    /// clients). Must be called after [`StatusPublisher::publish_status`] for the same cycle (scan, decision and
+    /// changes), because the control server looks up the jobs of the events in this status.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);
@@ -169,14 +172,14 @@ impl StatusPublisher {
         }
     }
 
-    /// Computes the status after a cycle (scan, decision and changes). Publishes the status to the control server, and
-    /// returns it. If nothing changed since the last status, publishes nothing and returns the last status. Logs each
-    /// warning that is new, and each warning that has ended.
+    /// Computes the status after a cycle (scan, decision and changes). Publishes the status to the control server,
+    /// and returns the status. If nothing changed since the last status, publishes nothing and returns the last
+    /// status. Logs each warning that is new, and each warning that has ended.
     ///
-    /// `dirty` names the jobs and processes that may have changed in the cycle. `loop_status` says whether the event
-    /// loop receives process events, and how late its cycles are. `plan_warnings` are warnings for users. Some come
-    /// from the decision of the cycle. Others come from the event loop, for example that another program removed the
-    /// socket of the daemon.
+    /// `dirty` names the jobs and processes that have possibly changed in the cycle. `loop_status` says whether the
+    /// event loop receives process events, and how late its cycles are. `plan_warnings` are warnings for users. Some
+    /// come from the decision of the cycle. Others come from the event loop, for example that another program removed
+    /// the socket of the daemon.
     pub fn publish_status<N: MachineInterface, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,

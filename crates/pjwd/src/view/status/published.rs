@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use pjw_ipc::wire;
 
-/// The status of the daemon, as it was published after a cycle (scan, decision and changes). Jobs, warnings and cores
-/// that did not change are shared with earlier statuses, so that publishing takes little time.
+/// The status of the daemon after a cycle (scan, decision and changes), as published to the control server. Shares
+/// all unchanged jobs, warnings and cores with earlier statuses, so that publishing takes little time.
 #[derive(Debug, Clone, Default)]
 pub struct PublishedStatus {
     /// The status without its jobs, warnings and cores. The lists of jobs, warnings and cores in this value
@@ -32,7 +32,7 @@ impl PublishedStatus {
         Self { summary, jobs, warnings, cores, whole: OnceLock::new() }
     }
 
-    /// Returns the whole status in the form in which clients receive it. The first call copies all jobs,
+    /// Returns the whole status in the form in which clients receive the status. The first call copies all jobs,
     /// warnings and cores. Later calls return the same shared value.
     pub fn to_wire(&self) -> Arc<wire::Status> {
         let whole = || {

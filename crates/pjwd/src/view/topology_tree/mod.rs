@@ -21,8 +21,8 @@ struct Part {
     memory_bytes: u64,
 }
 
-/// Converts a topology to the tree that clients receive. The tree does not have the counts of free cores.
-/// [`add_free_cores`] adds these counts.
+/// Converts the topology of the machine to the tree of packages, NUMA nodes, caches and cores that clients receive.
+/// The tree does not have the numbers of free cores. [`add_free_core_counts`] adds these numbers.
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.details();
@@ -56,12 +56,16 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     }
 }
 
-/// Returns `topology` with the number of free cores of each object in its tree, such as a package or an L3 cache. A
+/// Returns `topology` with the number of free cores of each part of the machine, such as a package or an L3 cache. A
 /// core is free if all its online PUs (hardware threads) are free. `pool` says which PUs are free, granted to jobs or
-/// reserved for the system. `fits` has the sizes of the largest requests for cores that can be served. The field `fits`
-/// of the result is set to this value.
+/// reserved for the system. `fits` has the sizes of the largest requests for cores that can be served, and is copied
+/// into the field `fits` of the result.
 #[must_use]
-pub fn add_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
+pub fn add_free_core_counts(
+    mut topology: wire::Topology,
+    fits: &wire::Fits,
+    pool: &wire::Pool,
+) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
     let free = set(&pool.free);
     let running = free.union(&set(&pool.housekeeping)).union(&set(&pool.allocated));

@@ -94,7 +94,7 @@ fn each_part_has_its_free_cores() {
         allocated: "2-3".into(),
         ..Default::default()
     };
-    let told = add_free_cores(machine, &fits, &pool);
+    let told = add_free_core_counts(machine, &fits, &pool);
     assert_eq!(told.fits, Some(fits));
     let packages = &told.tree[0].children;
     assert_eq!(packages.iter().map(|part| part.fits).collect::<Vec<_>>(), [Some(0), Some(2)]);

@@ -14,7 +14,7 @@ use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::time::Nanos;
 use pjw_sim::seed::RandomStream;
 use pjw_sim::world::SimProcess;
-use pjwd::run::owner_samples::OwnerSamples;
+use pjwd::run::owner_samples::OwnerCpuSampler;
 use pjwd::run::triggers::CycleTriggers;
 
 use super::{ROOT, Run};
@@ -37,7 +37,7 @@ struct CpuTimes {
 /// What a run with lending has in addition.
 pub struct Lending {
     random: RandomStream,
-    samples: OwnerSamples,
+    samples: OwnerCpuSampler,
     /// The start of the world's clock, on the clock of the samples.
     begin: Instant,
     last: Option<CpuTimes>,
@@ -50,7 +50,7 @@ impl Lending {
         let random = seed.substream("lending");
         Self {
             random,
-            samples: OwnerSamples::default(),
+            samples: OwnerCpuSampler::default(),
             begin: Instant::now(),
             last: None,
             is_flapping: true,
@@ -59,7 +59,7 @@ impl Lending {
 
     /// Another daemon has no samples.
     pub(super) fn restart(&mut self) {
-        (self.samples, self.last) = (OwnerSamples::default(), None);
+        (self.samples, self.last) = (OwnerCpuSampler::default(), None);
     }
 
     /// From now on, the owners use what they use now.
