@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::state::WardenState;
-use crate::terms::{Job, Mode, Policy, Tenure};
+use crate::terms::{Job, Mode, Ownership, Policy};
 
 /// The core map of a job: the PUs (logical CPUs) that the job has. pjwd publishes the core map to the programs
 /// in the job, in the files below `/run/pjwd/jobs/ID`.
@@ -45,18 +45,18 @@ pub fn core_map(state: &WardenState, policy: &Policy, job: &Job) -> Option<CoreM
     let grant = job.active_grant().filter(|_| policy.mode == Mode::Enforce)?;
     let online = grant.cpus.intersection(&state.pool.online_cpus());
     let core_count = state.topology.overlapping_core_count(&online);
-    match grant.tenure {
-        Tenure::Owned => {
+    match grant.ownership {
+        Ownership::Owned => {
             let lent = state.pool.lent_cpus().intersection(&online);
             Some(CoreMap { own: online, lent, core_count, ..CoreMap::default() })
         }
-        Tenure::Borrowed | Tenure::Squeezed => {
+        Ownership::Borrowed | Ownership::Squeezed => {
             let deadlines = online.iter().filter_map(|pu| Some((pu, state.lending.grace_period_end(pu)?)));
             let deadlines: Vec<(Pu, Nanos)> = deadlines.collect();
             let leaving = deadlines.iter().map(|(pu, _)| *pu).collect();
             let leaving_at = deadlines.iter().map(|(_, at)| *at).min();
             Some(CoreMap { borrowed: online, leaving, leaving_at, core_count, ..CoreMap::default() })
         }
-        Tenure::Frozen => Some(CoreMap::default()),
+        Ownership::Frozen => Some(CoreMap::default()),
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
-use crate::phases::{jobs::find_offer, lending::why_not_lent, membership::ancestors};
+use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
-use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Policy, Tenure};
+use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Ownership, Policy};
 
 /// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
 /// cores or holds none, what restricts the processes of the job to these cores, and why the processes belong to
@@ -56,12 +56,12 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
 
 fn grant_text(job: &Job, grant: &Grant) -> String {
     let (id, cpus) = (&job.id, cpus_text(&grant.cpus));
-    match (grant.tenure, grant.granted_by) {
-        (Tenure::Owned, GrantedBy::Warden) => format!("{id} holds {cpus}, granted by the warden"),
-        (Tenure::Owned, GrantedBy::Scheduler) => format!("{id} holds {cpus}, granted by its scheduler"),
-        (Tenure::Borrowed, _) => format!("{id} has no cores of its own, and borrows {cpus}"),
-        (Tenure::Squeezed, _) => format!("{id} has no core, and runs on the housekeeping {cpus}"),
-        (Tenure::Frozen, _) => format!("{id} has no core, and does not run"),
+    match (grant.ownership, grant.granted_by) {
+        (Ownership::Owned, GrantedBy::Warden) => format!("{id} holds {cpus}, granted by the warden"),
+        (Ownership::Owned, GrantedBy::Scheduler) => format!("{id} holds {cpus}, granted by its scheduler"),
+        (Ownership::Borrowed, _) => format!("{id} has no cores of its own, and borrows {cpus}"),
+        (Ownership::Squeezed, _) => format!("{id} has no core, and runs on the housekeeping {cpus}"),
+        (Ownership::Frozen, _) => format!("{id} has no core, and does not run"),
     }
 }
 
@@ -92,7 +92,7 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
         let borrowers: Vec<String> = borrowers.into_iter().collect();
         return Some(format!("it leaves {} idle: lent to {}", cpus_text(&lent), borrowers.join(", ")));
     }
-    let why = why_not_lent(policy).filter(|_| job.is_borrower())?;
+    let why = reason_not_to_lend(policy).filter(|_| job.is_borrower())?;
     Some(format!("it borrows free cores only, not those that other jobs leave idle: {why}"))
 }
 

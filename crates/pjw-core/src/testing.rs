@@ -3,7 +3,7 @@
 
 use crate::basics::{CpuSet, Nanos, prelude::*};
 use crate::machine::topology::{RegularShape, Topology};
-use crate::terms::{Grant, GrantedBy, JobId, Tenure};
+use crate::terms::{Grant, GrantedBy, JobId, Ownership};
 
 /// Parses a set of PUs from a CPU list, such as `0-3,8`. For tests.
 ///
@@ -42,7 +42,7 @@ pub fn pjw_grant(cpus: CpuSet) -> Grant {
         granted_at: Nanos(0),
         reasons: Vec::new(),
         second_best: String::new(),
-        tenure: Tenure::Owned,
+        ownership: Ownership::Owned,
     }
 }
 

@@ -278,7 +278,7 @@ fn note_delayed(world: &mut World, change: &CpusetChange) {
         CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => {
             (None, std::slice::from_ref(process))
         }
-        CpusetChange::Widen { job_cpuset } => (Some(&job_cpuset.path), [].as_slice()),
+        CpusetChange::RemoveLimits { job_cpuset } => (Some(&job_cpuset.path), [].as_slice()),
         CpusetChange::Remove { .. } => (None, [].as_slice()),
     };
     for process in world.processes.values_mut() {
@@ -305,10 +305,10 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
             }
             world.move_process_for_pjw(process.pid, to);
         }
-        CpusetChange::Widen { job_cpuset } if job_cpuset.creator == CgroupCreator::Scheduler => {
+        CpusetChange::RemoveLimits { job_cpuset } if job_cpuset.creator == CgroupCreator::Scheduler => {
             world.write_cpuset(&job_cpuset.path, None);
         }
-        CpusetChange::Widen { job_cpuset } => {
+        CpusetChange::RemoveLimits { job_cpuset } => {
             let all = world.cpus.clone();
             world.thaw(&job_cpuset.path);
             world.isolated_partitions.remove(&job_cpuset.path);

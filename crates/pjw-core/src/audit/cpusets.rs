@@ -37,7 +37,7 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
                     found.push(not_the_jobs_cpuset(job, from));
                 }
             }
-            CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
+            CpusetChange::RemoveLimits { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
                 let wanted =
                     state.cpusets.cpuset_at(&job_cpuset.path).is_none_or(|managed| !managed.must_be_removed);
                 if wanted || job_cpuset.job != *job {

@@ -5,7 +5,7 @@ use crate::audit::violation::Violation;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::state::{Holder, WardenState};
-use crate::terms::{Grant, GrantedBy, Job, JobId, Policy, PriorityClass, Tenure};
+use crate::terms::{Grant, GrantedBy, Job, JobId, Ownership, Policy, PriorityClass};
 
 /// A check whether the PUs that jobs hold violate an invariant of pjw. For example, no PU may be granted to
 /// two jobs, unless one of the two grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
@@ -164,7 +164,7 @@ impl GrantAudit {
         let Some(job) = state.jobs.get(id) else { return before.cpus };
         let grant = job.grant.as_ref();
         let cpus = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
-        let shared = grant.is_some_and(|grant| grant.is_shared || grant.tenure != Tenure::Owned);
+        let shared = grant.is_some_and(|grant| grant.is_shared || grant.ownership != Ownership::Owned);
         if !shared {
             for pu in cpus.iter() {
                 self.owners.entry(pu).or_default().insert(id.clone());
@@ -202,7 +202,7 @@ impl GrantAudit {
         if grant.cpus.is_empty() {
             found.push(Violation::EmptyGrant { job: id.clone() });
         }
-        if grant.tenure != Tenure::Owned {
+        if grant.ownership != Ownership::Owned {
             found.extend(borrowed_wrongly(state, job, grant, held));
             return found;
         }
@@ -272,7 +272,7 @@ fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet)
         found.push(Violation::GrantDiffersFromPool { job: job.id.clone(), granted: CpuSet::new(), held });
     }
     let borrowed = state.pool.borrowed_by(&job.id);
-    let expected = if grant.tenure == Tenure::Borrowed { grant.cpus.clone() } else { CpuSet::new() };
+    let expected = if grant.ownership == Ownership::Borrowed { grant.cpus.clone() } else { CpuSet::new() };
     if borrowed != expected {
         let (job, granted) = (job.id.clone(), expected);
         found.push(Violation::GrantDiffersFromPool { job, granted, held: borrowed.clone() });

@@ -13,7 +13,7 @@ pub use violation::{MaskActionProblem, Violation};
 
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
-use crate::terms::{MaskAction, MaskActionKind, Plan, Policy, Tenure};
+use crate::terms::{MaskAction, MaskActionKind, Ownership, Plan, Policy};
 
 /// Checks a plan, and the state from which the plan was made, against the invariants of pjw. [`Violation`]
 /// has one variant for each invariant. For example, no PU may be granted to two jobs, unless one of the two
@@ -131,7 +131,7 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
     }
     if granted.intersects(target_mask) {
         let owned = state.jobs.values().filter_map(|job| job.grant.as_ref());
-        let others = owned.filter(|grant| grant.tenure == Tenure::Owned).map(|grant| &grant.cpus);
+        let others = owned.filter(|grant| grant.ownership == Ownership::Owned).map(|grant| &grant.cpus);
         let outside = |grant: &CpuSet| MaskActionProblem::MaskOutsideGrant {
             mask: target_mask.clone(),
             grant: grant.clone(),

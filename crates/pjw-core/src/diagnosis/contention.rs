@@ -15,31 +15,31 @@ pub(super) const OUTSIDE: &str = "outside";
 const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
 
 /// Adds the findings about overlapping jobs, too many threads, and threads outside of their cores.
-pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let stacks = stacks(exam);
-    let overlaps = overlaps(exam).into_iter().filter(|overlap| {
+pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    let stacks = stacks(input);
+    let overlaps = overlaps(input).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
     });
     let overlaps = overlaps.collect();
     push_limited(stacks, findings);
     push_limited(overlaps, findings);
-    findings.extend(unbound(exam));
-    let widest = exam.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
-    let crowded = exam.jobs.iter().filter_map(|job| oversubscribed(exam, job, widest));
+    findings.extend(unbound(input));
+    let widest = input.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
+    let crowded = input.jobs.iter().filter_map(|job| oversubscribed(input, job, widest));
     push_limited(crowded.collect(), findings);
-    push_limited(exam.jobs.iter().filter_map(outside_holdings).collect(), findings);
+    push_limited(input.jobs.iter().filter_map(outside_holdings).collect(), findings);
 }
 
 /// Whether the job may use all online PUs.
-pub(super) fn is_unbound(exam: &DiagnosisInput, job: &ObservedJob) -> bool {
-    job.grant.is_none() && exam.online.is_subset(&job.allowed_cpus(&exam.online))
+pub(super) fn is_unbound(input: &DiagnosisInput, job: &ObservedJob) -> bool {
+    job.grant.is_none() && input.online.is_subset(&job.allowed_cpus(&input.online))
 }
 
 /// Finds PUs that several bound jobs may use: one finding per group of jobs.
-fn overlaps(exam: &DiagnosisInput) -> Vec<Finding> {
-    let bound = exam.jobs.iter().filter(|job| !is_unbound(exam, job)).map(|job| {
-        let held = job.held_cpus(&exam.online).unwrap_or_default();
-        (job, held.union(&job.allowed_cpus(&exam.online)))
+fn overlaps(input: &DiagnosisInput) -> Vec<Finding> {
+    let bound = input.jobs.iter().filter(|job| !is_unbound(input, job)).map(|job| {
+        let held = job.held_cpus(&input.online).unwrap_or_default();
+        (job, held.union(&job.allowed_cpus(&input.online)))
     });
     let bound: Vec<(&ObservedJob, CpuSet)> = bound.collect();
     let mut on: BTreeMap<Pu, Vec<usize>> = BTreeMap::new();
@@ -58,7 +58,7 @@ fn overlaps(exam: &DiagnosisInput) -> Vec<Finding> {
         });
         let remedy = if by_scheduler {
             "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
-        } else if matches!(exam.warden, DaemonStatus::Responsive { .. }) {
+        } else if matches!(input.warden, DaemonStatus::Responsive { .. }) {
             "pjwctl release one of them, or set on_exhausted = \"refuse\""
         } else {
             START
@@ -69,15 +69,15 @@ fn overlaps(exam: &DiagnosisInput) -> Vec<Finding> {
 }
 
 /// Finds jobs that may use all PUs, on a node with other jobs.
-fn unbound(exam: &DiagnosisInput) -> Option<Finding> {
+fn unbound(input: &DiagnosisInput) -> Option<Finding> {
     let free: Vec<&ObservedJob> =
-        exam.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(exam, job)).collect();
+        input.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(input, job)).collect();
     let first = free.first()?;
-    if exam.jobs.len() < 2 {
+    if input.jobs.len() < 2 {
         return None;
     }
-    let busy: usize = exam.jobs.iter().map(ObservedJob::busy_thread_count).sum();
-    let crowded = busy > exam.online.len();
+    let busy: usize = input.jobs.iter().map(ObservedJob::busy_thread_count).sum();
+    let crowded = busy > input.online.len();
     let ids = free.iter().map(|job| &job.id);
     let who = match free.len() {
         1 => first.id.to_string(),
@@ -85,27 +85,27 @@ fn unbound(exam: &DiagnosisInput) -> Option<Finding> {
     };
     let mut text = format!("{who} may run on every CPU, so also on those of other jobs");
     if crowded {
-        text += &format!("; now {busy} threads want {}", count(exam.online.len(), "CPU"));
+        text += &format!("; now {busy} threads want {}", count(input.online.len(), "CPU"));
     }
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
-    let remedy = match exam.warden {
+    let remedy = match input.warden {
         DaemonStatus::Responsive { observes: true, .. } => {
             "pjwd only looks: set mode = \"enforce\" and pjwctl reload"
         }
         DaemonStatus::Responsive { .. } => "pjwctl status shows why: unknown core counts, or nothing free",
         _ => START,
     };
-    Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&exam.online))
+    Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&input.online))
 }
 
 /// Finds a job that has more busy threads than PUs. `widest` is the number of PUs of the largest core.
-fn oversubscribed(exam: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
+fn oversubscribed(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
     let asked = |amount: &CpuRequest| match amount {
         CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
         CpuRequest::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
         CpuRequest::Exactly(cpus) => cpus.len(),
     };
-    let allowed = job.allowed_cpus(&exam.online);
+    let allowed = job.allowed_cpus(&input.online);
     let room = match (&job.grant, &job.requested) {
         (Some((cpus, _)), _) => cpus.len(),
         (None, Some(amount)) => asked(amount).min(allowed.len().max(1)),
@@ -164,18 +164,18 @@ struct BoundThread<'a> {
 }
 
 /// The PUs that busy threads use, and the busy threads that are bound.
-fn busy_threads(exam: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
+fn busy_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     let mut used = CpuSet::new();
     let mut bound = Vec::new();
-    let of_jobs = exam.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
+    let of_jobs = input.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
     let of_others =
-        exam.unassigned_processes.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
+        input.unassigned_processes.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
     for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_busy()) {
         used.insert(thread.last_cpu);
-        let mask = thread.effective_mask.intersection(&exam.online);
+        let mask = thread.effective_mask.intersection(&input.online);
         let all_it_holds =
             job.and_then(|job| job.grant.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
-        if !mask.is_empty() && !exam.online.is_subset(&mask) && !all_it_holds {
+        if !mask.is_empty() && !input.online.is_subset(&mask) && !all_it_holds {
             bound.push(BoundThread { job, pid: thread.pid, mask });
         }
     }
@@ -185,37 +185,37 @@ fn busy_threads(exam: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
 /// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle, and cores to which
 /// busy threads of several processes are bound, while another core is idle. A typical cause are two `mpirun` that both
 /// bind from CPU 0.
-fn stacks(exam: &DiagnosisInput) -> Vec<Finding> {
-    let (used, bound) = busy_threads(exam);
+fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
+    let (used, bound) = busy_threads(input);
     let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
     for thread in &bound {
         by_mask.entry(&thread.mask).or_default().add(thread.job, thread.pid);
     }
-    let unused = exam.online.difference(&used);
+    let unused = input.online.difference(&used);
     by_mask.retain(|mask, stack| stack.threads > mask.len() && !unused.is_subset(mask));
-    let on_cores = shared_cores(exam, &bound).into_iter().filter(|(core, _)| !by_mask.contains_key(core));
+    let on_cores = shared_cores(input, &bound).into_iter().filter(|(core, _)| !by_mask.contains_key(core));
     let on_cores = on_cores.filter_map(|(core, stack)| {
-        let idle = idle_cores(exam, &used.union(&core));
+        let idle = idle_cores(input, &used.union(&core));
         let on = format!("one core, {}", cpus_text(&core));
-        (!idle.is_empty()).then(|| stack_finding(exam, (&on, &core), &stack, &idle))
+        (!idle.is_empty()).then(|| stack_finding(input, (&on, &core), &stack, &idle))
     });
     let on_cores: Vec<Finding> = on_cores.collect();
     let of_masks = by_mask
         .iter()
-        .map(|(mask, stack)| stack_finding(exam, (&cpus_text(mask), mask), stack, &unused.difference(mask)));
+        .map(|(mask, stack)| stack_finding(input, (&cpus_text(mask), mask), stack, &unused.difference(mask)));
     of_masks.chain(on_cores).collect()
 }
 
 /// The cores with several PUs to which a busy thread is bound with all PUs, and a busy thread of another process too. A
 /// launcher that binds a rank to a core reserves the core for this rank.
 fn shared_cores<'a>(
-    exam: &'a DiagnosisInput,
+    input: &'a DiagnosisInput,
     bound: &[BoundThread<'a>],
 ) -> impl IntoIterator<Item = (CpuSet, Stack<'a>)> + use<'a> {
     let mut by_core: BTreeMap<CpuSet, (bool, Stack<'_>)> = BTreeMap::new();
     for BoundThread { job, pid, mask } in bound {
         let Some(first) = mask.first() else { continue };
-        let core = exam.topology.core_cpus(first).intersection(&exam.online);
+        let core = input.topology.core_cpus(first).intersection(&input.online);
         if core.len() > 1 && mask.is_subset(&core) {
             let is_whole = *mask == core;
             let (has_whole, stack) = by_core.entry(core).or_default();
@@ -228,14 +228,14 @@ fn shared_cores<'a>(
 }
 
 /// The online PUs of the cores that have none of the PUs in `used`.
-fn idle_cores(exam: &DiagnosisInput, used: &CpuSet) -> CpuSet {
-    let cores = exam.topology.cores().iter().filter(|core| !core.pus.intersects(used));
-    cores.fold(CpuSet::new(), |idle, core| idle.union(&core.pus)).intersection(&exam.online)
+fn idle_cores(input: &DiagnosisInput, used: &CpuSet) -> CpuSet {
+    let cores = input.topology.cores().iter().filter(|core| !core.pus.intersects(used));
+    cores.fold(CpuSet::new(), |idle, core| idle.union(&core.pus)).intersection(&input.online)
 }
 
 /// `on` are the PUs to which the threads are bound, as text and as a set.
 fn stack_finding(
-    exam: &DiagnosisInput,
+    input: &DiagnosisInput,
     (on, cpus): (&str, &CpuSet),
     stack: &Stack<'_>,
     idle: &CpuSet,
@@ -249,7 +249,7 @@ fn stack_finding(
         cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
     );
-    let remedy = stack_remedy(exam, stack, idle);
+    let remedy = stack_remedy(input, stack, idle);
     Finding::problem("stacked", text, remedy)
         .with_jobs(stack.jobs.keys().copied())
         .with_pids(stack.pids.iter().copied())
@@ -258,10 +258,10 @@ fn stack_finding(
 
 /// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and keeps what a
 /// program chose for its own threads.
-fn stack_remedy(exam: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
-    let has_warden = matches!(exam.warden, DaemonStatus::Responsive { observes: false, .. });
-    let mut jobs = exam.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
-    let has_idle = |job: &ObservedJob| job.held_cpus(&exam.online).is_some_and(|held| held.intersects(idle));
+fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
+    let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
+    let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
+    let has_idle = |job: &ObservedJob| job.held_cpus(&input.online).is_some_and(|held| held.intersects(idle));
     if stack.pids.len() == 1 {
         "one process: its program, or the launcher, bound all its threads, and pjwd keeps that; give each process enough CPUs \
          (mpirun --map-by slot:PE=N) or do not bind it (mpirun --bind-to none)"

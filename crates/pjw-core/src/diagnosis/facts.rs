@@ -21,40 +21,40 @@ pub struct MachineFact {
 /// Returns the facts about the machine that the diagnosis (`pjwctl doctor`) prints before its findings, the
 /// most important fact first.
 #[must_use]
-pub fn machine_facts(exam: &DiagnosisInput) -> Vec<MachineFact> {
+pub fn machine_facts(input: &DiagnosisInput) -> Vec<MachineFact> {
     let fact = |code, text| MachineFact { code, text, is_detail: false };
     let detail = |code, text| MachineFact { code, text, is_detail: true };
-    let host = &exam.host;
+    let host = &input.host;
     let mut facts = vec![
-        fact("machine", machine(exam)),
+        fact("machine", machine(input)),
         fact("kernel", format!("Linux {}", host.kernel_release)),
         fact("cgroups", format!("{}; {}", host.cgroup_layout, host.cpuset_hierarchy)),
     ];
-    if exam.schedulers.is_empty() {
-        facts.push(fact("scheduler", no_scheduler(exam)));
+    if input.schedulers.is_empty() {
+        facts.push(fact("scheduler", no_scheduler(input)));
     }
-    let schedulers = exam.schedulers.iter();
+    let schedulers = input.schedulers.iter();
     facts.extend(
         schedulers
             .map(|scheduler| fact("scheduler", format!("{}: {}", scheduler.name, scheduler.effect_on_pjw))),
     );
-    facts.push(fact("enforcement", enforcement(exam)));
-    facts.push(fact("lending", lending(exam)));
-    facts.push(fact("warden", warden(exam)));
-    if exam.caller_uid != Uid::ROOT {
-        facts.push(fact("viewer", format!("user {}, with less access than root", exam.caller_uid)));
+    facts.push(fact("enforcement", enforcement(input)));
+    facts.push(fact("lending", lending(input)));
+    facts.push(fact("warden", warden(input)));
+    if input.caller_uid != Uid::ROOT {
+        facts.push(fact("viewer", format!("user {}, with less access than root", input.caller_uid)));
     }
-    facts.push(detail("watched", format!("for {} ms", exam.scan_interval_ms)));
-    facts.push(detail("processes", format!("{} belong to no job", exam.unassigned_processes.len())));
-    facts.push(detail("interrupts", format!("{} of devices", exam.interrupts.len())));
-    facts.extend(kernel(exam).into_iter().map(|(code, text)| detail(code, text)));
+    facts.push(detail("watched", format!("for {} ms", input.scan_interval_ms)));
+    facts.push(detail("processes", format!("{} belong to no job", input.unassigned_processes.len())));
+    facts.push(detail("interrupts", format!("{} of devices", input.interrupts.len())));
+    facts.extend(kernel(input).into_iter().map(|(code, text)| detail(code, text)));
     facts
 }
 
 /// Returns the fact for a node on which no batch system runs. Jobs may still run: they outlive the daemon of
 /// their scheduler.
-fn no_scheduler(exam: &DiagnosisInput) -> String {
-    let sources = exam.jobs.iter().map(|job| job.id.source()).filter(|source| source.is_scheduler());
+fn no_scheduler(input: &DiagnosisInput) -> String {
+    let sources = input.jobs.iter().map(|job| job.id.source()).filter(|source| source.is_scheduler());
     let sources: BTreeSet<_> = sources.collect();
     if sources.is_empty() {
         return "none: jobs are those of pjwctl run and assign".to_owned();
@@ -63,36 +63,36 @@ fn no_scheduler(exam: &DiagnosisInput) -> String {
     format!("none of its daemons runs here, but jobs of {names} do")
 }
 
-fn machine(exam: &DiagnosisInput) -> String {
+fn machine(input: &DiagnosisInput) -> String {
     let inhabited =
-        |level| exam.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
+        |level| input.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
     format!(
         "{}, {}, {}, {}",
         count(inhabited(Level::Package), "package"),
         count(inhabited(Level::NumaNode), "NUMA node"),
-        count(exam.topology.cores().len(), "core"),
-        cpus_text(&exam.online)
+        count(input.topology.cores().len(), "core"),
+        cpus_text(&input.online)
     )
 }
 
 /// Returns the fact about the kind of enforcement that would be used, with the reason.
-fn enforcement(exam: &DiagnosisInput) -> String {
-    let by_root = match &exam.cpuset_support.hierarchy {
+fn enforcement(input: &DiagnosisInput) -> String {
+    let by_root = match &input.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { why } => format!("affinity masks, because {why}"),
         CpusetHierarchy::Systemd => "cpusets, in scopes that systemd makes below pjw.slice".to_owned(),
         CpusetHierarchy::Unified => "cpusets, in directories of pjwd's own in v2".to_owned(),
         CpusetHierarchy::Legacy => "cpusets, in directories of pjwd's own in v1".to_owned(),
     };
-    let masks = if exam.cpuset_support.affinity_persists {
+    let masks = if input.cpuset_support.affinity_persists {
         ""
     } else {
         "; masks are put back after each change of one"
     };
-    let by_whom = match exam.caller_uid {
+    let by_whom = match input.caller_uid {
         Uid::ROOT => "",
         _ => "; a pjwd of your own: affinity masks",
     };
-    let sure = if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
+    let sure = if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         ""
     } else {
         " (by looking; pjwd tries it when it starts)"
@@ -101,8 +101,8 @@ fn enforcement(exam: &DiagnosisInput) -> String {
 }
 
 /// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it slow.
-fn lending(exam: &DiagnosisInput) -> String {
-    let why_not = match (&exam.cpuset_support.hierarchy, &exam.cpuset_support.idle_priority) {
+fn lending(input: &DiagnosisInput) -> String {
+    let why_not = match (&input.cpuset_support.hierarchy, &input.cpuset_support.idle_priority) {
         (CpusetHierarchy::Unavailable { why }, _) | (_, IdlePriority::Unavailable { why }) => Some(why),
         (_, IdlePriority::Available) => None,
     };
@@ -110,13 +110,13 @@ fn lending(exam: &DiagnosisInput) -> String {
         return format!("besteffort jobs get free cores only, not those that other jobs leave idle: {why}");
     }
     let mut slow = Vec::new();
-    if exam.host.preemption_model.as_deref() == Some("lazy") {
+    if input.host.preemption_model.as_deref() == Some("lazy") {
         slow.push(
             "lazy preemption lets a borrower run on for up to half a tick when the owner wakes up (preempt=full on the \
              kernel's command line ends that)",
         );
     }
-    if !exam.host.has_btf {
+    if !input.host.has_btf {
         slow.push("without BTF the owner is sampled each 2 ms instead of heard at its wake-up");
     }
     if slow.is_empty() {
@@ -126,8 +126,8 @@ fn lending(exam: &DiagnosisInput) -> String {
     format!("borrowers run at idle priority, but {}", slow.join("; "))
 }
 
-fn warden(exam: &DiagnosisInput) -> String {
-    match &exam.warden {
+fn warden(input: &DiagnosisInput) -> String {
+    match &input.warden {
         DaemonStatus::Absent(why) => why.clone(),
         DaemonStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
         DaemonStatus::Responsive { version, observes, .. } => {
@@ -137,8 +137,8 @@ fn warden(exam: &DiagnosisInput) -> String {
     }
 }
 
-fn kernel(exam: &DiagnosisInput) -> Vec<(&'static str, String)> {
-    let host = &exam.host;
+fn kernel(input: &DiagnosisInput) -> Vec<(&'static str, String)> {
+    let host = &input.host;
     let there = |is: bool| if is { "there" } else { "missing" };
     let on = |is: Option<bool>| match is {
         Some(true) => "on",

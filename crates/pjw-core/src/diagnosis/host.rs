@@ -97,20 +97,20 @@ pub fn conflicting_programs(
 }
 
 /// Adds the findings about the kernel, the boot parameters, other programs and pjw.
-pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    findings.extend(warden(exam));
-    conflicts(exam, findings);
-    findings.extend(several_schedulers(exam));
-    visibility(exam, findings);
-    cpusets(exam, findings);
-    kernel(exam, findings);
-    boot(exam, findings);
+pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    findings.extend(warden(input));
+    conflicts(input, findings);
+    findings.extend(several_schedulers(input));
+    visibility(input, findings);
+    cpusets(input, findings);
+    kernel(input, findings);
+    boot(input, findings);
 }
 
-fn warden(exam: &DiagnosisInput) -> Option<Finding> {
-    match &exam.warden {
-        DaemonStatus::Absent(_) if !exam.jobs.is_empty() => {
-            let text = format!("pjwd is not running: no warden manages {}", count(exam.jobs.len(), "job"));
+fn warden(input: &DiagnosisInput) -> Option<Finding> {
+    match &input.warden {
+        DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
+            let text = format!("pjwd is not running: no warden manages {}", count(input.jobs.len(), "job"));
             let remedy = "systemctl start pjwd, or as yourself: pjwd; with mode = \"observe\" it only looks";
             Some(Finding::advice("no-warden", text, remedy))
         }
@@ -123,7 +123,7 @@ fn warden(exam: &DiagnosisInput) -> Option<Finding> {
             let text = format!("pjwd is version {version}, pjwctl {own_version}");
             Some(Finding::advice("version", text, "systemctl restart pjwd: jobs keep their CPUs"))
         }
-        DaemonStatus::Responsive { observes: true, .. } if !exam.jobs.is_empty() => {
+        DaemonStatus::Responsive { observes: true, .. } if !input.jobs.is_empty() => {
             let text = "pjwd only looks (mode = \"observe\")".to_owned();
             let remedy =
                 "set mode = \"enforce\" in pjwd.toml and pjwctl reload, if it is to keep jobs on their CPUs";
@@ -133,8 +133,8 @@ fn warden(exam: &DiagnosisInput) -> Option<Finding> {
     }
 }
 
-fn conflicts(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    for program in &exam.conflicting_programs {
+fn conflicts(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    for program in &input.conflicting_programs {
         let text = format!("{} is here too: it {}", program.name, program.effect);
         let severity = if program.undoes_pjw_changes { Severity::Advice } else { Severity::Note };
         findings.push(Finding::new(severity, "master", text, program.remedy).with_pids(program.pid));
@@ -142,56 +142,56 @@ fn conflicts(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
 }
 
 /// Finds several batch systems on one node. Each of them allocates all CPUs of the node.
-fn several_schedulers(exam: &DiagnosisInput) -> Option<Finding> {
-    let names = exam.schedulers.iter().map(|scheduler| scheduler.name.as_str());
+fn several_schedulers(input: &DiagnosisInput) -> Option<Finding> {
+    let names = input.schedulers.iter().map(|scheduler| scheduler.name.as_str());
     let text = format!("{} are all here, and each hands out the same CPUs", join_names(names));
     let remedy = "pjwd keeps the jobs of all batch systems apart, but pods and Nomad's tasks are no jobs to it: give \
                   those CPUs of their own by housekeeping in pjwd.toml";
-    (exam.schedulers.len() > 1).then(|| Finding::advice("several-schedulers", text, remedy))
+    (input.schedulers.len() > 1).then(|| Finding::advice("several-schedulers", text, remedy))
 }
 
-fn visibility(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    if exam.host.hides_processes {
+fn visibility(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    if input.host.hides_processes {
         let text = "processes of others are hidden here: their jobs were not seen".to_owned();
         findings.push(Finding::advice("hidden", text, HIDDEN_PROCESSES));
     }
-    if exam.caller_uid != Uid::ROOT {
+    if input.caller_uid != Uid::ROOT {
         let text = format!(
             "looked as user {}: environments of others can't be read, so jobs that are marked there only (LSF, PBS, \
              Grid Engine, Flux) and core counts may be missing",
-            exam.caller_uid
+            input.caller_uid
         );
-        let severity = if exam.schedulers.is_empty() { Severity::Note } else { Severity::Advice };
+        let severity = if input.schedulers.is_empty() { Severity::Note } else { Severity::Advice };
         findings.push(Finding::new(severity, "not-root", text, "sudo pjwctl doctor"));
     }
-    if let Some(why) = &exam.host.incomplete_scan_reason {
+    if let Some(why) = &input.host.incomplete_scan_reason {
         let text = format!("not everything could be looked at: {why}");
         let remedy = "the other findings are valid; run doctor again, with more open files (ulimit -n) if that is the cause";
         findings.push(Finding::advice("blind", text, remedy));
     }
-    if exam.host.in_container {
+    if input.host.in_container {
         let text = "this is a container: jobs outside of it, and interrupts, are not seen in full".to_owned();
         findings.push(Finding::note("container", text, "look on the host"));
     }
 }
 
-fn cpusets(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    if let CpusetHierarchy::Unavailable { why } = &exam.cpuset_support.hierarchy {
+fn cpusets(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    if let CpusetHierarchy::Unavailable { why } = &input.cpuset_support.hierarchy {
         let text = format!("jobs can only be kept by masks, which they can undo for a moment: {why}");
         let remedy = "nothing, if masks will do: pjwd puts threads back in each cycle; else see the cause";
         findings.push(Finding::note("no-cpusets", text, remedy));
-    } else if !exam.cpuset_support.affinity_persists {
+    } else if !input.cpuset_support.affinity_persists {
         let text = format!(
             "Linux {} forgets masks whenever a cpuset is written (before 6.2): bindings of MPI and OpenMP are lost then",
-            exam.host.kernel_release
+            input.host.kernel_release
         );
         let remedy = "pjwd puts masks back after each write; a kernel from 6.2 on needs none of that";
         findings.push(Finding::note("masks-forgotten", text, remedy));
     }
 }
 
-fn kernel(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let host = &exam.host;
+fn kernel(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    let host = &input.host;
     if !host.has_schedstat {
         let text = "this kernel doesn't report how long threads wait (schedstat): a thread that waits for a CPU looks idle";
         let remedy = "a kernel with CONFIG_SCHED_INFO; until then demand counts run time only";
@@ -208,9 +208,9 @@ fn kernel(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
-fn boot(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let host = &exam.host;
-    let isolated = host.isolated_cpus.intersection(&exam.online);
+fn boot(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    let host = &input.host;
+    let isolated = host.isolated_cpus.intersection(&input.online);
     if !isolated.is_empty() {
         let text = format!(
             "{} {} isolated at boot (isolcpus=): the kernel balances nothing there, so a job's threads pile up",
@@ -222,8 +222,8 @@ fn boot(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
         );
         findings.push(Finding::advice("isolated", text, remedy).with_cpus(&isolated));
     }
-    let nodes = exam.topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
-    if host.numa_balancing_enabled == Some(true) && nodes > 1 && !exam.jobs.is_empty() {
+    let nodes = input.topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
+    if host.numa_balancing_enabled == Some(true) && nodes > 1 && !input.jobs.is_empty() {
         let text = "the kernel moves memory after threads (numa_balancing): a cost for jobs that stay where they are";
         let remedy = "sysctl kernel.numa_balancing=0, if jobs are kept on one node each";
         findings.push(Finding::note("numa-balancing", text.to_owned(), remedy));

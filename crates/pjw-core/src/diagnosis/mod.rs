@@ -21,24 +21,24 @@ pub use examination::*;
 pub use facts::{MachineFact, machine_facts};
 pub use host::conflicting_programs;
 
-/// Diagnoses the machine that `exam` describes. Returns the findings, the most severe first. The findings
+/// Diagnoses the machine that `input` describes. Returns the findings, the most severe first. The findings
 /// say what slows down jobs and what can be improved.
 #[must_use]
-pub fn diagnose(exam: &DiagnosisInput) -> Vec<Finding> {
+pub fn diagnose(input: &DiagnosisInput) -> Vec<Finding> {
     let mut findings = Vec::new();
-    contention::add_findings(exam, &mut findings);
-    placement::add_findings(exam, &mut findings);
-    neighbours::add_findings(exam, &mut findings);
-    host::add_findings(exam, &mut findings);
-    apply_warden(exam, &mut findings);
+    contention::add_findings(input, &mut findings);
+    placement::add_findings(input, &mut findings);
+    neighbours::add_findings(input, &mut findings);
+    host::add_findings(input, &mut findings);
+    apply_warden(input, &mut findings);
     report_once(&mut findings);
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
 
 /// Adds pjw's own warnings, except those that the diagnosis found too.
-fn apply_warden(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let DaemonStatus::Responsive { warnings, .. } = &exam.warden else { return };
+fn apply_warden(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    let DaemonStatus::Responsive { warnings, .. } = &input.warden else { return };
     for warning in warnings {
         let is_same = |finding: &Finding| {
             finding.code == warning.code

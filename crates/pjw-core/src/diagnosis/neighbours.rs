@@ -16,12 +16,12 @@ const DISTURBANCE_PERMILLE: u64 = 10;
 const FREQUENT_PER_SECOND: u64 = 100;
 
 /// Adds the findings about system daemons, interrupts and processes in no job.
-pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let jobs = JobPus::new(exam);
-    findings.extend(daemons(exam, &jobs));
-    findings.extend(interrupts(exam, &jobs));
-    findings.extend(strays(exam));
-    findings.extend(unmanaged(exam));
+pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    let jobs = JobPus::new(input);
+    findings.extend(daemons(input, &jobs));
+    findings.extend(interrupts(input, &jobs));
+    findings.extend(strays(input));
+    findings.extend(unmanaged(input));
 }
 
 /// The PUs of the jobs, and the PUs that no job may use.
@@ -33,15 +33,15 @@ struct JobPus<'a> {
 }
 
 impl<'a> JobPus<'a> {
-    fn new(exam: &'a DiagnosisInput) -> Self {
+    fn new(input: &'a DiagnosisInput) -> Self {
         let mut cpus = CpuSet::new();
         let mut jobs = BTreeSet::new();
-        for job in exam.jobs.iter().filter(|job| !is_unbound(exam, job)) {
-            let held = job.held_cpus(&exam.online);
-            cpus = cpus.union(&held.unwrap_or_else(|| job.allowed_cpus(&exam.online)));
+        for job in input.jobs.iter().filter(|job| !is_unbound(input, job)) {
+            let held = job.held_cpus(&input.online);
+            cpus = cpus.union(&held.unwrap_or_else(|| job.allowed_cpus(&input.online)));
             jobs.insert(&job.id);
         }
-        let system_cpus = exam.online.difference(&cpus);
+        let system_cpus = input.online.difference(&cpus);
         Self { cpus, jobs, system_cpus }
     }
 
@@ -51,16 +51,16 @@ impl<'a> JobPus<'a> {
     }
 }
 
-fn daemons(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
+fn daemons(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
     let may_run_there = |other: &&UnassignedProcess| {
-        other.uid.0 < exam.first_person_uid
+        other.uid.0 < input.first_person_uid
             && !other.belongs_to_scheduler
             && other.threads.iter().any(|thread| thread.effective_mask.intersects(&jobs.cpus))
     };
-    let may: Vec<&UnassignedProcess> = exam.unassigned_processes.iter().filter(may_run_there).collect();
+    let may: Vec<&UnassignedProcess> = input.unassigned_processes.iter().filter(may_run_there).collect();
     if may.is_empty() {
         return None;
     }
@@ -95,17 +95,17 @@ fn daemons(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
 }
 
-fn interrupts(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
+fn interrupts(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
-    let span_ms = exam.scan_interval_ms.max(1);
+    let span_ms = input.scan_interval_ms.max(1);
     let on_jobs = |interrupt: &Interrupt| -> u64 {
         let there = interrupt.counts.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
         there.fold(0_u64, |sum, (_, came)| sum.saturating_add(*came)).saturating_mul(1000) / span_ms
     };
     let comes = |irq: &&Interrupt| irq.target_cpus.intersects(&jobs.cpus) || on_jobs(irq) > 0;
-    let sent: Vec<&Interrupt> = exam.interrupts.iter().filter(comes).collect();
+    let sent: Vec<&Interrupt> = input.interrupts.iter().filter(comes).collect();
     if sent.is_empty() {
         return None;
     }
@@ -123,7 +123,7 @@ fn interrupts(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     } else {
         Severity::Note
     };
-    let balanced = exam.conflicting_programs.iter().any(|program| program.name == "irqbalance");
+    let balanced = input.conflicting_programs.iter().any(|program| program.name == "irqbalance");
     let remedy = match (jobs.system_cpus.is_empty(), balanced) {
         (true, _) => {
             "every CPU is a job's: keep a core for the system with housekeeping = \"1\" in pjwd.toml first"
@@ -146,11 +146,11 @@ fn interrupts(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
 }
 
 /// Finds processes that belong to no job though their user has jobs on the node.
-fn strays(exam: &DiagnosisInput) -> Option<Finding> {
+fn strays(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
-        exam.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= exam.first_person_uid).collect();
+        input.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= input.first_person_uid).collect();
     let mut found: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
-    for other in exam.unassigned_processes.iter().filter(|other| owners.contains(&other.uid)) {
+    for other in input.unassigned_processes.iter().filter(|other| owners.contains(&other.uid)) {
         found.entry(other.uid).or_default().push(other);
     }
     let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();
@@ -165,7 +165,7 @@ fn strays(exam: &DiagnosisInput) -> Option<Finding> {
         several => format!("{several} are busy"),
     };
     let text = format!("people with jobs here run processes of no job: {users}; {working}");
-    let jobs = exam.jobs.iter().filter(|job| found.contains_key(&job.owner)).map(|job| &job.id);
+    let jobs = input.jobs.iter().filter(|job| found.contains_key(&job.owner)).map(|job| &job.id);
     let severity = if busy > 0 { Severity::Problem } else { Severity::Note };
     let remedy = format!(
         "pjwctl assign JOB --pid {} makes it a member; adopt_strays = true in pjwd.toml does so by itself (on nodes \
@@ -176,12 +176,12 @@ fn strays(exam: &DiagnosisInput) -> Option<Finding> {
 }
 
 /// Finds busy processes of users without jobs.
-fn unmanaged(exam: &DiagnosisInput) -> Option<Finding> {
-    let owners: BTreeSet<Uid> = exam.jobs.iter().map(|job| job.owner).collect();
+fn unmanaged(input: &DiagnosisInput) -> Option<Finding> {
+    let owners: BTreeSet<Uid> = input.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |other: &&UnassignedProcess| {
-        other.uid.0 >= exam.first_person_uid && !other.belongs_to_scheduler && !owners.contains(&other.uid)
+        other.uid.0 >= input.first_person_uid && !other.belongs_to_scheduler && !owners.contains(&other.uid)
     };
-    let busy = exam.unassigned_processes.iter().filter(is_unmanaged).filter(|other| is_busy(other));
+    let busy = input.unassigned_processes.iter().filter(is_unmanaged).filter(|other| is_busy(other));
     let busy: Vec<&UnassignedProcess> = busy.collect();
     let first = busy.first()?;
     let threads: usize =
@@ -193,7 +193,7 @@ fn unmanaged(exam: &DiagnosisInput) -> Option<Finding> {
         "give each cores of its own: pjwctl assign NAME --cores N --pid {}, or start it with pjwctl run",
         first.pid
     );
-    let severity = if threads > exam.online.len() { Severity::Problem } else { Severity::Advice };
+    let severity = if threads > input.online.len() { Severity::Problem } else { Severity::Advice };
     Some(Finding::new(severity, "unmanaged", text, remedy).with_pids(busy.iter().map(|other| other.pid)))
 }
 

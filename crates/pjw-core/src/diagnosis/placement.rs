@@ -13,13 +13,13 @@ use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
 
 /// Adds the findings about the cores, the cgroup and the cpuset of each job.
-pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    findings.extend(unknown_counts(exam));
-    push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
-    findings.extend(without_cpuset(exam));
-    findings.extend(kept_by_masks(exam));
-    let places = Places::new(exam);
-    let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(exam, &places, job, own));
+pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    findings.extend(unknown_counts(input));
+    push_limited(input.jobs.iter().filter_map(outside_cgroup).collect(), findings);
+    findings.extend(without_cpuset(input));
+    findings.extend(kept_by_masks(input));
+    let places = Places::new(input);
+    let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(input, &places, job, own));
     push_limited(half_cores.collect(), findings);
     push_limited(places.kept.iter().filter_map(|(job, own)| spread(&places, job, own)).collect(), findings);
 }
@@ -37,8 +37,8 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    fn new(exam: &'a DiagnosisInput) -> Self {
-        let kept: Vec<_> = exam.jobs.iter().filter_map(|job| Some((job, kept_on(exam, job)?))).collect();
+    fn new(input: &'a DiagnosisInput) -> Self {
+        let kept: Vec<_> = input.jobs.iter().filter_map(|job| Some((job, kept_on(input, job)?))).collect();
         let mut on: BTreeMap<Pu, BTreeSet<&JobId>> = BTreeMap::new();
         for (job, cpus) in &kept {
             for pu in cpus.iter() {
@@ -46,10 +46,10 @@ impl<'a> Places<'a> {
             }
         }
         let used = on.keys().copied().collect();
-        let nodes = exam
+        let nodes = input
             .topology
             .domains(Level::NumaNode)
-            .map(|node| (node.number, exam.topology.cpus_belonging_to(node).intersection(&exam.online)))
+            .map(|node| (node.number, input.topology.cpus_belonging_to(node).intersection(&input.online)))
             .filter(|(_, cpus)| !cpus.is_empty())
             .collect();
         Self { kept, on, nodes, used }
@@ -57,19 +57,19 @@ impl<'a> Places<'a> {
 }
 
 /// Returns the PUs to which the job is restricted. `None` if it may run on all online PUs.
-fn kept_on(exam: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet> {
-    job.held_cpus(&exam.online).or_else(|| {
-        let allowed = job.allowed_cpus(&exam.online);
-        (!allowed.is_empty() && !exam.online.is_subset(&allowed)).then_some(allowed)
+fn kept_on(input: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet> {
+    job.held_cpus(&input.online).or_else(|| {
+        let allowed = job.allowed_cpus(&input.online);
+        (!allowed.is_empty() && !input.online.is_subset(&allowed)).then_some(allowed)
     })
 }
 
-fn unknown_counts(exam: &DiagnosisInput) -> Option<Finding> {
-    let jobs = exam.job_ids(|job| job.requested.is_none() && job.grant.is_none());
+fn unknown_counts(input: &DiagnosisInput) -> Option<Finding> {
+    let jobs = input.job_ids(|job| job.requested.is_none() && job.grant.is_none());
     let first = jobs.first()?;
     let text = format!("it is unknown how many cores {} should have", join_names(&jobs));
     let source = first.source();
-    let cause = if exam.caller_uid.0 == 0 {
+    let cause = if input.caller_uid.0 == 0 {
         ""
     } else {
         "look as root first: environments of others can't be read otherwise; "
@@ -98,10 +98,10 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
 
 /// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could
 /// have one.
-fn without_cpuset(exam: &DiagnosisInput) -> Option<Finding> {
-    let bare = exam.job_ids(|job| job.has_cpuset_controller == Some(false));
+fn without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
+    let bare = input.job_ids(|job| job.has_cpuset_controller == Some(false));
     let first = bare.first()?;
-    let promised = exam.schedulers.iter().find(|scheduler| {
+    let promised = input.schedulers.iter().find(|scheduler| {
         scheduler.binding == JobBinding::Cpusets && scheduler.name.eq_ignore_ascii_case(first.source().name())
     });
     let text = match promised {
@@ -121,11 +121,11 @@ fn without_cpuset(exam: &DiagnosisInput) -> Option<Finding> {
 }
 
 /// Finds jobs that pjw keeps by masks, though the node supports cpusets.
-fn kept_by_masks(exam: &DiagnosisInput) -> Option<Finding> {
-    if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
+fn kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
+    if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
-    let open = exam.job_ids(|job| job.enforcement == "affinity");
+    let open = input.job_ids(|job| job.enforcement == "affinity");
     let first = open.first()?;
     let verb = if open.len() == 1 { "is" } else { "are" };
     let text = format!("{} {verb} kept by masks, though this node has cpusets", join_names(&open));
@@ -138,15 +138,15 @@ fn kept_by_masks(exam: &DiagnosisInput) -> Option<Finding> {
 
 /// Finds a job that has some PUs of a core and not all.
 fn half_cores(
-    exam: &DiagnosisInput,
+    input: &DiagnosisInput,
     places: &Places<'_>,
     job: &ObservedJob,
     own: &CpuSet,
 ) -> Option<Finding> {
     let siblings: CpuSet = own
         .iter()
-        .flat_map(|pu| exam.topology.core_cpus(pu).iter().collect::<Vec<_>>())
-        .filter(|&pu| !own.contains(pu) && exam.online.contains(pu))
+        .flat_map(|pu| input.topology.core_cpus(pu).iter().collect::<Vec<_>>())
+        .filter(|&pu| !own.contains(pu) && input.online.contains(pu))
         .collect();
     if siblings.is_empty() {
         return None;

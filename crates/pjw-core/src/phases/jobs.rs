@@ -7,7 +7,7 @@ use crate::phases::usage;
 use crate::state::{Offer, WardenState};
 use crate::terms::{
     Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
-    JobRequest, Observed, Policy, Record, Refusal, Tenure,
+    JobRequest, Observed, Ownership, Policy, Record, Refusal,
 };
 
 /// Removes the jobs that have ended. Their PUs are free within the same cycle.
@@ -131,7 +131,7 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
             granted_at,
             reasons,
             second_best: String::new(),
-            tenure: Tenure::Owned,
+            ownership: Ownership::Owned,
         };
         set_grant(draft, &id, grant);
     }
@@ -240,7 +240,7 @@ pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shar
     let Offer { cpus, reasons, second_best, .. } = offer.clone();
     let (may_split_cores, granted_at) = (draft.policy.share_smt, draft.now.since_boot);
     let granted_by = GrantedBy::Warden;
-    let tenure = Tenure::Owned;
+    let ownership = Ownership::Owned;
     let grant = Grant {
         cpus,
         granted_by,
@@ -249,7 +249,7 @@ pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shar
         granted_at,
         reasons,
         second_best,
-        tenure,
+        ownership,
     };
     set_grant(draft, id, grant);
 }

@@ -13,8 +13,8 @@ use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, EndCondition, Event,
-    EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Mode, Observed, Placement,
-    Policy, PriorityClass, Process, Tenure, Warning, own_cgroups::CgroupPlace,
+    EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Mode, Observed, Ownership,
+    Placement, Policy, PriorityClass, Process, Warning, own_cgroups::CgroupPlace,
 };
 
 /// A found cgroup, and what the scan says about it.
@@ -194,7 +194,7 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
         granted_at: draft.now.since_boot,
         reasons: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
         second_best: String::new(),
-        tenure: Tenure::Owned,
+        ownership: Ownership::Owned,
     });
     draft.state.pool.restore_grant(id, cpus);
     draft.put_job(job);

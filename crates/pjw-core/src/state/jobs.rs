@@ -10,7 +10,7 @@ pub mod grant_counts;
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;
-use crate::terms::{Job, JobId, PriorityClass, Tenure};
+use crate::terms::{Job, JobId, Ownership, PriorityClass};
 
 /// All jobs on this machine that pjw knows, with indexes by id, owner, cgroup and session. Jobs without PUs
 /// are included. A job that a command has released ([`Job::was_released`]) is included as long as its batch
@@ -148,7 +148,7 @@ impl Jobs {
                 index.insert(id.clone());
             }
         }
-        if let Some(grant) = job.grant.as_ref().filter(|grant| grant.tenure == Tenure::Owned) {
+        if let Some(grant) = job.grant.as_ref().filter(|grant| grant.ownership == Ownership::Owned) {
             self.granted.add(&grant.cpus);
             if grant.is_shared {
                 self.shared.add(&grant.cpus);
@@ -180,7 +180,7 @@ impl Jobs {
         ] {
             index.remove(id);
         }
-        if let Some(grant) = job.grant.as_ref().filter(|grant| grant.tenure == Tenure::Owned) {
+        if let Some(grant) = job.grant.as_ref().filter(|grant| grant.ownership == Ownership::Owned) {
             self.granted.remove(&grant.cpus);
             if grant.is_shared {
                 self.shared.remove(&grant.cpus);

@@ -5,7 +5,7 @@ use crate::machine::topology::Topology;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{members::Member, pool::PuPool, warden::WardenState};
-use crate::terms::{Job, JobId, Record, Tenure};
+use crate::terms::{Job, JobId, Ownership, Record};
 
 impl WardenState {
     /// Returns the journal records from which [`WardenState::apply_record`] can restore this state. To shorten the
@@ -38,7 +38,7 @@ impl WardenState {
     /// all these PUs in each of these cases:
     ///
     /// - The machine has none of the PUs.
-    /// - The job owns the PUs ([`Tenure::Owned`]) and does not share them
+    /// - The job owns the PUs ([`Ownership::Owned`]) and does not share them
     ///   ([`Grant::is_shared`](crate::terms::Grant::is_shared)), and another job holds one of them.
     ///
     /// The records may name processes that have ended since the records were written. Such a process stays in
@@ -108,8 +108,8 @@ impl WardenState {
             return true;
         };
         let here = grant.cpus.intersection(self.topology.cpus());
-        if grant.tenure != Tenure::Owned {
-            let borrowed = if grant.tenure == Tenure::Borrowed { here.clone() } else { CpuSet::new() };
+        if grant.ownership != Ownership::Owned {
+            let borrowed = if grant.ownership == Ownership::Borrowed { here.clone() } else { CpuSet::new() };
             self.restore_borrowed(&job.id, &borrowed);
             return !here.is_empty();
         }

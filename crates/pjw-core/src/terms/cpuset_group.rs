@@ -204,7 +204,7 @@ impl CpusetAction {
             CpusetChange::Create { .. } => "raise",
             CpusetChange::MoveIn { .. } => "admit",
             CpusetChange::MoveBack { .. } => "return",
-            CpusetChange::Widen { .. } => "open",
+            CpusetChange::RemoveLimits { .. } => "open",
             CpusetChange::Remove { .. } => "raze",
         }
     }
@@ -215,7 +215,7 @@ impl CpusetAction {
     pub fn path(&self) -> &str {
         match &self.change {
             CpusetChange::Create { job_cpuset, .. }
-            | CpusetChange::Widen { job_cpuset }
+            | CpusetChange::RemoveLimits { job_cpuset }
             | CpusetChange::Remove { job_cpuset } => &job_cpuset.path,
             CpusetChange::MoveIn { to: path, .. } | CpusetChange::MoveBack { from: path, .. } => path,
         }
@@ -227,13 +227,15 @@ impl CpusetAction {
     pub fn process(&self) -> Option<ProcessId> {
         match &self.change {
             CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => Some(*process),
-            CpusetChange::Create { .. } | CpusetChange::Widen { .. } | CpusetChange::Remove { .. } => None,
+            CpusetChange::Create { .. } | CpusetChange::RemoveLimits { .. } | CpusetChange::Remove { .. } => {
+                None
+            }
         }
     }
 }
 
 /// The kind of a planned change of a job's cpuset, with the cpuset or the process that changes. `Create`,
-/// `Widen` and `Remove` change the cpuset itself. `MoveIn` and `MoveBack` move one process into the cpuset or
+/// `RemoveLimits` and `Remove` change the cpuset itself. `MoveIn` and `MoveBack` move one process into the cpuset or
 /// out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetChange {
@@ -268,7 +270,7 @@ pub enum CpusetChange {
         to: String,
     },
     /// Removes the limits of the cpuset, so that its processes may use all PUs and all memory again.
-    Widen {
+    RemoveLimits {
         /// The cpuset whose limits are removed.
         job_cpuset: JobCpuset,
     },
@@ -287,7 +289,7 @@ pub enum CpusetOutcome {
     /// The change was made.
     Done {
         /// The PUs that the kernel allows in the cgroup now (`cpuset.cpus.effective`). `None` except after
-        /// [`CpusetChange::Create`] and [`CpusetChange::Widen`].
+        /// [`CpusetChange::Create`] and [`CpusetChange::RemoveLimits`].
         effective: Option<CpuSet>,
     },
     /// The process to move, or the cgroup to change, no longer exists.

@@ -13,7 +13,7 @@ mod grant;
 mod provision;
 mod wanted_cores;
 
-pub use grant::{Grant, GrantedBy, Tenure};
+pub use grant::{Grant, GrantedBy, Ownership};
 pub use provision::{Provision, ProvisionRule, ProvisionRuleError};
 pub use wanted_cores::WantedCores;
 
@@ -412,7 +412,7 @@ impl Job {
     /// Returns the grant of the job if pjw chose its PUs and the job owns them. Returns `None` for a job that
     /// borrows its PUs.
     pub(crate) fn owned_grant(&self) -> Option<&Grant> {
-        self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.tenure == Tenure::Owned)
+        self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.ownership == Ownership::Owned)
     }
 
     /// Returns the upper limit of the number of cores that the job can use at present. A user or a program

@@ -12,7 +12,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
 use pjw_core::event::EventKind;
 use pjw_core::ids::Pid;
-use pjw_core::job::{CpuRequest, PriorityClass, Tenure};
+use pjw_core::job::{CpuRequest, Ownership, PriorityClass};
 use pjw_core::lending::would_change_loans;
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::record::Record;
@@ -84,8 +84,8 @@ fn lent(m: &Machine) -> String {
     m.state.pool.lent_cpus().to_string()
 }
 
-fn tenure(m: &Machine, id: &str) -> Option<Tenure> {
-    Some(m.state.grant_of(&job(id))?.tenure)
+fn ownership(m: &Machine, id: &str) -> Option<Ownership> {
+    Some(m.state.grant_of(&job(id))?.ownership)
 }
 
 #[track_caller]
@@ -97,7 +97,7 @@ fn assert_sound(m: &Machine) {
 fn a_besteffort_job_runs_on_free_cores_and_leaves_them_to_others() {
     let mut m = web_and_batch();
     assert_eq!((m.grant("web").as_str(), m.grant("batch").as_str()), ("0-5", "6-7"));
-    assert_eq!(tenure(&m, "batch"), Some(Tenure::Borrowed));
+    assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed));
     assert_eq!(m.state.pool.free_cpus(), set("6-7"), "the cores stay free for jobs with cores of their own");
     m.spawn(30, 1, 0);
     m.assign("normal", 1, &[30]).unwrap();
@@ -322,10 +322,10 @@ fn cores_are_borrowed_evenly_from_all_owners() {
 
 #[test]
 fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
-    for (housekeeping, starved, tenures, cpus) in [
-        ("0", StarvedPolicy::Squeeze, Tenure::Squeezed, "0"),
-        ("0", StarvedPolicy::Freeze, Tenure::Frozen, "1-7"),
-        ("", StarvedPolicy::Squeeze, Tenure::Frozen, "0-7"),
+    for (housekeeping, starved, ownerships, cpus) in [
+        ("0", StarvedPolicy::Squeeze, Ownership::Squeezed, "0"),
+        ("0", StarvedPolicy::Freeze, Ownership::Frozen, "1-7"),
+        ("", StarvedPolicy::Squeeze, Ownership::Frozen, "0-7"),
     ] {
         let mut m = lending_machine();
         m.policy.housekeeping_cpus = set(housekeeping);
@@ -336,12 +336,12 @@ fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
         m.spawn(10, 1, 0);
         let all = u32::try_from(m.state.pool.free_cpus().len()).unwrap();
         m.assign("normal", all, &[10]).unwrap();
-        assert_eq!((tenure(&m, "batch"), m.grant("batch").as_str()), (Some(tenures), cpus));
+        assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(ownerships), cpus));
         let spec = &m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec;
-        assert_eq!((spec.idle, spec.frozen), (true, tenures == Tenure::Frozen));
+        assert_eq!((spec.idle, spec.frozen), (true, ownerships == Ownership::Frozen));
         assert_sound(&m);
         m.release("normal").unwrap();
-        assert_eq!(tenure(&m, "batch"), Some(Tenure::Borrowed), "a core came free");
+        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core came free");
         assert!(!m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec.frozen);
     }
 }
@@ -404,10 +404,10 @@ fn a_job_that_changes_its_class_exchanges_its_cores() {
     m.spawn(20, 1, 0);
     assign_class(&mut m, "a", PriorityClass::Normal, 2, &[20]).unwrap();
     assign_class(&mut m, "a", PriorityClass::Besteffort, 2, &[]).unwrap();
-    assert_eq!((tenure(&m, "a"), m.state.pool.allocated_cpus()), (Some(Tenure::Borrowed), set("")));
+    assert_eq!((ownership(&m, "a"), m.state.pool.allocated_cpus()), (Some(Ownership::Borrowed), set("")));
     assert_sound(&m);
     assign_class(&mut m, "a", PriorityClass::Guaranteed, 2, &[]).unwrap();
-    assert_eq!((tenure(&m, "a"), m.state.pool.allocated_cpus().len()), (Some(Tenure::Owned), 2));
+    assert_eq!((ownership(&m, "a"), m.state.pool.allocated_cpus().len()), (Some(Ownership::Owned), 2));
     assert_eq!(m.state.pool.borrowers().count(), 0);
     assert_sound(&m);
 }

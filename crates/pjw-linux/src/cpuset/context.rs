@@ -30,7 +30,7 @@ pub(super) fn done(effective: CpuSet) -> CpusetOutcome {
 pub(super) fn changed_cpuset(change: &CpusetChange) -> Option<&JobCpuset> {
     match change {
         CpusetChange::Create { job_cpuset, .. }
-        | CpusetChange::Widen { job_cpuset }
+        | CpusetChange::RemoveLimits { job_cpuset }
         | CpusetChange::Remove { job_cpuset } => Some(job_cpuset),
         CpusetChange::MoveIn { .. } | CpusetChange::MoveBack { .. } => None,
     }

@@ -55,7 +55,7 @@ fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetO
             note_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
         }
         CpusetChange::MoveBack { process, from, to } => move_back(context, *process, from, to),
-        CpusetChange::Widen { job_cpuset } => widen(context, job_cpuset).map(done),
+        CpusetChange::RemoveLimits { job_cpuset } => widen(context, job_cpuset).map(done),
         CpusetChange::Remove { job_cpuset } => {
             remove(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
         }

@@ -205,7 +205,7 @@ fn cpuset_action_index(change: &CpusetChange) -> usize {
         CpusetChange::Create { .. } => 0,
         CpusetChange::MoveIn { .. } => 1,
         CpusetChange::MoveBack { .. } => 2,
-        CpusetChange::Widen { .. } => 3,
+        CpusetChange::RemoveLimits { .. } => 3,
         CpusetChange::Remove { .. } => 4,
     }
 }
@@ -250,7 +250,7 @@ mod tests {
             },
             CpusetChange::MoveIn { process, from: from.clone(), to: to.clone() },
             CpusetChange::MoveBack { process, from, to },
-            CpusetChange::Widen { job_cpuset: job_cpuset.clone() },
+            CpusetChange::RemoveLimits { job_cpuset: job_cpuset.clone() },
             CpusetChange::Remove { job_cpuset },
         ];
         let action =

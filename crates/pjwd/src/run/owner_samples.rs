@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Pid;
 use pjw_core::job::JobId;
-use pjw_core::lending::{why_not_lent, would_change_loans};
+use pjw_core::lending::{reason_not_to_lend, would_change_loans};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
-use pjw_core::state::lending::{CoreUse, LentCoreSample, UseSample};
+use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample};
 use pjw_core::time::Nanos;
 use pjw_linux::bpf::{LentCpuMonitor, OwnerRunTime};
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
@@ -111,7 +111,7 @@ impl OwnerCpuSampler {
         (now, since_boot): (Instant, Nanos),
         cpu_time_of: impl Fn(Pid) -> Option<Duration>,
     ) -> bool {
-        if !state.jobs.has_borrowers() || why_not_lent(policy).is_some() {
+        if !state.jobs.has_borrowers() || reason_not_to_lend(policy).is_some() {
             (self.next, self.sampled_at, self.is_settling) = (None, None, false);
             self.owners.clear();
             // Leaving cores, and cores that may no longer be lent, are taken back also without samples.
@@ -260,7 +260,7 @@ impl OwnerCpuSampler {
             });
             let cpu_time = owner.sampler.sample(processes, &cpu_time_of);
             let Some(period) = period.filter(|_| !is_new) else { continue };
-            let sample = UseSample { period, cpu_time, lent: &lent, has_smt };
+            let sample = OwnerCpuSample { period, cpu_time, lent: &lent, has_smt };
             let (used, runs_on) = owner.core_use.add(&sample);
             trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);

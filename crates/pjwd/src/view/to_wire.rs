@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
-use pjw_core::job::{GrantedBy, Job, PriorityClass, Tenure};
+use pjw_core::job::{GrantedBy, Job, Ownership, PriorityClass};
 use pjw_core::plan::{MaskAction, Plan, Warning};
 use pjw_core::{
     allocate::defrag::DefragPlan, allocate::offer::LargestRequests, event::Event, evidence::Evidence,
@@ -34,7 +34,7 @@ pub(crate) fn saturating_u32(n: usize) -> u32 {
 pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforcement: &str) -> wire::Job {
     let (topology, pool) = (&state.topology, &state.pool);
     // The PUs of a frozen job have no effect: it waits for cores.
-    let grant = job.grant.as_ref().filter(|grant| grant.tenure != Tenure::Frozen);
+    let grant = job.grant.as_ref().filter(|grant| grant.ownership != Ownership::Frozen);
     let requested = job.request.as_ref().map(|request| request.cpu_request.core_count(topology));
     let state = match (&job.request, grant) {
         _ if job.was_released => "released",
@@ -175,7 +175,7 @@ fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
         CpusetChange::MoveIn { from, to, .. } | CpusetChange::MoveBack { from, to, .. } => {
             (from.clone(), to.clone())
         }
-        CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
+        CpusetChange::RemoveLimits { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
             (job_cpuset.path.clone(), String::new())
         }
     };

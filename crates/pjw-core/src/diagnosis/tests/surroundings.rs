@@ -14,12 +14,12 @@ use std::vec::Vec;
 
 #[test]
 fn unassigned_processes_are_a_problem_when_busy() {
-    let mut exam = node();
-    exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
-    exam.unassigned_processes = vec![other(50, 1001, "bash", vec![thread(50, "0-15", 0, 0)])];
-    assert_eq!(only(&exam, "stray").severity, Severity::Note);
-    exam.unassigned_processes.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 900)]));
-    let finding = only(&exam, "stray");
+    let mut input = node();
+    input.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
+    input.unassigned_processes = vec![other(50, 1001, "bash", vec![thread(50, "0-15", 0, 0)])];
+    assert_eq!(only(&input, "stray").severity, Severity::Note);
+    input.unassigned_processes.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 900)]));
+    let finding = only(&input, "stray");
     assert_eq!(finding.severity, Severity::Problem);
     assert!(finding.text.contains("user 1001 (2 processes); 1 is busy"), "{}", finding.text);
     assert!(finding.remedy.contains("--pid 51"), "{}", finding.remedy);
@@ -27,19 +27,19 @@ fn unassigned_processes_are_a_problem_when_busy() {
 
 #[test]
 fn busy_processes_of_users_without_jobs_are_reported() {
-    let mut exam = node();
-    exam.unassigned_processes = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];
-    let finding = only(&exam, "unmanaged");
+    let mut input = node();
+    input.unassigned_processes = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];
+    let finding = only(&input, "unmanaged");
     assert_eq!(finding.text, "1 thread of no job keeps CPUs busy: a\\u{1b}[2J (50)");
-    exam.unassigned_processes = vec![other(50, 0, "kworker", vec![thread(50, "0-15", 0, 900)])];
-    assert_eq!(of(&exam, "unmanaged"), []);
+    input.unassigned_processes = vec![other(50, 0, "kworker", vec![thread(50, "0-15", 0, 900)])];
+    assert_eq!(of(&input, "unmanaged"), []);
 }
 
 #[test]
 fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
-    let mut exam = node();
-    exam.jobs = vec![held("slurm:1", "0-7", GrantedBy::Scheduler)];
-    exam.unassigned_processes = vec![
+    let mut input = node();
+    input.jobs = vec![held("slurm:1", "0-7", GrantedBy::Scheduler)];
+    input.unassigned_processes = vec![
         other(30, 0, "systemd-journal", vec![thread(30, "0-15", 3, 23)]),
         other(31, 101, "dbus-daemon", vec![thread(31, "0-15", 9, 50)]),
         other(32, 0, "quiet", vec![thread(32, "8-15", 9, 50)]),
@@ -48,17 +48,17 @@ fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
             ..other(33, 0, "slurmstepd", vec![thread(33, "0-15", 1, 50)])
         },
     ];
-    let finding = only(&exam, "daemons");
+    let finding = only(&input, "daemons");
     assert_eq!(finding.severity, Severity::Advice);
     assert_eq!(
         finding.text,
         "2 system processes may run on the jobs' CPUs 0-7; 1 did, for 2.3 % of one CPU: systemd-journal (30)"
     );
     assert!(finding.remedy.contains("CPUAffinity=8-15"), "{}", finding.remedy);
-    exam.unassigned_processes[0].threads[0].run_permille = 9;
-    assert_eq!(only(&exam, "daemons").severity, Severity::Note, "every system has as much");
-    exam.jobs[0] = held("slurm:1", "0-15", GrantedBy::Scheduler);
-    assert!(only(&exam, "daemons").remedy.contains("housekeeping = \"1\""));
+    input.unassigned_processes[0].threads[0].run_permille = 9;
+    assert_eq!(only(&input, "daemons").severity, Severity::Note, "every system has as much");
+    input.jobs[0] = held("slurm:1", "0-15", GrantedBy::Scheduler);
+    assert!(only(&input, "daemons").remedy.contains("housekeeping = \"1\""));
 }
 
 fn interrupt(number: u32, sent_to: &str, came: &[(u32, u64)]) -> Interrupt {
@@ -68,28 +68,28 @@ fn interrupt(number: u32, sent_to: &str, came: &[(u32, u64)]) -> Interrupt {
 
 #[test]
 fn interrupts_on_job_cpus_are_reported_with_a_remedy_for_irqbalance() {
-    let mut exam = node();
-    exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
-    exam.interrupts = vec![interrupt(41, "2", &[(2, 1200), (9, 5)]), interrupt(42, "9", &[(9, 7000)])];
-    let finding = only(&exam, "interrupts");
+    let mut input = node();
+    input.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
+    input.interrupts = vec![interrupt(41, "2", &[(2, 1200), (9, 5)]), interrupt(42, "9", &[(9, 7000)])];
+    let finding = only(&input, "interrupts");
     assert_eq!(finding.severity, Severity::Advice);
     assert_eq!(
         finding.text,
         "1 interrupt may come to the jobs' CPUs 0-3; 1200/s did: eth0-rx (IRQ 41, 1200/s)"
     );
     assert!(finding.remedy.contains("/proc/irq/41/smp_affinity_list"), "{}", finding.remedy);
-    exam.conflicting_programs = conflicting_programs([(Pid(9), Uid::ROOT, Comm::from("irqbalance"))], 1000);
-    assert!(only(&exam, "interrupts").remedy.contains("IRQBALANCE_BANNED_CPULIST=0-3"));
-    exam.interrupts[0].counts = BTreeMap::from([(Pu(2), 3)]);
-    assert_eq!(only(&exam, "interrupts").severity, Severity::Note);
-    exam.interrupts[0].counts = BTreeMap::from([(Pu(2), u64::MAX), (Pu(3), u64::MAX)]);
-    exam.scan_interval_ms = 0;
-    let _ = only(&exam, "interrupts");
+    input.conflicting_programs = conflicting_programs([(Pid(9), Uid::ROOT, Comm::from("irqbalance"))], 1000);
+    assert!(only(&input, "interrupts").remedy.contains("IRQBALANCE_BANNED_CPULIST=0-3"));
+    input.interrupts[0].counts = BTreeMap::from([(Pu(2), 3)]);
+    assert_eq!(only(&input, "interrupts").severity, Severity::Note);
+    input.interrupts[0].counts = BTreeMap::from([(Pu(2), u64::MAX), (Pu(3), u64::MAX)]);
+    input.scan_interval_ms = 0;
+    let _ = only(&input, "interrupts");
 }
 
 #[test]
 fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
-    let mut exam = node();
+    let mut input = node();
     let programs = [
         (5, 0, "numad"),
         (6, 0, "tuned"),
@@ -101,10 +101,10 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
         (12, 1002, "pjwd"),
         (13, 1002, "pjwd"),
     ];
-    exam.conflicting_programs =
+    input.conflicting_programs =
         conflicting_programs(programs.map(|(pid, uid, name)| (Pid(pid), Uid(uid), Comm::from(name))), 1000);
     let texts: Vec<(Severity, String)> =
-        of(&exam, "master").into_iter().map(|finding| (finding.severity, finding.text)).collect();
+        of(&input, "master").into_iter().map(|finding| (finding.severity, finding.text)).collect();
     let clashing = texts.iter().filter(|(severity, _)| *severity == Severity::Advice).count();
     assert_eq!((texts.len(), clashing), (5, 3), "{texts:#?}");
     let begin = [
@@ -117,8 +117,8 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
 
 #[test]
 fn missing_kernel_features_and_hidden_processes_are_reported() {
-    let mut exam = node();
-    exam.host = HostFacts {
+    let mut input = node();
+    input.host = HostFacts {
         has_psi: false,
         has_schedstat: false,
         no_fork_events_reason: Some("no events".to_owned()),
@@ -131,11 +131,11 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
         hides_processes: true,
         in_container: true,
         incomplete_scan_reason: Some("too many open files".to_owned()),
-        ..exam.host
+        ..input.host
     };
-    exam.jobs = vec![held("a", "0-1", GrantedBy::Warden)];
-    exam.caller_uid = Uid(1000);
-    exam.cpuset_support = CpusetSupport {
+    input.jobs = vec![held("a", "0-1", GrantedBy::Warden)];
+    input.caller_uid = Uid(1000);
+    input.cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unavailable { why: "nothing is mounted".to_owned() },
         affinity_persists: true,
         ..CpusetSupport::default()
@@ -153,27 +153,27 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
         "not-root",
         "no-cpusets",
     ] {
-        let _ = only(&exam, code);
+        let _ = only(&input, code);
     }
-    exam.cpuset_support = CpusetSupport {
+    input.cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Legacy,
         affinity_persists: false,
         ..CpusetSupport::default()
     };
-    assert!(only(&exam, "masks-forgotten").text.contains("before 6.2"));
+    assert!(only(&input, "masks-forgotten").text.contains("before 6.2"));
 }
 
 #[test]
 fn what_makes_lending_impossible_or_slow_is_a_fact() {
-    let mut exam = node();
-    let fact = |exam: &DiagnosisInput| {
-        machine_facts(exam).into_iter().find(|fact| fact.code == "lending").unwrap().text
+    let mut input = node();
+    let fact = |input: &DiagnosisInput| {
+        machine_facts(input).into_iter().find(|fact| fact.code == "lending").unwrap().text
     };
-    exam.cpuset_support.idle_priority = IdlePriority::Unavailable { why: "no cpu controller".to_owned() };
-    assert!(fact(&exam).contains("free cores only") && fact(&exam).contains("no cpu controller"));
-    exam.cpuset_support.idle_priority = IdlePriority::Available;
-    assert!(fact(&exam).contains("the owner's again when it wakes up"));
-    exam.host.preemption_model = Some("lazy".to_owned());
-    exam.host.has_btf = false;
-    assert!(fact(&exam).contains("half a tick") && fact(&exam).contains("each 2 ms"), "{}", fact(&exam));
+    input.cpuset_support.idle_priority = IdlePriority::Unavailable { why: "no cpu controller".to_owned() };
+    assert!(fact(&input).contains("free cores only") && fact(&input).contains("no cpu controller"));
+    input.cpuset_support.idle_priority = IdlePriority::Available;
+    assert!(fact(&input).contains("the owner's again when it wakes up"));
+    input.host.preemption_model = Some("lazy".to_owned());
+    input.host.has_btf = false;
+    assert!(fact(&input).contains("half a tick") && fact(&input).contains("each 2 ms"), "{}", fact(&input));
 }

@@ -8,7 +8,7 @@ use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCo
 use crate::phases::{draft::Draft, hotplug, jobs, lending, membership, membership::add_member};
 use crate::terms::{
     BatchRole, CpuRequest, EndCondition, Event, EventKind, Evidence, ExhaustionPolicy, GrantedBy, Job, JobId,
-    JobRequest, JobSource, Mode, Placement, PriorityClass, Refusal, Tenure, WantedCores,
+    JobRequest, JobSource, Mode, Ownership, Placement, PriorityClass, Refusal, WantedCores,
 };
 
 /// Carries out the commands in order. Returns one result per command.
@@ -130,7 +130,7 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     let borrows = request.class == PriorityClass::Besteffort;
     // Own cores and borrowed cores are not exchanged: a job that changes its class gives back what it has.
     let gives_back = existing.as_ref().is_some_and(|job| {
-        job.grant.as_ref().is_some_and(|grant| (grant.tenure == Tenure::Owned) == borrows)
+        job.grant.as_ref().is_some_and(|grant| (grant.ownership == Ownership::Owned) == borrows)
     });
     let existing = existing.map(|job| if gives_back { Job { grant: None, ..job } } else { job });
     let offer = offer(draft, existing.as_ref(), args, &request, owner)?;

@@ -22,7 +22,8 @@ use crate::phases::{draft::Draft, observe::make_masks_of};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
-    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Tenure, own_cgroups::CgroupPlace,
+    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Ownership, Policy,
+    own_cgroups::CgroupPlace,
 };
 
 /// The planned changes of cpusets, and the jobs that wait for them.
@@ -274,7 +275,7 @@ fn spec(state: &WardenState, job: &Job, creator: CgroupCreator, cpus: CpuSet) ->
     let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
     let isolated = request.is_some_and(|request| request.isolated);
     let idle = job.is_borrower();
-    let frozen = job.grant.as_ref().is_some_and(|grant| grant.tenure == Tenure::Frozen);
+    let frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
     CpusetSpec { cpus, mems: mems.filter(|mems| !mems.is_empty()), isolated, idle, frozen }
 }
 
@@ -425,7 +426,13 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     }
     if is_to_widen {
         let why = format!("{} needs {path} no longer", job_cpuset.job);
-        push(changes, &job_cpuset.job, CpusetChange::Widen { job_cpuset: job_cpuset.clone() }, false, why);
+        push(
+            changes,
+            &job_cpuset.job,
+            CpusetChange::RemoveLimits { job_cpuset: job_cpuset.clone() },
+            false,
+            why,
+        );
     }
     if scheduler {
         return;

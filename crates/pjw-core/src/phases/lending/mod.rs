@@ -10,8 +10,8 @@ use crate::machine::Topology;
 use crate::phases::draft::{Draft, warn};
 use crate::state::WardenState;
 use crate::terms::{
-    CpusetHierarchy, Enforcement, Event, EventKind, Grant, GrantedBy, IdlePriority, Job, JobId, Mode, Policy,
-    PriorityClass, StarvedPolicy, Tenure,
+    CpusetHierarchy, Enforcement, Event, EventKind, Grant, GrantedBy, IdlePriority, Job, JobId, Mode,
+    Ownership, Policy, PriorityClass, StarvedPolicy,
 };
 
 /// The decision about all borrowers.
@@ -54,7 +54,7 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
 /// Returns the reason why pjw does not lend idle cores of jobs on this machine, as text for users. `None` if
 /// pjw lends such cores. `policy` has the settings of lending and the support for cpusets on the machine.
 #[must_use]
-pub fn why_not_lent(policy: &Policy) -> Option<String> {
+pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
     if !policy.lending.enabled {
         return Some("the configuration says lending.enabled = false".to_owned());
     }
@@ -78,7 +78,7 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
     let is_owner = |job: &Job| job.has_class(PriorityClass::Guaranteed) && job.active_grant().is_some();
     state.lending.retain_owners(|id| state.jobs.get(id).is_some_and(is_owner));
-    if !state.jobs.has_borrowers() || why_not_lent(draft.policy).is_some() {
+    if !state.jobs.has_borrowers() || reason_not_to_lend(draft.policy).is_some() {
         state.lending.forget_use();
     }
     if !state.jobs.has_borrowers() || draft.policy.mode != Mode::Enforce {
@@ -203,7 +203,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let core_count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
     let is_lent = |core: &Core| core.iter().any(|pu| state.pool.borrower(pu).is_some());
     let (mut lent, mut idle): (Vec<Core>, Vec<Core>) = cores.into_iter().partition(is_lent);
-    if why_not_lent(policy).is_some() {
+    if reason_not_to_lend(policy).is_some() {
         return Some(Owner { core_count, lent: Vec::new(), lendable: Vec::new() });
     }
     let known = state.lending.owner_state(&job.id);
@@ -344,7 +344,7 @@ fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
 /// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none.
 fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
-    let (tenure, cpus, reason) = if borrowed.is_empty() {
+    let (ownership, cpus, reason) = if borrowed.is_empty() {
         match starved_grant(draft.state, draft.policy, &job) {
             Some(starved) => starved,
             None => {
@@ -360,12 +360,12 @@ fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
         let texts = [(&free, "free"), (&lent, "left idle by their owners")];
         let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
         let texts: Vec<String> = texts.map(|(cpus, what)| format!("{} {what}", cpus_are(cpus))).collect();
-        (Tenure::Borrowed, borrowed.clone(), format!("it borrows cores: {}", texts.join(", ")))
+        (Ownership::Borrowed, borrowed.clone(), format!("it borrows cores: {}", texts.join(", ")))
     };
-    if job.grant.as_ref().is_some_and(|grant| grant.tenure == tenure && grant.cpus == cpus) {
+    if job.grant.as_ref().is_some_and(|grant| grant.ownership == ownership && grant.cpus == cpus) {
         return;
     }
-    draft.out.events.extend(grant_event(draft.state, &job, tenure, &cpus, &reason));
+    draft.out.events.extend(grant_event(draft.state, &job, ownership, &cpus, &reason));
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,
@@ -374,19 +374,25 @@ fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
         granted_at: draft.now.since_boot,
         reasons: vec![reason],
         second_best: String::new(),
-        tenure,
+        ownership,
     };
     draft.put_job(Job { grant: Some(grant), ..job });
 }
 
 /// The event for a new grant of a borrower. `None` if only cores of owners came or went: these have events of their own.
-fn grant_event(state: &WardenState, job: &Job, tenure: Tenure, cpus: &CpuSet, reason: &str) -> Option<Event> {
+fn grant_event(
+    state: &WardenState,
+    job: &Job,
+    ownership: Ownership,
+    cpus: &CpuSet,
+    reason: &str,
+) -> Option<Event> {
     let event = |kind, text: String| Some(Event::new(kind, text).with_job(&job.id).with_cpus(cpus));
     let Some(before) = &job.grant else { return event(EventKind::Assigned, reason.to_owned()) };
     let changed = before.cpus.difference(cpus).union(&cpus.difference(&before.cpus));
     let is_of_owners =
         changed.iter().all(|pu| state.pool.holder(pu).is_some_and(|holder| holder.job().is_some()));
-    if before.tenure == tenure && is_of_owners {
+    if before.ownership == ownership && is_of_owners {
         return None;
     }
     let text = format!("{} instead of {}: {reason}", cpus_text(cpus), cpus_text(&before.cpus));
@@ -394,11 +400,11 @@ fn grant_event(state: &WardenState, job: &Job, tenure: Tenure, cpus: &CpuSet, re
 }
 
 /// The grant of a borrower that can borrow no core. `None` if the node offers no place for it.
-fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Tenure, CpuSet, String)> {
+fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
     let shared = state.pool.housekeeping_cpus().intersection(&state.pool.online_cpus());
     if policy.lending.starved == StarvedPolicy::Squeeze && !shared.is_empty() {
         let reason = format!("no core can be borrowed: it shares the housekeeping {}", cpus_text(&shared));
-        return Some((Tenure::Squeezed, shared, reason));
+        return Some((Ownership::Squeezed, shared, reason));
     }
     // The job keeps its last PUs while it is frozen: they have no effect.
     let last = job.grant.as_ref().map_or_else(|| state.pool.online_cpus(), |grant| grant.cpus.clone());
@@ -406,5 +412,5 @@ fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ten
     let has_cpuset = policy.enforcement != Enforcement::Affinity
         && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
         && state.cpusets.creation_error(&job.id).is_none();
-    (has_cpuset && policy.cpuset_support.can_freeze).then_some((Tenure::Frozen, last, reason))
+    (has_cpuset && policy.cpuset_support.can_freeze).then_some((Ownership::Frozen, last, reason))
 }

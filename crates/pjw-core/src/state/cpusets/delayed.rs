@@ -32,7 +32,7 @@ impl DelayedChanges {
                 self.written.insert(job_cpuset.path.clone());
                 initial_processes.iter().for_each(|&process| self.add_move(process, &job_cpuset.path));
             }
-            CpusetChange::Widen { job_cpuset } => drop(self.written.insert(job_cpuset.path.clone())),
+            CpusetChange::RemoveLimits { job_cpuset } => drop(self.written.insert(job_cpuset.path.clone())),
             CpusetChange::MoveIn { process, to, .. } | CpusetChange::MoveBack { process, to, .. } => {
                 self.add_move(*process, to);
             }
@@ -54,7 +54,7 @@ impl DelayedChanges {
                 self.finish_writing(&job_cpuset.path);
                 initial_processes.iter().for_each(|&process| self.remove_move(process, &job_cpuset.path));
             }
-            CpusetChange::Widen { job_cpuset } => self.finish_writing(&job_cpuset.path),
+            CpusetChange::RemoveLimits { job_cpuset } => self.finish_writing(&job_cpuset.path),
             CpusetChange::MoveIn { process, to, .. } | CpusetChange::MoveBack { process, to, .. } => {
                 self.remove_move(*process, to);
             }

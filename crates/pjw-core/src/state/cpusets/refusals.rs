@@ -22,7 +22,7 @@ impl CpusetRegistry {
             CpusetChange::MoveBack { process, from, to } => {
                 self.note_move_back_refusal(*process, from, to, reason);
             }
-            CpusetChange::Widen { job_cpuset } => {
+            CpusetChange::RemoveLimits { job_cpuset } => {
                 self.failed_removals.insert(job_cpuset.path.clone(), reason.to_owned());
                 self.take_back_write(&job_cpuset.path);
             }

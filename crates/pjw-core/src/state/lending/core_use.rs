@@ -38,7 +38,7 @@ const SATURATED: Millionths = ONE_CORE * 99 / 100;
 /// One measurement of the CPU time that an owner (a job whose idle cores may be lent) used since the previous
 /// measurement.
 #[derive(Debug, Clone, Copy)]
-pub struct UseSample<'a> {
+pub struct OwnerCpuSample<'a> {
     /// The time since the previous sample.
     pub period: Duration,
     /// The CPU time that all processes of the owner used in `period`, on all cores.
@@ -88,7 +88,7 @@ struct Span {
 }
 
 impl Span {
-    fn of(sample: &UseSample<'_>) -> Self {
+    fn of(sample: &OwnerCpuSample<'_>) -> Self {
         Self { period: sample.period, cpu_time: sample.cpu_time }
     }
 
@@ -112,7 +112,7 @@ impl CoreUse {
     /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number
     /// of cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
     ///
-    /// - A lent core in [`UseSample::lent`] is in use if the owner runs on it for at least nine tenths of the
+    /// - A lent core in [`OwnerCpuSample::lent`] is in use if the owner runs on it for at least nine tenths of the
     ///   time. If the core has several PUs, one tenth of the time is enough.
     /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
     ///
@@ -122,7 +122,7 @@ impl CoreUse {
     /// - The owner was idle before, and `sample` covers at least 10 ms and shows such a share.
     /// - The owner was idle before, and has run on the lent core for 1.3 ms.
     /// - The owner ran for at least 99 % of the time, and `sample` covers at least 10 ms.
-    pub fn add(&mut self, sample: &UseSample<'_>) -> (u32, CpuSet) {
+    pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.
         let (wakes_up, is_long) = (self.busy_for <= WAKE_UP_TIME, sample.period >= LONG_SAMPLE);
@@ -235,7 +235,7 @@ mod tests {
             .iter()
             .map(|(core, percent)| LentCoreSample { core: core.parse().unwrap(), cpu_time: time(*percent) });
         let lent: Vec<LentCoreSample> = lent.collect();
-        core_use.add(&UseSample { period, cpu_time: time(total_percent), lent: &lent, has_smt })
+        core_use.add(&OwnerCpuSample { period, cpu_time: time(total_percent), lent: &lent, has_smt })
     }
 
     fn set(text: &str) -> CpuSet {
@@ -278,7 +278,9 @@ mod tests {
         let runs_on = |us: u64| {
             let lent = [LentCoreSample { core: set("0"), cpu_time: Duration::from_micros(us) }];
             let cpu_time = lent[0].cpu_time;
-            CoreUse::default().add(&UseSample { period: 2 * MS, cpu_time, lent: &lent, has_smt: false }).1
+            CoreUse::default()
+                .add(&OwnerCpuSample { period: 2 * MS, cpu_time, lent: &lent, has_smt: false })
+                .1
         };
         assert_eq!(runs_on(1400), set("0"));
         assert_eq!(runs_on(1200), set(""));
@@ -297,7 +299,7 @@ mod tests {
     fn short(core_use: &mut CoreUse, shown_us: &[u64]) -> Vec<u32> {
         let add = |us: &u64| {
             let cpu_time = Duration::from_micros(*us);
-            core_use.add(&UseSample { period: 2 * MS, cpu_time, lent: &[], has_smt: false }).0
+            core_use.add(&OwnerCpuSample { period: 2 * MS, cpu_time, lent: &[], has_smt: false }).0
         };
         shown_us.iter().map(add).collect()
     }

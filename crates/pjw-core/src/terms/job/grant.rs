@@ -48,8 +48,8 @@ pub struct Grant {
     #[serde(rename = "runner_up")]
     pub second_best: String,
     /// How the job holds the PUs: as its own, or borrowed.
-    #[serde(default)]
-    pub tenure: Tenure,
+    #[serde(default, rename = "tenure")]
+    pub ownership: Ownership,
 }
 
 /// The way in which a job holds the PUs of its grant: as its own, or borrowed. Only jobs of the class
@@ -57,7 +57,7 @@ pub struct Grant {
 /// (`Squeezed`), or its processes are frozen (`Frozen`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Tenure {
+pub enum Ownership {
     /// The job owns the PUs until the job ends or a command releases it.
     #[default]
     Owned,

@@ -83,7 +83,7 @@ fn check(m: &Machine, grace: bool) {
     }
     let spare = pool.free_cpus().iter().any(|pu| pool.borrower(pu).is_none());
     for borrower in m.state.jobs.borrowers() {
-        let is_frozen = borrower.grant.as_ref().is_some_and(|grant| grant.tenure == Tenure::Frozen);
+        let is_frozen = borrower.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
         assert!(!(is_frozen && spare), "{} is frozen while a core is free", borrower.id);
     }
 }

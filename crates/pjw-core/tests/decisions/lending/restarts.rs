@@ -42,9 +42,9 @@ fn a_restarted_daemon_writes_again_whether_a_borrower_is_frozen() {
     web_uses(&mut m, 6, 1);
     m.spawn(30, 1, 0);
     m.assign("normal", 2, &[30]).unwrap();
-    assert_eq!(tenure(&m, "batch"), Some(Tenure::Frozen));
+    assert_eq!(ownership(&m, "batch"), Some(Ownership::Frozen));
     m.release("normal").unwrap();
-    assert_eq!(tenure(&m, "batch"), Some(Tenure::Borrowed));
+    assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed));
     // The daemon was killed between the record of the thawing and the thawing.
     m.world().frozen_cgroups.insert("/pjw_besteffort/batch".to_owned());
     let records: Vec<Record> = m.state.records();

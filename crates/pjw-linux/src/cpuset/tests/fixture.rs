@@ -117,7 +117,7 @@ impl Fixture {
     }
 
     pub(super) fn widen(&mut self, job_cpuset: &JobCpuset) -> CpusetOutcome {
-        self.make(&CpusetChange::Widen { job_cpuset: job_cpuset.clone() })
+        self.make(&CpusetChange::RemoveLimits { job_cpuset: job_cpuset.clone() })
     }
 
     pub(super) fn remove(&mut self, job_cpuset: &JobCpuset) -> CpusetOutcome {

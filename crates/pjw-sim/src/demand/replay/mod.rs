@@ -19,7 +19,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::Snapshot;
 use pjw_core::state::WardenState;
-use pjw_core::state::lending::{CoreUse, UseSample};
+use pjw_core::state::lending::{CoreUse, OwnerCpuSample};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::topology::Topology;
 use thiserror::Error;
@@ -201,7 +201,7 @@ impl Machine {
         let has_smt = self.state.topology.cpus().len() > self.state.topology.cores().len();
         for (owner, cores_used) in owners.iter().zip(&point.cores_used) {
             let cpu_time = LASTING.mul_f64(*cores_used);
-            let sample = UseSample { period: LASTING, cpu_time, lent: &[], has_smt };
+            let sample = OwnerCpuSample { period: LASTING, cpu_time, lent: &[], has_smt };
             let (used, lent_pus_in_use) = CoreUse::default().add(&sample);
             self.state.lending.record_use(&owner.job, used, owner.cores, &lent_pus_in_use, nanos(point.time));
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pjw_core::diagnosis::{DaemonStatus, Finding, Severity};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
-use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Tenure};
+use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership};
 use pjw_core::record::{Membership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, evidence::Evidence};
@@ -104,7 +104,7 @@ fn known_job(id: &JobId, job: &wire::Job) -> Job {
         granted_at: Nanos::default(),
         reasons: Vec::new(),
         second_best: String::new(),
-        tenure: Tenure::Owned,
+        ownership: Ownership::Owned,
     });
     known
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
-use pjw_core::job::{CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, Tenure};
+use pjw_core::job::{CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::policy::Policy;
 use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
@@ -126,7 +126,7 @@ fn holding(name: &str, cpus: &str, shared: bool) -> Job {
         granted_at: Nanos(0),
         reasons: Vec::new(),
         second_best: String::new(),
-        tenure: Tenure::Owned,
+        ownership: Ownership::Owned,
     };
     Job { grant: Some(grant), ..job(name, 0) }
 }

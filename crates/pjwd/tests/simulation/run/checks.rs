@@ -7,7 +7,7 @@ use pjw_core::command::Command;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_cgroup_within};
-use pjw_core::job::{Grant, GrantedBy, Job, JobId, Tenure};
+use pjw_core::job::{Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::plan::{MaskOutcome, Plan};
 use pjw_sim::world::{ProgramRequest, SimProcess, SimThread, World};
 
@@ -31,7 +31,7 @@ impl Run {
         assert!(found.is_empty(), "{found:?}");
         let mut owners: BTreeMap<u32, &JobId> = BTreeMap::new();
         for job in state.jobs.values() {
-            let is_owned = |grant: &&Grant| !grant.is_shared && grant.tenure == Tenure::Owned;
+            let is_owned = |grant: &&Grant| !grant.is_shared && grant.ownership == Ownership::Owned;
             let Some(grant) = job.grant.as_ref().filter(is_owned) else { continue };
             if grant.granted_by == GrantedBy::Warden {
                 assert!(
@@ -187,7 +187,7 @@ impl Run {
     pub(super) fn check_strays(&self, world: &World) {
         let state = self.warden.state();
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
-        let grants = grants.filter(|grant| grant.tenure == Tenure::Owned);
+        let grants = grants.filter(|grant| grant.ownership == Ownership::Owned);
         let granted = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
         let outside = world.online.difference(&granted);
         for pid in &state.pids_kept_off_job_cpus {

@@ -9,7 +9,7 @@ use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, IdlePriority};
 use pjw_core::ids::{Pid, ProcessId, Tid};
-use pjw_core::job::{Job, JobId, PriorityClass, Tenure};
+use pjw_core::job::{Job, JobId, Ownership, PriorityClass};
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::time::Nanos;
 use pjw_sim::seed::RandomStream;
@@ -279,11 +279,11 @@ impl Run {
             let is_hungry = borrower.wanted_core_count(&state.topology).is_none_or(|wanted| wanted > 0);
             let can_settle = is_decided && self.warden.ongoing_failures().journal_error.is_none();
             assert!(
-                grant.tenure != Tenure::Frozen || !has_spare || !is_hungry || !can_settle,
+                grant.ownership != Ownership::Frozen || !has_spare || !is_hungry || !can_settle,
                 "{} is frozen, and {free:?} are free",
                 borrower.id
             );
-            if grant.tenure != Tenure::Borrowed {
+            if grant.ownership != Ownership::Borrowed {
                 continue;
             }
             assert!(!grant.cpus.intersects(&borrowed), "two borrowers of a PU of {}", grant.cpus);
@@ -364,8 +364,8 @@ impl Run {
         let processes = world.processes.values().filter(is_known);
         for process in processes.filter(|process| world.is_frozen(process)) {
             let job = state.members.get(&process.id.pid).and_then(|member| state.jobs.get(&member.job));
-            let tenure = job.and_then(Job::active_grant).map(|grant| grant.tenure);
-            assert_eq!(tenure, Some(Tenure::Frozen), "{} of {job:?} is frozen", process.id);
+            let ownership = job.and_then(Job::active_grant).map(|grant| grant.ownership);
+            assert_eq!(ownership, Some(Ownership::Frozen), "{} of {job:?} is frozen", process.id);
             frozen += 1;
         }
         drop(world);
