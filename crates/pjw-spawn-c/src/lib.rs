@@ -205,14 +205,13 @@ pub unsafe extern "C" fn ipspawn(
     })
 }
 
-/// Waits until each process of a call of [`ipspawn`] has begun the program or has failed to start, and closes
-/// `fd`. `fd` is the descriptor that [`ipspawn`] returned. The values in `pids` and the return value are
-/// those of [`pspawn_n`]. Returns -1 with `EBADF` if `fd` is not such a descriptor, or was closed by an
-/// earlier call.
+/// Waits until each process of a call of [`ipspawn`] has begun the program or has failed to start, and closes `fd`,
+/// the descriptor that [`ipspawn`] returned. The values in `pids` and the return value are those of [`pspawn_n`].
+/// Returns -1 with `EBADF` if `fd` is not such a descriptor, or was closed by an earlier call.
 ///
-/// `nspawns` is the number of values for which `pids` has memory. It is normally the number that was passed
-/// to [`ipspawn`]. If `nspawns` is less, only the first values are written. If it is greater, the further
-/// values stay unchanged. The return value counts all processes in each case.
+/// `nspawns` is the number of values for which `pids` has memory, normally the number that was passed to [`ipspawn`].
+/// If `nspawns` is smaller, only the first values are written. If it is larger, the further values stay unchanged.
+/// The return value counts all processes in each case.
 ///
 /// # Safety
 /// `pids` must be NULL or point to memory for `nspawns` values.

@@ -44,14 +44,14 @@ impl Context {
     /// executed.
     pub fn new(program: impl AsRef<OsStr>) -> Result<Self, CheckError> {
         let path = find_program(program.as_ref())?;
-        Ok(Self::of_path(&path))
+        Ok(Self::from_path(&path))
     }
 
     /// Makes a context from which processes of the program in the file `program` can be started. Unlike
     /// [`Context::new`], this function does not search `PATH` and checks nothing. If the file does not exist or can't
     /// be executed, each start of a process fails.
     #[must_use]
-    pub fn of_path(program: &Path) -> Self {
+    pub fn from_path(program: &Path) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| variable(&name, &value));
         let setup = Setup {
             program: CString::new(program.as_os_str().as_bytes()).unwrap_or_default(),
