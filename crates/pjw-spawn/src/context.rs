@@ -137,9 +137,9 @@ impl Context {
         self
     }
 
-    /// Starts the processes (instances) by fork instead of exec. A [template](crate::proxy::Template) is a process
-    /// that has loaded the program and is stopped before `main`. The instances are forks of it, which is faster than
-    /// exec. Each thread that starts instances loads a template of its own.
+    /// Starts the processes (instances) by fork instead of exec, which costs less CPU time. They are forked from a
+    /// [template](crate::proxy::Template): a process that has loaded the program and is stopped before `main`. Each
+    /// thread that starts instances loads a template of its own.
     ///
     /// An instance that can't be a fork of the template is started by exec. If the program can't have a template at
     /// all, [`Batch::template_error`](crate::Batch::template_error) returns the reason.
