@@ -17,16 +17,17 @@ pub const WANTED_CORES_FILE_NAME: &str = "want";
 /// read these files. The file `want`, which programs of the job write, has other permission bits.
 pub const FILE_MODE: u32 = 0o644;
 
-/// Finds the directory with the files of the job to which this process belongs. The first environment variable in this
-/// list that is set determines the directory:
+/// Finds the directory with the files of the job to which this process belongs. The first environment variable in
+/// this list that is set determines the directory:
 ///
 /// 1. `PJW_JOB_DIR` contains the absolute path of the directory. `pjwctl run`, `pjwctl spawn` and the hooks of batch
-///    systems set it.
+///    systems set this variable.
 /// 2. `PJW_JOB` contains the id of the job, ID. The function uses the first of these directories that exists:
-///    - `$XDG_RUNTIME_DIR/pjwd/jobs/ID`, `/run/user/UID/pjwd/jobs/ID` or `/tmp/pjwd-UID/jobs/ID`, which belong to a
-///      daemon of this user. They are skipped for root.
-///    - `/run/pjwd/jobs/ID`, which belongs to the daemon of root.
-/// 3. `SLURM_JOB_ID` contains a number N. The id of the job is `slurm:N`, and the directory is found as for `PJW_JOB`.
+///    - Directories of a daemon of this user: `$XDG_RUNTIME_DIR/pjwd/jobs/ID`, `/run/user/UID/pjwd/jobs/ID` and
+///      `/tmp/pjwd-UID/jobs/ID`. A process of root skips these directories.
+///    - The directory of the daemon of root: `/run/pjwd/jobs/ID`.
+/// 3. `SLURM_JOB_ID` contains a number N. The id of the job is `slurm:N`, and the directory is found as for
+///    `PJW_JOB`.
 ///
 /// A directory is used only if it exists and belongs to root or to the effective user of this process. `None` if no
 /// variable is set, its value is invalid, or there is no such directory.

@@ -39,8 +39,8 @@ pub const VERSION_OFFSET: usize = 8;
 /// `coremap` of a job).
 pub const SIZE_OFFSET: usize = 12;
 /// The offset of the 4-byte sequence counter, in bytes from the start of the core map (the file `coremap` of a job).
-/// pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and has another
-/// value after the write.
+/// pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and even after
+/// the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a
 /// job). pjwd changes the sequence counter by an operation of futex(2) that also wakes the programs that wait for a

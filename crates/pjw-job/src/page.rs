@@ -86,8 +86,8 @@ impl CoreMapReader {
     /// Returns the content of the core map (the file `coremap` of a job). All fields are from the same write of pjwd.
     ///
     /// # Errors
-    /// [`CoreMapError::Unfinished`] if pjwd was in the middle of a write for 100 ms, because it was killed during the
-    /// write.
+    /// [`CoreMapError::Unfinished`] if a write of pjwd is still not complete after 100 ms. This happens if pjwd was
+    /// killed during the write.
     pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
         self.read_between().map(|(content, _)| content)
     }

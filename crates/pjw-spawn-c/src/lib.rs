@@ -205,14 +205,13 @@ pub unsafe extern "C" fn ipspawn(
     })
 }
 
-/// Waits until each process of a call of [`ipspawn`] has begun the program or has failed to start, and closes
-/// `fd`. `fd` is the descriptor that [`ipspawn`] returned. The values in `pids` and the return value are
-/// those of [`pspawn_n`]. Returns -1 with `EBADF` if `fd` is not such a descriptor, or was closed by an
-/// earlier call.
+/// Waits until each process of a call of [`ipspawn`] has begun the program or has failed to start, and closes `fd`,
+/// the descriptor that [`ipspawn`] returned. The values in `pids` and the return value are those of [`pspawn_n`].
+/// Returns -1 with `EBADF` if `fd` is not such a descriptor, or was closed by an earlier call.
 ///
-/// `nspawns` is the number of values for which `pids` has memory. It is normally the number that was passed
-/// to [`ipspawn`]. If `nspawns` is less, only the first values are written. If it is greater, the further
-/// values stay unchanged. The return value counts all processes in each case.
+/// `nspawns` is the number of values for which `pids` has memory, normally the number that was passed to [`ipspawn`].
+/// If `nspawns` is smaller, only the first values are written. If it is larger, the further values stay unchanged.
+/// The return value counts all processes in each case.
 ///
 /// # Safety
 /// `pids` must be NULL or point to memory for `nspawns` values.
@@ -226,13 +225,13 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
 }
 
 /// Makes the calling process a template: a process that stops in this call and never returns from it. The processes
-/// that [`pspawn_v`] or [`ipspawn`] is to start are forked from the template. In each forked process, the call
-/// returns 1. It then writes the number of arguments of this process to `argc`, and the list of these arguments to
-/// `argv`. Nothing is written to a NULL pointer.
+/// that [`pspawn_v`] or [`ipspawn`] starts are forked from the template. In each forked process, the call returns 1.
+/// It then writes the number of arguments of this process to `argc`, and the list of these arguments to `argv`.
+/// Nothing is written to a NULL pointer.
 ///
-/// Returns 0 at once and writes nothing if the program is not to be forked. It is to be forked only if it was started
-/// with the flag `PSPAWN_FORK_LATE` or by `pjwctl spawn --proxy late`. Returns -1 with `errno` if the process has
-/// more than one thread, or if a system call failed.
+/// Returns 0 at once and writes nothing if the program was started in any other way than with the flag
+/// `PSPAWN_FORK_LATE` or by `pjwctl spawn --proxy late`. Returns -1 with `errno` if the process has more than one
+/// thread, or if a system call failed.
 ///
 /// # Safety
 /// `argc` must be NULL or point to memory for a `c_int`. `argv` must be NULL or point to memory for a pointer. The

@@ -34,7 +34,7 @@ fn main() {
         })
         .collect();
     for spares in [0, 2] {
-        let mut pool = WorkerPool::start(&Context::of_path(&program), instances.clone(), spares).unwrap();
+        let mut pool = WorkerPool::start(&Context::from_path(&program), instances.clone(), spares).unwrap();
         reader.read_exact(&mut [0; 4]).unwrap();
         let mut times: Vec<Duration> = (0..count)
             .map(|round| {

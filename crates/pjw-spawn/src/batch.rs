@@ -35,12 +35,12 @@ const THREAD_STACK_BYTES: usize = 256 * 1024;
 /// are started by exec.
 const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
-/// The running start of a group of processes of one program, which are called instances. [`Context::start`] returns
-/// it. The instances are started by spawner threads: threads of the calling process that do nothing else.
+/// A group of processes (instances) of one program that are being started. [`Context::start`] returns a batch.
+/// Threads of the calling process, called spawner threads, start the instances.
 ///
 /// As an iterator, a batch waits for the next instance that was started or failed to start. It returns the index of
-/// the instance in the list that [`Context::start`] received, with the process ([`Child`]) or the error. To use the
-/// batch with poll(2), take its file descriptor ([`AsFd`]), which is readable when results have arrived. Then call
+/// the instance in the list that [`Context::start`] received, with the process ([`Child`]) or the error. For poll(2),
+/// a batch has a file descriptor ([`AsFd`]), which is readable when results have arrived. The caller then calls
 /// [`Batch::next_ready`] until it returns `None`.
 ///
 /// While about 10,000 results wait to be read, the spawner threads start no further instances. Dropping the batch
@@ -117,9 +117,9 @@ impl Context {
     /// Starts one process for each element of `instances`. Waits until each process has begun its program or has
     /// failed to start. Returns one result for each element, in the same order.
     ///
-    /// If `instances` has a single element, the calling thread starts the process itself. It keeps its own affinity
-    /// mask and memory policy. With [`Context::kill_when_launcher_ends`] or [`Context::replicas`], another thread
-    /// starts the process.
+    /// If `instances` has a single element, the calling thread starts the process, without changing the affinity mask
+    /// and the memory policy of this thread. With [`Context::kill_when_launcher_ends`] or [`Context::replicas`],
+    /// another thread starts the process.
     ///
     /// # Errors
     /// The errors of [`Context::start`]. No process is started then.

@@ -29,7 +29,7 @@ impl Child {
     /// Waits until the process ends, and removes it from the process table. Returns how the process ended.
     ///
     /// # Errors
-    /// `ECHILD` if the process is no child of the caller, or was waited for before.
+    /// `ECHILD` if the process is no child of the calling process, or if the caller has already waited for its end.
     pub fn wait(&self) -> Result<ExitStatus, Errno> {
         loop {
             match self.wait_once(libc::WEXITED) {
@@ -40,8 +40,8 @@ impl Child {
         }
     }
 
-    /// Returns how the process ended, and removes it from the process table. Does not wait: returns `None` if
-    /// the process still runs.
+    /// Checks whether the process has ended, without waiting. If so, removes the process from the process table and
+    /// returns how it ended. `None` if the process still runs.
     ///
     /// # Errors
     /// The errors of [`Child::wait`].
@@ -65,12 +65,12 @@ impl Child {
         })
     }
 
-    /// Sends the signal with the number `signal` to the process: pidfd_send_signal(2). The signal can't reach
-    /// another process, even if this process has ended and its process id is used again.
+    /// Sends the signal with the number `signal` to the process by pidfd_send_signal(2). The signal never reaches
+    /// another process, even if this process has ended and its process id was given to another one.
     ///
     /// # Errors
-    /// `ESRCH` if the process has ended and was waited for. `EPERM` if the caller may not send signals to the
-    /// process. `EINVAL` if there is no signal with this number.
+    /// `ESRCH` if the process has ended and the caller has waited for its end. `EPERM` if the caller is not allowed
+    /// to send signals to the process. `EINVAL` if there is no signal with this number.
     pub fn send_signal(&self, signal: i32) -> Result<(), Errno> {
         let (pidfd, no_info, no_flags) = (self.pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>(), 0);
         // SAFETY: the descriptor is open, and a null pointer stands for the usual information.

@@ -44,14 +44,14 @@ impl Context {
     /// executed.
     pub fn new(program: impl AsRef<OsStr>) -> Result<Self, CheckError> {
         let path = find_program(program.as_ref())?;
-        Ok(Self::of_path(&path))
+        Ok(Self::from_path(&path))
     }
 
     /// Makes a context from which processes of the program in the file `program` can be started. Unlike
     /// [`Context::new`], this function does not search `PATH` and checks nothing. If the file does not exist or can't
     /// be executed, each start of a process fails.
     #[must_use]
-    pub fn of_path(program: &Path) -> Self {
+    pub fn from_path(program: &Path) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| variable(&name, &value));
         let setup = Setup {
             program: CString::new(program.as_os_str().as_bytes()).unwrap_or_default(),
@@ -137,9 +137,9 @@ impl Context {
         self
     }
 
-    /// Starts the processes (instances) by fork instead of exec. A [template](crate::proxy::Template) is a process
-    /// that has loaded the program and is stopped before `main`. The instances are forks of it, which is faster than
-    /// exec. Each thread that starts instances loads a template of its own.
+    /// Starts the processes (instances) by fork instead of exec, which costs less CPU time. They are forked from a
+    /// [template](crate::proxy::Template): a process that has loaded the program and is stopped before `main`. Each
+    /// thread that starts instances loads a template of its own.
     ///
     /// An instance that can't be a fork of the template is started by exec. If the program can't have a template at
     /// all, [`Batch::template_error`](crate::Batch::template_error) returns the reason.

@@ -42,7 +42,8 @@ impl SpawnStep {
         Self::ALL.get(number).copied()
     }
 
-    /// Returns the name of the step, such as `exec`. The JSON of `pjwctl spawn --json` contains this name.
+    /// Returns the name of this step of starting a process, such as `exec`. The JSON of `pjwctl spawn --json`
+    /// contains the name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

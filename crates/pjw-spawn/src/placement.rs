@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pjw_core::cpuset::CpuSet;
 
-/// Where a started process runs: its affinity mask, its memory policy and its cgroup. The process has them from its
-/// first instruction. With the default value, the process has those of the caller.
+/// Where a started process runs: its affinity mask, its memory policy and its cgroup. The process has these
+/// properties from its first instruction. In the default value, all three are those of the caller.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
     /// The PUs in the affinity mask of the instance. `None` for the affinity mask of the caller.

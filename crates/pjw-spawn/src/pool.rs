@@ -37,7 +37,7 @@ struct Worker {
     child: Option<Child>,
 }
 
-/// Error: a [`WorkerPool`] can't be started. This is a group of worker processes, and of stopped processes (spares)
+/// Error: a [`WorkerPool`] can't be started. A pool consists of worker processes, and of spares: stopped processes
 /// that replace failed workers.
 #[derive(Debug, Error)]
 pub enum WorkerPoolError {

@@ -33,9 +33,9 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     old
 }
 
-/// Makes `SIGSEGV` and `SIGBUS` kill the calling process again, as is the default of the kernel. Rust's runtime
-/// installs handlers for these signals to report stack overflows. Such a handler ignores the first signal that
-/// another process sends, for example by kill(2).
+/// Restores the default action of `SIGSEGV` and `SIGBUS` in the calling process: the signal kills the process. Rust's
+/// runtime installs handlers for these signals to report stack overflows. Such a handler ignores the first signal
+/// that another process sends, for example by kill(2).
 pub fn reset_fault_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         set_default(signal);

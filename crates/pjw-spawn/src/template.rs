@@ -75,15 +75,16 @@ impl Arguments {
         Self::of(list, |argument| Ok(vec![Piece::Literal(argument.to_vec())]))
     }
 
-    /// Makes an argument list from the name of a program, which becomes argument 0, and the other arguments.
-    /// The name is used unchanged. The other arguments may contain the placeholders `%r`, `%n` and `%%`.
+    /// Makes an argument list for a command. The name of the program becomes argument 0 without changes. The further
+    /// arguments can contain placeholders: `%r` stands for the rank of a process, `%n` for the number of processes,
+    /// and `%%` for a percent sign.
     ///
     /// # Errors
-    /// If another argument contains an unknown placeholder, or if any argument contains a NUL byte.
-    pub fn of_command<S: AsRef<OsStr>>(program: &OsStr, others: &[S]) -> Result<Self, ArgumentError> {
+    /// If one of `arguments` contains an unknown placeholder, or if the name or an argument contains a NUL byte.
+    pub fn for_command<S: AsRef<OsStr>>(program: &OsStr, arguments: &[S]) -> Result<Self, ArgumentError> {
         let mut list = Self::literal(&[program])?.list;
-        match Self::parse(others) {
-            Ok(others) => list.extend(others.list),
+        match Self::parse(arguments) {
+            Ok(arguments) => list.extend(arguments.list),
             Err(ArgumentError::EmptyList) => {}
             Err(error) => return Err(error),
         }
@@ -218,10 +219,10 @@ mod tests {
 
     #[test]
     fn the_name_of_a_program_has_no_placeholders() {
-        let list = Arguments::of_command(OsStr::new("50%"), &["%r"]).unwrap().expand(7, 8);
+        let list = Arguments::for_command(OsStr::new("50%"), &["%r"]).unwrap().expand(7, 8);
         assert_eq!(list, [c"50%".to_owned(), c"7".to_owned()]);
         assert_eq!(
-            Arguments::of_command::<&str>(OsStr::new("prog"), &[]).unwrap().expand(0, 1),
+            Arguments::for_command::<&str>(OsStr::new("prog"), &[]).unwrap().expand(0, 1),
             [c"prog".to_owned()]
         );
     }

@@ -77,7 +77,7 @@ fn program_with_threads() {
 }
 
 fn context(mode: &str) -> Context {
-    Context::of_path(&std::env::current_exe().unwrap()).set_variable(MODE, mode)
+    Context::from_path(&std::env::current_exe().unwrap()).set_variable(MODE, mode)
 }
 
 fn instance(rank: u32, arguments: &[&str]) -> Instance {

@@ -15,7 +15,7 @@ pub mod render;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Runs pjwctl with the command line of this process. Prints an error to standard error, and returns the exit code.
+/// Runs pjwctl with the command line of this process. Returns the exit code. An error is printed to standard error.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match cli::Cli::parse_args(std::env::args_os()) {

@@ -102,7 +102,7 @@ pub fn log_warning(log_socket: &Path, text: &str) {
 
 /// Prints `text`, which can have several lines, to standard error without changes. Control characters in the text
 /// must already be escaped. A failure to print is ignored.
-pub fn print_error_text(text: &str) {
+pub fn print_escaped_error(text: &str) {
     let _ = write!(io::stderr(), "{text}");
 }
 

@@ -60,9 +60,9 @@ fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<
     }
 }
 
-/// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process if it does not allow
+/// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process if this limit does not allow
 /// `additional` more descriptors. [`crate::Context::start`] calls this function, because each started process needs a
-/// pidfd. The started processes do not get the raised limit. They get the limit at the time when their
+/// pidfd. The started processes do not get the raised limit. Their limit is that of the calling process when the
 /// [`crate::Context`] was made.
 ///
 /// # Errors

@@ -20,15 +20,15 @@ pub struct FarmCosts {
 }
 
 impl FarmCosts {
-    /// Returns the wall-clock time that the farm needs for `items` items. This is the serial time, and the time of
-    /// the items of the worker with the most items.
+    /// Returns the wall-clock time that the farm needs for `items` items: the serial time, plus the time that the
+    /// worker with the most items needs for its items.
     #[must_use]
     pub fn wall_time(&self, items: u64) -> Duration {
         duration(self.wall_ns(items))
     }
 
     /// Returns the wall-clock time that a single process on one core, without a farm, needs for `items` items: the
-    /// serial time, and the time of all items.
+    /// serial time, plus the time of all items.
     #[must_use]
     pub fn time_on_one_core(&self, items: u64) -> Duration {
         duration(self.work_ns(items))

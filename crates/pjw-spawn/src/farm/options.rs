@@ -197,7 +197,7 @@ impl<'a> Farm<'a> {
 
     /// Starts the farm for the items with the numbers 0 to `items - 1`: forks the workers from the calling process.
     /// The farm has at most as many workers as items. `work` runs in a worker. It computes one item, and appends the
-    /// bytes of the result to the empty vector. If `work` returns an error, the result is [`super::Outcome::Failed`]
+    /// bytes of the result to an empty vector. If `work` returns an error, the result is [`super::Outcome::Failed`]
     /// with the returned code, whose meaning the caller chooses. If `work` panics, the worker ends with exit status
     /// 101 and is replaced.
     ///
@@ -214,13 +214,13 @@ impl<'a> Farm<'a> {
 
     /// Starts the farm for items that a reader process reads: forks the workers and the reader from the calling
     /// process. The reader calls `read` with the item numbers 0, 1, 2 and so on. `read` appends the bytes of the item
-    /// to the empty vector and returns `Ok(true)`. `Ok(false)` means that there is no such item: the input has ended.
+    /// to an empty vector and returns `Ok(true)`. `Ok(false)` means that there is no such item: the input has ended.
     /// If `read` returns an error, the farm ends with [`FarmError::IoProcessFailed`], which contains the returned
     /// code. `work` runs in a worker and computes one item, as in [`Farm::start`].
     ///
     /// A reader that is killed is replaced. The new reader begins with the first item that the workers did not get.
-    /// Both readers are forks of the calling process and share the offset of each file that this process had opened.
-    /// So `read` should find its position in a file from the item number.
+    /// Both readers are forks of the calling process and share the offset of each file that the calling process had
+    /// opened. So `read` should find its position in a file from the item number.
     ///
     /// # Errors
     /// The errors of [`Farm::start`].

@@ -14,8 +14,8 @@ pub struct Item<'a> {
     pub worker: u32,
 }
 
-/// The outcome of an item that a worker process of a farm computed: the bytes of the result, an error of the program,
-/// or that each worker died.
+/// The outcome of an item that a farm computed in a worker process: the bytes of the result, an error of the program,
+/// or the death of each worker that tried the item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The item was computed. The variant contains the bytes of the result. In a farm with a writer, the writer gets

@@ -105,7 +105,7 @@ impl Replicas {
         self.bytes_per_node() * self.nodes.len() as u64
     }
 
-    /// Returns the number of files that are copied to each NUMA node.
+    /// Returns the number of files of the program that are copied to each NUMA node.
     #[must_use]
     pub fn file_count(&self) -> usize {
         self.files.len()

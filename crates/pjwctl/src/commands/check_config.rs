@@ -27,7 +27,7 @@ pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
         .stdout(Stdio::inherit())
         .output()
         .map_err(|error| anyhow!("can't start {program}: {error}; check that pjw is installed completely"))?;
-    output::print_error_text(&first(&String::from_utf8_lossy(&said.stderr), MAX_ERRORS));
+    output::print_escaped_error(&first(&String::from_utf8_lossy(&said.stderr), MAX_ERRORS));
     Ok(if said.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -25,7 +25,7 @@ pub struct Advice {
     /// The number of workers.
     pub workers: u32,
     /// What the given number of items makes of the farm. `None` if no number was given.
-    pub job: Option<JobAdvice>,
+    pub job: Option<FarmEstimate>,
     /// How many items a farm needs for some efficiencies.
     pub needed: Vec<NeededItems>,
     /// The advice in one sentence.
@@ -35,7 +35,7 @@ pub struct Advice {
 /// The times and the efficiency of a farm with the number of items in `pjwctl advise --items`. A farm is a group of
 /// worker processes that compute numbered items. Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct JobAdvice {
+pub struct FarmEstimate {
     /// The number of items.
     pub items: u64,
     /// How long the farm takes.
@@ -80,14 +80,14 @@ impl Advice {
             serial_s: costs.serial.as_secs_f64(),
             item_s: costs.item.as_secs_f64(),
             workers: costs.workers,
-            job: items.map(|items| JobAdvice::new(costs, items)),
+            job: items.map(|items| FarmEstimate::new(costs, items)),
             needed: needed.into(),
             advice: sentence(costs, items),
         }
     }
 }
 
-impl JobAdvice {
+impl FarmEstimate {
     fn new(costs: &FarmCosts, items: u64) -> Self {
         let (wall_s, one_core_s) =
             (costs.wall_time(items).as_secs_f64(), costs.time_on_one_core(items).as_secs_f64());

@@ -123,8 +123,8 @@ pub fn age_text(start: &str, now: Timestamp) -> String {
     }
 }
 
-/// Returns the CPU demand of a thread as a percentage, such as `98.7%` if `permille` is 987. The CPU demand is the
-/// share of time in which the thread runs or waits for a PU (logical CPU).
+/// Returns a share as a percentage with one digit after the point. `permille` is the share in thousandths: for 987,
+/// the text is `98.7%`.
 #[must_use]
 pub fn percent_text(permille: u32) -> String {
     format!("{}.{}%", permille / 10, permille % 10)

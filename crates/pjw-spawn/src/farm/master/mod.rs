@@ -31,7 +31,8 @@ const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
 /// The most results that are taken from one worker before the others have their turn.
 const RESULTS_IN_TURN: usize = 256;
 
-/// The return value of [`RunningFarm::next_within`], which waits for the next result of a farm.
+/// What a call of [`RunningFarm::next_within`] found: the next result of the farm, no result within the time limit,
+/// or the end of all results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextResult {
     /// The result of one more item.

@@ -47,8 +47,8 @@ const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
 
 /// A process that has loaded a program and is stopped before `main`. Further processes of the program, called
-/// instances, are forked from it, which costs less CPU time than exec. Such a process is also called a zygote or a fork server.
-/// A stopped template uses no CPU.
+/// instances, are forked from the template, which costs less CPU time than exec. Such a process is also called a
+/// zygote or a fork server. A stopped template uses no CPU.
 ///
 /// The thread that loads the template is the parent of the template and of the instances. The template ends when this
 /// value is dropped, and when the process that loaded it ends. With [`Context::kill_when_launcher_ends`], the kernel

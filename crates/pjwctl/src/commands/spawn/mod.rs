@@ -140,7 +140,7 @@ fn prepare(
         ProxyArg::Auto | ProxyArg::Always => context.use_templates(),
         ProxyArg::Late => context.use_fork_here_templates(),
     };
-    let arguments = Arguments::of_command(&command.program, &command.arguments).map_err(CheckError::from)?;
+    let arguments = Arguments::for_command(&command.program, &command.arguments).map_err(CheckError::from)?;
     Ok((context, command, Arc::new(arguments)))
 }
 

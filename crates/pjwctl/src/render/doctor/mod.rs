@@ -83,7 +83,7 @@ pub struct DoctorJob {
     pub busy_threads: usize,
 }
 
-/// One fact about the machine in the report of `pjwctl doctor`, such as its cgroup version.
+/// A fact about the machine in the report of `pjwctl doctor`, such as its cgroup version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFact {
     /// A short name of the fact that scripts can rely on, such as `kernel`.

@@ -29,7 +29,7 @@ pub(super) fn write_executable(path: &Path, text: &str) {
 }
 
 pub(super) fn context(program: &Path, environment: &[&str]) -> Context {
-    Context::of_path(program).set_environment(environment.iter().filter_map(|text| text.split_once('=')))
+    Context::from_path(program).set_environment(environment.iter().filter_map(|text| text.split_once('=')))
 }
 
 pub(super) fn instance(rank: u32, arguments: &[&str]) -> Instance {
