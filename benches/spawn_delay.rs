@@ -136,7 +136,7 @@ impl OwnStart {
 
     fn start(&self, round: usize) -> anyhow::Result<()> {
         let instance = self.instances[round % self.instances.len()].clone();
-        for child in self.context.spawn_all(vec![instance])? {
+        for child in self.context.spawn_n(vec![instance])? {
             let exit = child?.wait()?;
             ensure!(matches!(exit, ExitStatus::Code(0)), "the program failed: {exit:?}");
         }

@@ -50,7 +50,7 @@ impl SpawnedGroup {
     /// # Errors
     /// If a process did not begin, or failed.
     pub fn spawn(&self, count: u32) -> anyhow::Result<()> {
-        for child in self.context.spawn_all(self.instances(count))? {
+        for child in self.context.spawn_n(self.instances(count))? {
             wait(&child?)?;
         }
         Ok(())

@@ -130,7 +130,7 @@ pub unsafe extern "C" fn pspawn_n(
         let arguments = unsafe { Lists::one_for_all(argv) }?;
         let masks = on_cpu.cpus.iter().cloned().collect();
         let instances = Group { count, arguments, environments: Lists::none(), masks }.instances()?;
-        let results = on_cpu.context.spawn_all(instances)?;
+        let results = on_cpu.context.spawn_n(instances)?;
         // SAFETY: the caller gives NULL or the room.
         unsafe { Pids::new(pids, count) }.write(&results)
     })
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn pspawn_v(
         let masks = unsafe { read_masks(mask, clen) }?;
         // SAFETY: the caller guarantees the same.
         let (context, group) = unsafe { read_call(filename, argv, envp, nspawns, masks, flags) }?;
-        let results = context.spawn_all(group.instances()?)?;
+        let results = context.spawn_n(group.instances()?)?;
         // SAFETY: the caller gives NULL or the room.
         unsafe { Pids::new(pids, nspawns) }.write(&results)
     })

@@ -123,7 +123,7 @@ impl Context {
     ///
     /// # Errors
     /// The errors of [`Context::start`]. No process is started then.
-    pub fn spawn_all(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
+    pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
         match &instances[..] {
             [instance] if self.needs_no_thread() => {
                 self.check(&instances)?;
@@ -140,7 +140,7 @@ impl Context {
     /// - The outer error: a check of [`Context::check`] has failed, or a resource is missing. No process was created.
     /// - The inner error: the start of the process has failed after these checks. The error contains the failed step.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
-        let result = self.spawn_all(vec![instance])?.pop();
+        let result = self.spawn_n(vec![instance])?.pop();
         Ok(result.unwrap_or(Err(SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED })))
     }
 }

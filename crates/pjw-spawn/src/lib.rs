@@ -1,7 +1,7 @@
 //! pjw-spawn starts groups of processes, each on its own CPUs from its first instruction.
 //!
 //! A [`Context`] holds what all instances of a program have in common: the program, the environment, the credentials.
-//! An [`Instance`] is one process of the group: its arguments, its [`Placement`], its streams. [`Context::spawn_all`] returns
+//! An [`Instance`] is one process of the group: its arguments, its [`Placement`], its streams. [`Context::spawn_n`] returns
 //! when every instance has begun its program or has failed; [`Context::start`] returns at once. The result for each
 //! instance is a [`Child`], or a [`SpawnError`] with the step that failed and its errno.
 //!

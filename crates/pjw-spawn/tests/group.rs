@@ -43,7 +43,7 @@ fn run_shell(context: &Context, script: &str) -> (String, ExitStatus) {
     let stdio = Stdio { output, ..Stdio::default() };
     let group = instances(1, &["sh", "-c", script], &anywhere(), &stdio);
     drop(stdio);
-    let child = context.spawn_all(group).unwrap().remove(0).unwrap();
+    let child = context.spawn_n(group).unwrap().remove(0).unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     (text.trim_end().to_owned(), child.wait().unwrap())
@@ -65,7 +65,7 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
         ..Stdio::default()
     };
     let mut expected = BTreeMap::new();
-    let results = context.spawn_all(instances(count, &["first_act"], &placements, &stdio)).unwrap();
+    let results = context.spawn_n(instances(count, &["first_act"], &placements, &stdio)).unwrap();
     for (rank, child) in results.into_iter().enumerate() {
         let child = child.unwrap();
         assert_eq!(child.wait().unwrap(), ExitStatus::Code(0));
@@ -101,7 +101,7 @@ fn one_instance_begins_inside_its_part_and_the_mask_of_the_caller_stays() {
     let (before, placements) = (own_mask(), one_pu_each());
     for placement in &placements {
         let group = instances(1, &["first_act"], std::slice::from_ref(placement), &stdio);
-        for child in context.spawn_all(group).unwrap() {
+        for child in context.spawn_n(group).unwrap() {
             assert_eq!(child.unwrap().wait().unwrap(), ExitStatus::Code(0));
         }
     }
@@ -114,7 +114,7 @@ fn one_instance_begins_inside_its_part_and_the_mask_of_the_caller_stays() {
     assert_eq!(own_mask(), before);
     let nowhere = Arc::new(Placement { preferred_numa_node: Some(1000), ..Placement::default() });
     let error =
-        context.spawn_all(instances(1, &["first_act"], &[nowhere], &stdio)).unwrap().remove(0).unwrap_err();
+        context.spawn_n(instances(1, &["first_act"], &[nowhere], &stdio)).unwrap().remove(0).unwrap_err();
     assert_eq!(error.step, SpawnStep::Mask);
 }
 
@@ -127,7 +127,7 @@ fn each_instance_has_its_own_arguments_and_variables() {
     let group = instances(5, &["sh", "-c", script, "sh", "%r/%n"], &placements, &stdio);
     drop(stdio);
     let context = Context::new("sh").unwrap().add_rank_variables();
-    let children = context.spawn_all(group).unwrap();
+    let children = context.spawn_n(group).unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     let mut lines: Vec<&str> = text.lines().collect();
@@ -176,7 +176,7 @@ fn streams_may_change_places() {
     let stdio = Stdio { input: None, output: Some(Arc::clone(&writer)), error: Some(writer) };
     let group = instances(1, &["sh", "-c", "echo out; echo err >&2"], &anywhere(), &stdio);
     drop(stdio);
-    Context::new("sh").unwrap().spawn_all(group).unwrap().remove(0).unwrap().wait().unwrap();
+    Context::new("sh").unwrap().spawn_n(group).unwrap().remove(0).unwrap().wait().unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     assert_eq!(text, "out\nerr\n");
@@ -188,7 +188,7 @@ fn an_environment_that_is_too_large_for_one_of_ten_fails_that_one_only() {
     let mut group = instances(10, &["true"], &one_pu_each(), &Stdio::default());
     let large = "x".repeat(200_000);
     group[3].variables.push(std::ffi::CString::new(format!("LARGE={large}")).unwrap());
-    let results = context.spawn_all(group).unwrap();
+    let results = context.spawn_n(group).unwrap();
     for (rank, result) in results.into_iter().enumerate() {
         match result {
             Ok(child) => assert_eq!((rank == 3, child.wait()), (false, Ok(ExitStatus::Code(0)))),
@@ -208,7 +208,7 @@ fn a_program_that_disappears_after_the_check_is_reported_for_each_instance() {
     std::fs::copy("/bin/true", &program).unwrap();
     let context = Context::new(&program).unwrap();
     std::fs::remove_file(&program).unwrap();
-    let results = context.spawn_all(instances(4, &["vanishing"], &one_pu_each(), &Stdio::default())).unwrap();
+    let results = context.spawn_n(instances(4, &["vanishing"], &one_pu_each(), &Stdio::default())).unwrap();
     for result in results {
         let error = result.unwrap_err();
         assert_eq!(error, SpawnError { step: SpawnStep::Exec, errno: nix::errno::Errno::ENOENT });
@@ -221,7 +221,7 @@ fn a_cgroup_that_is_none_is_the_failed_step() {
     let no_cgroup = File::open("/").unwrap();
     let placement = Placement { cgroup: Some(Arc::new(no_cgroup.into())), ..Placement::default() };
     let group = instances(1, &["true"], &[Arc::new(placement)], &Stdio::default());
-    let error = Context::new("true").unwrap().spawn_all(group).unwrap().remove(0).unwrap_err();
+    let error = Context::new("true").unwrap().spawn_n(group).unwrap().remove(0).unwrap_err();
     assert_eq!((error.step, error.errno), (SpawnStep::Cgroup, nix::errno::Errno::EBADF));
 }
 
@@ -298,7 +298,7 @@ fn the_results_of_a_batch_arrive_while_it_goes_on() {
 fn instances_end_with_their_context_if_they_are_to() {
     let context = Context::new("sleep").unwrap().kill_when_launcher_ends();
     let children =
-        context.spawn_all(instances(4, &["sleep", "1000"], &one_pu_each(), &Stdio::default())).unwrap();
+        context.spawn_n(instances(4, &["sleep", "1000"], &one_pu_each(), &Stdio::default())).unwrap();
     let children: Vec<_> = children.into_iter().map(Result::unwrap).collect();
     assert!(children.iter().all(|child| child.try_wait() == Ok(None)));
     drop(context);

@@ -174,7 +174,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
     let (meter, metrics_receiver) = MetricsRecorder::new(config.settings());
-    publisher.set_cpu_count_variables(&config.settings().size_variables);
+    publisher.set_cpu_count_variables(&config.settings().cpu_count_variables);
     let settings = ReloadContext {
         config,
         config_path: options.config.clone(),

@@ -1,9 +1,9 @@
 //! The machine: its topology, its devices, the PUs that are kept for the system, and the sizes of parts of it.
 
+pub mod cpu_count_variables;
 pub mod devices;
 pub mod housekeeping;
 pub mod parts;
-pub mod size_variables;
 pub mod topology;
 
 pub(crate) use self::{devices::*, topology::*};

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{Uid, User, geteuid};
+use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::job::JobId;
-use pjw_core::size_variables::SizeVariable;
 use pjw_ipc::client::{Client, ClientError, runtime_dir, socket_path};
 use pjw_ipc::wire::Status;
 use serde::Serialize;
@@ -85,9 +85,9 @@ pub(super) fn job_directory(status: &Status, job: &str) -> Option<PathBuf> {
 
 /// Returns the variables that tell a program the size of its job. Those that an older daemon does not name are the
 /// defaults. A variable that only a newer daemon understands is left out.
-pub(super) fn size_variables(status: &Status) -> Vec<SizeVariable> {
+pub(super) fn cpu_count_variables(status: &Status) -> Vec<CpuCountVariable> {
     match &status.variables {
-        None => SizeVariable::defaults(),
+        None => CpuCountVariable::defaults(),
         Some(variables) => variables.iter().filter_map(|variable| variable.parse().ok()).collect(),
     }
 }

@@ -18,14 +18,14 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
-use pjw_core::size_variables::{CpuSize, size_environment};
+use pjw_core::cpu_count_variables::{CpuCounts, cpu_count_environment};
 use pjw_core::{cpuset::CpuSet, ids::Tid, text::cpus_text};
 use pjw_ipc::call::{Assign, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
 
-use super::connection::{Warden, call_for, job_directory, job_id, read_status, size_variables};
+use super::connection::{Warden, call_for, cpu_count_variables, job_directory, job_id, read_status};
 use crate::cli::{CoreCountArg, RunArgs, value_name};
 use crate::output;
 
@@ -76,13 +76,13 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         Some(directory) => command.env("PJW_JOB_DIR", directory),
         None => command.env_remove("PJW_JOB_DIR"),
     };
-    let size = size_of(&cpus, &status.cores);
+    let counts = cpu_counts(&cpus, &status.cores);
     let error = command
         .args(arguments)
         .env("PJW_JOB", &job.id)
         .env("PJW_CPUS", cpus.to_string())
-        .env("PJW_NCORES", size.cores.to_string())
-        .envs(size_environment(&size_variables(&status), size, own_variable))
+        .env("PJW_NCORES", counts.cores.to_string())
+        .envs(cpu_count_environment(&cpu_count_variables(&status), counts, own_variable))
         .exec();
     release(&mut client, &job.id);
     Ok(report_exec_failure(program, &error))
@@ -192,9 +192,9 @@ pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
 }
 
 /// The number of these PUs, and of the cores that they are on.
-pub(super) fn size_of(cpus: &CpuSet, cores: &[Core]) -> CpuSize {
+pub(super) fn cpu_counts(cpus: &CpuSet, cores: &[Core]) -> CpuCounts {
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    CpuSize { cores: number(cores_in(cpus, cores)), pus: number(cpus.len()) }
+    CpuCounts { cores: number(cores_in(cpus, cores)), pus: number(cpus.len()) }
 }
 
 /// A variable of the environment of this process. A value that is no text is one that the user set.

@@ -154,7 +154,7 @@ const PLAIN: &[PlainKey] = &[
     choice!("lending.starved", lending.starved, STARVED),
     key!("memory.sample", memory.sample_interval, sample_interval, show_sample_interval),
     number!("memory.budget_permille", memory.budget_permille, 1..=1000),
-    key!("run.variables", size_variables, values::size_variables, values::show_size_variables),
+    key!("run.variables", cpu_count_variables, values::cpu_count_variables, values::show_cpu_count_variables),
     key!(
         "metrics.textfile",
         metrics.textfile_path,

@@ -6,7 +6,7 @@ use super::{Config, ConfigError};
 
 fn read(text: &str) -> Result<Vec<String>, String> {
     match Config::parse(Path::new("pjwd.toml"), text) {
-        Ok(config) => Ok(config.settings().size_variables.iter().map(ToString::to_string).collect()),
+        Ok(config) => Ok(config.settings().cpu_count_variables.iter().map(ToString::to_string).collect()),
         Err(errors) => Err(errors.iter().map(ConfigError::to_string).collect::<Vec<_>>().join("\n")),
     }
 }

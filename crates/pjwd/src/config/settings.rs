@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::policy::{
     BindingPolicy, ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy,
 };
-use pjw_core::size_variables::SizeVariable;
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 use super::provisions::ProvisionSettings;
@@ -178,7 +178,7 @@ pub struct Settings {
     /// `[[provision]]`: the cores that pjwd keeps for services, also when the services do not run.
     pub provisions: Vec<ProvisionSettings>,
     /// `run.variables`: the environment variables that tell a program in a job how many cores or PUs it has.
-    pub size_variables: Vec<SizeVariable>,
+    pub cpu_count_variables: Vec<CpuCountVariable>,
     /// `memory.…`: when the memory of jobs is read without a request.
     pub memory: MemorySettings,
     /// `metrics.…`: the file and the addresses at which metrics are published.
@@ -224,7 +224,7 @@ impl Default for Settings {
             lending: policy.lending,
             revocation_signal: None,
             provisions: Vec::new(),
-            size_variables: SizeVariable::defaults(),
+            cpu_count_variables: CpuCountVariable::defaults(),
             memory: MemorySettings::default(),
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),

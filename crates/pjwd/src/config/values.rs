@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use toml::de::DeValue;
 
-use pjw_core::size_variables::{MAX_SIZE_VARIABLES, SizeVariable, parse_size_variables};
+use pjw_core::cpu_count_variables::{CpuCountVariable, MAX_CPU_COUNT_VARIABLES, parse_cpu_count_variables};
 
 use super::problem::{nearest, quoted, visible};
 
@@ -126,18 +126,18 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
 }
 
 /// The variables that tell programs the size of their job.
-pub(super) fn size_variables(value: &DeValue<'_>) -> Result<Vec<SizeVariable>, ValueError> {
+pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, ValueError> {
     let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
     let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
     let texts = items.iter().map(|item| text(item.get_ref(), wanted).map_err(|error| error.at(item.span())));
     let texts: Vec<&str> = texts.collect::<Result<_, _>>()?;
-    if texts.len() > MAX_SIZE_VARIABLES {
+    if texts.len() > MAX_CPU_COUNT_VARIABLES {
         let count = texts.len();
         return Err(ValueError::because(format!(
-            "{count} variables are too many: list at most {MAX_SIZE_VARIABLES}"
+            "{count} variables are too many: list at most {MAX_CPU_COUNT_VARIABLES}"
         )));
     }
-    parse_size_variables(texts).map_err(|(index, error)| {
+    parse_cpu_count_variables(texts).map_err(|(index, error)| {
         let error = ValueError::because(visible(&error.to_string(), 300));
         match items.get(index) {
             Some(item) => error.at(item.span()),
@@ -147,7 +147,7 @@ pub(super) fn size_variables(value: &DeValue<'_>) -> Result<Vec<SizeVariable>, V
 }
 
 /// The variables, as written in a file.
-pub(super) fn show_size_variables(variables: &[SizeVariable]) -> String {
+pub(super) fn show_cpu_count_variables(variables: &[CpuCountVariable]) -> String {
     format!("{:?}", variables.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 

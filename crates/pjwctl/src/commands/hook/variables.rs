@@ -9,15 +9,15 @@
 //!   inherit the variable, would all bind to the same first core. For those the warden distributes the running
 //!   threads.
 
+use pjw_core::cpu_count_variables::{CpuCounts, cpu_count_environment};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::size_variables::{CpuSize, size_environment};
 use pjw_ipc::wire::{Core, Job, Status};
 use pjw_sources::{announcement::JobAnnouncement, task::SlurmTaskCpus};
 
 use super::client::own_mask;
 use super::context::{Context, Variables};
-use crate::commands::connection::{job_directory, size_variables};
-use crate::commands::run::{cores_in, size_of};
+use crate::commands::connection::{cpu_count_variables, job_directory};
+use crate::commands::run::{cores_in, cpu_counts};
 
 /// The variables for programs that inherit the environment of a whole job.
 pub(super) fn of_job(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
@@ -34,8 +34,9 @@ pub(super) fn of_starter(context: &Context, announcement: &JobAnnouncement) -> a
 fn of_share(context: &Context, status: &Status, job: &Job) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(status, job, &cpus);
-    let size = size_of(&cpus, &status.cores);
-    variables.extend(size_environment(&size_variables(status), size, |name| context.inherited(name)));
+    let counts = cpu_counts(&cpus, &status.cores);
+    variables
+        .extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| context.inherited(name)));
     Ok(variables)
 }
 
@@ -50,8 +51,9 @@ pub(super) fn of_task(
     let mut variables = of_grant(status, job, &cpus);
     let share = share(&cpus, own_mask().as_ref(), &status.cores, task);
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let size = CpuSize { cores: number(share.threads), pus: number(share.pus) };
-    variables.extend(size_environment(&size_variables(status), size, |name| context.inherited(name)));
+    let counts = CpuCounts { cores: number(share.threads), pus: number(share.pus) };
+    variables
+        .extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| context.inherited(name)));
     let places = share.places.filter(|_| context.inherited("OMP_PLACES").is_none());
     variables.extend(places.map(|places| ("OMP_PLACES".to_owned(), places.to_owned())));
     Ok(variables)

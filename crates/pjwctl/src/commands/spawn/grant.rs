@@ -3,16 +3,18 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
-use pjw_core::size_variables::SizeVariable;
 use pjw_ipc::call::{Assign, ExplainPid, ExplainPidReply};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::Job;
 use pjw_linux::sys::affinity;
 
 use crate::cli::{CoreCountArg, SpawnArgs, value_name};
-use crate::commands::connection::{Warden, call_for, job_directory, job_id, read_status, size_variables};
+use crate::commands::connection::{
+    Warden, call_for, cpu_count_variables, job_directory, job_id, read_status,
+};
 use crate::commands::run;
 
 /// The cores that the instances are started on.
@@ -23,7 +25,7 @@ pub(super) struct Grant {
     /// The directory with the core map of the job, if it is known.
     pub(super) directory: Option<PathBuf>,
     /// The variables that tell an instance the size of its part.
-    pub(super) size_variables: Vec<SizeVariable>,
+    pub(super) cpu_count_variables: Vec<CpuCountVariable>,
     /// The connection over which the job was made. `None` if it was not made for this command.
     client: Option<Client>,
 }
@@ -38,8 +40,14 @@ impl Grant {
         program: &OsStr,
     ) -> anyhow::Result<Self> {
         if request.local {
-            let size_variables = SizeVariable::defaults();
-            return Ok(Self { cpus: own_mask()?, job: None, directory: None, size_variables, client: None });
+            let cpu_count_variables = CpuCountVariable::defaults();
+            return Ok(Self {
+                cpus: own_mask()?,
+                job: None,
+                directory: None,
+                cpu_count_variables,
+                client: None,
+            });
         }
         let pid = std::process::id();
         let mut client = warden.connect()?;
@@ -59,12 +67,12 @@ impl Grant {
                 let job = schedulers_job(&mut client, pid).filter(|_| request.job.is_none());
                 return match (fault, job) {
                     (ClientError::Refused { .. }, Some(job)) => {
-                        let (directory, size_variables) = surroundings(&mut client, &job);
+                        let (directory, cpu_count_variables) = surroundings(&mut client, &job);
                         Ok(Self {
                             cpus: own_mask()?,
                             job: Some(job),
                             directory,
-                            size_variables,
+                            cpu_count_variables,
                             client: None,
                         })
                     }
@@ -75,8 +83,8 @@ impl Grant {
         let id = job.id.clone();
         match run::wait_for_granted(warden, &mut client, job) {
             Ok(cpus) => {
-                let (directory, size_variables) = surroundings(&mut client, &id);
-                Ok(Self { cpus, job: Some(id), directory, size_variables, client: Some(client) })
+                let (directory, cpu_count_variables) = surroundings(&mut client, &id);
+                Ok(Self { cpus, job: Some(id), directory, cpu_count_variables, client: Some(client) })
             }
             Err(error) => {
                 run::release(&mut client, &id);
@@ -101,10 +109,10 @@ fn schedulers_job(client: &mut Client, pid: u32) -> Option<String> {
 
 /// The directory with the core map of a job, and the variables for its size. Without the directory the instances have the
 /// cores of their masks.
-fn surroundings(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<SizeVariable>) {
+fn surroundings(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<CpuCountVariable>) {
     match read_status(client) {
-        Ok(status) => (job_directory(&status, job), size_variables(&status)),
-        Err(_) => (None, SizeVariable::defaults()),
+        Ok(status) => (job_directory(&status, job), cpu_count_variables(&status)),
+        Err(_) => (None, CpuCountVariable::defaults()),
     }
 }
 

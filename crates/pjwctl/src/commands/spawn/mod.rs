@@ -84,7 +84,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
             programs,
             size,
             &placements,
-            &InstanceSizes::new(&topology, &placements, &grant.size_variables),
+            &InstanceSizes::new(&topology, &placements, &grant.cpu_count_variables),
             &grant,
             request.prefix_output_with_rank.then_some(&mut labels),
         ),

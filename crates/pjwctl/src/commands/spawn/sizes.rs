@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
-use pjw_core::size_variables::{CpuSize, SizeVariable, size_environment};
+use pjw_core::cpu_count_variables::{CpuCountVariable, CpuCounts, cpu_count_environment};
 use pjw_core::topology::Topology;
 use pjw_spawn::{Context, Placement};
 
@@ -25,11 +25,11 @@ impl InstanceSizes {
     pub(super) fn new(
         topology: &Topology,
         placements: &[Arc<Placement>],
-        variables: &[SizeVariable],
+        variables: &[CpuCountVariable],
     ) -> Self {
         let of_part = |placement: &Arc<Placement>| {
-            let size = CpuSize::of(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
-            size_environment(variables, size, own_variable)
+            let counts = CpuCounts::of(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
+            cpu_count_environment(variables, counts, own_variable)
         };
         let of_parts: Vec<_> = placements.iter().map(of_part).collect();
         let are_equal = of_parts.windows(2).all(|pair| pair[0] == pair[1]);

@@ -31,7 +31,7 @@ impl EventLoop {
                 self.realtime.set_enabled(config.settings().use_realtime_priority);
                 self.meter.apply_settings(config.settings());
                 self.reports.set_max_reports(config.settings().report_keep);
-                self.publisher.set_cpu_count_variables(&config.settings().size_variables);
+                self.publisher.set_cpu_count_variables(&config.settings().cpu_count_variables);
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
                 self.triggers.job_processes_scan_due = true;

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::policy::Mode;
 use pjw_core::ports::{Journal, MachineInterface};
-use pjw_core::size_variables::SizeVariable;
 use pjw_core::topology::{Level, Topology};
 use pjw_core::{
     allocate::offer::largest_requests, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet,
@@ -83,7 +83,7 @@ pub struct StatusPublisher {
     /// The path of the directory that has a subdirectory with files for each job.
     job_files: String,
     /// The environment variables that tell a program the size of its job, as in the configuration.
-    size_variables: Vec<String>,
+    cpu_count_variables: Vec<String>,
     /// The last published status. `None` if the next status must be published even without a change.
     last: Option<StatusSnapshot>,
     /// The sizes of the largest requests for cores that the free PUs can serve. The number before them counts the
@@ -124,7 +124,7 @@ impl StatusPublisher {
             unassigned_users: BTreeSet::new(),
             jobs: JobViews::default(),
             job_files: String::new(),
-            size_variables: Vec::new(),
+            cpu_count_variables: Vec::new(),
             fits: None,
             last: None,
         };
@@ -139,8 +139,8 @@ impl StatusPublisher {
 
     /// Sets the environment variables that tell a program how many cores or PUs (logical CPUs) its job has, as
     /// configured. The published status lists these variables.
-    pub fn set_cpu_count_variables(&mut self, variables: &[SizeVariable]) {
-        self.size_variables = variables.iter().map(ToString::to_string).collect();
+    pub fn set_cpu_count_variables(&mut self, variables: &[CpuCountVariable]) {
+        self.cpu_count_variables = variables.iter().map(ToString::to_string).collect();
         self.last = None;
     }
 
@@ -232,7 +232,7 @@ impl StatusPublisher {
             },
             fits,
             job_files: self.job_files.clone(),
-            variables: Some(self.size_variables.clone()),
+            variables: Some(self.cpu_count_variables.clone()),
             ..wire::Status::default()
         };
         let status = PublishedStatus::new(head, self.jobs.jobs(), published, Arc::clone(&self.cores));

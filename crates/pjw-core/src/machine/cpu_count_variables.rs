@@ -20,21 +20,21 @@ use crate::machine::topology::Topology;
 const RECORD_VARIABLE: &str = "PJW_VARIABLES";
 /// The maximum number of environment variables in the configured list of variables that tell programs their
 /// number of cores or PUs. pjw adds these variables to the environment of the processes of each job.
-pub const MAX_SIZE_VARIABLES: usize = 64;
+pub const MAX_CPU_COUNT_VARIABLES: usize = 64;
 /// The maximum number of characters in the name of a variable.
 const MAX_NAME_LENGTH: usize = 128;
 
 /// What the value of an environment variable such as `OMP_NUM_THREADS` counts: the cores or the PUs (logical
-/// CPUs) on which a program may run. See [`SizeVariable`].
+/// CPUs) on which a program may run. See [`CpuCountVariable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SizeUnit {
+pub enum CpuCountUnit {
     /// Physical cores. For libraries that start one thread per core.
     Cores,
     /// PUs (logical CPUs). For programs that start one thread per PU.
     Pus,
 }
 
-impl SizeUnit {
+impl CpuCountUnit {
     /// Returns the word for the unit in the configuration: `cores` or `pus`. Example: `OMP_NUM_THREADS=cores`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -47,14 +47,14 @@ impl SizeUnit {
 
 /// The number of cores and the number of PUs (logical CPUs) on which a program may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CpuSize {
+pub struct CpuCounts {
     /// The number of cores with at least one PU of the program.
     pub cores: u32,
     /// The number of PUs (logical CPUs).
     pub pus: u32,
 }
 
-impl CpuSize {
+impl CpuCounts {
     /// Counts the PUs in `cpus`, and the cores that have at least one PU in `cpus`. `topology` is the topology
     /// of the machine.
     #[must_use]
@@ -67,14 +67,14 @@ impl CpuSize {
 /// An environment variable that tells a program on how many cores or PUs (logical CPUs) it may run, such as
 /// `OMP_NUM_THREADS`. In the configuration, the variable is written `NAME=cores` or `NAME=pus`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SizeVariable {
+pub struct CpuCountVariable {
     name: String,
-    unit: SizeUnit,
+    unit: CpuCountUnit,
 }
 
-/// The reason why a text is not a valid [`SizeVariable`].
+/// The reason why a text is not a valid [`CpuCountVariable`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SizeVariableError {
+pub enum CpuCountVariableError {
     /// The text contains no equals sign.
     #[error("{text:?} has no unit: write NAME=cores or NAME=pus, such as \"OMP_NUM_THREADS=cores\"")]
     NoUnit {
@@ -113,20 +113,20 @@ pub enum SizeVariableError {
 
 /// The variables that pjw sets if the configuration does not name others. The unit of each variable is what the program
 /// counts if the variable is not set.
-const DEFAULTS: [(&str, SizeUnit); 10] = [
-    ("OMP_NUM_THREADS", SizeUnit::Cores),
-    ("MKL_NUM_THREADS", SizeUnit::Cores),
-    ("OPENBLAS_NUM_THREADS", SizeUnit::Cores),
-    ("NUMEXPR_NUM_THREADS", SizeUnit::Cores),
-    ("GOMAXPROCS", SizeUnit::Pus),
-    ("RAYON_NUM_THREADS", SizeUnit::Pus),
-    ("JULIA_NUM_THREADS", SizeUnit::Cores),
-    ("PYTHON_CPU_COUNT", SizeUnit::Pus),
-    ("ATHENA_PROC_NUMBER", SizeUnit::Cores),
-    ("ATHENA_CORE_NUMBER", SizeUnit::Cores),
+const DEFAULTS: [(&str, CpuCountUnit); 10] = [
+    ("OMP_NUM_THREADS", CpuCountUnit::Cores),
+    ("MKL_NUM_THREADS", CpuCountUnit::Cores),
+    ("OPENBLAS_NUM_THREADS", CpuCountUnit::Cores),
+    ("NUMEXPR_NUM_THREADS", CpuCountUnit::Cores),
+    ("GOMAXPROCS", CpuCountUnit::Pus),
+    ("RAYON_NUM_THREADS", CpuCountUnit::Pus),
+    ("JULIA_NUM_THREADS", CpuCountUnit::Cores),
+    ("PYTHON_CPU_COUNT", CpuCountUnit::Pus),
+    ("ATHENA_PROC_NUMBER", CpuCountUnit::Cores),
+    ("ATHENA_CORE_NUMBER", CpuCountUnit::Cores),
 ];
 
-impl SizeVariable {
+impl CpuCountVariable {
     /// Returns the default list of the variables that pjw sets for each job, such as `OMP_NUM_THREADS=cores`
     /// and `GOMAXPROCS=pus`. The list in the configuration replaces this list.
     #[must_use]
@@ -141,31 +141,31 @@ impl SizeVariable {
     }
 
     /// Returns the value of this environment variable for a program that may run on the cores and PUs counted
-    /// in `size`. The value is the number of cores or the number of PUs, depending on the variable, and at
+    /// in `counts`. The value is the number of cores or the number of PUs, depending on the variable, and at
     /// least 1.
     #[must_use]
-    pub fn value(&self, size: CpuSize) -> u32 {
+    pub fn value(&self, counts: CpuCounts) -> u32 {
         match self.unit {
-            SizeUnit::Cores => size.cores,
-            SizeUnit::Pus => size.pus,
+            CpuCountUnit::Cores => counts.cores,
+            CpuCountUnit::Pus => counts.pus,
         }
         .max(1)
     }
 }
 
-impl fmt::Display for SizeVariable {
+impl fmt::Display for CpuCountVariable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name, self.unit.name())
     }
 }
 
-impl FromStr for SizeVariable {
-    type Err = SizeVariableError;
+impl FromStr for CpuCountVariable {
+    type Err = CpuCountVariableError;
 
     /// Parses `NAME=cores` or `NAME=pus`.
-    fn from_str(text: &str) -> Result<Self, SizeVariableError> {
+    fn from_str(text: &str) -> Result<Self, CpuCountVariableError> {
         let Some((name, unit)) = text.split_once('=') else {
-            return Err(SizeVariableError::NoUnit { text: text.to_owned() });
+            return Err(CpuCountVariableError::NoUnit { text: text.to_owned() });
         };
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let begins_with_digit = name.starts_with(|c: char| c.is_ascii_digit());
@@ -174,17 +174,20 @@ impl FromStr for SizeVariable {
             || begins_with_digit
             || !name.chars().all(is_allowed)
         {
-            return Err(SizeVariableError::InvalidName { name: name.to_owned() });
+            return Err(CpuCountVariableError::InvalidName { name: name.to_owned() });
         }
         let reserved = ["PJW_", "LD_"].iter().any(|prefix| name.starts_with(prefix));
         if reserved || ["PATH", "HOME", "IFS", "SHELL", "USER", "PWD"].contains(&name) {
-            return Err(SizeVariableError::ReservedName { name: name.to_owned() });
+            return Err(CpuCountVariableError::ReservedName { name: name.to_owned() });
         }
         let unit = match unit {
-            "cores" => SizeUnit::Cores,
-            "pus" => SizeUnit::Pus,
+            "cores" => CpuCountUnit::Cores,
+            "pus" => CpuCountUnit::Pus,
             _ => {
-                return Err(SizeVariableError::UnknownUnit { name: name.to_owned(), unit: unit.to_owned() });
+                return Err(CpuCountVariableError::UnknownUnit {
+                    name: name.to_owned(),
+                    unit: unit.to_owned(),
+                });
             }
         };
         Ok(Self { name: name.to_owned(), unit })
@@ -197,14 +200,14 @@ impl FromStr for SizeVariable {
 /// # Errors
 /// If a text is invalid, or if its variable was already named by an earlier text. Returns the index of the
 /// first such text in the list (counted from 0) and the reason.
-pub fn parse_size_variables<'t>(
+pub fn parse_cpu_count_variables<'t>(
     texts: impl IntoIterator<Item = &'t str>,
-) -> Result<Vec<SizeVariable>, (usize, SizeVariableError)> {
-    let mut variables: Vec<SizeVariable> = Vec::new();
+) -> Result<Vec<CpuCountVariable>, (usize, CpuCountVariableError)> {
+    let mut variables: Vec<CpuCountVariable> = Vec::new();
     for (index, text) in texts.into_iter().enumerate() {
-        let variable: SizeVariable = text.parse().map_err(|error| (index, error))?;
+        let variable: CpuCountVariable = text.parse().map_err(|error| (index, error))?;
         if variables.iter().any(|known| known.name == variable.name) {
-            return Err((index, SizeVariableError::Twice { name: variable.name }));
+            return Err((index, CpuCountVariableError::Twice { name: variable.name }));
         }
         variables.push(variable);
     }
@@ -216,24 +219,24 @@ pub fn parse_size_variables<'t>(
 /// `PJW_VARIABLES` comes last. It lists the returned variables, so that a job inside this job can tell which
 /// variables pjw set.
 ///
-/// - `size` has the numbers of cores and PUs on which the program may run.
+/// - `counts` has the numbers of cores and PUs on which the program may run.
 /// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means
 ///   that the variable is not set there.
 ///
 /// If there is no other variable to set, `PJW_VARIABLES` is returned only if it is inherited. Its value is then
 /// empty.
 #[must_use]
-pub fn size_environment(
-    variables: &[SizeVariable],
-    size: CpuSize,
+pub fn cpu_count_environment(
+    variables: &[CpuCountVariable],
+    counts: CpuCounts,
     inherited: impl Fn(&str) -> Option<String>,
 ) -> Vec<(String, String)> {
-    let values = variables.iter().map(|variable| (variable.name.clone(), variable.value(size).to_string()));
+    let values = variables.iter().map(|variable| (variable.name.clone(), variable.value(counts).to_string()));
     with_record(values, inherited)
 }
 
 /// Returns the variables in `values` (names and values) that the user has not set, and then the variable
-/// `PJW_VARIABLES`, which lists them. `inherited` is as for [`size_environment`].
+/// `PJW_VARIABLES`, which lists them. `inherited` is as for [`cpu_count_environment`].
 #[must_use]
 fn with_record(
     values: impl IntoIterator<Item = (String, String)>,
@@ -257,13 +260,13 @@ fn with_record(
 mod tests {
     use super::*;
 
-    const FOUR_CORES: CpuSize = CpuSize { cores: 4, pus: 8 };
+    const FOUR_CORES: CpuCounts = CpuCounts { cores: 4, pus: 8 };
 
-    fn environment_of(size: CpuSize, inherited: &[(&str, &str)]) -> BTreeMap<String, String> {
+    fn environment_of(counts: CpuCounts, inherited: &[(&str, &str)]) -> BTreeMap<String, String> {
         let get = |name: &str| {
             inherited.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
-        size_environment(&SizeVariable::defaults(), size, get).into_iter().collect()
+        cpu_count_environment(&CpuCountVariable::defaults(), counts, get).into_iter().collect()
     }
 
     #[test]
@@ -271,7 +274,7 @@ mod tests {
         let set = environment_of(FOUR_CORES, &[]);
         assert_eq!(set.len(), DEFAULTS.len() + 1);
         for (name, unit) in DEFAULTS {
-            let expected = if unit == SizeUnit::Cores { "4" } else { "8" };
+            let expected = if unit == CpuCountUnit::Cores { "4" } else { "8" };
             assert_eq!(set[name], expected, "{name}");
         }
         assert!(set[RECORD_VARIABLE].starts_with("OMP_NUM_THREADS=4:MKL_NUM_THREADS=4:"), "{set:?}");
@@ -294,7 +297,7 @@ mod tests {
         let outer: Vec<(String, String)> = environment_of(FOUR_CORES, &[]).into_iter().collect();
         let mut inherited: Vec<(&str, &str)> =
             outer.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let inner = CpuSize { cores: 1, pus: 2 };
+        let inner = CpuCounts { cores: 1, pus: 2 };
         let set = environment_of(inner, &inherited);
         assert_eq!((set["OMP_NUM_THREADS"].as_str(), set["GOMAXPROCS"].as_str()), ("1", "2"));
         for entry in inherited.iter_mut().filter(|(name, _)| *name == "OMP_NUM_THREADS") {
@@ -309,19 +312,22 @@ mod tests {
     #[test]
     fn an_inherited_record_is_replaced_also_if_nothing_is_set() {
         let get = |name: &str| (name == RECORD_VARIABLE).then(|| "OMP_NUM_THREADS=4".to_owned());
-        assert_eq!(size_environment(&[], FOUR_CORES, get), [(RECORD_VARIABLE.to_owned(), String::new())]);
-        assert!(size_environment(&[], FOUR_CORES, |_| None).is_empty());
+        assert_eq!(
+            cpu_count_environment(&[], FOUR_CORES, get),
+            [(RECORD_VARIABLE.to_owned(), String::new())]
+        );
+        assert!(cpu_count_environment(&[], FOUR_CORES, |_| None).is_empty());
     }
 
     #[test]
     fn a_value_is_at_least_one() {
-        let variable: SizeVariable = "N=cores".parse().unwrap();
-        assert_eq!(variable.value(CpuSize { cores: 0, pus: 0 }), 1);
+        let variable: CpuCountVariable = "N=cores".parse().unwrap();
+        assert_eq!(variable.value(CpuCounts { cores: 0, pus: 0 }), 1);
     }
 
     #[test]
     fn a_malformed_variable_is_refused_with_what_is_allowed() {
-        let error = |text: &str| text.parse::<SizeVariable>().unwrap_err().to_string();
+        let error = |text: &str| text.parse::<CpuCountVariable>().unwrap_err().to_string();
         assert!(error("OMP_NUM_THREADS").contains("write NAME=cores or NAME=pus"));
         assert_eq!(error("N=threads"), "\"threads\" is no unit of N: write cores or pus");
         assert!(error("N=Cores").contains("write cores or pus"));
@@ -333,8 +339,8 @@ mod tests {
         for name in ["PJW_NCORES", "LD_PRELOAD", "PATH"] {
             assert!(error(&format!("{name}=cores")).contains("another meaning"), "{name}");
         }
-        let twice = parse_size_variables(["A=cores", "B=pus", "A=pus"]).unwrap_err();
-        assert_eq!(twice, (2, SizeVariableError::Twice { name: "A".to_owned() }));
-        assert_eq!(parse_size_variables(["A=pus"]).unwrap()[0].to_string(), "A=pus");
+        let twice = parse_cpu_count_variables(["A=cores", "B=pus", "A=pus"]).unwrap_err();
+        assert_eq!(twice, (2, CpuCountVariableError::Twice { name: "A".to_owned() }));
+        assert_eq!(parse_cpu_count_variables(["A=pus"]).unwrap()[0].to_string(), "A=pus");
     }
 }
