@@ -7,7 +7,7 @@
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::Level;
-use crate::phases::cpusets::allows_every_pu;
+use crate::phases::cpusets::planned::allows_every_pu;
 use crate::phases::{draft::Draft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};

@@ -10,30 +10,23 @@
 //! masks keep the job on its grant.
 
 mod moves;
+pub(crate) mod planned;
+mod removal;
 mod warnings;
 
-use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Uid, prelude::*};
+use crate::basics::{CpuSet, ProcessId, Pu, Uid, prelude::*};
 use crate::machine::Level;
 use crate::phases::cpusets::moves::{
-    born_inside, in_cpusets_of_borrowers, is_inhabited, original_cgroup, outside, processes_with_origin,
-    why_unmovable,
+    born_inside, in_cpusets_of_borrowers, is_inhabited, original_cgroup, outside, why_unmovable,
 };
+use crate::phases::cpusets::planned::{PendingCpusetChanges, keep_masks, move_back, push};
+use crate::phases::cpusets::removal::remove_cpuset;
 use crate::phases::{draft::Draft, observe::make_masks_of};
-use crate::state::{MaskEntry, Member, MemberThread, WardenState};
+use crate::state::{Member, WardenState};
 use crate::terms::{
-    Cgroup, CgroupCreator, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
-    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Ownership, Policy,
-    own_cgroups::CgroupPlace,
+    CgroupCreator, Cpuset, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec, Enforcement, GrantedBy,
+    Job, JobCpuset, JobId, Mode, Observed, Ownership, Policy, own_cgroups::CgroupPlace,
 };
-
-/// The planned changes of cpusets, and the jobs that wait for them.
-#[derive(Default)]
-pub(crate) struct PendingCpusetChanges {
-    /// The changes, in the order in which they are to be made.
-    pub(crate) actions: Vec<CpusetAction>,
-    /// The jobs whose masks are planned only after the next scan of their cpusets.
-    pub(crate) waiting_jobs: BTreeSet<JobId>,
-}
 
 /// The place of a job's cpuset.
 enum CpusetPlacement {
@@ -379,84 +372,6 @@ fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) 
     cgroup
 }
 
-/// Writes to the journal the masks that threads requested: a change of the cpuset at `path` is about to change their masks.
-fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
-    let machine = draft.state.topology.cpus();
-    // The journal may have an earlier request of a thread that has every PU now.
-    let is_kept =
-        |entry: &MaskEntry| !machine.is_subset(entry.original_mask()) || entry.journaled_since().is_some();
-    let is_bound = |thread: &MemberThread| thread.mask_entry.as_ref().is_some_and(is_kept);
-    let threads = draft.state.concerned_by_cpuset(job, path).flat_map(Member::living_threads);
-    let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
-    bound.into_iter().for_each(|thread| draft.start_journaling(thread));
-}
-
-/// Widens a cpuset that no job needs, moves its processes back to their original cgroups, and removes the cpuset.
-fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetChanges) {
-    let state = &*draft.state;
-    let Some(managed) = state.cpusets.cpuset_at(path).cloned() else { return };
-    let job_cpuset = managed.job_cpuset.clone();
-    // A process that is being moved in would be left behind.
-    if state.cpusets.delayed_changes.has_change_for(&job_cpuset.job) {
-        return;
-    }
-    let cgroup = match state.cgroups.get(path) {
-        None => return,
-        Some(Observed::Gone) => {
-            draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
-            return;
-        }
-        // A cpuset that could not be read is neither widened nor removed.
-        Some(Observed::Present(cgroup)) if cgroup.cpuset.is_none() && !cgroup.has_no_cpuset() => return,
-        Some(Observed::Present(cgroup)) => cgroup.clone(),
-    };
-    let scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
-    let is_unlimited = allows_every_pu(state, &cgroup);
-    // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
-    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.was_written_by_pjw(cpuset));
-    if scheduler && (is_unlimited || !ours) {
-        draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
-        return;
-    }
-    let is_to_widen = !is_unlimited && !draft.state.cpusets.has_failed_removal(path);
-    // A second attempt, after a refusal, changes the cpuset at another time.
-    if !managed.must_be_removed || is_to_widen {
-        keep_masks(draft, &job_cpuset.job, path);
-        draft.record_cpuset(CpusetRecord::Unwanted { path: path.to_owned() });
-    }
-    if is_to_widen {
-        let why = format!("{} needs {path} no longer", job_cpuset.job);
-        push(
-            changes,
-            &job_cpuset.job,
-            CpusetChange::RemoveLimits { job_cpuset: job_cpuset.clone() },
-            false,
-            why,
-        );
-    }
-    if scheduler {
-        return;
-    }
-    let processes = processes_with_origin(draft.state, path);
-    let are_all_returning = processes.iter().all(|(_, origin)| origin.is_some());
-    let is_any_returning = processes.iter().any(|(_, origin)| origin.is_some());
-    for (process, to) in processes.into_iter().filter_map(|(process, origin)| Some((process, origin?))) {
-        let why = format!("process {} came from {to}", process.pid);
-        move_back(draft, changes, &job_cpuset.job, (process, path, to), why);
-    }
-    // The cpuset controller was switched off, so no cpuset limits the processes that have no cgroup to return to.
-    if cgroup.has_no_cpuset() && !is_any_returning && !are_all_returning {
-        draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
-        return;
-    }
-    let will_be_empty = are_all_returning && (is_any_returning || !cgroup.populated);
-    if will_be_empty && !draft.state.cpusets.has_failed_removal(path) {
-        let why = format!("no process is left in {path}");
-        let job = job_cpuset.job.clone();
-        push(changes, &job, CpusetChange::Remove { job_cpuset }, false, why);
-    }
-}
-
 /// Moves the members of a job without cores out of the cpusets of borrowers, in which they were born. There they run at idle
 /// priority, and are frozen with the borrower.
 fn return_members(draft: &mut Draft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
@@ -469,39 +384,4 @@ fn return_members(draft: &mut Draft<'_>, id: &JobId, changes: &mut PendingCpuset
         let why = format!("process {} belongs to {id}, which holds no cores, and was in {path}", process.pid);
         move_back(draft, changes, &job, (process, &path, to), why);
     }
-}
-
-/// Moves a process out of the cpuset at `path` to its original cgroup `to`. Its children that were born in the cpuset belong
-/// there too: so the cgroup is recorded, also for a process that was born in the cpuset itself.
-fn move_back(
-    draft: &mut Draft<'_>,
-    changes: &mut PendingCpusetChanges,
-    job: &JobId,
-    (process, path, to): (ProcessId, &str, String),
-    why: String,
-) {
-    let from = path.to_owned();
-    if !draft.state.cpusets.was_moved_into(process, path) {
-        draft.record_cpuset(CpusetRecord::Moved { process, from: to.clone(), to: from.clone() });
-    }
-    push(changes, job, CpusetChange::MoveBack { process, from, to }, false, why);
-}
-
-/// Whether the cpuset of a cgroup allows every online PU, or there is none.
-pub(super) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
-    cgroup.cpuset.as_ref().is_none_or(|cpuset| {
-        let is_unlimited = cpuset.cpus.is_empty() || state.pool.online_cpus().is_subset(&cpuset.cpus);
-        is_unlimited && !cpuset.isolated
-    })
-}
-
-fn push(
-    changes: &mut PendingCpusetChanges,
-    job: &JobId,
-    change: CpusetChange,
-    is_repair: bool,
-    reason: String,
-) {
-    changes.waiting_jobs.insert(job.clone());
-    changes.actions.push(CpusetAction { job: job.clone(), change, is_repair, reason });
 }
