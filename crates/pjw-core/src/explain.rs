@@ -92,7 +92,14 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
         let borrowers: Vec<String> = borrowers.into_iter().collect();
         return Some(format!("it leaves {} idle: lent to {}", cpus_text(&lent), borrowers.join(", ")));
     }
-    let why = reason_not_to_lend(policy).filter(|_| job.is_borrower())?;
+    if !job.is_borrower() {
+        return None;
+    }
+    // Idle priority needs the cpuset's cgroup: a process outside would slow down the owner of a lent core.
+    let why = reason_not_to_lend(policy).or_else(|| match effective_enforcement(state, policy, job) {
+        EffectiveEnforcement::Affinity { why } => Some(why),
+        EffectiveEnforcement::Cpuset { .. } | EffectiveEnforcement::Nothing => None,
+    })?;
     Some(format!("it borrows free cores only, not those that other jobs leave idle: {why}"))
 }
 

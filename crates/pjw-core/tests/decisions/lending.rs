@@ -11,6 +11,7 @@ use pjw_core::core_map::core_map;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
 use pjw_core::event::EventKind;
+use pjw_core::explain::explain_job;
 use pjw_core::ids::Pid;
 use pjw_core::job::{CpuRequest, Ownership, PriorityClass};
 use pjw_core::lending::would_change_loans;
@@ -118,6 +119,25 @@ fn idle_cores_of_an_owner_beyond_the_buffer_are_lent_after_lend_after() {
     assert!(m.events.iter().any(|event| event.kind == EventKind::Lent), "{:?}", m.events);
     assert_eq!(m.state.pool.pus_of(&job("web")), set("0-5"), "the owner stays the owner");
     assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_that_stays_in_its_service_gets_no_core_of_an_owner_and_explain_says_why() {
+    let mut m = lending_machine();
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0).cgroup = "/system.slice/batch.service".into();
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    web_uses(&mut m, 1, 5);
+    assert_eq!(m.grant("batch"), "6-7", "the free cores only");
+    let because = explain_job(&m.state, &m.policy, &m.state.jobs[&job("batch")]);
+    let sentence = because.iter().find(|text| text.starts_with("it borrows free cores only")).unwrap();
+    assert!(
+        sentence.ends_with(
+            "process 20 stays in /system.slice/batch.service, by which a service or a container tracks it"
+        ),
+        "{sentence}"
+    );
 }
 
 #[test]
