@@ -153,7 +153,7 @@ peers:
 deny:
 	@cargo deny --version >/dev/null 2>&1 || cargo install --locked --version $(CARGO_DENY_VERSION) cargo-deny
 	cargo deny --locked check licenses bans sources
-	@cargo deny --locked check advisories || echo 'told, not refused: advisories'
+	@cargo deny --locked check advisories || echo 'advisories are reported, not refused'
 
 # Where there is no cargo, as for root by sudo, what another user built is installed.
 built:

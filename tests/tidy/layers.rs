@@ -9,11 +9,21 @@ use super::imports::{Imports, Module, display_name};
 use super::{assert_no_violations, root, sources};
 
 /// The layer of each folder or file below the `src` of a crate. A module may import from lower layers, and from its
-/// own folder or file. A folder or file that is not in this list is above all layers and may import anything.
+/// own folder or file. A file that is not in this list is above all layers and may import anything. Each folder is in the
+/// list.
 const LAYERS: &[(&str, &[(&str, u8)])] = &[
     (
         "pjw-core",
-        &[("basics", 0), ("machine", 1), ("terms", 2), ("state", 3), ("allocate", 4), ("phases", 5)],
+        &[
+            ("basics", 0),
+            ("machine", 1),
+            ("terms", 2),
+            ("state", 3),
+            ("allocate", 4),
+            ("phases", 5),
+            ("audit", 6),
+            ("diagnosis", 6),
+        ],
     ),
     (
         "pjw-linux",
@@ -64,10 +74,10 @@ const FORBIDDEN_IMPORTS: &[(&str, &str, &[&str], &str)] =
 
 /// Crates for which the number of files in a folder is limited.
 const SMALL_FOLDERS: &[&str] = &["pjw-core", "pjw-linux", "pjwd"];
-/// The most files with product code in one folder. `mod.rs`, `lib.rs` and `main.rs` are not counted.
+/// The most files with product code in one folder.
 const MAX_FILES_IN_A_FOLDER: usize = 12;
 
-/// Returns the imports of each crate below `crates`.
+/// Returns the imports of each crate.
 fn crates() -> &'static BTreeMap<String, Imports> {
     static CRATES: OnceLock<BTreeMap<String, Imports>> = OnceLock::new();
     CRATES.get_or_init(read_crates)
@@ -81,8 +91,13 @@ fn read_crates() -> BTreeMap<String, Imports> {
             names.extend(inside.iter().next().map(|name| name.to_string_lossy().into_owned()));
         }
     }
-    let imports = |name: &String| Imports::of_crate(&Path::new("crates").join(name).join("src"), sources);
-    names.iter().map(|name| (name.clone(), imports(name))).collect()
+    let imports = |folder: PathBuf| Imports::of_crate(&folder.join("src"), sources);
+    let mut crates: BTreeMap<String, Imports> =
+        names.iter().map(|name| (name.clone(), imports(Path::new("crates").join(name)))).collect();
+    for (name, folder) in [("pjw-benches", "benches"), ("pjw-tests", "tests")] {
+        crates.insert(name.to_owned(), imports(folder.into()));
+    }
+    crates
 }
 
 /// Returns the folder or file below `src` that has the module.
@@ -125,6 +140,24 @@ fn modules_import_only_from_lower_layers() {
 }
 
 #[test]
+fn each_folder_has_a_layer_and_each_layer_exists() {
+    let mut violations = Vec::new();
+    for (name, layers) in LAYERS {
+        let source = root().join("crates").join(name).join("src");
+        let is_folder = |module: &&Module| source.join(part(module)).is_dir() && !part(module).is_empty();
+        let folders: BTreeSet<&str> = crates()[*name].files.keys().filter(is_folder).map(part).collect();
+        let listed: BTreeSet<&str> = layers.iter().map(|(folder, _)| *folder).collect();
+        let unlisted = folders.difference(&listed);
+        violations.extend(unlisted.map(|folder| format!("{name}: {folder} has no layer: add it to LAYERS")));
+        let exists = |part: &&&str| source.join(part).is_dir() || source.join(format!("{part}.rs")).is_file();
+        let missing = listed.iter().filter(|part| !exists(part));
+        violations
+            .extend(missing.map(|part| format!("{name}: {part} does not exist: remove it from LAYERS")));
+    }
+    assert_no_violations(&violations);
+}
+
+#[test]
 fn restricted_folders_import_only_what_is_allowed() {
     let mut violations = Vec::new();
     let mut check = |name: &str, folder: &str, is_wrong: &dyn Fn(&str) -> bool, why: &str| {
@@ -159,9 +192,7 @@ fn no_folder_has_too_many_files() {
             continue;
         }
         for file in imports.files.values() {
-            if !["mod.rs", "lib.rs", "main.rs"].iter().any(|own| file.ends_with(own)) {
-                *folders.entry(file.parent().unwrap().to_owned()).or_default() += 1;
-            }
+            *folders.entry(file.parent().unwrap().to_owned()).or_default() += 1;
         }
     }
     let large = folders.iter().filter(|(_, files)| **files > MAX_FILES_IN_A_FOLDER);
@@ -178,8 +209,16 @@ fn no_folder_has_too_many_files() {
 #[test]
 fn the_core_is_built_without_the_standard_library() {
     let lib = std::fs::read_to_string(root().join("crates/pjw-core/src/lib.rs")).unwrap();
+    let lines: Vec<&str> = lib.lines().map(str::trim).collect();
     assert!(
-        lib.lines().any(|line| line.trim() == "#![no_std]"),
+        lines.contains(&"#![no_std]"),
         "crates/pjw-core/src/lib.rs: add #![no_std], so that no decision can do I/O or read a clock"
     );
+    let with_std = lines.windows(2).filter(|pair| pair[1].starts_with("extern crate std"));
+    for pair in with_std {
+        assert_eq!(
+            pair[0], "#[cfg(test)]",
+            "crates/pjw-core/src/lib.rs: only tests may use the standard library"
+        );
+    }
 }

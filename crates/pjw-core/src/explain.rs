@@ -38,7 +38,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
             because.extend(offer.err().map(|why| why.to_string()));
         }
         (None, None) => {
-            because.push(format!("nobody said how many cores {} has: it is watched only", job.id));
+            because.push(format!("the number of cores of {} is unknown: it is watched only", job.id));
         }
     }
     because.extend(provision_text(job));
@@ -104,16 +104,18 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
 }
 
 /// The sentence that names what keeps a job or a process on the grant: a cpuset, affinity masks or nothing.
-fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
+fn enforcement_text(by: &EffectiveEnforcement, processes: &str) -> String {
     match by {
         EffectiveEnforcement::Cpuset { path: Some(path) } => {
-            format!("the cpuset of {path} keeps {whom} there")
+            format!("the cpuset of {path} keeps {processes} there")
         }
         EffectiveEnforcement::Cpuset { path: None } => {
-            format!("a cpuset of its scheduler's keeps {whom} there")
+            format!("a cpuset of its scheduler's keeps {processes} there")
         }
-        EffectiveEnforcement::Affinity { why } => format!("masks on each thread keep {whom} there: {why}"),
-        EffectiveEnforcement::Nothing => format!("nothing keeps {whom} there: the warden only watches"),
+        EffectiveEnforcement::Affinity { why } => {
+            format!("masks on each thread keep {processes} there: {why}")
+        }
+        EffectiveEnforcement::Nothing => format!("nothing keeps {processes} there: pjwd only watches"),
     }
 }
 
@@ -144,7 +146,7 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
         because.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));
     } else {
         because.push(format!(
-            "nobody registered process {pid}, and neither its cgroup nor an ancestor names a job"
+            "no command registered process {pid}, and neither its cgroup nor an ancestor names a job"
         ));
     }
     for mark in &known.job_marks.marks {

@@ -117,7 +117,7 @@ fn lending(input: &DiagnosisInput) -> String {
         );
     }
     if !input.host.has_btf {
-        slow.push("without BTF the owner is sampled each 2 ms instead of heard at its wake-up");
+        slow.push("without BTF the owner is sampled each 2 ms instead of reported at its wake-up");
     }
     if slow.is_empty() {
         return "a lent core is the owner's again when it wakes up: borrowers run at idle priority"

@@ -198,7 +198,7 @@ fn kernel(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
         findings.push(Finding::advice("no-schedstat", text.to_owned(), remedy));
     }
     if !host.has_psi {
-        let text = "this kernel doesn't tell of pressure (/proc/pressure)".to_owned();
+        let text = "this kernel reports no pressure (/proc/pressure)".to_owned();
         let remedy = "psi=1 on the kernel's command line, if you want it: pjw works without";
         findings.push(Finding::note("no-psi", text, remedy));
     }

@@ -68,7 +68,7 @@ fn a_move_is_reported_with_its_reason() {
     let because = &m.state.jobs[&job("a")].grant.as_ref().unwrap().reasons;
     assert_eq!(
         because[0],
-        "moved from CPUs 0-1 to heal fragmentation: one package can then serve 4 cores instead of 2"
+        "moved from CPUs 0-1 to reduce fragmentation: one package can then serve 4 cores instead of 2"
     );
     let resized: Vec<_> = m.events.iter().filter(|event| event.kind == EventKind::Resized).collect();
     assert_eq!(resized.len(), 1);

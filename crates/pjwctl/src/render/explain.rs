@@ -123,12 +123,12 @@ mod tests {
 
     #[test]
     fn a_process_of_no_job_is_explained_too() {
-        let membership_reasons = vec!["nobody registered process 1".into()];
+        let membership_reasons = vec!["no command registered process 1".into()];
         let reasons =
             ExplainPidReply { pid: 1, job: None, membership_reasons, threads: Vec::new(), last_tid: None };
         assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
         process 1: in no job
-        - nobody registered process 1
+        - no command registered process 1
         ");
     }
 }

@@ -348,7 +348,7 @@ impl JobFiles {
     pub fn warnings(&self) -> Vec<Warning> {
         let of_job = |(id, job): (&JobId, &PublishedJob)| {
             let unpublished = job.fault.as_ref().map(|fault| {
-                let why = format!("programs in {id} are not told about its cores: {fault}");
+                let why = format!("programs in {id} get no core map: {fault}");
                 let remedy = "pjwd tries again in each rescan; check the space and the permissions of its state directory";
                 ("core-map", why, remedy)
             });

@@ -82,7 +82,7 @@ pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
         job: String::new(),
         text: format!("the warden is behind: due work waited up to {} ms", by.as_millis()),
         remedy:
-            "nothing is lost; find out which program starts so many processes, or raise cpu_budget_permille"
+            "nothing is lost; find out which program starts these processes, or raise cpu_budget_permille"
                 .to_owned(),
     }
 }

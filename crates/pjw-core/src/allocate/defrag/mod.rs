@@ -200,7 +200,7 @@ impl<'a> Search<'a> {
         let job = &mut self.jobs[job];
         offer
             .reasons
-            .insert(0, format!("moved from {} to heal fragmentation: {why}", cpus_text(&job.current)));
+            .insert(0, format!("moved from {} to reduce fragmentation: {why}", cpus_text(&job.current)));
         job.current = offer.cpus.clone();
         (self.pool, self.score) = (pool, score);
         Step { job: job.id.clone(), offer, why }

@@ -180,8 +180,7 @@ impl WardenState {
             .collect()
     }
 
-    /// The requests that a thread with an unknown creator may have inherited. This is the only guess of pjw. No fork
-    /// event named the creator. pjw set the mask of every thread of the job. So a thread that was born after that,
+    /// The requests that a thread with an unknown creator may have inherited. No fork event named the creator. pjw set the mask of every thread of the job. So a thread that was born after that,
     /// with such a mask or with exactly the grant, inherited the mask from one of them. Except the first thread of a
     /// registered process: it may have had such a mask before. Except the first thread of a process whose descent is
     /// known. Except a process that was not new when it joined: it may have got such a mask from a release.

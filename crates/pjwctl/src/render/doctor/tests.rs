@@ -45,7 +45,7 @@ fn sample() -> DoctorReport {
                 "start pjwd: it gives each job cores of its own (systemctl start pjwd)",
             ),
             line("advice", "pjwd is not running: nobody looks after 2 jobs", "systemctl start pjwd"),
-            line("note", "this kernel doesn't tell of pressure (/proc/pressure)", "psi=1"),
+            line("note", "this kernel reports no pressure (/proc/pressure)", "psi=1"),
         ],
         jobs: vec![job("slurm:17", Some(4), "", "0-3"), job("slurm:18", None, "0,2,4,6,8,10,12,14", "")],
         facts: vec![
@@ -90,7 +90,7 @@ fn with_all_everything_is_shown() {
              → start pjwd: it gives each job cores of its own (systemctl start pjwd)
     advice   pjwd is not running: nobody looks after 2 jobs
              → systemctl start pjwd
-    note     this kernel doesn't tell of pressure (/proc/pressure)
+    note     this kernel reports no pressure (/proc/pressure)
              → psi=1
 
     job       owner  cores  holds           may use  procs  threads  busy  would get
