@@ -17,6 +17,7 @@ mod lost_events;
 mod many_jobs;
 mod many_threads;
 mod memory;
+mod memory_over_time;
 mod metrics;
 mod mpi;
 mod permissions;

@@ -4,11 +4,12 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pjw_core::ids::Pid;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::skipping::skip;
-use pjw_tests::waiting::{wait_for, wait_until};
+use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
 use crate::processes::{KillOnDrop, Shell, is_installed, is_root};
@@ -16,7 +17,7 @@ use crate::processes::{KillOnDrop, Shell, is_installed, is_root};
 /// A farm: a parent with 200 MiB, and four forked workers with 20 MiB of their own each. With `early`, the workers are
 /// forked first, and each makes the 200 MiB itself. Prints the pids of the workers, and then sleeps. With a third
 /// argument, the workers become larger by so many MiB in each second.
-const FARM: &str = r#"
+pub const FARM: &str = r#"
 import os, signal, sys, time
 early, grow = sys.argv[1] == "early", int(sys.argv[2])
 MIB = 1 << 20
@@ -50,13 +51,13 @@ signal.pause()
 "#;
 
 /// A farm in a process group of its own, which ends with this value.
-struct Farm {
+pub struct Farm {
     shell: Shell,
     workers: Vec<u32>,
 }
 
 impl Farm {
-    fn start(kind: &str, grow: u32) -> Self {
+    pub fn start(kind: &str, grow: u32) -> Self {
         let mut shell = Shell::start();
         let dir = std::env::temp_dir().join(format!("pjw-farm-{}-{kind}.py", shell.pid()));
         fs::write(&dir, FARM).unwrap();
@@ -71,7 +72,7 @@ impl Farm {
         [&[self.shell.pid()], &self.workers[..]].concat()
     }
 
-    fn assign(&self, daemon: &Daemon) {
+    pub fn assign(&self, daemon: &Daemon) {
         daemon.assign("farm", 1, &self.pids()).unwrap();
     }
 }
@@ -92,7 +93,7 @@ fn sum_over_smaps(pids: &[u32]) -> [u64; 3] {
     [sum(&["Rss"]), sum(&["Pss"]), sum(&["Private_Clean", "Private_Dirty"])]
 }
 
-fn show(daemon: &Daemon, arguments: &[&str]) -> Value {
+pub fn show(daemon: &Daemon, arguments: &[&str]) -> Value {
     let id = daemon.job_id("farm");
     let words = [&["show", id.as_str(), "--json"], arguments].concat();
     let output = daemon.pjwctl(&words);
@@ -100,16 +101,16 @@ fn show(daemon: &Daemon, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn memory(daemon: &Daemon) -> Value {
+pub fn memory(daemon: &Daemon) -> Value {
     show(daemon, &["--memory"])["memory"].clone()
 }
 
-fn number(value: &Value) -> u64 {
+pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
 /// Whether two numbers differ by at most so many permille of the second one.
-fn agree(one: u64, other: u64, permille: u64) -> bool {
+pub fn agree(one: u64, other: u64, permille: u64) -> bool {
     one.abs_diff(other) * 1000 <= other * permille
 }
 
@@ -278,11 +279,14 @@ fn a_job_that_does_not_exist_has_no_memory() {
     assert!(message.contains("there is no job") && message.lines().count() == 1, "{message}");
 }
 
+/// The number of memory cgroups that were made: each test has one of its own.
+static CGROUPS: AtomicU32 = AtomicU32::new(0);
+
 /// A memory cgroup of this test, if this user may make one. It is removed with this value.
-struct MemoryCgroup(PathBuf);
+pub struct MemoryCgroup(pub PathBuf);
 
 impl MemoryCgroup {
-    fn make() -> Option<Self> {
+    pub fn make() -> Option<Self> {
         let mounts = pjw_linux::cgroup::CgroupMounts::read();
         let v1 =
             mounts.v1_mounts.iter().find(|(options, _)| options.split(',').any(|option| option == "memory"));
@@ -299,14 +303,15 @@ impl MemoryCgroup {
         // In v2, only a cgroup without processes can have children with controllers: the root, for example.
         let places = [root.join(path.trim_start_matches('/')), root];
         places.iter().find_map(|place| {
-            let dir = place.join(format!("pjw-test-{}", std::process::id()));
+            let number = CGROUPS.fetch_add(1, Ordering::Relaxed);
+            let dir = place.join(format!("pjw-test-{}-{number}", std::process::id()));
             fs::create_dir(&dir).ok()?;
             let made = Self(dir);
             made.0.join("memory.stat").exists().then_some(made)
         })
     }
 
-    fn add(&self, pid: u32) {
+    pub fn add(&self, pid: u32) {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 }
@@ -351,6 +356,10 @@ fn the_estimate_of_a_job_with_a_memory_cgroup_agrees_with_its_pages() {
     );
     let peak = number(&pages["peak"]);
     assert!(peak >= number(&pages["pss"]) * 9 / 10, "{pages}");
+    daemon.release("farm").unwrap();
+    let report = daemon.pjwctl(&["report", &daemon.job_id("farm"), "--json"]);
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert!(number(&report["memory_peak"]) >= peak, "the report has it, also in cgroup v1: {report}");
     drop(daemon);
     drop(shell);
     workers.into_iter().map(KillOnDrop).for_each(drop);
@@ -367,55 +376,4 @@ fn a_job_without_a_memory_cgroup_of_its_own_has_no_estimate() {
         return;
     }
     assert_eq!(memory(&daemon)["source"], "smaps");
-}
-
-#[test]
-fn sampling_keeps_a_history_and_is_off_by_default() {
-    let mut shell = Shell::start();
-    let child = KillOnDrop(shell.background("sleep 1000"));
-    let samples = |daemon: &Daemon| memory(daemon)["history"].as_array().unwrap().len();
-    let daemon = Daemon::start("[memory]\nsample = \"1s\"\nbudget_permille = 1000\n");
-    daemon.assign("farm", 1, &[shell.pid(), child.0]).unwrap();
-    wait_for("three samples", || (samples(&daemon) > 3).then_some(()));
-    daemon.configure("[memory]\nsample = \"off\"\n");
-    assert!(daemon.pjwctl(&["reload"]).status.success());
-    daemon.release("farm").unwrap();
-    wait_until("the job is over", || daemon.status().jobs.is_empty());
-    daemon.assign("farm", 1, &[shell.pid()]).unwrap();
-    assert_eq!(samples(&daemon), 1, "the history ends with the job");
-}
-
-#[test]
-fn growing_workers_are_warned_of_before_their_memory_runs_out() {
-    if !is_installed("python3") {
-        return;
-    }
-    let Some(cgroup) = MemoryCgroup::make() else {
-        skip("this user may make no memory cgroup here");
-        return;
-    };
-    let limit = ["memory.max", "memory.limit_in_bytes"].map(|file| cgroup.0.join(file));
-    let limit = limit.into_iter().find(|file| file.exists()).unwrap();
-    fs::write(&limit, (1_u64 << 30).to_string()).unwrap();
-    let daemon = Daemon::start("[memory]\nsample = \"1s\"\nbudget_permille = 1000\n");
-    let mut shell = Shell::start();
-    cgroup.add(shell.pid());
-    let script = std::env::temp_dir().join(format!("pjw-farm-{}.py", shell.pid()));
-    fs::write(&script, FARM).unwrap();
-    let workers = shell.run(&format!("exec python3 {} late 4", script.display()));
-    fs::remove_file(script).unwrap();
-    let workers: Vec<u32> = workers.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
-    daemon.assign("farm", 1, &[&[shell.pid()], &workers[..]].concat()).unwrap();
-    let warning = wait_for("a warning in the status", || {
-        daemon.status().warnings.into_iter().find(|warning| warning.code == "memory")
-    });
-    assert!(warning.text.contains("of their own will not fit"), "{warning:?}");
-    assert!(warning.text.starts_with("4 workers x "), "{warning:?}");
-    assert_eq!(memory(&daemon)["warning"]["code"], "memory");
-    drop(shell);
-    workers.into_iter().map(KillOnDrop).for_each(drop);
-    wait_until("the warning ends with the job", || {
-        daemon.status().warnings.iter().all(|one| one.code != "memory")
-    });
-    drop(daemon);
 }

@@ -32,7 +32,7 @@ pub fn programs_are_reachable() -> bool {
     output.status.success()
 }
 
-fn make_accessible(daemon: &Daemon) {
+pub fn make_accessible(daemon: &Daemon) {
     std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 

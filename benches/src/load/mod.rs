@@ -1,5 +1,5 @@
 //! The load of a bench: processes with many threads, forks, MPI programs, a barrier, the owner
-//! of a lent core, and farms.
+//! of a lent core, farms, and a process with much memory.
 
 pub mod barrier;
 pub mod compiled;
@@ -7,6 +7,7 @@ pub mod farm_process;
 pub mod fork_load;
 pub mod forker;
 pub mod idle_jobs;
+pub mod memory_process;
 pub mod mpi;
 pub mod owner;
 pub mod processes;

@@ -22,7 +22,8 @@ pub struct ProcessMemory {
     /// The memory that is swapped out.
     pub swap: u64,
     /// The number of the address space. Processes with the same number share one, as after clone(2) with `CLONE_VM`.
-    pub address_space: u32,
+    /// `None` if the process could not be compared with others: it then counts as an address space of its own.
+    pub address_space: Option<u32>,
     /// The bytes in memory on each NUMA node, by the kernel's number of the node. Empty if they were not read.
     pub by_node: BTreeMap<u32, u64>,
 }
@@ -43,7 +44,7 @@ pub struct JobMemory {
     pub page_tables: u64,
     /// The sum of the memory that is swapped out.
     pub swap: u64,
-    /// The number of address spaces.
+    /// The number of address spaces. Each process that could not be compared counts as one.
     pub address_spaces: u32,
     /// The sum of the bytes in memory on each NUMA node, counted as in `rss`.
     pub by_node: BTreeMap<u32, u64>,
@@ -56,7 +57,9 @@ impl JobMemory {
     pub fn sum(processes: &[ProcessMemory]) -> Self {
         let mut seen = BTreeSet::new();
         let mut sum = Self::default();
-        for process in processes.iter().filter(|process| seen.insert(process.address_space)) {
+        let mut is_first =
+            |process: &&ProcessMemory| process.address_space.is_none_or(|space| seen.insert(space));
+        for process in processes.iter().filter(|process| is_first(process)) {
             let add = |total: &mut u64, part: u64| *total = total.saturating_add(part);
             add(&mut sum.rss, process.rss);
             add(&mut sum.pss, process.pss);
@@ -127,6 +130,7 @@ mod tests {
 
     fn process(pid: u32, address_space: u32, rss: u64, pss: u64, uss: u64) -> ProcessMemory {
         let (page_tables, swap, by_node) = (1, 2, BTreeMap::from([(0, rss)]));
+        let address_space = Some(address_space);
         ProcessMemory { pid: Pid(pid), rss, pss, uss, page_tables, swap, address_space, by_node }
     }
 
@@ -147,6 +151,13 @@ mod tests {
             process(3, 1, 7, 7, 7),
         ]);
         assert_eq!((sum.rss, sum.address_spaces), (107, 2));
+    }
+
+    #[test]
+    fn a_process_that_could_not_be_compared_counts_as_an_address_space_of_its_own() {
+        let unknown = |pid: u32| ProcessMemory { address_space: None, ..process(pid, 0, 100, 100, 100) };
+        let sum = JobMemory::sum(&[unknown(1), unknown(2), process(3, 0, 7, 7, 7)]);
+        assert_eq!((sum.rss, sum.address_spaces), (207, 3));
     }
 
     #[test]

@@ -39,8 +39,13 @@ pub struct Report {
     pub violations: u32,
     /// The largest memory use of the job's cgroup, in bytes. `None` if it was not measured.
     pub memory_peak: Option<u64>,
-    /// The share of the job's memory that its processes shared, in permille. `None` if it was not measured.
+    /// The share of the job's memory that its processes shared, in permille, by the last reading of its pages, or else by
+    /// the last estimate. `None` if its memory was never read.
     pub shared_permille: Option<u32>,
+    /// How that share was read: `smaps` (of the sum of the resident set sizes) or `cgroup` (an estimate, of the anonymous
+    /// memory). `None` if the memory was never read.
+    #[serde(default)]
+    pub shared_source: Option<String>,
     /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too
     /// short to judge, that held no cores, or that was a provision.
     pub verdict: Option<String>,

@@ -234,7 +234,8 @@ wire! {
         peak: Option<u64>,
         /// The memory that the job can still get: what its memory cgroup or the machine has left.
         available: u64,
-        /// The number of address spaces. Processes that share one are counted once in all sums.
+        /// The number of address spaces. Processes that share one are counted once in all sums. A process that could not
+        /// be compared with others counts as one.
         address_spaces: u32,
         /// The memory on each NUMA node, counted as in `rss`. Empty if it was not requested.
         by_node: BTreeMap<String, u64>,
@@ -265,7 +266,8 @@ wire! {
         page_tables: u64,
         /// The memory that is swapped out.
         swap: u64,
-        /// The number of the address space: processes with the same number share one. `None` with the source `cgroup`.
+        /// The number of the address space: processes with the same number share one. `None` with the source `cgroup`, and
+        /// if the process could not be compared with others (kcmp(2)).
         address_space: Option<u32>,
         /// The memory on each NUMA node. Empty if it was not requested.
         by_node: BTreeMap<String, u64>,

@@ -19,7 +19,7 @@ use crate::{host::Host, place::manager_of};
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Flux,
     launchers: &["flux-shell", "flux-imp"],
-    variables: &["FLUX_JOB_ID"],
+    variables: &["FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"],
     own: JobProcessScope::Neither,
     narrowable: false,
     place,
@@ -36,7 +36,14 @@ fn place(process: &ProcessView<'_>) -> Option<Place> {
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    job(environ.get("FLUX_JOB_ID")?).map(EnvironClaim::of)
+    let job = job(environ.get("FLUX_JOB_ID")?)?;
+    Some(EnvironClaim { tasks: tasks_here(environ), ..EnvironClaim::of(job) })
+}
+
+/// The number of the job's tasks on this node (flux-environment(7)), if that is the same number on each of its nodes.
+fn tasks_here(environ: Environ<'_>) -> Option<u32> {
+    let (tasks, nodes) = (environ.number("FLUX_JOB_SIZE")?, environ.number("FLUX_JOB_NNODES")?);
+    tasks.is_multiple_of(nodes).then_some(tasks / nodes)
 }
 
 pub(crate) fn job(text: &str) -> Option<JobId> {

@@ -116,11 +116,11 @@ pub fn recognise_jobs(
         .collect();
     let mut claims = Vec::new();
     if let Some((job, directory)) = &place {
-        let cpu_request = environ_claims
-            .iter()
-            .find(|(environ_claim, _)| environ_claim.names(job))
-            .and_then(|(environ_claim, _)| environ_claim.amount.clone());
-        claims.push(JobMark { job: job.clone(), kind: MarkKind::Cgroup(directory.clone()), cpu_request });
+        let same = environ_claims.iter().find(|(environ_claim, _)| environ_claim.names(job));
+        let (cpu_request, tasks) = same
+            .map_or((None, None), |(environ_claim, _)| (environ_claim.amount.clone(), environ_claim.tasks));
+        let kind = MarkKind::Cgroup(directory.clone());
+        claims.push(JobMark { job: job.clone(), kind, cpu_request, tasks });
     }
     for (environ_claim, system) in environ_claims {
         let contradicted = place
@@ -128,7 +128,8 @@ pub fn recognise_jobs(
             .is_some_and(|(job, _)| job.source() == environ_claim.job.source() && *job != environ_claim.job);
         if !contradicted {
             let kind = MarkKind::Environment { process_scope: system.own };
-            claims.push(JobMark { job: environ_claim.job, kind, cpu_request: environ_claim.amount });
+            let EnvironClaim { job, amount: cpu_request, tasks, .. } = environ_claim;
+            claims.push(JobMark { job, kind, cpu_request, tasks });
         }
     }
     JobMarks { role, marks: claims }

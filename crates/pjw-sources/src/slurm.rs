@@ -40,6 +40,7 @@ pub(crate) const SYSTEM: System = System {
         "SLURM_NODELIST",
         "SLURMD_NODENAME",
         "SLURM_CPUS_ON_NODE",
+        "SLURM_TASKS_PER_NODE",
     ],
     own: JobProcessScope::Neither,
     narrowable: true,
@@ -98,7 +99,14 @@ fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
     }
     let (job, alias) = ids(environ).ok()?;
     let count = count_of_job(environ, host).ok().or_else(|| count_of_batch_step(environ));
-    Some(EnvironClaim { job, alias, amount: count.and_then(valid_count).map(CpuRequest::Pus) })
+    let amount = count.and_then(valid_count).map(CpuRequest::Pus);
+    Some(EnvironClaim { job, alias, amount, tasks: tasks_of_job(environ, host) })
+}
+
+/// The number of the job's tasks on this node. Without --ntasks the variable says 1.
+fn tasks_of_job(environ: Environ<'_>, host: &Host) -> Option<u32> {
+    let lists = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+    count_here(environ, host, "SLURM_TASKS_PER_NODE", lists).ok().filter(|&tasks| tasks > 0)
 }
 
 /// The job's CPUs on this node, if the variables agree with each other.

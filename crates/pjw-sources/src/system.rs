@@ -78,12 +78,14 @@ pub(crate) struct EnvironClaim {
     pub(crate) alias: Option<JobId>,
     /// The amount of cores that the job has on this node.
     pub(crate) amount: Option<CpuRequest>,
+    /// The number of tasks of the job on this node.
+    pub(crate) tasks: Option<u32>,
 }
 
 impl EnvironClaim {
     /// A job with an unknown amount of cores.
     pub(crate) fn of(job: JobId) -> Self {
-        Self { job, alias: None, amount: None }
+        Self { job, alias: None, amount: None, tasks: None }
     }
 
     /// Whether the claim names this job.

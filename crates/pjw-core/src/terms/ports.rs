@@ -24,6 +24,12 @@ pub trait MachineInterface {
         BTreeMap::new()
     }
 
+    /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for this
+    /// cgroup, or if the cgroup does not exist. The default knows none.
+    fn read_memory_peak(&mut self, _path: &str) -> Option<u64> {
+        None
+    }
+
     /// Reads the affinity masks of processes that were just forked, without a call that may block. `expected`
     /// contains the expected mask of each process. The result contains only the processes whose mask differs
     /// from the expected mask. Processes that have exited are left out. So are processes that were forked

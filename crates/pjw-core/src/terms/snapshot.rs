@@ -251,6 +251,9 @@ pub struct JobMark {
     /// The number of cores or PUs of the job on this machine. `None` if the attribute does not contain the
     /// number.
     pub cpu_request: Option<CpuRequest>,
+    /// The number of tasks (processes that the scheduler starts) of the job on this machine. `None` if the attribute does
+    /// not contain the number.
+    pub tasks: Option<u32>,
 }
 
 /// The attribute of a process that contains the id of a job: a cgroup, a supplementary group or an
@@ -309,8 +312,8 @@ pub struct Cgroup {
 pub struct CgroupUsage {
     /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this cgroup.
     pub cpu_ns: Option<u64>,
-    /// The largest memory use, in bytes: `memory.peak` (cgroup v2, Linux 5.19). `None` if the kernel does not
-    /// measure it for this cgroup.
+    /// The largest memory use, in bytes: `memory.peak` (cgroup v2, Linux 5.19) or `memory.max_usage_in_bytes` (cgroup v1).
+    /// `None` if the kernel does not measure it for this cgroup.
     pub memory_peak: Option<u64>,
 }
 

@@ -326,7 +326,7 @@ pub fn assign_of(id: &str, cpu_request: Option<CpuRequest>) -> AssignCommand {
 pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_request: Option<CpuRequest>) {
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
-    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), cpu_request };
+    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), cpu_request, tasks: None };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }
 
@@ -337,6 +337,7 @@ pub fn in_environment(
     own: JobProcessScope,
     cpu_request: Option<CpuRequest>,
 ) {
-    let claim = JobMark { job: job(id), kind: MarkKind::Environment { process_scope: own }, cpu_request };
+    let kind = MarkKind::Environment { process_scope: own };
+    let claim = JobMark { job: job(id), kind, cpu_request, tasks: None };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }

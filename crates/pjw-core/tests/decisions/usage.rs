@@ -6,6 +6,7 @@ use pjw_core::job::CpuRequest;
 use pjw_core::record::Record;
 use pjw_core::state::WardenState;
 use pjw_core::usage::JobReport;
+use pjw_core::usage_times::cgroups_of_ending_jobs;
 
 use crate::machine::{Machine, SECOND, in_cgroup, job, machine};
 
@@ -190,11 +191,15 @@ fn a_schedulers_job_is_reported_once_when_it_is_released_although_its_processes_
     let mut machine = machine();
     machine.advance(5 * SECOND);
     in_cgroup(machine.spawn(20, 1, 1001), "slurm:7", "/slurm/job_7", Some(CpuRequest::Cores(2)));
+    let mut marks = machine.process(20).job_marks.clone().unwrap();
+    marks.marks[0].tasks = Some(1);
+    machine.process(20).job_marks = Some(marks);
     machine.settle();
     run(&mut machine, 12, &[20]);
     machine.release("slurm:7").unwrap();
     let report = machine.reports.remove(0);
     assert_eq!((report.usage.cores_max, seconds(report.usage.cpu_ns)), (2, 12), "{report:?}");
+    assert_eq!(report.usage.tasks, Some(1), "as the environment of the process says");
     assert_eq!(verdict(&report).unwrap().advice, ["Of 2 cores 1.0 were used: ask for `--cpus-per-task=1`."]);
     run(&mut machine, 3, &[20]);
     machine.exit(20);
@@ -215,4 +220,29 @@ fn a_daemon_that_is_restarted_before_the_first_record_learns_the_time_from_the_p
     let report = end(&mut machine);
     assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (15, 15), "{report:?}");
     assert!(report.incomplete.is_some());
+}
+
+#[test]
+fn the_cgroups_of_a_job_are_read_once_more_when_its_last_process_is_gone() {
+    let mut machine = machine();
+    machine.advance(5 * SECOND);
+    for pid in [20, 21] {
+        in_cgroup(machine.spawn(pid, 1, 1001), "slurm:7", "/slurm/job_7", Some(CpuRequest::Cores(2)));
+    }
+    machine.settle();
+    machine.exit(20);
+    let snapshot = machine.scan_only(&[20]);
+    assert_eq!(cgroups_of_ending_jobs(&machine.state, &snapshot), [], "process 21 lives");
+    machine.exit(21);
+    let expected = (job("slurm:7"), "/slurm/job_7".to_owned());
+    for snapshot in [machine.scan(), machine.scan_only(&[20, 21])] {
+        assert!(cgroups_of_ending_jobs(&machine.state, &snapshot).contains(&expected));
+    }
+    let snapshot = machine.scan_only(&[21]);
+    assert_eq!(cgroups_of_ending_jobs(&machine.state, &snapshot), [], "of process 20 nothing is known");
+    machine.state.usage.note_memory_peak(&job("slurm:7"), Some(5));
+    machine.state.usage.note_memory_peak(&job("slurm:7"), None);
+    machine.settle();
+    machine.release("slurm:7").ok();
+    assert_eq!(machine.reports.remove(0).usage.memory_peak, Some(5));
 }

@@ -15,7 +15,9 @@ use pjw_core::{cpuset::CpuSet, ids::CgroupId};
 
 use super::{
     hierarchy::{CgroupDir, CpusetMount},
+    memory::MemoryMount,
     mounts::CgroupMounts,
+    peak::read_memory_peak,
     populated_cache::PopulatedCgroupCache,
 };
 use crate::sys::errno::{from_io, is_gone};
@@ -70,7 +72,7 @@ impl CgroupMounts {
                 usage: CgroupUsage::default(),
             });
             if group.unified {
-                cgroup.usage = read_usage(&group.dir);
+                cgroup.usage.cpu_ns = read_cpu_time(&group.dir);
             }
             cgroup.populated = cgroup.populated
                 || if group.unified {
@@ -84,9 +86,17 @@ impl CgroupMounts {
             }
         }
         if let Some(cgroup) = &mut found {
+            cgroup.usage.memory_peak = self.read_memory_peak(path);
             cgroup.cpuset = self.cpuset(path).ok()?;
         }
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
+    }
+
+    /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for this
+    /// cgroup, or if the cgroup does not exist in the hierarchy with the memory controller.
+    #[must_use]
+    pub fn read_memory_peak(&self, path: &str) -> Option<u64> {
+        read_memory_peak(&MemoryMount::from_mounts(self)?.cgroup(path)?)
     }
 
     /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `path`, a path
@@ -134,17 +144,13 @@ impl CgroupMounts {
     }
 }
 
-/// What the processes of a v2 cgroup used: `cpu.stat`, which every cgroup has, and `memory.peak`, where the memory
-/// controller is enabled. A file that is missing or unreadable tells nothing.
-fn read_usage(dir: &Path) -> CgroupUsage {
-    let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
-    let micros = text("cpu.stat")
-        .lines()
-        .find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse::<u64>().ok());
-    CgroupUsage {
-        cpu_ns: micros.map(|micros| micros.saturating_mul(1000)),
-        memory_peak: text("memory.peak").trim().parse().ok(),
-    }
+/// The CPU time that the processes of a v2 cgroup used, in ns: `cpu.stat`, which every cgroup has. A file that is missing or
+/// unreadable tells nothing.
+fn read_cpu_time(dir: &Path) -> Option<u64> {
+    let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
+    let micros =
+        text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse::<u64>().ok())?;
+    Some(micros.saturating_mul(1000))
 }
 
 #[cfg(test)]
@@ -220,6 +226,29 @@ mod tests {
             (usage.cpu_ns, usage.memory_peak)
         };
         assert_eq!([1, 2, 3].map(usage), [(Some(1_500_000), Some(4096)), (None, None), (None, None)]);
+    }
+
+    #[test]
+    fn the_peak_of_memory_in_v1_is_that_of_the_memory_hierarchy() {
+        let (dir, mut mounts) = hierarchy();
+        mounts.v1_mounts.push(("rw,memory".to_owned(), dir.path().join("memory")));
+        write(
+            dir.path(),
+            &[
+                ("unified/s/job_1/cpu.stat", "usage_usec 1500\n"),
+                ("unified/s/job_1/memory.peak", "1\n"),
+                ("cpuset/s/job_1/cpuset.cpus", "0\n"),
+                ("cpuset/s/job_1/cgroup.procs", "17\n"),
+                ("memory/s/job_1/memory.max_usage_in_bytes", "8192\n"),
+            ],
+        );
+        let cgroup = mounts.read_cgroup("/s/job_1", &mut PopulatedCgroupCache::default()).unwrap();
+        let usage = cgroup.present().unwrap().usage;
+        assert_eq!((usage.cpu_ns, usage.memory_peak), (Some(1_500_000), Some(8192)));
+        assert_eq!(mounts.read_memory_peak("/s/job_1"), Some(8192));
+        for path in ["/s/job_2", "/", "/../s/job_1"] {
+            assert_eq!(mounts.read_memory_peak(path), None, "{path}");
+        }
     }
 
     #[test]

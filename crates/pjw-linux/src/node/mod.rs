@@ -415,6 +415,10 @@ impl MachineInterface for LinuxMachine {
         self.cache.read_cpu_times(pids)
     }
 
+    fn read_memory_peak(&mut self, path: &str) -> Option<u64> {
+        self.mounts.read_memory_peak(path)
+    }
+
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
         let taken_at = clock::now();
         let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {

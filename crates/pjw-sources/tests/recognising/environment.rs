@@ -10,6 +10,24 @@ use pjw_sources::{batch_system_of_launcher, identifying_variables};
 use crate::story::{TestProcess, tell};
 
 #[test]
+fn variables_name_the_tasks_of_a_job() {
+    let cases = [
+        ("SLURM_JOB_ID=12 SLURM_TASKS_PER_NODE=2(x3)", "slurm:12 by environment, 2 tasks"),
+        (
+            "SLURM_JOB_ID=12 SLURM_TASKS_PER_NODE=2,3 SLURM_JOB_NODELIST=n[1-2] SLURMD_NODENAME=n2",
+            "slurm:12 by environment, 3 tasks",
+        ),
+        ("SLURM_JOB_ID=12 SLURM_TASKS_PER_NODE=many", "slurm:12 by environment"),
+        ("FLUX_JOB_ID=f1 FLUX_JOB_SIZE=8 FLUX_JOB_NNODES=2", "flux:f1 by environment, 4 tasks"),
+        ("FLUX_JOB_ID=f1 FLUX_JOB_SIZE=7 FLUX_JOB_NNODES=2", "flux:f1 by environment"),
+        ("FLUX_JOB_ID=f1 FLUX_JOB_SIZE=7 FLUX_JOB_NNODES=0", "flux:f1 by environment"),
+    ];
+    for (variables, expected) in cases {
+        assert_eq!(TestProcess::of("a").with_all(variables).claims_text(), expected, "{variables}");
+    }
+}
+
+#[test]
 fn variables_name_a_job_and_its_cores() {
     let cases = [
         // Slurm: by position, uniform, of the batch step, not of another step.

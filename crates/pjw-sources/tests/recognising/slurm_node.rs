@@ -86,7 +86,7 @@ fn the_environments_of_a_step_and_a_batch_script_tell_the_jobs_cpus() {
     for (what, text) in [("step", STEP), ("batch", BATCH)] {
         assert_eq!(
             TestProcess::of("sleep").with_all(text).claims_text(),
-            "slurm:4 by environment, 2 PUs",
+            "slurm:4 by environment, 2 PUs, 1 tasks",
             "{what}"
         );
     }

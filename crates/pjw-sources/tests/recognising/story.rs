@@ -89,7 +89,8 @@ pub(crate) fn tell(claims: &JobMarks) -> String {
             }
             MarkKind::Environment { process_scope: JobProcessScope::Neither } => "environment".to_owned(),
         };
-        format!("{} by {mark}{amount}", claim.job)
+        let tasks = claim.tasks.map_or_else(String::new, |tasks| format!(", {tasks} tasks"));
+        format!("{} by {mark}{amount}{tasks}", claim.job)
     });
     let claims_text: Vec<String> = role.into_iter().chain(claims).collect();
     if claims_text.is_empty() { "nothing".to_owned() } else { claims_text.join("; ") }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::unistd::{Uid, User, geteuid};
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::job::JobId;
-use pjw_ipc::client::{Client, ClientError, runtime_dir, socket_path};
+use pjw_ipc::client::{Client, ClientError, ConnectError, runtime_dir, socket_path};
 use pjw_ipc::wire::Status;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -44,6 +45,11 @@ impl Warden {
             output::print_error(&note);
         }
         Ok(client)
+    }
+
+    /// Connects to the daemon once more, for calls whose reply may take so long.
+    pub(super) fn connect_for(&self, timeout: Duration) -> Result<Client, ConnectError> {
+        Client::connect_with_timeout(&self.path(), timeout)
     }
 }
 

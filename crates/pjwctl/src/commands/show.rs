@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use pjw_ipc::call::{GetJob, GetJobReply, GetMemory};
 use pjw_ipc::client::{Client, ClientError};
@@ -12,10 +15,29 @@ use crate::cli::ShowArgs;
 use crate::output;
 use crate::render::show::{self, JobDetails};
 
+/// The longest wait for a reading of pages.
+const READING_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// After so long the user is told why nothing happens.
+const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
+
 pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     let mut details = read(&mut client, job_id(&request.job)?)?;
-    let memory = read_memory(&mut client, &details.job.id, request);
+    let memory = if request.memory {
+        let mut client = warden.connect_for(READING_TIMEOUT)?;
+        let words = format!(
+            "the memory of {} is being read: 1 TiB takes half a minute of CPU time or more, and the readings that others \
+             asked for come first; Ctrl-C ends the waiting",
+            details.job.id
+        );
+        saying_after(
+            EXPLANATION_TIMEOUT,
+            || output::print_error(&words),
+            || read_memory(&mut client, &details.job.id, request),
+        )
+    } else {
+        read_memory(&mut client, &details.job.id, request)
+    };
     // Without the option the memory is an extra: not every job has an estimate.
     details.memory = if request.memory { Some(memory?) } else { memory.ok() };
     add_address_spaces(&mut details);
@@ -32,6 +54,21 @@ fn read_memory(client: &mut Client, job: &str, request: &ShowArgs) -> Result<Mem
         nodes: request.nodes.then_some(true),
     };
     call_for(client, "GetMemory", &parameters, "memory")
+}
+
+/// Does `work`. Calls `say` once if the work takes longer than `timeout`.
+fn saying_after<T>(timeout: Duration, say: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
+    let (is_done, done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if done.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+                say();
+            }
+        });
+        let result = work();
+        drop(is_done);
+        result
+    })
 }
 
 /// Adds to each process the number of its address space, where the memory was read.
@@ -65,4 +102,22 @@ pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, Clien
         (last_pid, last_tid) = (page.last_pid, page.last_tid);
     }
     Ok(JobDetails { job, members, history, memory: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_work_that_takes_long_is_explained() {
+        let (said, heard) = mpsc::channel();
+        let work = || heard.recv_timeout(Duration::from_secs(60));
+        assert_eq!(
+            saying_after(Duration::ZERO, || said.send(7).unwrap(), work),
+            Ok(7),
+            "while the work goes on"
+        );
+        let hour = Duration::from_secs(3600);
+        assert_eq!(saying_after(hour, || panic!("it was done at once"), || 1), 1);
+    }
 }

@@ -6,8 +6,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::command::{Command, Reply};
+use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
+use pjw_core::usage::SharedMemory;
 use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
@@ -40,6 +42,17 @@ pub enum Message {
     /// At least one file of the daemon was removed. If a file of the journal is missing, write the journal
     /// again. (The journal has the records of the changes that pjwd makes.)
     CheckJournal,
+    /// The memory of a job was read.
+    MemoryWasRead {
+        /// The id of the job.
+        job: JobId,
+        /// When the job began, as the status shows it. A later job may have the same id.
+        since: String,
+        /// The shared part of its memory.
+        shared: SharedMemory,
+        /// The largest amount, in bytes, that was charged to the job's memory cgroup. `None` if the job has none of its own.
+        peak: Option<u64>,
+    },
     /// The present warnings of another part of the daemon. They replace all earlier warnings of the same part.
     Warnings {
         /// The part that sends the warnings.

@@ -1,36 +1,98 @@
 //! The answers to `GetMemory`, and the readings of memory without a request.
+//!
+//! A reading takes seconds of CPU time where a job is large. So the callers of one thread take turns, a call by a user who is
+//! no administrator gets a reading that was made a moment ago, and only some calls of such a user may wait. What such a call has
+//! begun is finished and kept, also if the caller hangs up: otherwise calls that hang up would cause any number of readings.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pjw_core::ids::ProcessId;
 use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
+use pjw_core::usage::SharedMemory;
 use pjw_ipc::call::{self, CallError, Reply};
 use pjw_ipc::server::Peer;
 use pjw_ipc::wire;
 use pjw_linux::sys::clock;
+use tokio::sync::watch;
+use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::inbox::{Message, WarningOrigin};
+use super::inbox::{Message, MessageSender, WarningOrigin};
 use super::query::{Answer, Query};
 use super::server::{ControlService, job_id};
+use super::settings::ControlSettings;
+use crate::memory::MemorySettings;
+use crate::memory::reader::MemoryReader;
 use crate::memory::reading::{DeniedProcess, JobReading, ReadingError, ReadingKind};
-use crate::memory::records::MemorySample;
+use crate::memory::records::{MemoryRecords, MemorySample};
+use crate::memory::turns::TurnOwner;
+use crate::view::status::PublishedStatus;
 use crate::view::to_wire::{format_rfc3339, saturating_u32, warning_to_status};
 
 /// The largest number of processes in a reply. A reply is bounded, and more rows are of no use to people.
 const MAX_PROCESSES: usize = 1000;
+/// The largest number of calls of one user, who is no administrator, that wait for a reading of the same kind.
+const MAX_WAITING: usize = 4;
+
+/// A caller of a reading.
+#[derive(Debug, Clone, Copy)]
+struct Reader {
+    owner: TurnOwner,
+    /// Whether the caller may cause any number of readings.
+    is_admin: bool,
+}
+
+/// Records the readings of one job.
+struct JobRecorder {
+    id: JobId,
+    /// When the job began, as the status shows it.
+    since: String,
+    records: Rc<RefCell<MemoryRecords>>,
+    status: watch::Receiver<Arc<PublishedStatus>>,
+    outbox: MessageSender,
+}
+
+impl JobRecorder {
+    /// Records a reading. Nothing is kept of a job that ended meanwhile.
+    fn record(&self, reading: JobReading) -> Arc<JobReading> {
+        let status = self.status.borrow();
+        forget_ended_jobs(&self.records, &status);
+        let name = self.id.to_string();
+        if !status.jobs.iter().any(|job| job.id == name && job.since == self.since) {
+            return Arc::new(reading);
+        }
+        // A reading of no page says nothing about the job.
+        if reading.sum.rss > 0 {
+            let is_estimate = reading.kind == ReadingKind::Estimate;
+            let shared = SharedMemory { permille: reading.sum.shared_permille, is_estimate };
+            let (job, since, peak) = (self.id.clone(), self.since.clone(), reading.peak);
+            let _ = self.outbox.send(Message::MemoryWasRead { job, since, shared, peak });
+        }
+        self.records.borrow_mut().add(&self.id, &self.since, reading)
+    }
+}
+
+fn forget_ended_jobs(records: &RefCell<MemoryRecords>, status: &PublishedStatus) {
+    let existing: BTreeSet<&str> = status.jobs.iter().map(|job| job.id.as_str()).collect();
+    let mut records = records.borrow_mut();
+    let is_over = |job: &&JobId| !existing.contains(job.to_string().as_str());
+    let ended: Vec<JobId> = records.jobs().filter(is_over).cloned().collect();
+    ended.iter().for_each(|job| records.forget(job));
+}
 
 impl ControlService {
     /// Answers `GetMemory`.
     pub(super) async fn memory(&self, peer: Peer, request: call::GetMemory) -> Result<Reply, CallError> {
         let id = job_id(&request.job)?;
-        let since = self.published_job(&id)?.since;
-        self.memory_records.borrow_mut().begin(&id, &since);
+        self.begin_of_job(&id)?;
         let kind = match (request.estimate.unwrap_or(false), request.nodes.unwrap_or(false)) {
             (true, true) => {
                 let why = "the memory on each NUMA node is no estimate: leave out one of estimate and nodes";
@@ -40,38 +102,75 @@ impl ControlService {
             (false, false) => ReadingKind::Pages,
             (false, true) => ReadingKind::PagesByNode,
         };
-        // A reading costs the CPU time of the daemon. So the calls of users can't cause any number of them.
         let is_admin = self.caller(peer).await.is_admin;
-        let recent = self.memory_records.borrow().recent(&id, kind, clock::now().since_boot);
-        let reading = match recent.filter(|_| !is_admin) {
+        let reader = Reader { owner: TurnOwner::User(peer.uid), is_admin };
+        let reading = match self.recent_reading(&id, kind, reader) {
             Some(recent) => recent,
-            None => self.read_memory(&id, kind).await?.map_err(|error| refused(&id, &error))?,
+            None => self.read_in_turn(&id, kind, reader).await?,
         };
         let memory = Box::new(self.memory_to_wire(&id, &reading));
         Ok(Reply::Memory { memory })
     }
 
-    /// Reads the memory of a job, and records it.
-    async fn read_memory(
+    /// Returns when a job began, as the status shows it. Forgets what is known of an earlier job with the same id.
+    fn begin_of_job(&self, id: &JobId) -> Result<String, CallError> {
+        let since = self.published_job(id)?.since;
+        self.memory_records.borrow_mut().forget_other(id, &since);
+        Ok(since)
+    }
+
+    /// Returns the latest reading for a caller who may not cause any number of them, if it is new enough.
+    fn recent_reading(&self, id: &JobId, kind: ReadingKind, reader: Reader) -> Option<Arc<JobReading>> {
+        let recent = || self.memory_records.borrow().recent(id, kind, clock::now().since_boot);
+        (!reader.is_admin).then(recent).flatten()
+    }
+
+    fn memory_reader(&self, kind: ReadingKind) -> &MemoryReader {
+        if kind == ReadingKind::Estimate { &self.estimate_reader } else { &self.page_reader }
+    }
+
+    /// Waits for the turn of the caller, reads the memory of a job and records it.
+    async fn read_in_turn(
         &self,
         id: &JobId,
         kind: ReadingKind,
-    ) -> Result<Result<Arc<JobReading>, ReadingError>, CallError> {
-        let Answer::MemberProcesses(Some(processes)) =
-            self.query_loop(Query::MemberProcesses(id.clone())).await?
-        else {
-            return Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()));
+        reader: Reader,
+    ) -> Result<Arc<JobReading>, CallError> {
+        let max_waiting = if reader.is_admin { usize::MAX } else { MAX_WAITING };
+        let turn = self.memory_reader(kind).turns.take(reader.owner, max_waiting).await;
+        let turn = turn.map_err(|error| CallError::Busy(error.to_string()))?;
+        let since = self.begin_of_job(id)?;
+        // Calls at the same time share one reading.
+        if let Some(recent) = self.recent_reading(id, kind, reader) {
+            return Ok(recent);
+        }
+        let processes = self.member_processes(id).await?;
+        let caller = Arc::new(());
+        let kept = (!reader.is_admin).then(|| Arc::clone(&caller));
+        let reading = self.memory_reader(kind).request(processes, kind, Arc::downgrade(&caller));
+        let recorder = JobRecorder {
+            id: id.clone(),
+            since,
+            records: Rc::clone(&self.memory_records),
+            status: self.status.clone(),
+            outbox: self.outbox.clone(),
         };
-        let reader = if kind == ReadingKind::Estimate { &self.estimate_reader } else { &self.page_reader };
-        let read = reader.read(processes, kind).await;
-        Ok(read.map(|reading| self.record_memory(id, reading)))
+        // A task of its own: the turn lasts until the thread is free, also if the caller hangs up.
+        let recorded = spawn_local(async move {
+            let _held = (turn, kept);
+            reading.await.map(|reading| recorder.record(reading))
+        });
+        let result = recorded.await;
+        drop(caller);
+        let result = result.unwrap_or_else(|error| Err(ReadingError::NoThread(error.to_string())));
+        result.map_err(|error| refused(id, &error))
     }
 
-    fn record_memory(&self, id: &JobId, reading: JobReading) -> Arc<JobReading> {
-        let mut records = self.memory_records.borrow_mut();
-        let existing: BTreeSet<JobId> = self.job_ids().into_iter().chain([id.clone()]).collect();
-        records.retain(&existing);
-        records.add(id, reading)
+    async fn member_processes(&self, id: &JobId) -> Result<Vec<ProcessId>, CallError> {
+        match self.query_loop(Query::MemberProcesses(id.clone())).await? {
+            Answer::MemberProcesses(Some(processes)) => Ok(processes),
+            _ => Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string())),
+        }
     }
 
     /// Sends the predictions to the event loop, which publishes them in the status, if they changed. Only while memory is
@@ -97,31 +196,33 @@ impl ControlService {
     /// has ended.
     pub async fn sample_memory(self: Rc<Self>) {
         let mut settings = self.settings.clone();
+        let sample = async |memory| self.sample_jobs(memory).await;
+        while until_changed(&mut settings, sample).await.is_ok() {}
+    }
+
+    /// Reads the memory of all jobs in turns, with these settings. Never returns.
+    async fn sample_jobs(&self, memory: MemorySettings) {
+        let Some(interval) = memory.sample_interval else {
+            self.send_memory_warnings(Vec::new());
+            return pending().await;
+        };
+        let reader = Reader { owner: TurnOwner::Sampler, is_admin: true };
         loop {
-            let memory = settings.borrow_and_update().memory;
-            let Some(interval) = memory.sample_interval else {
-                self.send_memory_warnings(Vec::new());
-                if settings.changed().await.is_err() {
-                    return;
-                }
-                continue;
-            };
             let begin = Instant::now();
-            for id in self.job_ids().into_iter().filter(|id| !self.has_new_reading(id, interval)) {
+            forget_ended_jobs(&self.memory_records, &self.status.borrow());
+            self.send_memory_warnings(self.memory_records.borrow().warnings());
+            for id in self.job_ids() {
                 // A job that ended meanwhile is no error.
-                let Some(job) = self.published_job(&id).ok().filter(|job| job.processes > 0) else {
+                let has_processes = self.published_job(&id).is_ok_and(|job| job.processes > 0);
+                if !has_processes || self.has_new_reading(&id, interval) {
                     continue;
-                };
-                self.memory_records.borrow_mut().begin(&id, &job.since);
-                if let Ok(Ok(reading)) = self.read_memory(&id, ReadingKind::Pages).await {
+                }
+                if let Ok(reading) = self.read_in_turn(&id, ReadingKind::Pages, reader).await {
                     self.send_memory_warnings(self.memory_records.borrow().warnings());
                     sleep(memory.pause_after(reading.cost)).await;
                 }
             }
-            tokio::select! {
-                () = sleep_until(begin + interval) => {}
-                changed = settings.changed() => if changed.is_err() { return },
-            }
+            sleep_until(begin + interval).await;
         }
     }
 
@@ -158,6 +259,24 @@ impl ControlService {
     }
 }
 
+/// Runs `work` with the present settings of memory, and returns as soon as they are changed: at once, whatever `work` waits
+/// for.
+///
+/// # Errors
+/// If the event loop has ended, which sends the settings.
+async fn until_changed(
+    settings: &mut watch::Receiver<ControlSettings>,
+    work: impl AsyncFnOnce(MemorySettings),
+) -> Result<(), watch::error::RecvError> {
+    let memory = settings.borrow_and_update().memory;
+    let changed = async { settings.wait_for(|settings| settings.memory != memory).await.map(drop) };
+    tokio::select! {
+        biased;
+        changed = changed => changed,
+        () = work(memory) => Ok(()),
+    }
+}
+
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -178,7 +297,7 @@ fn process_to_wire(process: &ProcessMemory, is_estimate: bool) -> wire::ProcessM
         uss: (!is_estimate).then_some(process.uss),
         page_tables: process.page_tables,
         swap: process.swap,
-        address_space: (!is_estimate).then_some(process.address_space),
+        address_space: process.address_space,
         by_node: by_node_to_wire(&process.by_node),
     }
 }
@@ -195,5 +314,38 @@ fn sample_to_wire(sample: &MemorySample) -> wire::MemorySample {
         pss: sample.pss,
         shared_permille: sample.shared_permille,
         processes: sample.processes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_change_of_the_settings_ends_what_is_done_with_the_old_ones_at_once() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let memory = MemorySettings { sample_interval: Some(Duration::from_secs(1)), budget_permille: 1 };
+            let with = |memory| ControlSettings { memory, ..ControlSettings::default() };
+            let (sender, mut settings) = watch::channel(with(memory));
+            let seen = Cell::new(None);
+            let pause = async |memory| {
+                seen.set(Some(memory));
+                // Other settings changed, and then these.
+                sender.send(with(memory)).unwrap();
+                tokio::task::yield_now().await;
+                sender.send(with(MemorySettings::default())).unwrap();
+                pending::<()>().await;
+            };
+            assert!(until_changed(&mut settings, pause).await.is_ok());
+            assert_eq!(seen.get(), Some(memory));
+            let work = async |memory| seen.set(Some(memory));
+            assert!(until_changed(&mut settings, work).await.is_ok());
+            assert_eq!(seen.get(), Some(MemorySettings::default()));
+            drop(sender);
+            assert!(until_changed(&mut settings, async |_| pending().await).await.is_err());
+        });
     }
 }

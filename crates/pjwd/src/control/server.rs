@@ -51,7 +51,7 @@ pub struct ControlService {
     pub(super) page_reader: MemoryReader,
     /// A thread of its own: an estimate does not wait for a reading of pages.
     pub(super) estimate_reader: MemoryReader,
-    pub(super) memory_records: RefCell<MemoryRecords>,
+    pub(super) memory_records: Rc<RefCell<MemoryRecords>>,
     /// The warnings about memory that the event loop publishes.
     pub(super) memory_warnings: RefCell<Vec<Warning>>,
 }
@@ -81,7 +81,7 @@ impl ControlService {
             refusal_log: RefCell::default(),
             page_reader: MemoryReader::default(),
             estimate_reader: MemoryReader::default(),
-            memory_records: RefCell::default(),
+            memory_records: Rc::default(),
             memory_warnings: RefCell::default(),
         });
         let listening = Rc::clone(&control);
@@ -94,6 +94,11 @@ impl ControlService {
     }
 
     fn record(&self, event: Arc<wire::Event>) {
+        if event.event == EventKind::Ended.name()
+            && let Ok(job) = event.job.parse()
+        {
+            self.memory_records.borrow_mut().forget(&job);
+        }
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }
 

@@ -4,6 +4,7 @@
 //! thread has a low priority, and reads one job at a time.
 
 use std::cell::RefCell;
+use std::sync::Weak;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use pjw_core::ids::ProcessId;
@@ -11,6 +12,7 @@ use pjw_linux::sys::nice::set_own_nice_value;
 use tokio::sync::oneshot;
 
 use super::reading::{JobReading, ReadingError, ReadingKind, read_job};
+use super::turns::Turns;
 
 /// The nice value of the thread.
 const NICE: i32 = 10;
@@ -20,6 +22,7 @@ const NICE: i32 = 10;
 struct ReadRequest {
     processes: Vec<ProcessId>,
     kind: ReadingKind,
+    wanted: Weak<()>,
     reply: oneshot::Sender<Result<JobReading, ReadingError>>,
 }
 
@@ -27,22 +30,28 @@ struct ReadRequest {
 #[derive(Debug, Default)]
 pub struct MemoryReader {
     requests: RefCell<Option<Sender<ReadRequest>>>,
+    /// The turns of the callers. A caller requests a reading only in its turn.
+    pub turns: Turns,
 }
 
 impl MemoryReader {
-    /// Reads the memory of a job with these processes, and waits for the result. A request whose future is dropped before
-    /// its reading began is not carried out.
+    /// Requests to read the memory of a job with these processes. The future waits for the result. The reading is given up,
+    /// or not begun, as soon as nothing holds the value of `wanted` any more.
     ///
     /// # Errors
     /// If the thread can't be started, and as [`read_job`].
-    pub async fn read(
+    pub fn request(
         &self,
         processes: Vec<ProcessId>,
         kind: ReadingKind,
-    ) -> Result<JobReading, ReadingError> {
+        wanted: Weak<()>,
+    ) -> impl Future<Output = Result<JobReading, ReadingError>> + use<> {
         let (reply, reading) = oneshot::channel();
-        self.send(ReadRequest { processes, kind, reply })?;
-        reading.await.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?
+        let sent = self.send(ReadRequest { processes, kind, wanted, reply });
+        async move {
+            sent?;
+            reading.await.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?
+        }
     }
 
     fn send(&self, request: ReadRequest) -> Result<(), ReadingError> {
@@ -68,9 +77,12 @@ fn start_thread() -> Result<Sender<ReadRequest>, ReadingError> {
 fn serve(requests: &Receiver<ReadRequest>) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value(NICE);
-    while let Ok(ReadRequest { processes, kind, reply }) = requests.recv() {
-        if !reply.is_closed() {
-            let _ = reply.send(read_job(&processes, kind));
-        }
+    while let Ok(ReadRequest { processes, kind, wanted, reply }) = requests.recv() {
+        let is_wanted = || wanted.strong_count() > 0;
+        let reading = match is_wanted() {
+            true => read_job(&processes, kind, &is_wanted),
+            false => Err(ReadingError::Abandoned),
+        };
+        let _ = reply.send(reading);
     }
 }

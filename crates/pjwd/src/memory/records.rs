@@ -1,6 +1,6 @@
 //! The latest readings of the memory of each job, and the predictions that follow from them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,16 +57,17 @@ pub struct MemoryRecords {
 impl MemoryRecords {
     /// Forgets what is known of the job if it is another one with the same id: one that began at another time. `since` is the
     /// time at which the job began, as the status shows it.
-    pub fn begin(&mut self, job: &JobId, since: &str) {
-        let record = self.jobs.entry(job.clone()).or_default();
-        if record.since != since {
-            *record = JobRecord { since: since.to_owned(), ..JobRecord::default() };
+    pub fn forget_other(&mut self, job: &JobId, since: &str) {
+        if self.jobs.get(job).is_some_and(|record| record.since != since) {
+            self.jobs.remove(job);
         }
     }
 
-    /// Adds a reading of a job. Returns the reading.
-    pub fn add(&mut self, job: &JobId, reading: JobReading) -> Arc<JobReading> {
-        let record = self.jobs.entry(job.clone()).or_default();
+    /// Adds a reading of the job that began at the time `since`. Returns the reading.
+    pub fn add(&mut self, job: &JobId, since: &str, reading: JobReading) -> Arc<JobReading> {
+        self.forget_other(job, since);
+        let fresh = || JobRecord { since: since.to_owned(), ..JobRecord::default() };
+        let record = self.jobs.entry(job.clone()).or_insert_with(fresh);
         let sample = MemorySample {
             time: reading.at.wall_clock,
             kind: reading.kind,
@@ -126,9 +127,14 @@ impl MemoryRecords {
         self.jobs.keys().filter_map(|job| self.warning(job)).collect()
     }
 
-    /// Forgets all jobs except these.
-    pub fn retain(&mut self, existing: &BTreeSet<JobId>) {
-        self.jobs.retain(|job, _| existing.contains(job));
+    /// Returns the jobs of which something is known.
+    pub fn jobs(&self) -> impl Iterator<Item = &JobId> {
+        self.jobs.keys()
+    }
+
+    /// Forgets a job that has ended.
+    pub fn forget(&mut self, job: &JobId) {
+        self.jobs.remove(job);
     }
 }
 
@@ -171,29 +177,30 @@ mod tests {
     fn the_history_of_a_job_is_bounded_and_ends_with_the_job() {
         let mut records = MemoryRecords::default();
         for seconds in 0..MAX_SAMPLES as u64 + 10 {
-            records.add(&job(), reading(seconds, 1000 - seconds, GIB));
+            records.add(&job(), "12:00", reading(seconds, 1000 - seconds, GIB));
         }
         assert_eq!(records.samples(&job()).count(), MAX_SAMPLES);
         assert_eq!(records.largest(&job()), 1000, "also of a reading that is no longer kept");
-        records.retain(&BTreeSet::new());
+        records.forget(&job());
         assert_eq!((records.samples(&job()).count(), records.largest(&job())), (0, 0));
     }
 
     #[test]
     fn a_new_job_with_the_id_of_an_earlier_one_begins_without_its_readings() {
         let mut records = MemoryRecords::default();
-        records.begin(&job(), "12:00");
-        records.add(&job(), reading(0, GIB, GIB));
-        records.begin(&job(), "12:00");
+        records.add(&job(), "12:00", reading(0, GIB, GIB));
+        records.forget_other(&job(), "12:00");
         assert_eq!(records.samples(&job()).count(), 1);
-        records.begin(&job(), "12:05");
-        assert_eq!((records.samples(&job()).count(), records.largest(&job())), (0, 0));
+        records.add(&job(), "12:05", reading(0, 1, GIB));
+        assert_eq!((records.samples(&job()).count(), records.largest(&job())), (1, 1));
+        records.forget_other(&job(), "12:10");
+        assert_eq!(records.jobs().count(), 0, "nothing is kept of a job without a reading");
     }
 
     #[test]
     fn a_reading_is_used_again_for_as_long_as_it_was_dear() {
         let mut records = MemoryRecords::default();
-        records.add(&job(), reading(100, GIB, GIB));
+        records.add(&job(), "12:00", reading(100, GIB, GIB));
         let recent =
             |seconds: u64, kind| records.recent(&job(), kind, Nanos(seconds * 1_000_000_000)).is_some();
         assert!(recent(109, ReadingKind::Pages) && !recent(111, ReadingKind::Pages));
@@ -203,9 +210,9 @@ mod tests {
     #[test]
     fn growing_workers_are_a_warning_until_they_stop() {
         let mut records = MemoryRecords::default();
-        records.add(&job(), reading(0, 4 * GIB, 2 * GIB));
+        records.add(&job(), "12:00", reading(0, 4 * GIB, 2 * GIB));
         assert!(records.warnings().is_empty());
-        records.add(&job(), reading(60, 5 * GIB, 2 * GIB));
+        records.add(&job(), "12:00", reading(60, 5 * GIB, 2 * GIB));
         let warnings = records.warnings();
         assert_eq!((warnings.len(), warnings[0].code, warnings[0].job.clone()), (1, "memory", Some(job())));
         assert!(
@@ -213,7 +220,7 @@ mod tests {
             "{warnings:?}"
         );
         for seconds in 61..800 {
-            records.add(&job(), reading(seconds, 5 * GIB, 2 * GIB));
+            records.add(&job(), "12:00", reading(seconds, 5 * GIB, 2 * GIB));
         }
         assert!(records.warnings().is_empty());
     }

@@ -245,13 +245,14 @@ impl EventLoop {
                     }
                     Message::Command { command, reply } => pending.push((command, reply)),
                     Message::Query { query, answer } => self.answer(query, answer),
-                    Message::Reload { reply } => {
-                        let _ = reply.send(self.reload());
-                    }
+                    Message::Reload { reply } => drop(reply.send(self.reload())),
                     Message::CheckJournal => {
                         self.warden.recreate_journal_if_removed();
                         self.triggers.job_processes_scan_due |=
                             self.warden.ongoing_failures().journal_error.is_some();
+                    }
+                    Message::MemoryWasRead { job, since, shared, peak } => {
+                        self.note_memory(&job, &since, shared, peak);
                     }
                     Message::Warnings { origin, warnings } => {
                         self.sent_warnings.insert(origin, warnings);

@@ -1,10 +1,11 @@
 //! The report of an ended job, as clients receive it.
 
 use pjw_core::diagnosis::verdict::Verdict;
-use pjw_core::usage::JobReport;
+use pjw_core::usage::{JobReport, SharedMemory};
 use pjw_ipc::report::{Report, Thousandths};
 
 use super::to_wire::format_rfc3339;
+use crate::memory::reading::ReadingKind;
 
 /// Converts the report of an ended job to the form in which clients receive the report. `verdict` says how well the
 /// job used its cores. `None` if pjwd gave no verdict on the job.
@@ -29,11 +30,16 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         repairs: usage.repairs,
         violations: usage.violations,
         memory_peak: usage.memory_peak,
-        shared_permille: None,
+        shared_permille: usage.shared.map(|shared| shared.permille),
+        shared_source: usage.shared.map(|shared| shared_kind(shared).source_name().to_owned()),
         verdict: verdict.map(|verdict| verdict.kind.word().to_owned()),
         advice: verdict.map(|verdict| verdict.advice.clone()).unwrap_or_default(),
         incomplete: report.incomplete.clone(),
     }
+}
+
+fn shared_kind(shared: SharedMemory) -> ReadingKind {
+    if shared.is_estimate { ReadingKind::Estimate } else { ReadingKind::Pages }
 }
 
 /// A time in seconds with milliseconds, rounded.

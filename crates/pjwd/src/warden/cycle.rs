@@ -18,9 +18,17 @@ use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
-    audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
-    refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
-    usage_times::processes_to_read,
+    audit::GrantAudit,
+    command_scan::command_scan_request,
+    cpuset::CpuSet,
+    job::JobId,
+    record::Record,
+    refusal::Refusal,
+    state::WardenState,
+    state::dirty::DirtySet,
+    time::Nanos,
+    topology::Topology,
+    usage_times::{cgroups_of_ending_jobs, processes_to_read},
 };
 use pjw_sources::Host;
 
@@ -441,6 +449,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
         self.read_process_events();
         snapshot.cpu_times = self.node.read_cpu_times(&processes_to_read(&self.state, &snapshot));
+        for (job, path) in cgroups_of_ending_jobs(&self.state, &snapshot) {
+            self.state.usage.note_memory_peak(&job, self.node.read_memory_peak(&path));
+        }
         snapshot
     }
 

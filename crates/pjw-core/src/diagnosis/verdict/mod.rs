@@ -7,7 +7,7 @@ use core::fmt;
 
 use crate::basics::prelude::*;
 use crate::diagnosis::words;
-use crate::terms::{JobId, JobReport, JobSource};
+use crate::terms::{JobId, JobReport, JobSource, JobUsage};
 
 /// A job that was sampled for a shorter time gets no verdict, in ns: its start and its end are most of it.
 pub const MIN_JUDGED_NS: u64 = 10_000_000_000;
@@ -134,7 +134,7 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     let needed = used_most.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
     let needed = if needed < held { needed } else { mean.div_ceil(1000).clamp(1, held) };
     let used = format!("Of {} {} were used", cores(held), Tenths(mean));
-    let option = option_for_cores(&report.id, needed, usage.pus_max, usage.cores_max);
+    let option = option_for_cores(&report.id, needed, usage);
     if usage.serial_ns == 0 || usage.serial_ns >= usage.sampled_ns / 10 * 9 {
         return vec![format!("{used}: ask for {option}.")];
     }
@@ -162,24 +162,50 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
         return vec![format!("{slept}, not for its core.")];
     }
     let needed = report.mean_use_permille().div_ceil(1000).clamp(1, u64::from(usage.cores_max));
-    let option = option_for_cores(&report.id, needed, usage.pus_max, usage.cores_max);
+    let option = option_for_cores(&report.id, needed, usage);
     vec![format!("{slept}. If that can't be changed, ask for {option}.")]
 }
 
 /// The option by which a user asks the system that started the job for `needed` cores. Slurm and PBS count hardware
-/// threads where a core has several: `pus` and `cores` are those that the job held.
-fn option_for_cores(job: &JobId, needed: u64, pus: u32, cores: u32) -> String {
-    let threads_per_core = u64::from(pus).div_ceil(u64::from(cores.max(1))).max(1);
+/// threads where a core has several.
+fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> String {
+    let (pus, cores) = (u64::from(usage.pus_max), u64::from(usage.cores_max));
+    let threads_per_core = pus.div_ceil(cores.max(1)).max(1);
     match job.source() {
-        JobSource::Slurm => format!("`--cpus-per-task={}`", needed * threads_per_core),
+        JobSource::Slurm => {
+            let options = ["--cpus-per-task", "--ntasks-per-node"];
+            option_for_tasks(options, needed * threads_per_core, pus, usage.tasks)
+        }
+        JobSource::Flux => {
+            option_for_tasks(["--cores-per-task", "--tasks-per-node"], needed, cores, usage.tasks)
+        }
         JobSource::Pbs => format!("`-l select=1:ncpus={}`", needed * threads_per_core),
         JobSource::Lsf => format!("`-n {needed}`"),
         JobSource::Sge => format!("`-pe NAME {needed}`, with the name of the parallel environment"),
         JobSource::Condor => format!("`request_cpus = {needed}`"),
-        JobSource::Flux => format!("`--cores-per-task={needed}`"),
         JobSource::Oar => format!("`-l core={needed}`"),
         JobSource::Manual | JobSource::Session => format!("`--cores {needed}`"),
     }
+}
+
+/// The option of a system that counts CPUs for each task. `per_task` is its option for the CPUs of a task, and `of_tasks` the one
+/// for the number of tasks on a node. `needed` and `held` count the CPUs of all tasks on this node.
+fn option_for_tasks([per_task, of_tasks]: [&str; 2], needed: u64, held: u64, tasks: Option<u32>) -> String {
+    let Some(tasks) = tasks.map(u64::from).filter(|&tasks| tasks > 0) else {
+        return format!(
+            "`{per_task}={needed}`, divided by the number of tasks on a node, if there are several"
+        );
+    };
+    let for_each = needed.div_ceil(tasks);
+    let (now_for_each, fewer) = (held / tasks, needed.div_ceil((held / tasks).max(1)));
+    if tasks == 1 || for_each < now_for_each || fewer >= tasks {
+        return format!(
+            "`{per_task}={for_each}`{}",
+            if tasks > 1 { format!(" for each of {tasks} tasks") } else { String::new() }
+        );
+    }
+    // Each task has as few CPUs as it needs: only fewer tasks are less.
+    format!("`{of_tasks}={fewer}`")
 }
 
 /// Whether `part` is at least `permille` of `whole`.

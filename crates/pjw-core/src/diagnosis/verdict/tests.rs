@@ -19,7 +19,7 @@ fn report_of(
     parts: &[(u64, u64, u64, u32)],
     has_bound_waiters: bool,
 ) -> JobReport {
-    let mut usage = JobUsage::default();
+    let mut usage = JobUsage { tasks: Some(1), ..JobUsage::default() };
     for &(length, cpu, wait, hot_threads) in parts {
         let pus = cores * pus_per_core;
         let (cpu_ns, wait_ns) = (cpu * SECOND / 1000, wait * SECOND / 1000);
@@ -124,7 +124,8 @@ fn fault_6_other_programs_on_the_cores_of_the_job() {
 
 #[test]
 fn each_scheduler_has_its_own_option() {
-    let option = |id: &str| option_for_cores(&job(id), 3, 8, 4);
+    let usage = JobUsage { pus_max: 8, cores_max: 4, tasks: Some(1), ..JobUsage::default() };
+    let option = |id: &str| option_for_cores(&job(id), 3, &usage);
     let ids = ["slurm:1", "pbs:1", "lsf:1", "sge:1", "condor:1.0", "flux:f1", "oar:1", "a"];
     assert_eq!(
         ids.map(option),
@@ -139,6 +140,34 @@ fn each_scheduler_has_its_own_option() {
             "`--cores 3`"
         ]
     );
+}
+
+#[test]
+fn the_cores_that_a_job_needs_are_divided_by_its_tasks() {
+    let option = |id: &str, needed: u64, (cores_max, pus_max): (u32, u32), tasks: Option<u32>| {
+        option_for_cores(&job(id), needed, &JobUsage { cores_max, pus_max, tasks, ..JobUsage::default() })
+    };
+    assert_eq!(option("slurm:1", 4, (16, 16), Some(2)), "`--cpus-per-task=2` for each of 2 tasks");
+    assert_eq!(
+        option("slurm:1", 5, (16, 16), Some(2)),
+        "`--cpus-per-task=3` for each of 2 tasks",
+        "rounded up"
+    );
+    assert_eq!(
+        option("slurm:1", 4, (16, 32), Some(2)),
+        "`--cpus-per-task=4` for each of 2 tasks",
+        "Slurm counts PUs"
+    );
+    assert_eq!(option("slurm:1", 3, (16, 16), Some(16)), "`--ntasks-per-node=3`", "each task has one core");
+    assert_eq!(option("slurm:1", 3, (16, 16), Some(8)), "`--cpus-per-task=1` for each of 8 tasks");
+    assert_eq!(option("flux:f1", 4, (16, 32), Some(2)), "`--cores-per-task=2` for each of 2 tasks");
+    assert_eq!(option("flux:f1", 3, (16, 32), Some(16)), "`--tasks-per-node=3`");
+    for tasks in [None, Some(0)] {
+        assert_eq!(
+            option("slurm:1", 4, (16, 16), tasks),
+            "`--cpus-per-task=4`, divided by the number of tasks on a node, if there are several"
+        );
+    }
 }
 
 #[test]

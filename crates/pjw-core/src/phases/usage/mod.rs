@@ -52,6 +52,23 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
     core::iter::once(member.id.pid).chain(parent)
 }
 
+/// Returns the jobs whose last process this scan found gone, each with the paths of its cgroups. These cgroups should be read
+/// before the decision, which ends the jobs: a scheduler may then remove them at once.
+#[must_use]
+pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(JobId, String)> {
+    let is_gone = |member: &Member| match snapshot.processes.get(&member.id.pid) {
+        Some(Observed::Present(process)) => process.id != member.id,
+        Some(_) => true,
+        None => snapshot.scope == ScanScope::Full,
+    };
+    let seen = snapshot.processes.keys().filter_map(|pid| state.members.get(pid));
+    let missing = state.members.values().filter(|_| snapshot.scope == ScanScope::Full);
+    let gone = seen.chain(missing).filter(|member| is_gone(member));
+    let jobs: BTreeSet<&JobId> = gone.map(|member| &member.job).collect();
+    let ending = jobs.into_iter().filter(|job| state.members_of(job).all(is_gone));
+    ending.flat_map(|job| state.cgroups_of(job).map(move |path| (job.clone(), path))).collect()
+}
+
 /// Takes over the CPU times of this cycle, and ends the samples that are long enough. `may_record` says whether the usage may
 /// be written to the journal: not in a cycle for commands, for whose records the journal has reserved the space.
 pub(crate) fn update(draft: &mut Draft<'_>, may_record: bool) {
@@ -109,6 +126,7 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
             state.usage.read_process(&job, process.id, process.parent, times);
         }
         note_idle(state, &job, process.idle_until);
+        note_tasks(state, &job, process.id.pid);
         read.insert(job);
     }
     for job in &read {
@@ -177,6 +195,15 @@ fn read_cgroups(draft: &mut Draft<'_>, jobs_read: &mut BTreeSet<JobId>) {
             jobs_read.insert(job);
         }
     }
+}
+
+/// Notes how many tasks a job has here, as the environment of one of its processes says.
+fn note_tasks(state: &mut WardenState, id: &JobId, pid: Pid) {
+    let WardenState { usage, processes, .. } = state;
+    let open = usage.of_job_mut(id).filter(|open| open.usage.tasks.is_none() && id.source().is_scheduler());
+    let Some(open) = open else { return };
+    let marks = processes.get(&pid).into_iter().flat_map(|known| &known.job_marks.marks);
+    open.usage.tasks = marks.filter(|mark| mark.job == *id).find_map(|mark| mark.tasks);
 }
 
 /// Ends the sample of a job at the time until which all that ran is known to have been idle, if the sample is long.

@@ -12,7 +12,7 @@
 //! the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
-use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes};
+use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes, SharedMemory};
 
 mod processes;
 
@@ -27,6 +27,10 @@ pub struct UsageState {
     processes: BTreeMap<Pid, ProcessUsage>,
     /// The parents of processes of jobs that belong to no job themselves, by pid.
     outside_parents: BTreeMap<Pid, OutsideParent>,
+    /// The outside parents from which the time of an ended child is still expected.
+    expected_from: BTreeSet<Pid>,
+    /// The number of `processes` with this parent, for each parent that has one.
+    child_counts: BTreeMap<Pid, usize>,
     /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events. They
     /// are used where the next scan comes too late: the parent may have ended too.
     exit_times: BTreeMap<Pid, ProcessTimes>,
@@ -114,16 +118,50 @@ impl UsageState {
     /// Removes the usage of a job that has ended, with its processes.
     pub(crate) fn take(&mut self, job: &JobId) -> Option<OpenUsage> {
         let open = self.jobs.remove(job)?;
-        let of_job = self.processes.values().filter(|process| process.job == *job);
-        let mut childless: BTreeSet<Pid> = of_job.map(|process| process.parent).collect();
-        self.processes.retain(|_, process| process.job != *job);
+        let of_job = self.processes.iter().filter(|(_, process)| process.job == *job);
+        let of_job: Vec<(Pid, Pid)> = of_job.map(|(&pid, process)| (pid, process.parent)).collect();
+        for (pid, parent) in of_job {
+            self.processes.remove(&pid);
+            self.remove_child(parent);
+            self.forget_childless(parent);
+        }
+        for pid in self.expected_from.clone() {
+            if let Some(parent) = self.outside_parents.get_mut(&pid)
+                && parent.last_ended.as_ref() == Some(job)
+            {
+                parent.expect_nothing();
+                self.note_expected(pid);
+            }
+        }
         let processes = &self.processes;
         self.exit_times.retain(|pid, _| processes.contains_key(pid));
-        for process in processes.values() {
-            childless.remove(&process.parent);
-        }
-        self.outside_parents.retain(|pid, _| !childless.contains(pid));
         Some(open)
+    }
+
+    fn remove_child(&mut self, parent: Pid) {
+        if let Some(count) = self.child_counts.get_mut(&parent) {
+            *count -= 1;
+            if *count == 0 {
+                self.child_counts.remove(&parent);
+            }
+        }
+    }
+
+    /// Forgets a parent outside that has no child in a job any more, and from which no time is expected.
+    fn forget_childless(&mut self, parent: Pid) {
+        if !self.child_counts.contains_key(&parent) && !self.expected_from.contains(&parent) {
+            self.outside_parents.remove(&parent);
+        }
+    }
+
+    /// Notes whether the time of an ended child is expected from a parent outside.
+    fn note_expected(&mut self, parent: Pid) {
+        if self.outside_parents.get(&parent).is_some_and(OutsideParent::is_time_expected) {
+            self.expected_from.insert(parent);
+        } else {
+            self.expected_from.remove(&parent);
+            self.forget_childless(parent);
+        }
     }
 
     /// Counts the events of the kinds `violation` and `repaired`, for the report on the job that each event
@@ -137,6 +175,24 @@ impl UsageState {
                 EventKind::Violation => open.usage.violations += 1,
                 _ => {}
             }
+        }
+    }
+
+    /// Notes for the report of a job what a reading of its memory found: the shared part, and the largest amount that was
+    /// charged to its memory cgroup, in bytes. An estimate does not replace a reading of pages.
+    pub fn note_memory(&mut self, job: &JobId, shared: SharedMemory, peak: Option<u64>) {
+        let Some(open) = self.jobs.get_mut(job) else { return };
+        let usage = &mut open.usage;
+        usage.memory_peak = usage.memory_peak.max(peak);
+        if !shared.is_estimate || usage.shared.is_none_or(|known| known.is_estimate) {
+            usage.shared = Some(shared);
+        }
+    }
+
+    /// Notes for the report of a job the largest amount that was charged to a cgroup of it, in bytes.
+    pub fn note_memory_peak(&mut self, job: &JobId, peak: Option<u64>) {
+        if let Some(open) = self.jobs.get_mut(job) {
+            open.usage.memory_peak = open.usage.memory_peak.max(peak);
         }
     }
 
@@ -185,7 +241,8 @@ impl UsageState {
 
     /// Iterates over the jobs of which a child of a process outside ended unread, each with the beginning of its sample.
     pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, Nanos)> {
-        let jobs = self.outside_parents.values().filter_map(|parent| parent.ended_unread.as_ref());
+        let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));
+        let jobs = parents.filter_map(|parent| parent.ended_unread.as_ref());
         jobs.filter_map(|job| Some((job, self.jobs.get(job)?.sample_began_at)))
     }
 
@@ -204,17 +261,32 @@ impl UsageState {
             } else if is_born_in_job {
                 open.add_cpu(process.total_ns());
             }
-            self.processes.insert(id.pid, process);
+            let before = self.processes.insert(id.pid, process);
+            self.note_parent(before.map(|process| process.parent), parent);
             return;
         };
-        known.parent = parent;
+        let before = core::mem::replace(&mut known.parent, parent);
         open.add_cpu(known.read(times));
+        self.note_parent(Some(before), parent);
+    }
+
+    /// Counts a child for its parent, and no longer for the parent that it had before.
+    fn note_parent(&mut self, before: Option<Pid>, parent: Pid) {
+        if before == Some(parent) {
+            return;
+        }
+        *self.child_counts.entry(parent).or_default() += 1;
+        if let Some(before) = before {
+            self.remove_child(before);
+            self.forget_childless(before);
+        }
     }
 
     /// Records that a scan found a process of a job gone. `times` are its last times, if it still is a zombie. Its parent
     /// gets its time from the kernel when the parent waits for it.
     pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessTimes>) {
         let Some(mut ended) = self.processes.remove(&pid) else { return };
+        self.remove_child(ended.parent);
         let at_exit = self.exit_times.remove(&pid);
         let times = times.or(at_exit.as_ref()).filter(|times| times.start == ended.start);
         if let Some(times) = times
@@ -227,7 +299,9 @@ impl UsageState {
             parent.unclaimed_ns += total_ns;
         } else if let Some(parent) = self.outside_parents.get_mut(&ended.parent) {
             parent.unclaimed_ns += total_ns;
-            parent.ended_unread = times.is_none().then_some(ended.job);
+            parent.ended_unread = times.is_none().then(|| ended.job.clone());
+            parent.last_ended = Some(ended.job);
+            self.note_expected(ended.parent);
         }
     }
 
@@ -242,10 +316,17 @@ impl UsageState {
     ) {
         let Some(known) = self.outside_parents.get_mut(&pid).filter(|known| known.start == times.start)
         else {
-            self.outside_parents.insert(pid, OutsideParent::first_read(times));
+            // Another process had the pid.
+            self.outside_parents.remove(&pid);
+            if self.child_counts.contains_key(&pid) {
+                self.outside_parents.insert(pid, OutsideParent::first_read(times));
+            }
+            self.note_expected(pid);
             return;
         };
-        let Some((job, rest_ns)) = known.read(times) else { return };
+        let rest = known.read(times);
+        self.note_expected(pid);
+        let Some((job, rest_ns)) = rest else { return };
         if rest_ns <= most_ns(&job)
             && let Some(open) = self.jobs.get_mut(&job)
         {

@@ -50,11 +50,23 @@ pub(super) struct OutsideParent {
     pub(super) unclaimed_ns: u64,
     /// The job of a child that ended since the last reading and whose last times are unknown.
     pub(super) ended_unread: Option<JobId>,
+    /// The job of the child that ended last.
+    pub(super) last_ended: Option<JobId>,
 }
 
 impl OutsideParent {
     pub(super) fn first_read(times: &ProcessTimes) -> Self {
-        Self { start: times.start, children_ns: times.children_ns, unclaimed_ns: 0, ended_unread: None }
+        let (start, children_ns) = (times.start, times.children_ns);
+        Self { start, children_ns, unclaimed_ns: 0, ended_unread: None, last_ended: None }
+    }
+
+    /// Whether the parent has not yet got all the time of its ended children from the kernel, as far as that is known.
+    pub(super) fn is_time_expected(&self) -> bool {
+        self.ended_unread.is_some() || self.unclaimed_ns > 0
+    }
+
+    pub(super) fn expect_nothing(&mut self) {
+        (self.unclaimed_ns, self.ended_unread) = (0, None);
     }
 
     /// Takes over a reading. Returns the job of a child that ended unread, with the time that was not read of it.

@@ -77,8 +77,8 @@ fn a_zombie_tells_the_rest_of_its_time() {
 fn a_parent_outside_of_the_job_tells_the_rest_of_a_child_that_ended_unread() {
     let (mut usage, a) = begun();
     let plausible = |_: &JobId| 2000 * MS;
-    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
     usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
     usage.end_process(ROOT, None);
     usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
@@ -92,8 +92,8 @@ fn a_parent_outside_of_the_job_tells_the_rest_of_a_child_that_ended_unread() {
 #[test]
 fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent() {
     let (mut usage, a) = begun();
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     usage.end_process(ROOT, None);
     usage.read_outside_parent(SHELL, &times(0, 90_000), |_| 2000 * MS);
     assert_eq!(cpu_ms(&usage, &a), 1005);
@@ -102,8 +102,8 @@ fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent()
 #[test]
 fn the_growing_time_of_a_child_passes_from_ended_parent_to_ended_parent() {
     let (mut usage, a) = begun();
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     usage.read_process(&a, id(CHILD), ROOT, &times(3000, 0));
     usage.end_process(CHILD, None);
     usage.end_process(ROOT, None);
@@ -161,8 +161,8 @@ fn the_cgroup_counts_where_it_knows_more() {
 #[test]
 fn a_job_that_is_taken_leaves_nothing_behind() {
     let (mut usage, a) = begun();
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     assert!(usage.take(&a).is_some());
     assert_eq!(usage, UsageState::default());
 }
@@ -170,8 +170,8 @@ fn a_job_that_is_taken_leaves_nothing_behind() {
 #[test]
 fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_process_nor_its_parent() {
     let (mut usage, a) = begun();
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
     assert_eq!(usage.processes_to_read_after(&events), BTreeSet::from([SHELL, ROOT]));
     usage.note_exit_times(BTreeMap::from([(ROOT, times(8, 1200))]));
@@ -186,4 +186,65 @@ fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_p
     parents.iter().for_each(|(pid, times)| usage.read_outside_parent(*pid, times, |_| 2000 * MS));
     assert_eq!(cpu_ms(&usage, &a), 1308, "its parent had waited for it");
     assert_eq!(usage.take_exit_times_of_parents(), []);
+}
+
+#[test]
+fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
+    let (mut usage, a) = begun();
+    let b = job("b");
+    usage.begin(&b, Nanos(1_000 * MS));
+    usage.read_process(&b, id(Pid(40)), Pid(41), &times(1, 0));
+    for pid in (100..200).map(Pid) {
+        usage.read_process(&a, id(pid), SHELL, &times(10, 0));
+        usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    }
+    (100..199).map(Pid).for_each(|pid| usage.end_process(pid, None));
+    assert_eq!(usage.jobs_with_unread_end().count(), 1, "of one parent");
+    usage.read_outside_parent(SHELL, &times(0, 991), |_| 2000 * MS);
+    assert_eq!((cpu_ms(&usage, &a), usage.jobs_with_unread_end().count()), (1001, 0));
+    assert!(usage.outside_parents.contains_key(&SHELL), "a child lives");
+    usage.end_process(Pid(199), None);
+    assert!(usage.outside_parents.contains_key(&SHELL), "it has not waited yet");
+    usage.read_outside_parent(SHELL, &times(0, 1001), |_| 2000 * MS);
+    usage.read_outside_parent(SHELL, &times(0, 1002), |_| 2000 * MS);
+    assert_eq!((cpu_ms(&usage, &a), usage.outside_parents.len(), usage.expected_from.len()), (1002, 0, 0));
+    assert_eq!(usage.child_counts, BTreeMap::from([(Pid(41), 1)]));
+}
+
+#[test]
+fn a_parent_that_never_waits_for_its_children_is_forgotten_with_the_job() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.end_process(ROOT, Some(&times(9, 0)));
+    assert!(usage.outside_parents.contains_key(&SHELL), "its time would look like that of a later child");
+    assert!(usage.take(&a).is_some());
+    assert_eq!(usage, UsageState::default());
+}
+
+#[test]
+fn a_process_whose_parent_ended_is_a_child_of_another_one() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_process(&a, id(ROOT), Pid(1), &times(6, 0));
+    assert_eq!((usage.outside_parents.len(), usage.child_counts.clone()), (0, BTreeMap::from([(Pid(1), 1)])));
+}
+
+#[test]
+fn the_report_has_the_last_reading_of_pages_or_else_the_last_estimate() {
+    let (mut usage, a) = begun();
+    let read = |permille, is_estimate| SharedMemory { permille, is_estimate };
+    usage.note_memory(&a, read(500, true), Some(7));
+    usage.note_memory(&a, read(600, true), None);
+    let of_job = |usage: &UsageState| {
+        let usage = &usage.of_job(&a).unwrap().usage;
+        (usage.shared, usage.memory_peak)
+    };
+    assert_eq!(of_job(&usage), (Some(read(600, true)), Some(7)));
+    usage.note_memory(&a, read(900, false), Some(5));
+    usage.note_memory(&a, read(100, true), Some(9));
+    assert_eq!(of_job(&usage), (Some(read(900, false)), Some(9)));
+    usage.note_memory(&job("b"), read(1, false), Some(1));
+    assert!(usage.of_job(&job("b")).is_none(), "a job that has ended");
 }

@@ -40,6 +40,15 @@ pub struct UsageSample {
     pub has_bound_waiters: bool,
 }
 
+/// Which part of the memory of a job is shared, as a reading of its memory found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedMemory {
+    /// The shared part in permille: of the sum of the resident set sizes, or, in an estimate, of the anonymous memory.
+    pub permille: u32,
+    /// Whether it was estimated from the counters of the job's cgroup, not read from the pages of its processes.
+    pub is_estimate: bool,
+}
+
 /// The use that a job made of its cores, from its beginning to the last scan of its processes. The values are
 /// sums over many intervals ([`UsageSample`]). pjw writes the sums to the journal. So a restarted daemon can
 /// continue the sums.
@@ -86,6 +95,12 @@ pub struct JobUsage {
     pub violations: u32,
     /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup that measures it.
     pub memory_peak: Option<u64>,
+    /// The shared part of the job's memory, by the last reading of its pages, or else by the last estimate. `None` if its
+    /// memory was never read.
+    pub shared: Option<SharedMemory>,
+    /// The number of tasks (processes that the scheduler starts) of the job on this machine, as its scheduler says. `None` if
+    /// that is unknown.
+    pub tasks: Option<u32>,
     /// For how long the job used how many PUs.
     pub levels: UseHistogram,
 }

@@ -59,6 +59,14 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
     if let Some(bytes) = report.memory_peak {
         add("memory", format!("{} MiB at most", bytes.div_ceil(1 << 20)));
     }
+    if let Some(permille) = report.shared_permille {
+        let percent = text::percent_text(permille);
+        let shared = match report.shared_source.as_deref() {
+            Some("cgroup") => format!("about {percent} of its anonymous memory, as last estimated"),
+            _ => format!("{percent} of its memory, as last read"),
+        };
+        add("shared", shared);
+    }
     if let Some(why) = &report.incomplete {
         add("incomplete", escaped(why));
     }

@@ -50,6 +50,8 @@ fn a_report_is_a_page_with_the_verdict_first() {
         violations: 1,
         repairs: 2,
         memory_peak: Some(3 << 20),
+        shared_permille: Some(911),
+        shared_source: Some("smaps".into()),
         incomplete: Some("pjwd was restarted".into()),
         ..report()
     };
@@ -59,10 +61,17 @@ fn a_report_is_a_page_with_the_verdict_first() {
         "  serial      20.0 s with one thread alone\n",
         "  leaving     1 attempt to leave its cores, 2 repairs\n",
         "  memory      3 MiB at most\n",
+        "  shared      91.1% of its memory, as last read\n",
         "  incomplete  pjwd was restarted\n",
     ] {
         assert!(text.contains(line), "{text}");
     }
+    let estimated = Report { shared_source: Some("cgroup".into()), ..more };
+    let text = report_text(&estimated, &names(), TERMINAL);
+    assert!(
+        text.contains("  shared      about 91.1% of its anonymous memory, as last estimated\n"),
+        "{text}"
+    );
 }
 
 #[test]

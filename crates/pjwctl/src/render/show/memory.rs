@@ -65,7 +65,21 @@ fn sums(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let gone = (memory.gone > 0)
         .then(|| format!("{} ended meanwhile", count_with_noun(memory.gone, "process", "processes")));
     let cost = format!("read in {} ms of CPU time", memory.cost_us.div_ceil(1000));
-    [Some(used), Some(rest), nodes, gone, Some(cost)].into_iter().flatten().collect()
+    let unknown = unknown_spaces(memory).filter(|_| !is_estimate);
+    [Some(used), Some(rest), nodes, unknown, gone, Some(cost)].into_iter().flatten().collect()
+}
+
+/// That it is unknown which processes share an address space, if it is.
+fn unknown_spaces(memory: &Memory) -> Option<String> {
+    let unknown = memory.processes.iter().filter(|process| process.address_space.is_none()).count();
+    // A single process shares with none.
+    (unknown > 0 && memory.processes.len() > 1).then(|| {
+        let unknown = count_with_noun(u64::try_from(unknown).unwrap_or(u64::MAX), "process", "processes");
+        format!(
+            "it is unknown whether {unknown} of them share an address space, as after clone(2) with CLONE_VM: each counts \
+             alone, because pjwd may not compare them (kcmp(2), which a container may forbid)"
+        )
+    })
 }
 
 fn warning_text(warning: &Warning, term: Terminal) -> String {
@@ -193,6 +207,17 @@ mod tests {
             ],
             ..Memory::default()
         }
+    }
+
+    #[test]
+    fn address_spaces_that_could_not_be_compared_are_said_to_be_unknown() {
+        let mut memory = farm();
+        assert!(!memory_text(&memory, PLAIN).contains("unknown"));
+        memory.processes.iter_mut().for_each(|process| process.address_space = None);
+        let text = memory_text(&memory, PLAIN);
+        assert!(text.contains("it is unknown whether 3 processes of them share an address"), "{text}");
+        let estimate = Memory { source: "cgroup".into(), uss: None, ..memory };
+        assert!(!memory_text(&estimate, PLAIN).contains("unknown"));
     }
 
     #[test]

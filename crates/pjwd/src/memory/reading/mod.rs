@@ -90,6 +90,9 @@ pub enum ReadingError {
     /// The reading thread has ended, or can't be started.
     #[error("the thread that reads memory can't be started: {0}; check the limit on the number of processes")]
     NoThread(String),
+    /// The reading was given up, because its caller has hung up.
+    #[error("the reading was given up, because its caller has hung up: ask again")]
+    Abandoned,
 }
 
 /// The memory cgroup in which the processes of a job are.
@@ -99,18 +102,20 @@ struct JobCgroup {
     is_own: bool,
 }
 
-/// Reads the memory of a job with these processes. A process that has ended is counted, which is no error.
+/// Reads the memory of a job with these processes. A process that has ended is counted, which is no error. Before each
+/// process, `is_wanted` says whether the reading goes on: one process of a TiB takes half a minute of CPU time.
 ///
 /// # Errors
 /// See [`ReadingError`].
-pub fn read_job(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
+pub fn read_job(
+    processes: &[ProcessId],
+    kind: ReadingKind,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<JobReading, ReadingError> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::NoProc)?;
     let (at, before) = (clock::now(), clock::own_thread_cpu_time());
-    let alive: Vec<Pid> = processes
-        .iter()
-        .filter(|process| is_alive(&mut proc, **process))
-        .map(|process| process.pid)
-        .collect();
+    let alive: Vec<ProcessId> =
+        processes.iter().copied().filter(|process| is_alive(&mut proc, *process)).collect();
     let cgroup = job_cgroup(&mut proc, &alive);
     let mut reading = JobReading {
         kind,
@@ -129,7 +134,9 @@ pub fn read_job(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading
             let own = cgroup.filter(|job| job.is_own).ok_or(ReadingError::NoOwnCgroup)?;
             read_counters(&mut proc, &alive, &own.cgroup, &mut reading)?;
         }
-        ReadingKind::Pages | ReadingKind::PagesByNode => read_pages(&mut proc, &alive, &mut reading),
+        ReadingKind::Pages | ReadingKind::PagesByNode => {
+            read_pages(&mut proc, &alive, &mut reading, is_wanted)?;
+        }
     }
     reading.cost = clock::own_thread_cpu_time().saturating_sub(before);
     Ok(reading)
@@ -142,26 +149,42 @@ fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
     first.is_ok_and(|stat| stat.start == process.start)
 }
 
-fn read_pages(proc: &mut ProcDir, pids: &[Pid], reading: &mut JobReading) {
-    let spaces = address_spaces(pids);
+fn read_pages(
+    proc: &mut ProcDir,
+    processes: &[ProcessId],
+    reading: &mut JobReading,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<(), ReadingError> {
+    let pids: Vec<Pid> = processes.iter().map(|process| process.pid).collect();
+    let spaces = number_address_spaces(&pids, compare_address_spaces);
+    // The memory of each address space by its number.
     let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
-    for (&pid, &address_space) in pids.iter().zip(&spaces) {
+    for (&process, address_space) in processes.iter().zip(spaces) {
+        if !is_wanted() {
+            return Err(ReadingError::Abandoned);
+        }
+        let pid = process.pid;
         // The kernel reports the same pages for each process of an address space.
-        if let Some(same) = read.get(&address_space) {
+        if let Some(same) = address_space.and_then(|space| read.get(&space)) {
             reading.processes.push(ProcessMemory { pid, ..same.clone() });
             continue;
         }
         match pages_of(proc, pid, reading.kind) {
+            // Another process may have got the pid meanwhile.
+            Ok(_) if !is_alive(proc, process) => reading.gone += 1,
             Ok(memory) => {
                 let memory = ProcessMemory { address_space, ..memory };
-                read.insert(address_space, memory.clone());
+                read.extend(address_space.map(|space| (space, memory.clone())));
                 reading.processes.push(memory);
             }
-            Err(errno) => count_failure(proc, pid, errno, reading),
+            Err(errno) => count_failure(proc, process, errno, reading),
         }
     }
     reading.sum = JobMemory::sum(&reading.processes);
-    reading.workers = Some(WorkerMemory::of(reading.at.since_boot, read.values().map(|process| process.uss)));
+    let unknown = reading.processes.iter().filter(|process| process.address_space.is_none());
+    let sizes = read.values().chain(unknown).map(|process| process.uss);
+    reading.workers = Some(WorkerMemory::of(reading.at.since_boot, sizes));
+    Ok(())
 }
 
 fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMemory, Errno> {
@@ -171,26 +194,28 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
         ReadingKind::PagesByNode => proc.memory_by_numa_node(pid)?,
         ReadingKind::Pages | ReadingKind::Estimate => BTreeMap::new(),
     };
-    Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: 0, by_node })
+    Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, by_node })
 }
 
 fn read_counters(
     proc: &mut ProcDir,
-    pids: &[Pid],
+    processes: &[ProcessId],
     cgroup: &CgroupDir,
     reading: &mut JobReading,
 ) -> Result<(), ReadingError> {
-    let mut anonymous = Vec::with_capacity(pids.len());
-    for (address_space, &pid) in (0..).zip(pids) {
+    let mut anonymous = Vec::with_capacity(processes.len());
+    for &process in processes {
+        let pid = process.pid;
         match proc.memory_counters(pid) {
+            Ok(_) if !is_alive(proc, process) => reading.gone += 1,
             Ok(MemoryCounters { rss, anonymous: own, page_tables, swap }) => {
                 anonymous.push(own);
-                let by_node = BTreeMap::new();
+                let (by_node, address_space) = (BTreeMap::new(), None);
                 let memory =
                     ProcessMemory { pid, rss, pss: 0, uss: 0, page_tables, swap, address_space, by_node };
                 reading.processes.push(memory);
             }
-            Err(errno) => count_failure(proc, pid, errno, reading),
+            Err(errno) => count_failure(proc, process, errno, reading),
         }
     }
     let charged = cgroup.read_memory().map_err(|_| ReadingError::NoOwnCgroup)?;
@@ -203,8 +228,10 @@ fn read_counters(
 }
 
 /// Counts a process that could not be read: it has ended, or it is denied.
-fn count_failure(proc: &mut ProcDir, pid: Pid, errno: Errno, reading: &mut JobReading) {
-    let Ok(status) = proc.status(pid) else {
+fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: &mut JobReading) {
+    let pid = process.pid;
+    let status = proc.status(pid);
+    let Some(status) = status.ok().filter(|_| is_alive(proc, process)) else {
         reading.gone += 1;
         return;
     };
@@ -227,37 +254,61 @@ fn count_failure(proc: &mut ProcDir, pid: Pid, errno: Errno, reading: &mut JobRe
     reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
 }
 
-/// Numbers the address spaces of the processes. Where they can't be compared, each process has one of its own.
-fn address_spaces(pids: &[Pid]) -> Vec<u32> {
+/// Numbers the address spaces of the processes. `None` for a process that can't be compared with others: kcmp(2) needs the
+/// rights of ptrace(2) for both processes, a container may forbid it, and a kernel may have been built without it.
+fn number_address_spaces(
+    pids: &[Pid],
+    compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno> + Copy,
+) -> Vec<Option<u32>> {
     // The first process of each address space with its number, in the order of the kernel.
     let mut known: Vec<(Pid, u32)> = Vec::new();
-    let mut count = 0;
-    let number = |pid: &Pid| {
-        let compare =
-            |(other, _): &(Pid, u32)| compare_address_spaces(*other, *pid).unwrap_or(Ordering::Less);
-        match known.binary_search_by(compare) {
-            Ok(index) => known[index].1,
-            Err(index) => {
-                known.insert(index, (*pid, count));
-                count += 1;
-                count - 1
+    (0..).zip(pids).map(|(unused, &pid)| number_address_space(&mut known, pid, unused, compare)).collect()
+}
+
+/// Returns the number of the address space of a process: `unused` if no known process has the same one.
+fn number_address_space(
+    known: &mut Vec<(Pid, u32)>,
+    pid: Pid,
+    unused: u32,
+    compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno>,
+) -> Option<u32> {
+    // A process that may not be compared with any other may not be compared with itself either.
+    while compare(pid, pid).is_ok() {
+        let mut failed = None;
+        let found = known.binary_search_by(|&(other, _)| {
+            compare(other, pid).unwrap_or_else(|_| {
+                failed = Some(other);
+                Ordering::Less
+            })
+        });
+        let Some(other) = failed else {
+            if let Err(index) = found {
+                known.insert(index, (pid, unused));
             }
+            return Some(found.map_or(unused, |index| known[index].1));
+        };
+        // One of the two has ended meanwhile. If that is the other one, it is left out.
+        if compare(other, other).is_ok() {
+            return None;
         }
-    };
-    pids.iter().map(number).collect()
+        known.retain(|(known, _)| *known != other);
+    }
+    None
 }
 
 /// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
-fn job_cgroup(proc: &mut ProcDir, pids: &[Pid]) -> Option<JobCgroup> {
+fn job_cgroup(proc: &mut ProcDir, processes: &[ProcessId]) -> Option<JobCgroup> {
     let mount = MemoryMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();
-    for &pid in pids {
-        if let Ok(lines) = proc.cgroups(pid) {
+    for &process in processes {
+        if let Ok(lines) = proc.cgroups(process.pid)
+            && is_alive(proc, process)
+        {
             paths.extend(mount.path_in(&lines).map(str::to_owned));
         }
     }
     let cgroup = mount.cgroup(&common_cgroup(paths.iter().map(String::as_str))?)?;
-    let members: BTreeSet<Pid> = pids.iter().copied().collect();
+    let members: BTreeSet<Pid> = processes.iter().map(|process| process.pid).collect();
     // A child that was born a moment ago may not be known yet.
     let mut belongs = |pid: Pid| {
         members.contains(&pid) || proc.stat(pid).map_or(true, |stat| members.contains(&stat.parent))

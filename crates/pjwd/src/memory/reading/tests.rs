@@ -1,10 +1,16 @@
 //! Readings of this process, of its children, and of processes that are gone.
 
 use std::process::{Child, Command};
+use std::sync::{Arc, Weak};
 
 use pjw_core::ids::StartTime;
 
 use super::*;
+
+/// A reading that its caller waits for.
+fn read(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
+    read_job(processes, kind, &|| true)
+}
 
 struct Sleeper(Child);
 
@@ -33,8 +39,7 @@ fn process_id(pid: u32) -> ProcessId {
 #[test]
 fn a_reading_has_the_memory_of_each_process_and_its_cost() {
     let (one, other) = (Sleeper::start(), Sleeper::start());
-    let reading =
-        read_job(&[one.id(), other.id(), process_id(std::process::id())], ReadingKind::Pages).unwrap();
+    let reading = read(&[one.id(), other.id(), process_id(std::process::id())], ReadingKind::Pages).unwrap();
     assert_eq!((reading.processes.len(), reading.gone, reading.denied.len()), (3, 0, 0));
     assert_eq!(reading.sum.address_spaces, 3);
     assert!(reading.cost > Duration::ZERO && reading.available > 0);
@@ -48,12 +53,12 @@ fn a_process_that_ended_or_whose_pid_has_another_process_is_gone() {
     let sleeper = Sleeper::start();
     let id = sleeper.id();
     let reused = ProcessId { start: StartTime(id.start.0 + 1), ..id };
-    let reading = read_job(&[reused], ReadingKind::Pages).unwrap();
+    let reading = read(&[reused], ReadingKind::Pages).unwrap();
     assert_eq!((reading.gone, reading.processes.len()), (1, 0));
     drop(sleeper);
-    let reading = read_job(&[id], ReadingKind::PagesByNode).unwrap();
+    let reading = read(&[id], ReadingKind::PagesByNode).unwrap();
     assert_eq!((reading.gone, reading.sum.rss, reading.denied.len()), (1, 0, 0));
-    assert_eq!(read_job(&[], ReadingKind::Pages).unwrap().sum, JobMemory::default());
+    assert_eq!(read(&[], ReadingKind::Pages).unwrap().sum, JobMemory::default());
 }
 
 #[test]
@@ -62,7 +67,7 @@ fn a_process_of_another_user_is_denied_with_the_reason() {
         println!("skipped: root may read all processes; tests/host/memory.rs has a daemon that may not");
         return;
     }
-    let reading = read_job(&[process_id(1)], ReadingKind::Pages).unwrap();
+    let reading = read(&[process_id(1)], ReadingKind::Pages).unwrap();
     let [denied] = &reading.denied[..] else { panic!("{:?}", reading.denied) };
     assert_eq!((denied.pid, denied.uid), (Pid(1), 0));
     assert!(
@@ -75,8 +80,60 @@ fn a_process_of_another_user_is_denied_with_the_reason() {
 fn processes_beside_others_in_a_cgroup_have_no_estimate() {
     // The test itself is in the same cgroup, and is not in the job.
     let sleeper = Sleeper::start();
-    let estimate = read_job(&[sleeper.id()], ReadingKind::Estimate);
+    let estimate = read(&[sleeper.id()], ReadingKind::Estimate);
     assert_eq!(estimate.err(), Some(ReadingError::NoOwnCgroup));
+}
+
+#[test]
+fn a_process_that_got_the_pid_during_the_reading_is_not_counted() {
+    let sleeper = Sleeper::start();
+    let reused = ProcessId { start: StartTime(sleeper.id().start.0 + 1), ..sleeper.id() };
+    let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
+    let mut reading = read(&[], ReadingKind::Pages).unwrap();
+    read_pages(&mut proc, &[reused, sleeper.id()], &mut reading, &|| true).unwrap();
+    let pids: Vec<Pid> = reading.processes.iter().map(|process| process.pid).collect();
+    assert_eq!((reading.gone, pids), (1, vec![sleeper.id().pid]));
+    count_failure(&mut proc, reused, Errno::EACCES, &mut reading);
+    assert_eq!((reading.gone, reading.denied.len()), (2, 0), "another process is not named as denied");
+}
+
+#[test]
+fn the_address_space_of_a_process_that_cannot_be_compared_is_unknown() {
+    // The address space of each process is its pid without the last digit.
+    let compare = |one: Pid, other: Pid| {
+        let is_hidden = |pid: Pid| pid.0 % 10 == 9;
+        if is_hidden(one) || is_hidden(other) {
+            Err(Errno::EPERM)
+        } else {
+            Ok((one.0 / 10).cmp(&(other.0 / 10)))
+        }
+    };
+    let numbers =
+        |pids: &[u32]| number_address_spaces(&pids.iter().copied().map(Pid).collect::<Vec<_>>(), compare);
+    assert_eq!(
+        numbers(&[30, 39, 10, 49, 20, 31, 11, 21, 19]),
+        [Some(0), None, Some(2), None, Some(4), Some(0), Some(2), Some(4), None]
+    );
+    // Process 20 ends once it is known.
+    let is_over = std::cell::Cell::new(false);
+    let ending = |one: Pid, other: Pid| {
+        if is_over.get() && (one.0 == 20 || other.0 == 20) {
+            return Err(Errno::ESRCH);
+        }
+        is_over.set(is_over.get() || one.0 == 30);
+        compare(one, other)
+    };
+    let pids = [20, 30, 10, 31, 11].map(Pid);
+    assert_eq!(number_address_spaces(&pids, ending), [0, 1, 2, 1, 2].map(Some));
+}
+
+#[test]
+fn a_reading_that_nobody_wants_any_more_ends_before_the_next_process() {
+    let (one, other) = (Sleeper::start(), Sleeper::start());
+    let left = std::cell::Cell::new(1);
+    let wanted_once = || left.replace(0) > 0;
+    let reading = read_job(&[one.id(), other.id()], ReadingKind::Pages, &wanted_once);
+    assert_eq!(reading.err(), Some(ReadingError::Abandoned));
 }
 
 #[test]
@@ -85,11 +142,14 @@ fn the_thread_reads_one_job_after_the_other_and_skips_requests_that_nobody_waits
     runtime.block_on(async {
         let reader = crate::memory::reader::MemoryReader::default();
         let sleeper = Sleeper::start();
-        drop(reader.read(vec![sleeper.id()], ReadingKind::Pages));
-        let (one, other) = tokio::join!(
-            reader.read(vec![sleeper.id()], ReadingKind::Pages),
-            reader.read(vec![process_id(std::process::id())], ReadingKind::Pages)
+        let caller = Arc::new(());
+        let read = |process, wanted: Weak<()>| reader.request(vec![process], ReadingKind::Pages, wanted);
+        let (nobody, one, other) = tokio::join!(
+            read(sleeper.id(), Weak::new()),
+            read(sleeper.id(), Arc::downgrade(&caller)),
+            read(process_id(std::process::id()), Arc::downgrade(&caller))
         );
+        assert_eq!(nobody.err(), Some(ReadingError::Abandoned));
         assert_eq!(one.unwrap().processes[0].pid, sleeper.id().pid);
         assert_eq!(other.unwrap().processes[0].pid, Pid(std::process::id()));
     });

@@ -3,11 +3,13 @@
 use pjw_core::command::Command;
 use pjw_core::diagnosis::verdict::{summary, verdict};
 use pjw_core::event::{Event, EventKind};
+use pjw_core::job::JobId;
 use pjw_core::scan::ScanRequest;
-use pjw_core::usage::JobReport;
+use pjw_core::usage::{JobReport, SharedMemory};
 
 use super::EventLoop;
 use crate::view::report::report_to_wire;
+use crate::view::to_wire::format_rfc3339;
 use crate::warden::CycleReport;
 
 impl EventLoop {
@@ -17,6 +19,16 @@ impl EventLoop {
         let ended = self.store_reports(&report.ended_jobs);
         report.events.extend(ended);
         report
+    }
+
+    /// Notes for the report of a job what a reading of its memory found. `since` is the time at which the job began, as the
+    /// status shows it.
+    pub(super) fn note_memory(&mut self, job: &JobId, since: &str, shared: SharedMemory, peak: Option<u64>) {
+        let state = self.warden.state_mut();
+        let is_same = state.jobs.get(job).is_some_and(|job| format_rfc3339(job.detected_at) == since);
+        if is_same {
+            state.usage.note_memory(job, shared, peak);
+        }
     }
 
     /// Stores the reports of the jobs that ended. Returns an event for each, with the verdict on the job.

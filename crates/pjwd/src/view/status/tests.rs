@@ -182,7 +182,7 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
         enroll(&mut state, pid, "slurm:7");
     }
     let kind = MarkKind::Cgroup("/slurm/job_7".to_owned());
-    let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, cpu_request: None };
+    let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, cpu_request: None, tasks: None };
     let mut known = state.processes[&Pid(10)].clone();
     known.job_marks.marks.push(claim);
     state.processes.insert(known);

@@ -1,0 +1,184 @@
+//! The order in which callers use the thread that reads memory: one at a time, and the users take turns.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use tokio::sync::oneshot;
+
+/// Who waits for a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TurnOwner {
+    /// The calls of the user with this id.
+    User(u32),
+    /// The readings without a request (`memory.sample`).
+    Sampler,
+}
+
+/// Error: too many calls of a user wait already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{waiting} of your calls wait for readings of memory already, which are made one after the other: try again when one of \
+     them is answered"
+)]
+pub struct TooManyWaiting {
+    /// The number of calls that wait.
+    pub waiting: usize,
+}
+
+/// Gives turns: at each time at most one [`Turn`] exists. Each owner with waiting calls gets a turn before any other owner gets
+/// a second one, so a user with many calls does not delay the calls of other users.
+#[derive(Debug, Default)]
+pub struct Turns(Rc<RefCell<Queue>>);
+
+/// A turn. It ends when this value is dropped, and the next one begins.
+#[derive(Debug)]
+pub struct Turn(Rc<RefCell<Queue>>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    is_taken: bool,
+    /// The owners with waiting calls: the first one gets the next turn.
+    waiting: VecDeque<(TurnOwner, VecDeque<oneshot::Sender<Turn>>)>,
+}
+
+impl Turns {
+    /// Waits for a turn. A future that is dropped waits no longer.
+    ///
+    /// # Errors
+    /// At once, if `max_waiting` calls of this owner wait already.
+    pub async fn take(&self, owner: TurnOwner, max_waiting: usize) -> Result<Turn, TooManyWaiting> {
+        let receiver = {
+            let mut queue = self.0.borrow_mut();
+            if !queue.is_taken {
+                queue.is_taken = true;
+                return Ok(Turn(Rc::clone(&self.0)));
+            }
+            queue.add(owner, max_waiting)?
+        };
+        // The queue keeps the sender until it sends the turn.
+        receiver.await.map_err(|_| TooManyWaiting { waiting: 0 })
+    }
+}
+
+impl Queue {
+    fn add(
+        &mut self,
+        owner: TurnOwner,
+        max_waiting: usize,
+    ) -> Result<oneshot::Receiver<Turn>, TooManyWaiting> {
+        let (sender, receiver) = oneshot::channel();
+        let Some((_, calls)) = self.waiting.iter_mut().find(|(other, _)| *other == owner) else {
+            self.waiting.push_back((owner, VecDeque::from([sender])));
+            return Ok(receiver);
+        };
+        calls.retain(|call| !call.is_closed());
+        if calls.len() >= max_waiting {
+            return Err(TooManyWaiting { waiting: calls.len() });
+        }
+        calls.push_back(sender);
+        Ok(receiver)
+    }
+
+    /// The call that gets the next turn. Calls whose future was dropped are left out.
+    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+        while let Some((owner, mut calls)) = self.waiting.pop_front() {
+            calls.retain(|call| !call.is_closed());
+            if let Some(call) = calls.pop_front() {
+                if !calls.is_empty() {
+                    self.waiting.push_back((owner, calls));
+                }
+                return Some(call);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let next = self.0.borrow_mut().next();
+        match next {
+            // If the future is dropped before it takes the turn, the turn is dropped with it, which ends that turn.
+            Some(call) => drop(call.send(Turn(Rc::clone(&self.0)))),
+            None => self.0.borrow_mut().is_taken = false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    /// Polls a future once.
+    fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn taken(turns: &Turns) -> Turn {
+        match poll(&mut Box::pin(turns.take(TurnOwner::User(1), 2))) {
+            Poll::Ready(Ok(turn)) => turn,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn users_take_turns_and_each_user_keeps_the_order() {
+        let turns = Turns::default();
+        let mut present = taken(&turns);
+        let owners = [TurnOwner::User(1), TurnOwner::User(1), TurnOwner::User(2), TurnOwner::Sampler];
+        let mut calls: Vec<_> = owners.iter().map(|&owner| Box::pin(turns.take(owner, 2))).collect();
+        calls.iter_mut().for_each(|call| assert!(poll(call).is_pending()));
+        for expected in [0, 2, 3, 1] {
+            drop(present);
+            let ready = (0..owners.len()).find_map(|n| match poll(&mut calls[n]) {
+                Poll::Ready(turn) => Some((n, turn.unwrap())),
+                Poll::Pending => None,
+            });
+            let (n, turn) = ready.unwrap();
+            assert_eq!(n, expected);
+            present = turn;
+            // A future that is ready must not be polled again.
+            calls[n] = Box::pin(turns.take(TurnOwner::User(9), 99));
+        }
+        drop(calls);
+        drop(present);
+        drop(taken(&turns));
+    }
+
+    #[test]
+    fn a_user_with_too_many_waiting_calls_is_refused_and_others_are_not() {
+        let turns = Turns::default();
+        let present = taken(&turns);
+        let mut calls: Vec<_> = (0..3).map(|_| Box::pin(turns.take(TurnOwner::User(1), 2))).collect();
+        assert!(poll(&mut calls[0]).is_pending() && poll(&mut calls[1]).is_pending());
+        let Poll::Ready(Err(refused)) = poll(&mut calls[2]) else { panic!("it waits") };
+        assert!(refused.to_string().starts_with("2 of your calls wait"), "{refused}");
+        let mut other = Box::pin(turns.take(TurnOwner::User(2), 2));
+        assert!(poll(&mut other).is_pending());
+        drop(calls.remove(0));
+        let mut again = Box::pin(turns.take(TurnOwner::User(1), 2));
+        assert!(poll(&mut again).is_pending(), "a call that was dropped waits no longer");
+        drop(present);
+        assert!(poll(&mut calls[0]).is_ready());
+    }
+
+    #[test]
+    fn the_turn_of_a_call_that_hangs_up_passes_on() {
+        let turns = Turns::default();
+        let present = taken(&turns);
+        let mut first = Box::pin(turns.take(TurnOwner::User(1), 2));
+        let mut second = Box::pin(turns.take(TurnOwner::User(2), 2));
+        assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+        drop(present);
+        // The turn was sent to the first call, which is dropped before it takes the turn.
+        drop(first);
+        let Poll::Ready(Ok(turn)) = poll(&mut second) else { panic!("the turn is lost") };
+        drop(turn);
+        drop(taken(&turns));
+    }
+}
