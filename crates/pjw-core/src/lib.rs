@@ -44,7 +44,7 @@ mod terms;
 pub mod testing;
 
 pub use basics::{cpuset, ids, text, time};
-pub use machine::{devices, housekeeping, parts, size_variables, topology};
+pub use machine::{devices, housekeeping, parts, size_variables, topology, within_job};
 pub use phases::commands::types as command;
 pub use phases::usage as usage_times;
 pub use phases::{cpusets, lending, pinning, unassigned};

@@ -168,6 +168,9 @@ wire! {
         /// The number of cores that the job can use at present, as its owner or a program in it said. At most what
         /// the job may have. `None` if it wants what it was granted.
         wants: Option<u32>,
+        /// The rule by which a NUMA node is chosen for each new process of the job: `rr`, `ll`, `fill` or `packed`. `None`
+        /// if no rule was requested.
+        #[serde(default)] within_job: Option<String>,
     }
     /// A lasting condition that needs the attention of an administrator.
     Warning {

@@ -26,4 +26,5 @@ mod restore;
 mod usage;
 mod visits;
 mod wanted_cores;
+mod within_job;
 mod without_cpuset;

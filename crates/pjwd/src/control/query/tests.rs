@@ -38,6 +38,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             evidence: Evidence::Registered,
             inherited_mask: None,
             was_new_at_join: true,
+            numa_node: None,
             first_seen: None,
             threads,
         };
