@@ -23,6 +23,7 @@ mod recovery;
 mod refusals;
 mod released;
 mod restore;
+mod steady;
 mod usage;
 mod visits;
 mod wanted_cores;
