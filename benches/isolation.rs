@@ -1,7 +1,8 @@
 //! Measures how well a job is isolated from another job. The time of job B of the demo is measured alone, and beside
 //! job A: without separation, with a cgroup of fair CPU weight for each job, with both jobs bound by taskset, and
 //! with pjwd. Then two MPI programs run at the same time. Each of them binds its ranks to the first cores of the
-//! machine. Their times are measured without separation and with pjwd.
+//! machine. The time of each is measured without separation and with pjwd, and compared with its time alone. `--only mpi` measures
+//! the MPI programs only.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
@@ -87,14 +88,15 @@ fn main() -> anyhow::Result<()> {
     let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let halves = halves(&scale);
     let bench = Bench { effort, interrupt, scale, programs, halves };
-    let mut figures = bench.compare_two_jobs()?;
+    let only_mpi = std::env::args().any(|argument| argument == "mpi");
+    let mut figures = if only_mpi { Vec::new() } else { bench.compare_two_jobs()? };
     for mpi in mpi::LAUNCHERS {
         match mpi.check_installed() {
             Ok(()) => figures.extend(bench.compare_two_mpi_runs(mpi)?),
             Err(why) => print_line(&format!("skipped: {}: {why:#}", mpi.name))?,
         }
     }
-    publish("isolation", &figures)
+    publish(if only_mpi { "isolation-mpi" } else { "isolation" }, &figures)
 }
 
 /// Returns the PUs of the first cores for job A, and of the other cores for job B.
@@ -195,8 +197,8 @@ impl Bench {
         Ok((a, b))
     }
 
-    /// Runs two MPI programs at the same time, each with as many ranks as half the cores, and measures the time of
-    /// the slower one.
+    /// Runs two MPI programs at the same time, each with as many ranks as half the cores. Prints a table with the time of each
+    /// of them against its time alone.
     fn compare_two_mpi_runs(&self, mpi: MpiLauncher) -> anyhow::Result<Vec<Figure>> {
         let temporary_dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
@@ -211,27 +213,57 @@ impl Bench {
         let two = |warden: Option<&PrivateWarden>| {
             let run = |name| warden.map(|warden| warden.run_command(name, ranks));
             let (first, second) = (launch(run("mpi-a"), steps)?, launch(run("mpi-b"), steps)?);
-            anyhow::Ok(first.slowest_seconds(&self.interrupt)?.max(second.slowest_seconds(&self.interrupt)?))
+            anyhow::Ok([first.slowest_seconds(&self.interrupt)?, second.slowest_seconds(&self.interrupt)?])
         };
-        let (mut alone, mut unseparated, mut under_warden) = (Vec::new(), Vec::new(), Vec::new());
+        let mut times = MpiTimes::default();
         for round in 0..self.effort.pick(1, 5) {
             for turn in 0..3 {
                 match (turn + round) % 3 {
-                    0 => alone.push(one(steps)?),
-                    1 => unseparated.push(two(None)?),
-                    _ => under_warden.push(two(Some(&self.start_warden()?))?),
+                    0 => times.alone.push(one(steps)?),
+                    1 => times.unseparated.push(two(None)?),
+                    _ => times.under_warden.push(two(Some(&self.start_warden()?))?),
                 }
             }
         }
-        let medians = [&alone, &unseparated, &under_warden].map(|times| median(times));
-        let [Some(alone), Some(unseparated), Some(under_warden)] = medians else {
+        times.publish(mpi.name)
+    }
+}
+
+/// The times of two MPI runs that are started together, one entry for each round. The unit is seconds.
+#[derive(Debug, Default)]
+struct MpiTimes {
+    /// One run alone.
+    alone: Vec<f64>,
+    /// Both runs, without pjwd.
+    unseparated: Vec<[f64; 2]>,
+    /// Both runs, each in a job of pjwd.
+    under_warden: Vec<[f64; 2]>,
+}
+
+impl MpiTimes {
+    /// Prints the table, and returns the figures of the slower run.
+    fn publish(&self, name: &str) -> anyhow::Result<Vec<Figure>> {
+        let run = |rounds: &[[f64; 2]], run: usize| {
+            median(&rounds.iter().filter_map(|times| times.get(run).copied()).collect::<Vec<_>>())
+        };
+        let slower = |rounds: &[[f64; 2]]| {
+            median(&rounds.iter().map(|[first, second]| first.max(*second)).collect::<Vec<_>>())
+        };
+        let medians = (median(&self.alone), slower(&self.unseparated), slower(&self.under_warden));
+        let (Some(alone), Some(unseparated), Some(under_warden)) = medians else {
             bail!("nothing was measured")
         };
-        let name = mpi.name;
-        print_line(&format!(
-            "{name}: one run alone {alone:.3} s, two {unseparated:.3} s, two under the warden \
-             {under_warden:.3} s"
-        ))?;
+        print_line(&format!("two runs of {name}, started together; one run alone takes {alone:.3} s"))?;
+        print_line("run      without pjwd   of alone   with pjwd   of alone")?;
+        for (number, label) in ["first", "second"].into_iter().enumerate() {
+            let times = (run(&self.unseparated, number), run(&self.under_warden, number));
+            let (Some(without), Some(with)) = times else { bail!("nothing was measured") };
+            print_line(&format!(
+                "{label:6} {without:12.3} s {:10.3} {with:9.3} s {:10.3}",
+                without / alone,
+                with / alone
+            ))?;
+        }
         let what = format!("two {name} runs under the warden");
         Ok(vec![
             Figure::new(&what, under_warden, "s", "the same with nothing between them", unseparated),

@@ -39,6 +39,10 @@ fn invalid_requests_are_refused() {
     check_refused(&daemon, &["assign", "a", "--cores", "-1"], "");
     check_refused(&daemon, &["assign", "a", "--cores", "two"], "");
     check_refused(&daemon, &["assign", "a"], "");
+    check_refused(&daemon, &["assign", "a", "--cores", "1", "--within-job", "nodes"], "rr, ll, fill, packed");
+    let call = json!({ "job": "a", "cores": 1, "within_job": "nodes" });
+    let refused = daemon.call::<Value>("Assign", &call).unwrap_err().to_string();
+    assert!(refused.contains("within_job"), "{refused}");
     check_refused(&daemon, &["assign", "a", "--cores", "1", "--pid", &ended_pid], "no process");
     check_refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "1"], "");
     check_refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "2"], "");

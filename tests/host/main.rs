@@ -22,6 +22,7 @@ mod metrics;
 mod mpi;
 mod permissions;
 mod processes;
+mod programs;
 mod realtime;
 mod removed_files;
 mod reporting;

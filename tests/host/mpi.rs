@@ -1,6 +1,6 @@
 //! MPI leaves an affinity mask by itself: it reads the cores of the machine from hwloc, not its own mask, and binds
 //! its rank to the first core. With pjwd the mask of the rank is repaired. In a cpuset the rank never leaves its
-//! cores.
+//! cores. Two runs side by side do not share cores.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -15,7 +15,9 @@ use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
-use crate::processes::{KillOnDrop, has_cpusets, has_two_cores, is_installed, mask, masks};
+use crate::processes::{
+    KillOnDrop, Shell, core_count, has_cpusets, has_own_core_each, has_two_cores, is_installed, mask, masks,
+};
 
 /// How long the rank must compute on its cores, in ticks of 10 ms: ten scans of the daemon.
 const MIN_RUN_TICKS: u64 = 50;
@@ -27,14 +29,21 @@ struct MpiLauncher {
     bind_arguments: &'static [&'static str],
     /// A part of the output of `--version`, for versions that are known to bind outside their own mask.
     known_version: &'static str,
+    /// Whether the launcher starts more ranks than it finds cores.
+    oversubscribes: bool,
 }
 
-const OPEN_MPI: MpiLauncher =
-    MpiLauncher { mpirun: "mpirun.openmpi", bind_arguments: &[], known_version: ") 4.1." };
+const OPEN_MPI: MpiLauncher = MpiLauncher {
+    mpirun: "mpirun.openmpi",
+    bind_arguments: &[],
+    known_version: ") 4.1.",
+    oversubscribes: false,
+};
 const MPICH: MpiLauncher = MpiLauncher {
     mpirun: "mpirun.mpich",
     bind_arguments: &["-bind-to", "core"],
     known_version: "Version: 4.",
+    oversubscribes: true,
 };
 
 impl MpiLauncher {
@@ -44,6 +53,14 @@ impl MpiLauncher {
         let command_words =
             [&[self.mpirun], self.bind_arguments, &["-np", "1", "sh", "-c", &program]].concat();
         command_words.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Returns a command that runs so many ranks with the bindings that are the launcher's default. Each rank adds its process
+    /// id to a file and computes.
+    fn default_command_words(&self, ranks: usize, file: &Path) -> Vec<String> {
+        let program = format!("echo $$ >>{}; while :; do :; done", file.display());
+        let ranks = ranks.to_string();
+        [self.mpirun, "-np", &ranks, "sh", "-c", &program].map(str::to_owned).to_vec()
     }
 
     /// Whether this version is known to leave its mask. Other versions may respect it.
@@ -244,4 +261,92 @@ fn open_mpi_leaves_its_mask_but_not_its_cpuset() {
 #[test]
 fn mpich_leaves_its_mask_but_not_its_cpuset() {
     check_with_cpuset(&MPICH);
+}
+
+fn read_rank_pids(file: &Path, ranks: usize, run: &mut MpiRun) -> Vec<u32> {
+    wait_for("the ranks run", || {
+        assert!(run.0.try_wait().unwrap().is_none(), "mpirun ended early");
+        let pids: Option<Vec<u32>> =
+            std::fs::read_to_string(file).ok()?.lines().map(|line| line.parse().ok()).collect();
+        pids.filter(|pids| pids.len() == ranks)
+    })
+}
+
+/// Starts two runs of two ranks with default bindings, each by `pjwctl run` on half of the cores. Checks that each rank has a core
+/// for itself, if there are four cores. With two cores, that the ranks of each run are on the core of their job; Open MPI then
+/// starts one rank.
+fn check_two_runs_side_by_side(mpi: &MpiLauncher) {
+    if !has_two_cores() || !is_installed(mpi.mpirun) {
+        return;
+    }
+    let daemon = Daemon::start("interval = \"50ms\"\n");
+    let cores = (core_count() / 2).min(2);
+    let ranks_of_a_run = if mpi.oversubscribes { 2 } else { cores as usize };
+    let has_enough_cores = ranks_of_a_run <= cores as usize;
+    let cores = cores.to_string();
+    let mut runs = Vec::new();
+    for name in ["first", "second"] {
+        let file = daemon.dir().join(name);
+        let mut command =
+            daemon.pjwctl_command(&["run", "--job", &daemon.job_id(name), "--cores", &cores, "--"]);
+        command.args(mpi.default_command_words(ranks_of_a_run, &file));
+        let mut run = MpiRun::new(command, daemon.dir());
+        let ranks = read_rank_pids(&file, ranks_of_a_run, &mut run);
+        let ends: Vec<KillOnDrop> = ranks.iter().copied().map(KillOnDrop).collect();
+        let cpus: CpuSet = daemon.job(name).unwrap().cpus.parse().unwrap();
+        runs.push((run, ranks, cpus, ends));
+    }
+    assert!(!runs[0].2.intersects(&runs[1].2), "the jobs share no PU");
+    wait_until("each rank is on the cores of its job, and on one of its own if there are as many", || {
+        runs.iter().all(|(_, ranks, cpus, _)| {
+            let is_apart = !has_enough_cores || has_own_core_each(ranks);
+            is_apart && ranks.iter().all(|&rank| is_on(rank, cpus))
+        })
+    });
+}
+
+/// Two runs of one rank in a job of two cores: Open MPI binds both ranks to the first core.
+fn check_two_runs_in_one_job(mpi: &MpiLauncher) {
+    if !has_two_cores() || !is_installed(mpi.mpirun) {
+        return;
+    }
+    let daemon = Daemon::start("interval = \"50ms\"\n");
+    let mut shell = Shell::start();
+    daemon.assign("mpi", 2, &[shell.pid()]).unwrap();
+    let (mut ranks, mut ends) = (Vec::new(), Vec::new());
+    for name in ["first", "second"] {
+        let file = daemon.dir().join(name);
+        let words = mpi.default_command_words(1, &file);
+        let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+        let variables = format!(
+            "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated HYDRA_LAUNCHER=fork TMPDIR={}",
+            daemon.dir().display()
+        );
+        shell.background(&format!("env {variables} {} </dev/null", quoted.join(" ")));
+        let rank: u32 =
+            wait_for("the rank runs", || std::fs::read_to_string(&file).ok()?.trim().parse().ok());
+        ranks.push(rank);
+        ends.push(KillOnDrop(rank));
+    }
+    wait_until("each rank has a core for itself", || has_own_core_each(&ranks));
+}
+
+#[test]
+fn two_runs_of_open_mpi_side_by_side_keep_to_their_cores() {
+    check_two_runs_side_by_side(&OPEN_MPI);
+}
+
+#[test]
+fn two_runs_of_mpich_side_by_side_keep_to_their_cores() {
+    check_two_runs_side_by_side(&MPICH);
+}
+
+#[test]
+fn two_runs_of_open_mpi_in_one_job_are_not_stacked() {
+    check_two_runs_in_one_job(&OPEN_MPI);
+}
+
+#[test]
+fn two_runs_of_mpich_in_one_job_are_not_stacked() {
+    check_two_runs_in_one_job(&MPICH);
 }

@@ -2,6 +2,7 @@
 
 use pjw_tests::cpusets::NoCpusets;
 use pjw_tests::skipping::skip;
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -88,6 +89,18 @@ pub fn masks(pids: &[u32]) -> Vec<(u32, String)> {
     }
     all.sort();
     all
+}
+
+/// Whether the masks of these threads are inside one core each, and no two are in the same one.
+pub fn has_own_core_each(tids: &[u32]) -> bool {
+    let topology = pjw_linux::topology::load_topology(pjw_linux::topology::TopologySource::Live).unwrap();
+    let core = |tid: &u32| {
+        let allowed = mask(*tid);
+        let core = topology.core_cpus(allowed.first()?);
+        allowed.is_subset(&core).then_some(core)
+    };
+    let cores: Option<BTreeSet<CpuSet>> = tids.iter().map(core).collect();
+    cores.is_some_and(|cores| cores.len() == tids.len())
 }
 
 /// Returns the number of cores of this machine.

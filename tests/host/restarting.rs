@@ -128,3 +128,28 @@ fn a_follower_of_the_events_receives_the_last_one_too() {
     assert!(rest.lines().last().is_some_and(|last| last.contains(r#""event":"stopped""#)), "{rest}");
     assert!(follower.wait().unwrap().success());
 }
+
+#[test]
+fn the_rule_for_new_processes_survives_a_restart() {
+    let mut daemon = Daemon::start("");
+    let shell = Shell::start();
+    let (job, pid) = (daemon.job_id("a"), shell.pid().to_string());
+    let assign = |daemon: &Daemon, rule: &str| {
+        let output = daemon.pjwctl(&["assign", &job, "--cores", "1", "--pid", &pid, "--within-job", rule]);
+        assert!(output.status.success(), "{output:?}");
+    };
+    let shown = |daemon: &Daemon| {
+        let output = daemon.pjwctl(&["show", &job]);
+        String::from_utf8_lossy(&output.stdout).split_ascii_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assign(&daemon, "ll");
+    daemon.kill();
+    daemon.spawn();
+    assert_eq!(daemon.job("a").unwrap().within_job.as_deref(), Some("ll"));
+    assert!(shown(&daemon).contains("new processes by --within-job ll"), "{}", shown(&daemon));
+    let explained = daemon.pjwctl(&["explain", &job]);
+    assert!(String::from_utf8_lossy(&explained.stdout).contains("--within-job ll"), "{explained:?}");
+    assign(&daemon, "default");
+    assert_eq!(daemon.job("a").unwrap().within_job, None);
+    assert!(!shown(&daemon).contains("--within-job"), "{}", shown(&daemon));
+}

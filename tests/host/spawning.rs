@@ -350,3 +350,13 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_and_no_cgroup() {
     }
     // The daemon's end checks that no cgroup is left.
 }
+
+#[test]
+fn a_rule_for_numa_nodes_gives_each_part_out_once() {
+    for rule in ["default", "rr", "ll", "fill", "packed"] {
+        let line = format!("-n 2 --within-job {rule} --");
+        let output = local(&line, &["sh", "-c", "echo $PJW_RANK"]);
+        assert!(output.status.success(), "{rule}: {output:?}");
+        assert_eq!(sorted_lines(&output.stdout), ["0", "1"], "{rule}");
+    }
+}

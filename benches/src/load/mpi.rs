@@ -22,9 +22,10 @@ pub struct MpiLauncher {
     bind_arguments: &'static [&'static str],
 }
 
-/// The launchers that the benches use.
-pub const LAUNCHERS: [MpiLauncher; 2] = [
+/// The launchers that the benches use. Open MPI binds its ranks by default, MPICH does not.
+pub const LAUNCHERS: [MpiLauncher; 3] = [
     MpiLauncher { name: "Open MPI", mpirun: "mpirun.openmpi", bind_arguments: &[] },
+    MpiLauncher { name: "MPICH", mpirun: "mpirun.mpich", bind_arguments: &[] },
     MpiLauncher {
         name: "MPICH -bind-to core",
         mpirun: "mpirun.mpich",

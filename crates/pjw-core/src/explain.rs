@@ -1,6 +1,7 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
+use crate::machine::{WithinJob, nodes_of};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
@@ -43,6 +44,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
     }
     because.extend(provision_text(job));
     because.extend(wanted_cores_text(state, job));
+    because.extend(within_job_text(state, job));
     because.extend(lending_text(state, policy, job));
     match members.as_slice() {
         [] => {}
@@ -72,6 +74,19 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     let more = if given > wanted { format!(" ({given} were asked for)") } else { String::new() };
     let limit = job.max_wanted_cores(&state.topology).unwrap_or(wanted);
     Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
+}
+
+/// The sentence about the NUMA nodes of new processes. `None` if the job requested no rule for them.
+fn within_job_text(state: &WardenState, job: &Job) -> Option<String> {
+    let rule = job.request.as_ref()?.within_job;
+    if rule == WithinJob::Default {
+        return None;
+    }
+    let grant = job.active_grant()?;
+    Some(match nodes_of(&state.topology, &grant.cpus).len() {
+        0 | 1 => format!("--within-job {rule} has no effect: its CPUs are on one NUMA node"),
+        _ => format!("a new busy process goes {} (--within-job {rule})", rule.description()),
+    })
 }
 
 /// The sentence about a promise of cores to a service. `None` if the job is not a provision.
@@ -215,7 +230,8 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
     let is_unbound = binding.is_some_and(|binding| !binding.is_restored);
     let lifted = binding.map(lifted_text).unwrap_or_default();
     if let Some(pu) = state.pinned_pu_of(member, tid) {
-        return format!("{wants} and is pinned to CPU {pu}{lifted}");
+        let node = member.numa_node.map(|node| format!(" (NUMA node {node} was chosen for its process)"));
+        return format!("{wants} and is pinned to CPU {pu}{}{lifted}", node.unwrap_or_default());
     }
     let target = if is_unbound { grant } else { &own };
     let moved = moved_mask(entry.original_mask(), target, grant);

@@ -116,6 +116,9 @@ parameters! {
         bind_memory: Option<bool>,
         /// Whether the job's cores become an isolated cpuset partition.
         isolated: Option<bool>,
+        /// The rule by which a NUMA node is chosen for each new process of the job: `default`, `rr`, `ll`, `fill` or
+        /// `packed`.
+        within_job: Option<String>,
         /// Whether the job must be new. If true, the call is refused if the job exists already.
         fresh: Option<bool>,
         /// The user id of the job's owner. Only an administrator may name another user than the caller.

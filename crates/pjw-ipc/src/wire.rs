@@ -168,6 +168,9 @@ wire! {
         /// The number of cores that the job can use at present, as its owner or a program in it said. At most what
         /// the job may have. `None` if it wants what it was granted.
         wants: Option<u32>,
+        /// The rule by which a NUMA node is chosen for each new process of the job: `rr`, `ll`, `fill` or `packed`. `None`
+        /// if no rule was requested.
+        #[serde(default)] within_job: Option<String>,
     }
     /// A lasting condition that needs the attention of an administrator.
     Warning {
@@ -251,6 +254,26 @@ wire! {
         history: Vec<MemorySample>,
         /// A prediction that the memory will not suffice, and what to do. `None` if it suffices.
         warning: Option<Warning>,
+        /// The processes most of whose memory is on NUMA nodes where none of their busy threads runs. Empty if the memory on
+        /// each NUMA node was not requested, or if the daemon is older than this field.
+        #[serde(default)] far: Vec<FarMemory>,
+    }
+    /// A process most of whose memory is on NUMA nodes where none of its busy threads runs.
+    FarMemory {
+        /// The process id.
+        pid: u32,
+        /// The number of its busy threads.
+        busy_threads: u32,
+        /// The NUMA nodes in which these threads ran last.
+        thread_nodes: Vec<u32>,
+        /// The NUMA node with most of the far memory.
+        memory_node: u32,
+        /// The memory on NUMA nodes where no busy thread runs, in bytes.
+        far: u64,
+        /// The diagnosis, in one sentence.
+        text: String,
+        /// What the user can do.
+        remedy: String,
     }
     /// The memory use of one process of a job. All sizes are in bytes.
     ProcessMemory {

@@ -67,6 +67,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         evidence: Evidence::Registered,
         inherited_mask: None,
         was_new_at_join: true,
+        numa_node: None,
         first_seen: None,
         threads: BTreeMap::from([(thread.tid, known)]),
     };

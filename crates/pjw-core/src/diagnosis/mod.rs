@@ -9,6 +9,7 @@ use crate::basics::prelude::*;
 mod contention;
 mod examination;
 mod facts;
+pub mod far_memory;
 mod host;
 pub mod memory;
 mod neighbours;

@@ -5,5 +5,6 @@ pub mod devices;
 pub mod housekeeping;
 pub mod parts;
 pub mod topology;
+pub mod within_job;
 
-pub(crate) use self::{devices::*, topology::*};
+pub(crate) use self::{devices::*, topology::*, within_job::*};

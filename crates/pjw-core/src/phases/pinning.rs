@@ -9,9 +9,12 @@
 //! most one, as far as bound threads allow; a pin that is still balanced stays; the order of the input has no
 //! effect.
 
+pub(crate) mod within_job;
+
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::phases::overload::matching::Matching;
+use crate::phases::pinning::within_job::node_of;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
 /// A hot (busy) thread of a job, as input for [`choose_pins`]. A thread is hot if it runs or waits for a PU
@@ -27,6 +30,9 @@ pub struct HotThread {
     pub mask: CpuSet,
     /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
     pub pinned_pu: Option<Pu>,
+    /// The NUMA node that was chosen for the process of the thread, by the kernel's number. The thread is pinned in this
+    /// NUMA node, unless that would make it share a core or a PU while others are idle. `None` if no NUMA node was chosen.
+    pub numa_node: Option<u32>,
 }
 
 /// Chooses a PU for each hot thread of a job. A thread is hot if it runs or waits for a PU most of the time.
@@ -149,11 +155,13 @@ impl<'a> PuLoad<'a> {
 
     fn best_pu_for(&self, hot_thread: &HotThread) -> Option<Pu> {
         let node_cpus = self.topology.domain_of(Level::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);
+        let chosen_node = hot_thread.numa_node;
         let rank = |(index, pu): &(usize, Pu)| {
+            let outside_chosen = chosen_node.is_some_and(|node| node_of(self.topology, *pu) != Some(node));
             let threads_on_core = self.core.get(pu).map_or(0, |core| self.threads_on_core(*core));
             let on_other_node = node_cpus.is_some_and(|node_cpus| !node_cpus.contains(*pu));
             let (pinned, last) = (hot_thread.pinned_pu == Some(*pu), hot_thread.last_cpu == *pu);
-            (self.threads_on(*pu), threads_on_core, !pinned, !last, on_other_node, *index)
+            (self.threads_on(*pu), threads_on_core, outside_chosen, !pinned, !last, on_other_node, *index)
         };
         self.order.iter().copied().enumerate().min_by_key(rank).map(|(_, pu)| pu)
     }
@@ -237,7 +245,13 @@ mod tests {
     /// A thread that may run on these PUs; on the whole grant if there is none.
     fn bound_to(n: u32, last_cpu: u32, mask: &str, pinned: Option<u32>) -> HotThread {
         let mask = mask.parse().unwrap();
-        HotThread { thread: thread(n), last_cpu: Pu(last_cpu), mask, pinned_pu: pinned.map(Pu) }
+        HotThread {
+            thread: thread(n),
+            last_cpu: Pu(last_cpu),
+            mask,
+            pinned_pu: pinned.map(Pu),
+            numa_node: None,
+        }
     }
 
     /// The pins of hot threads. A thread without a mask may run on the whole grant.
@@ -274,6 +288,15 @@ mod tests {
     fn a_thread_stays_on_its_numa_node() {
         check("1-2,5-6", &[floater(0, 6, None)], "0:6");
         check("0-7", &[floater(0, 3, None), floater(1, 7, None)], "0:3 1:2");
+    }
+
+    #[test]
+    fn a_thread_goes_to_the_chosen_numa_node_while_a_core_is_idle_there() {
+        let to_node_1 = |n, last_cpu| HotThread { numa_node: Some(1), ..floater(n, last_cpu, None) };
+        check("0-7", &[to_node_1(0, 0), to_node_1(1, 0)], "0:2 1:3");
+        check("0-7", &[to_node_1(0, 0), to_node_1(1, 0), to_node_1(2, 4)], "0:2 1:3 2:4");
+        let pinned = HotThread { numa_node: Some(1), ..floater(0, 0, Some(0)) };
+        check("0-7", &[pinned], "0:0");
     }
 
     #[test]

@@ -154,6 +154,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
             inherited_mask: None,
             first_seen,
             was_new_at_join: known.is_new,
+            numa_node: None,
             threads,
         })
     };

@@ -46,6 +46,9 @@ pub struct Member {
     /// journal contains: an earlier daemon had read its masks, and the journal has a record of each mask that
     /// pjw set.
     pub was_new_at_join: bool,
+    /// The NUMA node in which the busy threads of the process are pinned where there is room, by the kernel's number.
+    /// `None` if no NUMA node was chosen for the process. Not in the journal.
+    pub numa_node: Option<u32>,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
 }
@@ -61,6 +64,7 @@ impl Member {
             inherited_mask,
             first_seen,
             was_new_at_join: false,
+            numa_node: None,
             threads: BTreeMap::new(),
         }
     }
@@ -195,6 +199,8 @@ struct JobMembers {
     all: BTreeSet<Pid>,
     /// The active members: those with a thread that ran lately, and those whose threads were not scanned yet.
     active: BTreeSet<Pid>,
+    /// The NUMA node that was chosen last for a process of the job.
+    last_node: Option<u32>,
 }
 
 impl Deref for Members {
@@ -410,6 +416,20 @@ impl Members {
     /// the last call.
     pub(crate) fn take_changed_jobs(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.changed)
+    }
+
+    /// The NUMA node that was chosen last for a process of the job. `None` if none was chosen.
+    pub(crate) fn last_node_of(&self, job: &JobId) -> Option<u32> {
+        self.by_job.get(job)?.last_node
+    }
+
+    /// Records the NUMA node that was chosen for a process.
+    pub(crate) fn set_numa_node(&mut self, pid: Pid, node: u32) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.numa_node = Some(node);
+        if let Some(job_members) = self.by_job.get_mut(&member.job) {
+            job_members.last_node = Some(node);
+        }
     }
 
     /// One thread of a member, so that the caller can change its mask entry.

@@ -16,8 +16,8 @@ use pjw_ipc::call::{
 use pjw_ipc::report::Report;
 use pjw_ipc::server::{Peer, Replies, ServerLimits, Service, serve};
 use pjw_ipc::wire::{
-    Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Memory, MemoryDenied,
-    MemorySample, Move, ProcessMemory, Status, Thread, Topology, Warning,
+    Abstained, Action, Core, CoreKind, Device, Domain, Event, FarMemory, Fits, Job, Member, Memory,
+    MemoryDenied, MemorySample, Move, ProcessMemory, Status, Thread, Topology, Warning,
 };
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -141,6 +141,7 @@ fn memory(job: &str) -> Memory {
         processes: vec![process],
         denied: vec![denied],
         history: vec![MemorySample::default()],
+        far: vec![FarMemory { thread_nodes: vec![0], ..FarMemory::default() }],
         warning: Some(Warning { code: "memory".to_owned(), job: job.to_owned(), ..Warning::default() }),
         ..Memory::default()
     }

@@ -13,6 +13,7 @@ mod simulate;
 mod spawn;
 mod topology;
 mod want;
+mod within_job;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ pub use simulate::{ProcessorUnitArg, ReferencePolicyArg, SimulateArgs, SimulateP
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
 pub use want::{WantArgs, WantedCoresArg};
+pub use within_job::WithinJobArg;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -247,6 +249,9 @@ pub struct CoreArgs {
     /// job: normal]
     #[arg(long, value_enum)]
     pub class: Option<PriorityClassArg>,
+    /// Where new processes go if the cores are in several NUMA nodes [default: unchanged; of a new job: default]
+    #[arg(long, value_enum, value_name = "RULE")]
+    pub within_job: Option<WithinJobArg>,
 }
 
 /// The command line options of `pjwctl assign`, which gives cores to a job and adds processes to it.

@@ -9,6 +9,7 @@ use pjw_core::parts::DivisionRule;
 use super::core_count::{CoreCountArg, core_count};
 use super::json::JsonArg;
 use super::priority_class::PriorityClassArg;
+use super::within_job::WithinJobArg;
 
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 8 -- ./solver --rank %r --of %n\n  \
@@ -47,6 +48,10 @@ pub struct SpawnArgs {
     /// or CPU lists [default: one for each instance]
     #[arg(long, value_name = "core|pu|l3|numa|LIST;LIST...")]
     pub map: Option<DivisionRule>,
+    /// The order in which the instances get the parts, if the cores are in several NUMA nodes; also where processes go that
+    /// the instances start [default: the order of the machine]
+    #[arg(long, value_enum, value_name = "RULE")]
+    pub within_job: Option<WithinJobArg>,
     /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,

@@ -23,6 +23,7 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
         near: request.core_args.near_device.clone(),
         bind_memory: request.core_args.bind_memory,
         isolated: request.core_args.isolated,
+        within_job: request.core_args.within_job.map(|rule| value_name(&rule)),
         ..call::Assign::default()
     };
     let job: Job = call_for(&mut warden.connect()?, "Assign", &parameters, "job")?;

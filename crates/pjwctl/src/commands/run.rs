@@ -58,6 +58,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         near: core_args.near_device.clone(),
         bind_memory: core_args.bind_memory,
         isolated: core_args.isolated,
+        within_job: core_args.within_job.map(|rule| value_name(&rule)),
         class: core_args.class.map(|class| value_name(&class)),
         fresh: Some(true),
         ..Assign::default()

@@ -259,7 +259,7 @@ fn the_request_has_the_options_of_the_command_line() {
     assert_eq!((assigned.code, assigned.stdout.as_str()), (Some(0), "manual:a 1\n"), "{assigned:?}");
     answer(&mut pjwctl(
         &daemon.socket(),
-        &["assign", "b", "--cores", "2", "--policy", "spread", "--smt", "pus"],
+        &["assign", "b", "--cores", "2", "--policy", "spread", "--smt", "pus", "--within-job", "ll"],
     ));
     let calls: Vec<Value> = daemon
         .calls()
@@ -270,7 +270,7 @@ fn the_request_has_the_options_of_the_command_line() {
         })
         .collect();
     let first = json!({"job": "slurm:7", "cpus": "0-1", "pids": [5, 6], "session": 4, "class": "besteffort"});
-    let second = json!({"job": "manual:b", "cores": 2, "policy": "spread", "smt": "pus"});
+    let second = json!({"job": "manual:b", "cores": 2, "policy": "spread", "smt": "pus", "within_job": "ll"});
     assert_eq!(calls, [first, second]);
 }
 

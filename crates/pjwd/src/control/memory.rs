@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pjw_core::diagnosis::far_memory::FarMemory;
 use pjw_core::ids::ProcessId;
 use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
@@ -108,7 +109,9 @@ impl ControlService {
             Some(recent) => recent,
             None => self.read_in_turn(&id, kind, reader).await?,
         };
-        let memory = Box::new(self.memory_to_wire(&id, &reading));
+        let far = self.far_memory(&id, &reading).await?;
+        let far = far.iter().map(far_to_wire).collect();
+        let memory = Box::new(wire::Memory { far, ..self.memory_to_wire(&id, &reading) });
         Ok(Reply::Memory { memory })
     }
 
@@ -127,6 +130,19 @@ impl ControlService {
 
     fn memory_reader(&self, kind: ReadingKind) -> &MemoryReader {
         if kind == ReadingKind::Estimate { &self.estimate_reader } else { &self.page_reader }
+    }
+
+    /// Returns the processes whose memory is far from their busy threads. Empty if the memory on each NUMA node was not read.
+    async fn far_memory(&self, id: &JobId, reading: &JobReading) -> Result<Vec<FarMemory>, CallError> {
+        let nodes = reading.processes.iter().filter(|process| !process.by_node.is_empty());
+        let by_node: BTreeMap<_, _> = nodes.map(|process| (process.pid, process.by_node.clone())).collect();
+        if by_node.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self.query_loop(Query::FarMemory { job: id.clone(), by_node }).await? {
+            Answer::FarMemory(far) => Ok(far),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Waits for the turn of the caller, reads the memory of a job and records it.
@@ -255,6 +271,7 @@ impl ControlService {
             denied: reading.denied.iter().map(denied_to_wire).collect(),
             history: records.samples(id).map(sample_to_wire).collect(),
             warning: records.warning(id).as_ref().map(warning_to_status),
+            far: Vec::new(),
         }
     }
 }
@@ -299,6 +316,18 @@ fn process_to_wire(process: &ProcessMemory, is_estimate: bool) -> wire::ProcessM
         swap: process.swap,
         address_space: process.address_space,
         by_node: by_node_to_wire(&process.by_node),
+    }
+}
+
+fn far_to_wire(far: &FarMemory) -> wire::FarMemory {
+    wire::FarMemory {
+        pid: far.pid.0,
+        busy_threads: saturating_u32(far.busy_threads),
+        thread_nodes: far.thread_nodes.iter().copied().collect(),
+        memory_node: far.memory_node,
+        far: far.far_bytes,
+        text: far.sentence(),
+        remedy: far.remedy(),
     }
 }
 

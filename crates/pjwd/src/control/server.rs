@@ -18,6 +18,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass, Provision, ProvisionRule};
 use pjw_core::plan::Warning;
 use pjw_core::refusal::{CpuUnit, Refusal};
+use pjw_core::within_job::WithinJob;
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
@@ -185,6 +186,7 @@ impl ControlService {
             near_device: request.near,
             bind_memory: request.bind_memory,
             isolated: request.isolated,
+            within_job: request.within_job.as_deref().map(within_job).transpose()?,
             pids: request.pids.unwrap_or_default().into_iter().map(Pid).collect(),
             session: request.session.map(Pid),
             must_be_new: request.fresh.unwrap_or(false),
@@ -431,6 +433,10 @@ fn class(text: &str) -> Result<PriorityClass, CallError> {
         "besteffort" => Ok(PriorityClass::Besteffort),
         _ => Err(CallError::InvalidParameter("class".to_owned())),
     }
+}
+
+fn within_job(text: &str) -> Result<WithinJob, CallError> {
+    text.parse().map_err(|_| CallError::InvalidParameter("within_job".to_owned()))
 }
 
 fn in_any_group(peer: Peer, groups: &[String]) -> bool {

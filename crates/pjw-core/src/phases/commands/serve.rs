@@ -299,6 +299,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
         near_device,
         bind_memory: args.bind_memory.unwrap_or(before.bind_memory),
         isolated: args.isolated.unwrap_or(before.isolated),
+        within_job: args.within_job.unwrap_or(before.within_job),
     })
 }
 
@@ -343,7 +344,10 @@ fn offer(
     }
     let held = existing.and_then(|job| job.grant.as_ref());
     let satisfied = |job: &Job| !hotplug::has_fewer_than_requested(&draft.state.topology, job);
-    let same = existing.is_some_and(|job| job.request.as_ref() == Some(request) && satisfied(job));
+    // Where processes go within the job has no influence on its cores.
+    let is_same =
+        |before: &JobRequest| JobRequest { within_job: request.within_job, ..before.clone() } == *request;
+    let same = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same) && satisfied(job));
     match held {
         Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.cpu_request.is_some() => {
             return Err(Refusal::GrantedByScheduler { job: args.job.clone() });

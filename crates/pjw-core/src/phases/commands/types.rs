@@ -2,6 +2,7 @@
 
 use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
+use crate::machine::WithinJob;
 use crate::terms::{CpuRequest, CpuUnit, Job, JobId, Placement, PriorityClass, Provision};
 
 /// The user that sent a command, and whether this user may change jobs of other users.
@@ -85,6 +86,9 @@ pub struct AssignCommand {
     /// Whether the job's cpuset becomes an isolated partition of the kernel (`cpuset.cpus.partition`).
     /// `None` leaves the setting of the job unchanged; for a new job it means false.
     pub isolated: Option<bool>,
+    /// Where new processes go if the cores are in several NUMA nodes. `None` leaves the rule of the job unchanged;
+    /// for a new job it means [`WithinJob::Default`].
+    pub within_job: Option<WithinJob>,
     /// The pids of the processes that are to join the job. The descendants of these processes join the job
     /// too.
     pub pids: Vec<Pid>,
@@ -115,6 +119,7 @@ impl AssignCommand {
             near_device: None,
             bind_memory: None,
             isolated: None,
+            within_job: None,
             pids: Vec::new(),
             session: None,
             must_be_new: false,

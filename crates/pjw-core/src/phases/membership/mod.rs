@@ -259,6 +259,7 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
         draft.state.dirty.add(&before.job, pid);
     }
     let was_new = before.as_ref().map_or(known.is_new, |before| before.was_new_at_join);
+    let numa_node = before.as_ref().filter(|before| before.job == *job).and_then(|before| before.numa_node);
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
     let member = Member {
@@ -268,6 +269,7 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
         inherited_mask,
         first_seen,
         was_new_at_join: was_new,
+        numa_node,
         threads,
     };
     draft.out.records.push(Record::Joined(member.membership()));

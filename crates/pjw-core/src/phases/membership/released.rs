@@ -62,6 +62,7 @@ fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
         inherited_mask: None,
         first_seen,
         was_new_at_join: known.is_new,
+        numa_node: None,
         threads: BTreeMap::new(),
     }
 }

@@ -13,7 +13,13 @@ fn machine() -> Topology {
 fn thread(pid: u32, tid: u32, mask: CpuSet) -> HotThread {
     let start = StartTime(1);
     let process = ProcessId { pid: Pid(pid), start };
-    HotThread { thread: ThreadId { process, tid: Tid(tid), start }, last_cpu: Pu(0), mask, pinned_pu: None }
+    HotThread {
+        thread: ThreadId { process, tid: Tid(tid), start },
+        last_cpu: Pu(0),
+        mask,
+        pinned_pu: None,
+        numa_node: None,
+    }
 }
 
 /// Threads with these masks, each in a process of its own.

@@ -41,6 +41,7 @@ fn with_a_member() -> WardenState {
         evidence: Evidence::Registered,
         inherited_mask: None,
         was_new_at_join: true,
+        numa_node: None,
         first_seen: None,
         threads: BTreeMap::from([(Tid(10), thread("0-1")), (Tid(20), thread("1"))]),
     });

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
-use crate::machine::Topology;
+use crate::machine::{Topology, WithinJob};
 
 mod grant;
 mod provision;
@@ -271,6 +271,9 @@ pub struct JobRequest {
     /// Whether the job's cores become an isolated partition (`cpuset.cpus.partition = isolated`).
     #[serde(default)]
     pub isolated: bool,
+    /// Where new processes go if the cores are in several NUMA nodes.
+    #[serde(default, skip_serializing_if = "WithinJob::is_default")]
+    pub within_job: WithinJob,
 }
 
 impl JobRequest {
@@ -285,6 +288,7 @@ impl JobRequest {
             near_device: None,
             bind_memory: false,
             isolated: false,
+            within_job: WithinJob::Default,
         }
     }
 }

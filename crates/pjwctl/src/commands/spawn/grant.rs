@@ -58,6 +58,7 @@ impl Grant {
             all_cores: (request.cores == Some(CoreCountArg::All)).then_some(true),
             pids: Some(vec![pid]),
             class: request.class.map(|class| value_name(&class)),
+            within_job: request.within_job.map(|rule| value_name(&rule)),
             fresh: Some(true),
             ..Assign::default()
         };

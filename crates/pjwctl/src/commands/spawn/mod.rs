@@ -25,6 +25,7 @@ use anyhow::bail;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::parts::{DivisionRule, divide_into_parts, numa_node_containing};
 use pjw_core::topology::Topology;
+use pjw_core::within_job::arrange_parts;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{
@@ -157,6 +158,7 @@ fn placements(
     };
     let map = request.map.clone().unwrap_or_default();
     let parts = divide_into_parts(topology, &cpus, &map, size);
+    let parts = arrange_parts(topology, parts, request.within_job.map(Into::into).unwrap_or_default());
     if let Some(part) = parts.iter().find(|part| !part.is_subset(granted)) {
         bail!(
             "the part {part} of the map is not inside the CPUs {granted}: choose from these, or request others with --cores"

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use pjw_ipc::wire::{Memory, MemoryDenied, ProcessMemory, Warning};
+use pjw_ipc::wire::{FarMemory, Memory, MemoryDenied, ProcessMemory, Warning};
 
 use super::super::text::{count_with_noun, escape_control_characters, percent_text, remedy_lines, wrap_text};
 use super::super::{Terminal, style};
@@ -20,6 +20,9 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     }
     if let Some(warning) = &memory.warning {
         text += &warning_text(warning, term);
+    }
+    for far in memory.far.iter().take(MAX_ROWS) {
+        text += &far_text(far, term);
     }
     for denied in memory.denied.iter().take(MAX_ROWS) {
         text += &wrap_text(&denied_text(denied), term.width, "  ! ", "    ");
@@ -85,6 +88,11 @@ fn unknown_spaces(memory: &Memory) -> Option<String> {
 fn warning_text(warning: &Warning, term: Terminal) -> String {
     let text = escape_control_characters(&warning.text);
     wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&warning.remedy, term.width)
+}
+
+fn far_text(far: &FarMemory, term: Terminal) -> String {
+    let text = format!("process {}: {}", far.pid, escape_control_characters(&far.text));
+    wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&far.remedy, term.width)
 }
 
 fn denied_text(denied: &MemoryDenied) -> String {
@@ -265,6 +273,19 @@ mod tests {
         );
         assert!(text.contains("! 8 workers x 1.2 GiB of their own will not fit\n"), "{text}");
         assert!(text.contains("start fewer workers"), "{text}");
+    }
+
+    #[test]
+    fn memory_far_from_the_threads_is_shown_with_a_remedy() {
+        let far = FarMemory {
+            pid: 7,
+            text: "1 busy thread runs on NUMA node 0, and 900.0 MiB of it is elsewhere".into(),
+            remedy: "move the memory: migratepages 7 1 0".into(),
+            ..FarMemory::default()
+        };
+        let text = memory_text(&Memory { far: vec![far], ..farm() }, PLAIN);
+        assert!(text.contains("  ! process 7: 1 busy thread runs on NUMA node 0"), "{text}");
+        assert!(text.contains("migratepages 7 1 0"), "{text}");
     }
 
     #[test]

@@ -93,8 +93,12 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
     let wants =
         job.wants.map(|wants| format!(", wants {} at present", count_with_noun(wants, "core", "cores")));
     let wants = wants.unwrap_or_default();
+    let within_job = job.within_job.as_ref();
+    let within_job =
+        within_job.map(|rule| format!(", new processes by --within-job {}", escape_control_characters(rule)));
+    let within_job = within_job.unwrap_or_default();
     state
-        + &wrap_text(&format!("{requested}, {holds}{wants}"), term.width, "  ", "  ")
+        + &wrap_text(&format!("{requested}, {holds}{wants}{within_job}"), term.width, "  ", "  ")
         + &wrap_text(&threads, term.width, "  ", "  ")
 }
 

@@ -1,8 +1,10 @@
 //! Detailed queries. The loop answers them from its state, because the published status is small.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use pjw_core::diagnosis::far_memory::{BusyProcessMemory, FarMemory, find_far_memory};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
@@ -25,6 +27,13 @@ pub enum Query {
     },
     /// The processes that belong to the job with this id.
     MemberProcesses(JobId),
+    /// The processes of a job whose memory is far from their busy threads.
+    FarMemory {
+        /// The id of the job.
+        job: JobId,
+        /// The bytes in memory on each NUMA node, for each process that was read.
+        by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
+    },
     /// The reasons why the job with this id holds its CPUs.
     JobReasons(JobId),
     /// The reasons why a process belongs to its job or to none, and the reasons for the affinity masks of its
@@ -81,6 +90,8 @@ pub enum Answer {
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
     /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
     MemberProcesses(Option<Vec<ProcessId>>),
+    /// The processes of a job whose memory is far from their busy threads, ascending by pid.
+    FarMemory(Vec<FarMemory>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<ExplainJobReply>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
@@ -182,6 +193,19 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
 pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
     let processes = || state.members_of(id).map(|member| member.id).collect();
     Answer::MemberProcesses(state.jobs.contains_key(id).then(processes))
+}
+
+/// Returns the processes of the job `id` whose memory is far from their busy threads, as [`Answer::FarMemory`]. `by_node` has the
+/// bytes in memory on each NUMA node, for each process that was read. Empty if the job does not exist.
+#[must_use]
+pub fn far_memory(state: &WardenState, id: &JobId, by_node: BTreeMap<Pid, BTreeMap<u32, u64>>) -> Answer {
+    let processes = by_node.into_iter().filter_map(|(pid, by_node)| {
+        let member = state.members.get(&pid).filter(|member| member.job == *id)?;
+        let busy = member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot);
+        Some(BusyProcessMemory { pid, last_cpus: busy.map(|thread| thread.last_cpu).collect(), by_node })
+    });
+    let processes: Vec<BusyProcessMemory> = processes.collect();
+    Answer::FarMemory(find_far_memory(&state.topology, &processes))
 }
 
 /// Returns the reasons why the job `id` holds its CPUs. The result is an [`Answer::JobReasons`], which contains

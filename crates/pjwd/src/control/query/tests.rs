@@ -38,6 +38,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             evidence: Evidence::Registered,
             inherited_mask: None,
             was_new_at_join: true,
+            numa_node: None,
             first_seen: None,
             threads,
         };
@@ -116,4 +117,22 @@ fn the_threads_of_one_process_are_paged() {
         }
     }
     assert_eq!(told, (100_000..102_500).collect::<Vec<_>>());
+}
+
+#[test]
+fn only_busy_threads_of_the_job_are_compared_with_the_memory() {
+    let (mut state, job) = state(&[2, 1]);
+    state.topology = regular_topology(2, 1, 1, 2, 1);
+    let memory = BTreeMap::from([(1, 1 << 30)]);
+    let by_node: BTreeMap<Pid, _> =
+        [100_000, 200_000, 999].into_iter().map(|pid| (Pid(pid), memory.clone())).collect();
+    let far = |state: &WardenState| match far_memory(state, &job, by_node.clone()) {
+        Answer::FarMemory(far) => far.iter().map(|far| (far.pid, far.busy_threads)).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(far(&state), [], "no thread is busy");
+    let mut threads = state.members[&Pid(100_000)].threads.clone();
+    threads.get_mut(&Tid(100_001)).unwrap().demand.is_hot = true;
+    state.members.replace_threads(Pid(100_000), threads);
+    assert_eq!(far(&state), [(Pid(100_000), 1)]);
 }

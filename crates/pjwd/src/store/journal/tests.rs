@@ -1,7 +1,10 @@
 //! The journal in a temporary directory: what a later daemon recovers.
 
 use super::*;
-use pjw_core::job::JobId;
+use pjw_core::ids::Uid;
+use pjw_core::job::{EndCondition, Job, JobId, JobRequest};
+use pjw_core::time::UnixMillis;
+use pjw_core::within_job::WithinJob;
 
 fn ended(name: &str) -> Record {
     Record::Ended(name.parse::<JobId>().unwrap())
@@ -202,4 +205,26 @@ fn planted_links_are_not_followed() {
     let refusal = FileJournal::open(dir.path(), "boot").unwrap_err().to_string();
     assert!(refusal.contains("symbolic link; remove it"), "{refusal}");
     assert_eq!(std::fs::read_to_string(path("precious")).unwrap(), "precious");
+}
+
+#[test]
+fn a_job_keeps_the_rule_for_its_processes_and_a_record_without_one_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = |name: &str, within_job| {
+        let id: JobId = name.parse().unwrap();
+        let request = JobRequest { within_job, ..JobRequest::of_cores(1) };
+        let job = Job::new(id, Uid::ROOT, EndCondition::Members, UnixMillis(0));
+        Record::Job(Job { request: Some(request), ..job })
+    };
+    let records = [job("a", WithinJob::LeastLoaded), job("b", WithinJob::Default)];
+    let (mut journal, _) = reopen(dir.path());
+    journal.append(&records).unwrap();
+    drop(journal);
+    let text = std::fs::read_to_string(dir.path().join("journal.jsonl")).unwrap();
+    assert_eq!(
+        text.matches("within_job").count(),
+        1,
+        "the default is not written, as in older journals: {text}"
+    );
+    assert_eq!(reopen(dir.path()).1.records, records);
 }

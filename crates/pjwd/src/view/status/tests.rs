@@ -76,6 +76,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
         evidence: Evidence::Cgroup,
         inherited_mask: None,
         was_new_at_join: true,
+        numa_node: None,
         first_seen: None,
         threads: BTreeMap::new(),
     };

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
-use pjw_core::command::{Caller, Command, Reply};
+use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, Enforcement};
 use pjw_core::event::{Event, EventKind};
@@ -20,6 +20,7 @@ use pjw_core::scan::ScanRequest;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
+use pjw_core::within_job::WithinJob;
 use pjw_sim::faults::{Faults, KILL_PANIC};
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimMachineInterface;
@@ -457,5 +458,7 @@ fn start(
 }
 
 fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
-    Command::Assign(pjw_sim::testing::assign_command(&job.to_string(), cores, pid.as_slice()))
+    let assign = pjw_sim::testing::assign_command(&job.to_string(), cores, pid.as_slice());
+    let within_job = WithinJob::ALL.get(usize::try_from(cores).unwrap() % WithinJob::ALL.len()).copied();
+    Command::Assign(AssignCommand { within_job, ..assign })
 }

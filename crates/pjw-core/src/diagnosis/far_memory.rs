@@ -1,0 +1,150 @@
+//! Busy threads that run far from the memory of their process: in other NUMA nodes than those that hold it.
+
+use crate::basics::{Pid, Pu, prelude::*};
+use crate::diagnosis::words::{bytes, count, join_names};
+use crate::machine::{Level, Topology};
+
+/// A process is reported if at least this share of its memory is far from its busy threads, in permille.
+const MIN_FAR_PERMILLE: u128 = 750;
+/// Less memory than this fits into caches, so that its place matters little, in bytes.
+const MIN_FAR_BYTES: u64 = 64 << 20;
+
+/// A process with busy threads, and where its memory is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusyProcessMemory {
+    /// The process id.
+    pub pid: Pid,
+    /// The PU on which each busy thread ran last.
+    pub last_cpus: Vec<Pu>,
+    /// The bytes in memory on each NUMA node, by the kernel's number of the node, as in `/proc/PID/numa_maps`.
+    pub by_node: BTreeMap<u32, u64>,
+}
+
+/// A process most of whose memory is on NUMA nodes where none of its busy threads runs. A busy thread then reads and writes
+/// memory through the link between the nodes, with a higher latency and a lower bandwidth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FarMemory {
+    /// The process id.
+    pub pid: Pid,
+    /// The number of its busy threads.
+    pub busy_threads: usize,
+    /// The NUMA nodes in which the busy threads ran last, by the kernel's numbers.
+    pub thread_nodes: BTreeSet<u32>,
+    /// The NUMA node with most of the far memory.
+    pub memory_node: u32,
+    /// The memory on NUMA nodes where no busy thread runs, in bytes.
+    pub far_bytes: u64,
+    /// All memory of the process, in bytes.
+    pub total_bytes: u64,
+}
+
+impl FarMemory {
+    /// Returns the diagnosis as one sentence, without the pid. Example: `2 busy threads run on NUMA node 0, and 900.0 MiB of
+    /// 1000.0 MiB of the memory is on node 1`.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let verb = if self.busy_threads == 1 { "runs" } else { "run" };
+        let nodes = if self.thread_nodes.len() == 1 { "node" } else { "nodes" };
+        format!(
+            "{} {verb} on NUMA {nodes} {}, and {} of {} of the memory is elsewhere, most of it on node {}",
+            count(self.busy_threads, "busy thread"),
+            join_names(&self.thread_nodes),
+            bytes(self.far_bytes),
+            bytes(self.total_bytes),
+            self.memory_node
+        )
+    }
+
+    /// Returns what the user can do: a command that moves the memory to the threads, and a way to avoid this the next time.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        let to = self.thread_nodes.first().copied().unwrap_or_default();
+        format!(
+            "move the memory: migratepages {} {} {to} (package numactl); for new processes, --within-job packed keeps children \
+             where the parent's memory is",
+            self.pid, self.memory_node
+        )
+    }
+}
+
+/// Finds the processes most of whose memory is far from their busy threads: at least 750 permille of it, and at least 64 MiB.
+/// Memory on a NUMA node without PUs, such as a memory expander, is far from every thread, and is left out. On a machine
+/// with one NUMA node with PUs the result is empty.
+#[must_use]
+pub fn find_far_memory(topology: &Topology, processes: &[BusyProcessMemory]) -> Vec<FarMemory> {
+    processes.iter().filter_map(|process| far_memory(topology, process)).collect()
+}
+
+fn far_memory(topology: &Topology, process: &BusyProcessMemory) -> Option<FarMemory> {
+    let with_pus = |node: &u32| {
+        topology.domains(Level::NumaNode).any(|domain| domain.number == *node && !domain.cpus.is_empty())
+    };
+    let node_of = |pu: &Pu| topology.domain_of(Level::NumaNode, *pu).map(|node| node.number);
+    let thread_nodes: BTreeSet<u32> = process.last_cpus.iter().map(node_of).collect::<Option<_>>()?;
+    let counted = || process.by_node.iter().filter(|(node, _)| with_pus(node));
+    let far = || counted().filter(|(node, _)| !thread_nodes.contains(node));
+    let sum = |total: u64, bytes: u64| total.saturating_add(bytes);
+    let total_bytes = counted().map(|(_, &bytes)| bytes).fold(0, sum);
+    let far_bytes = far().map(|(_, &bytes)| bytes).fold(0, sum);
+    let is_most = u128::from(far_bytes) * 1000 >= u128::from(total_bytes) * MIN_FAR_PERMILLE;
+    let (&memory_node, _) = far().max_by_key(|&(&node, &bytes)| (bytes, core::cmp::Reverse(node)))?;
+    (!thread_nodes.is_empty() && is_most && far_bytes >= MIN_FAR_BYTES).then_some(FarMemory {
+        pid: process.pid,
+        busy_threads: process.last_cpus.len(),
+        thread_nodes,
+        memory_node,
+        far_bytes,
+        total_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::regular_topology;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Two NUMA nodes of four PUs: node 0 has the PUs 0-3.
+    fn found(last_cpus: &[u32], by_node: &[(u32, u64)]) -> Vec<FarMemory> {
+        let process = BusyProcessMemory {
+            pid: Pid(7),
+            last_cpus: last_cpus.iter().copied().map(Pu).collect(),
+            by_node: by_node.iter().map(|&(node, mib)| (node, mib * MIB)).collect(),
+        };
+        find_far_memory(&regular_topology(2, 1, 1, 4, 1), &[process])
+    }
+
+    #[test]
+    fn threads_whose_memory_is_on_another_node_are_found() {
+        let far = found(&[0, 3], &[(0, 100), (1, 900)]);
+        assert_eq!((far.len(), far[0].memory_node, far[0].far_bytes), (1, 1, 900 * MIB));
+        assert_eq!(
+            far[0].sentence(),
+            "2 busy threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere, most of it on node 1"
+        );
+        assert!(far[0].remedy().starts_with("move the memory: migratepages 7 1 0 "), "{}", far[0].remedy());
+    }
+
+    #[test]
+    fn memory_beside_one_of_the_threads_is_not_far() {
+        assert_eq!(found(&[0, 4], &[(0, 500), (1, 500)]), []);
+        assert_eq!(found(&[0, 4], &[(1, 1000)]), []);
+        assert_eq!(found(&[4], &[(1, 1000)]), []);
+    }
+
+    #[test]
+    fn a_little_far_memory_is_not_reported() {
+        assert_eq!(found(&[0], &[(0, 300), (1, 700)]), [], "less than three quarters");
+        assert_eq!(found(&[0], &[(1, 63)]), [], "less than 64 MiB");
+        assert_eq!(found(&[0], &[(0, 250), (1, 750)]).len(), 1);
+    }
+
+    #[test]
+    fn memory_on_a_node_without_pus_and_threads_on_unknown_pus_are_left_out() {
+        assert_eq!(found(&[0], &[(0, 100), (9, 900)]), []);
+        assert_eq!(found(&[99], &[(1, 900)]), []);
+        assert_eq!(found(&[], &[(1, 900)]), [], "no thread is busy");
+        assert_eq!(found(&[0], &[(0, 100), (1, 900), (9, 5000)])[0].total_bytes, 1000 * MIB);
+    }
+}

@@ -1,0 +1,300 @@
+//! Where the new processes of a job go if the job spans several NUMA nodes: the launch policies of mpsched(1) of HP-UX.
+
+use alloc::collections::VecDeque;
+use core::fmt;
+use core::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::basics::{CpuSet, prelude::*};
+use crate::machine::topology::{Level, Topology};
+
+/// The rule by which a NUMA node is chosen for each new process of a job whose PUs are in several NUMA nodes: the value of
+/// the option `--within-job`. Except `Default`, the rules are the launch policies of mpsched(1) of HP-UX.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub enum WithinJob {
+    /// No NUMA node is chosen. A busy thread gets a PU in the NUMA node in which it runs, if one is idle there.
+    #[default]
+    #[serde(rename = "default")]
+    Default,
+    /// The NUMA nodes in turns (round robin).
+    #[serde(rename = "rr")]
+    RoundRobin,
+    /// The NUMA node with the fewest busy threads for each of its cores (least loaded).
+    #[serde(rename = "ll")]
+    LeastLoaded,
+    /// The NUMA node of the parent while a core of it is idle, then the next NUMA node with an idle core.
+    #[serde(rename = "fill")]
+    Fill,
+    /// The NUMA node of the parent.
+    #[serde(rename = "packed")]
+    Packed,
+}
+
+/// The reason why a text is not a valid [`WithinJob`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{text:?} is no rule for the processes of a job: use default, rr, ll, fill or packed")]
+pub struct WithinJobError {
+    /// The invalid text.
+    pub text: String,
+}
+
+impl WithinJob {
+    /// All rules, in the order in which they are shown to users.
+    pub const ALL: [Self; 5] = [Self::Default, Self::RoundRobin, Self::LeastLoaded, Self::Fill, Self::Packed];
+
+    /// Returns the name of the rule on the command line, in JSON and in the journal: `default`, `rr`, `ll`, `fill` or
+    /// `packed`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::RoundRobin => "rr",
+            Self::LeastLoaded => "ll",
+            Self::Fill => "fill",
+            Self::Packed => "packed",
+        }
+    }
+
+    /// Returns what the rule says about a new process, as the end of a sentence.
+    #[must_use]
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Default => "no NUMA node is chosen for it",
+            Self::RoundRobin => "to the NUMA nodes in turns",
+            Self::LeastLoaded => "to the NUMA node with the fewest busy threads per core",
+            Self::Fill => "to the NUMA node of the parent while it has an idle core, then to the next one",
+            Self::Packed => "to the NUMA node of the parent",
+        }
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::Default
+    }
+}
+
+impl fmt::Display for WithinJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for WithinJob {
+    type Err = WithinJobError;
+
+    fn from_str(text: &str) -> Result<Self, WithinJobError> {
+        let rule = Self::ALL.into_iter().find(|rule| rule.name() == text);
+        rule.ok_or_else(|| WithinJobError { text: text.to_owned() })
+    }
+}
+
+/// A NUMA node with PUs of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeLoad {
+    /// The kernel's number of the NUMA node.
+    pub number: u32,
+    /// The number of the job's cores in the NUMA node. At least 1.
+    pub cores: usize,
+    /// The number of the job's busy threads in the NUMA node.
+    pub busy_threads: usize,
+}
+
+impl NodeLoad {
+    fn has_idle_core(&self) -> bool {
+        self.busy_threads < self.cores
+    }
+}
+
+/// Returns the NUMA nodes in which `cpus` has PUs, in hwloc's logical order, without busy threads.
+#[must_use]
+pub fn nodes_of(topology: &Topology, cpus: &CpuSet) -> Vec<NodeLoad> {
+    let load = |number, pus: &CpuSet| {
+        let cores = usize::try_from(topology.overlapping_core_count(pus)).unwrap_or(usize::MAX);
+        (cores > 0).then_some(NodeLoad { number, cores, busy_threads: 0 })
+    };
+    let nodes = topology.domains(Level::NumaNode);
+    nodes.filter_map(|node| load(node.number, &topology.cpus_belonging_to(node).intersection(cpus))).collect()
+}
+
+/// Chooses the NUMA node for a new process of a job. `nodes` are the NUMA nodes of the job. `last` is the NUMA node that was
+/// chosen last for a process of the job, `parent` that of the nearest ancestor in the job for which one was chosen.
+///
+/// A NUMA node that is not in `nodes` counts as `None`. Without a parent, `Fill` and `Packed` begin with the first of the
+/// nodes. If no node has an idle core, `Fill` chooses as `LeastLoaded` does. Of several nodes with equal load,
+/// `LeastLoaded` takes the first. Returns `None` for `Default`, and if there are fewer than two nodes.
+#[must_use]
+pub fn choose_node(
+    rule: WithinJob,
+    nodes: &[NodeLoad],
+    last: Option<u32>,
+    parent: Option<u32>,
+) -> Option<u32> {
+    if nodes.len() < 2 {
+        return None;
+    }
+    let index_of = |number: Option<u32>| nodes.iter().position(|node| Some(node.number) == number);
+    let least_loaded = || choose_least_loaded(nodes).and_then(|index| nodes.get(index));
+    let node = match rule {
+        WithinJob::Default => None,
+        WithinJob::RoundRobin => nodes.get(index_of(last).map_or(0, |index| (index + 1) % nodes.len())),
+        WithinJob::LeastLoaded => least_loaded(),
+        WithinJob::Packed => nodes.get(index_of(parent).unwrap_or(0)),
+        WithinJob::Fill => {
+            let mut in_turn = nodes.iter().cycle().skip(index_of(parent).unwrap_or(0)).take(nodes.len());
+            in_turn.find(|node| node.has_idle_core()).or_else(least_loaded)
+        }
+    };
+    node.map(|node| node.number)
+}
+
+/// Puts the parts of a job into the order in which `pjwctl spawn` gives them to its instances: instance i gets part i. Each
+/// part belongs to the NUMA node with its first PU. `LeastLoaded` counts an instance as a busy thread, and a part as a core.
+///
+/// `Fill` and `Packed` use all parts of a NUMA node before those of the next one. With `Default`, the order does not change. The
+/// parts of one NUMA node keep their order.
+#[must_use]
+pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: WithinJob) -> Vec<CpuSet> {
+    let node_of = |part: &CpuSet| {
+        part.first().and_then(|pu| topology.domain_of(Level::NumaNode, pu)).map(|node| node.number)
+    };
+    let mut by_node: Vec<(Option<u32>, VecDeque<CpuSet>)> = Vec::new();
+    let count = parts.len();
+    if rule.is_default() {
+        return parts;
+    }
+    for part in parts {
+        let node = node_of(&part);
+        match by_node.iter_mut().find(|(known, _)| *known == node) {
+            Some((_, parts)) => parts.push_back(part),
+            None => by_node.push((node, VecDeque::from([part]))),
+        }
+    }
+    match rule {
+        WithinJob::Default | WithinJob::Fill | WithinJob::Packed => {
+            by_node.into_iter().flat_map(|(_, parts)| parts).collect()
+        }
+        WithinJob::RoundRobin => {
+            let turn = |_| by_node.iter_mut().filter_map(|(_, parts)| parts.pop_front()).collect::<Vec<_>>();
+            (0..count).flat_map(turn).collect()
+        }
+        WithinJob::LeastLoaded => {
+            let load = |(number, (_, parts)): (u32, &(_, VecDeque<CpuSet>))| NodeLoad {
+                number,
+                cores: parts.len(),
+                busy_threads: 0,
+            };
+            let mut loads: Vec<NodeLoad> = (0..).zip(&by_node).map(load).collect();
+            let mut next = |_| {
+                let index = choose_least_loaded(&loads)?;
+                loads.get_mut(index)?.busy_threads += 1;
+                by_node.get_mut(index)?.1.pop_front()
+            };
+            (0..count).filter_map(&mut next).collect()
+        }
+    }
+}
+
+/// The index of the node with the fewest busy threads for each core. Of several, the first.
+fn choose_least_loaded(nodes: &[NodeLoad]) -> Option<usize> {
+    // Of the loads a/b and c/d, the first is lower if a*d < c*b.
+    let order = |(_, a): &(usize, &NodeLoad), (_, b): &(usize, &NodeLoad)| {
+        a.busy_threads.saturating_mul(b.cores).cmp(&b.busy_threads.saturating_mul(a.cores))
+    };
+    nodes.iter().enumerate().min_by(order).map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::topology::RegularShape;
+
+    /// Two NUMA nodes of 4 cores of one PU: node 0 has the PUs 0-3.
+    fn machine() -> Topology {
+        Topology::from_shape(RegularShape {
+            packages: 2,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 1,
+            cores_per_l3: 4,
+            pus_per_core: 1,
+        })
+    }
+
+    /// The nodes that a rule chooses for so many processes of one thread, one after the other. All have the same parent.
+    fn choices(rule: WithinJob, cpus: &str, parent: Option<u32>, count: usize) -> Vec<u32> {
+        let mut nodes = nodes_of(&machine(), &cpus.parse().unwrap());
+        let mut chosen = Vec::new();
+        for _ in 0..count {
+            let Some(number) = choose_node(rule, &nodes, chosen.last().copied(), parent) else { break };
+            chosen.push(number);
+            nodes.iter_mut().filter(|node| node.number == number).for_each(|node| node.busy_threads += 1);
+        }
+        chosen
+    }
+
+    #[test]
+    fn round_robin_takes_the_nodes_in_turns() {
+        assert_eq!(choices(WithinJob::RoundRobin, "0-7", None, 5), [0, 1, 0, 1, 0]);
+        assert_eq!(choices(WithinJob::RoundRobin, "0-7", Some(1), 3), [0, 1, 0], "the parent has no effect");
+    }
+
+    #[test]
+    fn least_loaded_takes_the_node_with_the_fewest_threads_per_core() {
+        assert_eq!(choices(WithinJob::LeastLoaded, "0-7", None, 4), [0, 1, 0, 1]);
+        // Four cores in node 0, two in node 1.
+        assert_eq!(choices(WithinJob::LeastLoaded, "0-5", None, 6), [0, 1, 0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn fill_uses_the_cores_of_a_node_before_those_of_the_next() {
+        assert_eq!(choices(WithinJob::Fill, "0-7", None, 10), [0, 0, 0, 0, 1, 1, 1, 1, 0, 1]);
+        assert_eq!(choices(WithinJob::Fill, "2-7", Some(1), 6), [1, 1, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn packed_takes_the_node_of_the_parent() {
+        assert_eq!(choices(WithinJob::Packed, "0-7", Some(1), 6), [1; 6]);
+        assert_eq!(choices(WithinJob::Packed, "0-7", None, 3), [0; 3]);
+        assert_eq!(choices(WithinJob::Packed, "0-7", Some(9), 1), [0], "no node of the job has this number");
+    }
+
+    #[test]
+    fn no_node_is_chosen_in_one_node_or_by_default() {
+        for rule in WithinJob::ALL {
+            assert_eq!(choices(rule, "4-7", None, 2), [0; 0], "{rule}");
+        }
+        assert_eq!(choices(WithinJob::Default, "0-7", None, 2), [0; 0]);
+    }
+
+    fn arranged(rule: WithinJob, parts: &[&str]) -> Vec<String> {
+        let parts = parts.iter().map(|part| part.parse().unwrap()).collect();
+        arrange_parts(&machine(), parts, rule).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_instances_of_spawn_get_the_parts_in_the_order_of_the_rule() {
+        let parts = ["1", "2", "3", "4", "5", "6"];
+        assert_eq!(arranged(WithinJob::RoundRobin, &parts), ["1", "4", "2", "5", "3", "6"]);
+        assert_eq!(arranged(WithinJob::LeastLoaded, &parts), ["1", "4", "2", "5", "3", "6"]);
+        assert_eq!(arranged(WithinJob::LeastLoaded, &["0", "1", "4"]), ["0", "4", "1"]);
+        let mixed = ["4", "0", "5", "1"];
+        assert_eq!(arranged(WithinJob::Fill, &mixed), ["4", "5", "0", "1"]);
+        assert_eq!(arranged(WithinJob::Packed, &mixed), ["4", "5", "0", "1"]);
+        assert_eq!(arranged(WithinJob::Default, &mixed), mixed);
+        for rule in WithinJob::ALL {
+            let mut all = arranged(rule, &["0", "4", "5", "6-7"]);
+            all.sort();
+            assert_eq!(all, ["0", "4", "5", "6-7"], "{rule}: each part is given out once");
+            assert!(arranged(rule, &[]).is_empty());
+        }
+    }
+
+    #[test]
+    fn rules_print_and_parse() {
+        for rule in WithinJob::ALL {
+            assert_eq!(rule.to_string().parse(), Ok(rule));
+        }
+        let error = "rrr".parse::<WithinJob>().unwrap_err().to_string();
+        assert!(error.contains("\"rrr\"") && error.contains("rr, ll, fill or packed"), "{error}");
+    }
+}

@@ -1,0 +1,32 @@
+//! The option `--within-job`.
+
+use clap::ValueEnum;
+use pjw_core::within_job::WithinJob;
+
+/// The value of `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`: the rule by which a NUMA node is chosen for
+/// each new process of a job whose cores are in several NUMA nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WithinJobArg {
+    /// No NUMA node is chosen: a busy thread stays in the NUMA node in which it runs, if a core is idle there
+    Default,
+    /// The NUMA nodes in turns (round robin)
+    Rr,
+    /// The NUMA node with the fewest busy threads for each of its cores (least loaded)
+    Ll,
+    /// The cores of one NUMA node, then those of the next
+    Fill,
+    /// The NUMA node of the parent process
+    Packed,
+}
+
+impl From<WithinJobArg> for WithinJob {
+    fn from(arg: WithinJobArg) -> Self {
+        match arg {
+            WithinJobArg::Default => Self::Default,
+            WithinJobArg::Rr => Self::RoundRobin,
+            WithinJobArg::Ll => Self::LeastLoaded,
+            WithinJobArg::Fill => Self::Fill,
+            WithinJobArg::Packed => Self::Packed,
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Real programs of several kinds in jobs: how they bind themselves, and how they create processes and threads. Each busy thread has a
+//! core for itself as soon as there are as many cores, and a program that binds itself is left alone.
+//!
+//! A program that is not installed is skipped with one line.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::waiting::{wait_for, wait_until};
+use serde_json::{Value, json};
+
+use crate::processes::{Shell, has_own_core_each, has_two_cores, is_installed, mask, masks};
+
+/// Two threads that compute until they are killed. Each prints its thread id and its mask to a file of its own.
+const OPENMP: &str = r#"
+#define _GNU_SOURCE
+#include <omp.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+#pragma omp parallel num_threads(2)
+    {
+        char name[4096], ready[4096];
+        snprintf(name, sizeof name, "%s/.%d", argv[1], omp_get_thread_num());
+        snprintf(ready, sizeof ready, "%s/%d", argv[1], omp_get_thread_num());
+        FILE *file = fopen(name, "w");
+        fprintf(file, "%ld\n", syscall(SYS_gettid));
+        fclose(file);
+        rename(name, ready);
+        for (volatile unsigned long n = 0;; n++) {}
+    }
+}
+"#;
+
+/// Creates a thread that computes a little, waits for its end, and begins again. Writes the number of ended threads to a file.
+const SHORT_THREADS: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+static void *work(void *nothing) {
+    for (volatile int n = 0; n < 20000; n++) {}
+    return nothing;
+}
+int main(int argc, char **argv) {
+    for (unsigned long ended = 0;; ended += 4) {
+        pthread_t threads[4];
+        for (int n = 0; n < 4; n++) if (pthread_create(&threads[n], 0, work, 0)) return 1;
+        for (int n = 0; n < 4; n++) pthread_join(threads[n], 0);
+        if (ended % 100 == 0) {
+            FILE *file = fopen(argv[1], "w");
+            fprintf(file, "%lu\n", ended);
+            fclose(file);
+        }
+    }
+}
+"#;
+
+const MULTIPROCESSING: &str = "
+import multiprocessing, os, sys
+def work(n):
+    with open(os.path.join(sys.argv[1], '.%d' % n), 'w') as file:
+        file.write('%d\\n' % os.getpid())
+    os.rename(file.name, os.path.join(sys.argv[1], str(n)))
+    while True: pass
+if __name__ == '__main__':
+    multiprocessing.get_context('fork').Pool(2).map(work, range(2), 1)
+";
+
+const CONCURRENT_FUTURES: &str = "
+import concurrent.futures, multiprocessing, os, sys
+def work(n):
+    with open(os.path.join(sys.argv[1], '.%d' % n), 'w') as file:
+        file.write('%d\\n' % os.getpid())
+    os.rename(file.name, os.path.join(sys.argv[1], str(n)))
+    while True: pass
+if __name__ == '__main__':
+    context = multiprocessing.get_context('fork')
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        list(pool.map(work, range(2)))
+";
+
+const JAVA: &str = "
+public class Spin {
+    static volatile long n;
+    public static void main(String[] arguments) throws Exception {
+        Thread[] threads = new Thread[2];
+        for (int i = 0; i < 2; i++) { threads[i] = new Thread(() -> { while (true) n++; }, \"spin-\" + i); threads[i].start(); }
+        for (Thread thread : threads) thread.join();
+    }
+}
+";
+
+const GO: &str = "
+package main
+func spin() { for n := 0; ; n++ { } }
+func main() { go spin(); spin() }
+";
+
+/// A running program in a job of two cores.
+struct ProgramInJob {
+    cpus: CpuSet,
+    /// The directory to which the workers write their ids.
+    dir: tempfile::TempDir,
+    pid: u32,
+    /// The changes of masks in the job before the program was started.
+    changes_before: Vec<String>,
+    /// All processes of the program end when this value is dropped.
+    _shell: Shell,
+}
+
+/// The daemon of these tests: it reads often, so that a thread soon counts as busy.
+fn start_daemon() -> Daemon {
+    Daemon::start("interval = \"50ms\"\n")
+}
+
+/// Starts a program in a job of two cores. In `line`, the shell's `$DIR` is an empty directory.
+fn start(daemon: &Daemon, line: &str) -> ProgramInJob {
+    let dir = tempfile::tempdir().unwrap();
+    let mut shell = Shell::start();
+    let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
+    let changes_before = mask_changes(daemon);
+    shell.send_line(&format!("DIR={}; export DIR", dir.path().display()));
+    let pid = shell.background(&format!("exec env {line}"));
+    ProgramInJob { cpus, dir, pid, changes_before, _shell: shell }
+}
+
+/// Compiles a C program. `None` if there is no compiler, or if the compiler lacks a library; the test is then skipped.
+fn compile(dir: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    if !is_installed("gcc") {
+        return None;
+    }
+    let (file, program) = (dir.join("program.c"), dir.join("program"));
+    std::fs::write(&file, source).unwrap();
+    let output =
+        Command::new("gcc").args(["-O1", "-o"]).arg(&program).arg(&file).args(flags).output().unwrap();
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        pjw_tests::skipping::skip(format_args!("gcc {flags:?} fails: {why}"));
+        return None;
+    }
+    Some(program)
+}
+
+/// Waits until two workers have written their ids, and returns these.
+fn worker_ids(program: &ProgramInJob) -> [u32; 2] {
+    ["0", "1"].map(|name| {
+        wait_for("the worker runs", || {
+            std::fs::read_to_string(program.dir.path().join(name)).ok()?.trim().parse().ok()
+        })
+    })
+}
+
+/// The busy threads of the job, as pjwd sees them.
+fn hot_threads(daemon: &Daemon) -> Vec<u32> {
+    let job: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("a") })).unwrap();
+    let threads =
+        job["members"].as_array().unwrap().iter().flat_map(|member| member["threads"].as_array().unwrap());
+    let hot = threads.filter(|thread| thread["hot"] == true);
+    hot.map(|thread| u32::try_from(thread["tid"].as_u64().unwrap()).unwrap()).collect()
+}
+
+/// The kinds of the events of the job that report a change of a mask.
+fn mask_changes(daemon: &Daemon) -> Vec<String> {
+    let job: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("a") })).unwrap();
+    let kinds =
+        job["history"].as_array().unwrap().iter().map(|event| event["event"].as_str().unwrap().to_owned());
+    kinds
+        .filter(|kind| ["confined", "repaired", "rebalanced", "violation"].contains(&kind.as_str()))
+        .collect()
+}
+
+/// Waits until pjwd has seen these threads run for some time.
+fn wait_until_seen_busy(daemon: &Daemon, tids: &[u32]) {
+    let ticks = |tid: u32| {
+        let text = std::fs::read(format!("/proc/{tid}/stat")).ok()?;
+        pjw_linux::proc::procfs::parse_stat(&text).map(|stat| stat.run_ticks)
+    };
+    let before: Vec<Option<u64>> = tids.iter().map(|&tid| ticks(tid)).collect();
+    // 50 ticks of 10 ms: ten scans of the daemon.
+    wait_until("the threads have run for half a second", || {
+        tids.iter().zip(&before).all(|(&tid, before)| ticks(tid) >= before.map(|ticks| ticks + 50))
+    });
+    wait_until("pjwd knows that they are busy", || {
+        let hot = hot_threads(daemon);
+        tids.iter().all(|tid| hot.contains(tid))
+    });
+}
+
+fn check_workers_get_a_core_each(line: &str) {
+    let daemon = start_daemon();
+    let program = start(&daemon, line);
+    let workers = worker_ids(&program);
+    wait_until("each worker has a core for itself", || has_own_core_each(&workers));
+    assert!(workers.iter().all(|&tid| mask(tid).is_subset(&program.cpus)));
+}
+
+#[test]
+fn openmp_threads_without_bindings_get_a_core_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = has_two_cores().then(|| compile(dir.path(), OPENMP, &["-fopenmp"])).flatten() else {
+        return;
+    };
+    check_workers_get_a_core_each(&format!("OMP_PROC_BIND=false {} $DIR", program.display()));
+}
+
+#[test]
+fn an_openmp_program_that_binds_itself_is_never_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(binary) = has_two_cores().then(|| compile(dir.path(), OPENMP, &["-fopenmp"])).flatten() else {
+        return;
+    };
+    let daemon = start_daemon();
+    let program = start(&daemon, &format!("OMP_PROC_BIND=true OMP_PLACES=cores {} $DIR", binary.display()));
+    let threads = worker_ids(&program);
+    let own = threads.map(mask);
+    assert!(!own[0].intersects(&own[1]), "{own:?}: the program binds its threads to different cores");
+    wait_until_seen_busy(&daemon, &threads);
+    assert_eq!(threads.map(mask), own);
+    assert_eq!(mask_changes(&daemon), program.changes_before, "pjwd changed no mask");
+    let job = daemon.job("a").unwrap();
+    assert_eq!((job.pinned, job.violations), (0, 0));
+    daemon.release("a").unwrap();
+    assert_eq!(threads.map(mask), own, "the bindings are the program's, so a release keeps them");
+}
+
+#[test]
+fn the_workers_of_python_multiprocessing_get_a_core_each() {
+    if !has_two_cores() || !is_installed("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("pool.py");
+    std::fs::write(&script, MULTIPROCESSING).unwrap();
+    check_workers_get_a_core_each(&format!("python3 {} $DIR", script.display()));
+}
+
+#[test]
+fn the_workers_of_python_concurrent_futures_get_a_core_each() {
+    if !has_two_cores() || !is_installed("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("futures.py");
+    std::fs::write(&script, CONCURRENT_FUTURES).unwrap();
+    check_workers_get_a_core_each(&format!("python3 {} $DIR", script.display()));
+}
+
+/// Starts a program with two busy threads whose ids are not known, and checks that each gets a core.
+fn check_busy_threads_get_a_core_each(line: &str) {
+    let daemon = start_daemon();
+    let _program = start(&daemon, line);
+    // A run-time system has threads of its own, which run at the start only.
+    wait_until("two threads are busy, each on a core for itself", || {
+        let hot = hot_threads(&daemon);
+        hot.len() == 2 && has_own_core_each(&hot)
+    });
+}
+
+#[test]
+fn the_busy_threads_of_a_java_program_get_a_core_each() {
+    if !has_two_cores() || !is_installed("java") || !is_installed("javac") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("Spin.java"), JAVA).unwrap();
+    let compiled = Command::new("javac").arg("Spin.java").current_dir(dir.path()).status().unwrap();
+    assert!(compiled.success());
+    check_busy_threads_get_a_core_each(&format!("java -cp {} Spin", dir.path().display()));
+}
+
+#[test]
+fn the_busy_threads_of_a_go_program_get_a_core_each() {
+    if !has_two_cores() || !is_installed("go") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("spin.go"), GO).unwrap();
+    let mut build = Command::new("go");
+    build.args(["build", "-o", "spin", "spin.go"]).current_dir(dir.path());
+    let built = build.env("GOCACHE", dir.path().join("cache")).env("GO111MODULE", "off").status().unwrap();
+    assert!(built.success());
+    check_busy_threads_get_a_core_each(dir.path().join("spin").to_str().unwrap());
+}
+
+#[test]
+fn a_program_that_creates_and_ends_threads_all_the_time_stays_inside() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(binary) = has_two_cores().then(|| compile(dir.path(), SHORT_THREADS, &["-pthread"])).flatten()
+    else {
+        return;
+    };
+    let daemon = start_daemon();
+    let program = start(&daemon, &format!("{} $DIR/ended", binary.display()));
+    let count = program.dir.path().join("ended");
+    wait_until("two thousand threads have ended, and all that ran were inside", || {
+        for (tid, allowed) in masks(&[program.pid]) {
+            let allowed: CpuSet = allowed.parse().unwrap();
+            assert!(allowed.is_subset(&program.cpus), "thread {tid} may run on {allowed}");
+        }
+        let ended = std::fs::read_to_string(&count).unwrap_or_default();
+        ended.trim().parse::<u64>().is_ok_and(|ended| ended >= 2000)
+    });
+    assert_eq!(daemon.job("a").unwrap().violations, 0);
+    let before = pjw_linux::sys::affinity::get_mask(Tid(std::process::id())).unwrap();
+    daemon.release("a").unwrap();
+    wait_until("the masks are those from before the job", || mask(program.pid) == before);
+}
+
+#[test]
+fn all_processes_of_a_parallel_make_are_inside_from_their_first_instruction() {
+    if !has_two_cores() || !is_installed("make") {
+        return;
+    }
+    let daemon = start_daemon();
+    let dir = tempfile::tempdir().unwrap();
+    // cat reads its own mask first of all.
+    let rules = "TARGETS := $(addprefix t,$(shell seq 60))\nall: $(TARGETS)\n\
+                 t%:\n\t@cat /proc/self/status >$@; n=0; while [ $$n -lt 2000 ]; do n=$$((n+1)); done\n";
+    std::fs::write(dir.path().join("Makefile"), rules).unwrap();
+    let output = daemon.pjwctl(&[
+        "run",
+        "--job",
+        &daemon.job_id("a"),
+        "--cpus",
+        "1",
+        "--",
+        "make",
+        "-s",
+        "-j8",
+        "-C",
+        dir.path().to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    for target in 1..=60 {
+        let status = std::fs::read_to_string(dir.path().join(format!("t{target}"))).unwrap();
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        assert_eq!(list.trim(), "1", "target {target}");
+    }
+}
