@@ -31,6 +31,7 @@ int main(int argc, char **argv) {
     printf("%s %s %s %s %s\n", argc > 1 ? argv[1] : "-", getenv("PJW_RANK"), getenv("PJW_SIZE"), getenv("PJW_CPUS"),
            getenv("PJW_TASKS") ? "shared" : "alone");
     fflush(stdout);
+    if (argc > 1 && strcmp(argv[1], "quiet") == 0) { close(1); close(2); }
     if (argc > 2 && strcmp(argv[2], "wait") == 0) while (!is_told) usleep(1000);
     return argc > 2 ? atoi(argv[2]) : 0;
 }
@@ -96,8 +97,8 @@ fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
         let job = daemon.job_id("tasks");
         let program = program.to_str().unwrap();
         let arguments = [
-            "spawn", "-n", "2", "--async", "--json", "--share", "memory", "--job", &job, "--", program, "x",
-            "wait",
+            "spawn", "-n", "2", "--async", "--json", "--share", "memory", "--job", &job, "--", program,
+            "quiet", "wait",
         ];
         let output = daemon.pjwctl(&arguments);
         let json = text(&output.stdout)
