@@ -10,4 +10,5 @@ pub mod idle_jobs;
 pub mod mpi;
 pub mod owner;
 pub mod processes;
+pub mod ranks;
 pub mod user_load;
