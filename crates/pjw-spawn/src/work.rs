@@ -1,5 +1,6 @@
 //! The work of a spawner thread: it starts its instances and sends the results to the batch.
 
+use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, MAX_RESULTS, Packet};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
-use crate::tasks::Space;
+use crate::tasks::{MAX_POSTED, Space};
 
 /// The work of one spawner thread.
 pub(crate) struct Work {
@@ -114,15 +115,32 @@ impl Work {
     fn start_tasks(&self, mut space: Space, socket: RawFd, packet: &mut Packet) -> Option<Pid> {
         let setup = Arc::clone(&self.setup);
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        let mut posted = VecDeque::new();
+        let mut finish = |index, result| {
+            packet.results.push((index, result));
+            packet.busy.1 = now();
+            send_if_full(socket, packet);
+        };
         for &index in &self.indexes {
             if self.is_cancelled.load(Ordering::Relaxed) {
                 break;
             }
             let Some(instance) = self.instances.get(index) else { break };
-            packet.results.push((index, space.start_with(instance, &mut layout)));
-            packet.busy.1 = now();
-            send_if_full(socket, packet);
+            if posted.len() == MAX_POSTED {
+                posted.pop_front().into_iter().for_each(|index| finish(index, space.collect()));
+            }
+            let mut result = space.post(instance, &mut layout);
+            if result.is_err() {
+                // There may be room when the requests on their way are done.
+                posted.drain(..).for_each(|index| finish(index, space.collect()));
+                result = space.post(instance, &mut layout);
+            }
+            match result {
+                Ok(()) => posted.push_back(index),
+                Err(error) => finish(index, Err(error)),
+            }
         }
+        posted.into_iter().for_each(|index| finish(index, space.collect()));
         space.leave_host()
     }
 

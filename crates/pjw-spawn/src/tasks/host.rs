@@ -184,13 +184,13 @@ impl<'a> Host<'a> {
 
     /// Reads a request and answers it. Returns false after the last one.
     fn take_request(&mut self) -> bool {
-        let mut kind = [0_u8; 1];
+        let mut offset = [0_u8; size_of::<usize>()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
             match recvmsg(
                 &self.socket,
-                &mut [IoSliceMut::new(&mut kind)],
+                &mut [IoSliceMut::new(&mut offset)],
                 &mut control,
                 RecvFlags::CMSG_CLOEXEC,
             ) {
@@ -199,7 +199,7 @@ impl<'a> Host<'a> {
                 Ok(message) => break message.bytes,
             }
         };
-        if received == 0 {
+        if received < offset.len() {
             return false;
         }
         let mut descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS] = [const { None }; MAX_DESCRIPTORS];
@@ -214,7 +214,7 @@ impl<'a> Host<'a> {
             }
         }
         // SAFETY: the parent has written a request, and waits for the answer.
-        let request = unsafe { Request::read(self.plan.buffer) };
+        let request = unsafe { Request::read(self.plan.buffer.wrapping_add(usize::from_ne_bytes(offset))) };
         self.answer(&request, &descriptors)
     }
 

@@ -29,4 +29,4 @@ pub use space::Space;
 
 pub(crate) use image::Image;
 pub(crate) use room::check_room;
-pub(crate) use space::end_host;
+pub(crate) use space::{MAX_POSTED, end_host};

@@ -1,6 +1,7 @@
-//! What the host gets for each task: a buffer that both processes see, and a message with descriptors.
+//! What the host gets for each task: a request in a buffer that both processes see, and a message with descriptors.
 //!
-//! The buffer begins with a [`Head`]. After it come the words of the mask, the working directory, and the strings of the task.
+//! A request begins with a [`Head`]. After it come the words of the mask, the working directory, and the strings of the task.
+//! Several requests may be on their way, one after the other in the buffer. The message has the offset of its request.
 
 use std::ptr;
 
@@ -39,7 +40,11 @@ pub(super) struct Head {
 
 /// A buffer that this process and its forks share. It is unmapped when it is dropped.
 #[derive(Debug)]
-pub(super) struct Buffer(*mut u8);
+pub(super) struct Buffer {
+    at: *mut u8,
+    /// The bytes of the requests that are on their way.
+    used: usize,
+}
 
 // SAFETY: the buffer is memory like that of a Box, and only one thread has the value.
 unsafe impl Send for Buffer {}
@@ -50,65 +55,73 @@ impl Buffer {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: the kernel chooses a range that nothing else uses.
         let at = unsafe { libc::mmap(ptr::null_mut(), BUFFER_BYTES, protection, flags, -1, 0) };
-        if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(Self(at.cast())) }
+        if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(Self { at: at.cast(), used: 0 }) }
     }
 
     pub(super) fn address(&self) -> *mut u8 {
-        self.0
+        self.at
     }
 
-    /// Writes a request.
+    /// Uses the buffer from its beginning again. No request may be on its way.
+    pub(super) fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// Writes a request behind the others. Returns its offset.
     ///
     /// # Errors
-    /// `E2BIG` if it does not fit.
+    /// `E2BIG` if it does not fit behind them.
     pub(super) fn write(
         &mut self,
         head: Head,
         mask: &[u64],
         directory: &[u8],
         strings: &[u8],
-    ) -> Result<(), Errno> {
+    ) -> Result<usize, Errno> {
+        let offset = self.used.next_multiple_of(align_of::<Head>());
         let needed = size_of::<Head>() + size_of_val(mask) + directory.len() + strings.len();
-        if needed > BUFFER_BYTES {
+        if offset + needed > BUFFER_BYTES {
             return Err(Errno::E2BIG);
         }
-        // SAFETY: all parts fit into the buffer, which no reference points to. It is aligned to pages.
+        // SAFETY: all parts fit into the rest of the buffer, which no reference points to. Buffer and offset are aligned.
         unsafe {
-            self.0.cast::<Head>().write(head);
-            let words = self.0.add(size_of::<Head>());
+            let request = self.at.add(offset);
+            request.cast::<Head>().write(head);
+            let words = request.add(size_of::<Head>());
             words.copy_from_nonoverlapping(mask.as_ptr().cast(), size_of_val(mask));
             let text = words.add(size_of_val(mask));
             text.copy_from_nonoverlapping(directory.as_ptr(), directory.len());
             text.add(directory.len()).copy_from_nonoverlapping(strings.as_ptr(), strings.len());
         }
-        Ok(())
+        self.used = offset + needed;
+        Ok(offset)
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: the mapping is that of `new`, and no reference to it is left.
-        let _ = unsafe { libc::munmap(self.0.cast(), BUFFER_BYTES) };
+        let _ = unsafe { libc::munmap(self.at.cast(), BUFFER_BYTES) };
     }
 }
 
 /// A request as the host reads it.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
-    buffer: *const u8,
+    request: *const u8,
     pub(super) head: Head,
 }
 
 impl Request {
     /// # Safety
-    /// A complete request must be in the buffer. The writer must leave it until it has the answer.
-    pub(super) unsafe fn read(buffer: *const u8) -> Self {
+    /// A complete request must be at this address. The writer must leave it until it has the answer.
+    pub(super) unsafe fn read(request: *const u8) -> Self {
         // SAFETY: the caller guarantees it.
-        Self { buffer, head: unsafe { buffer.cast::<Head>().read() } }
+        Self { request, head: unsafe { request.cast::<Head>().read() } }
     }
 
     fn at(&self, offset: usize) -> *const u8 {
-        self.buffer.wrapping_add(size_of::<Head>() + offset)
+        self.request.wrapping_add(size_of::<Head>() + offset)
     }
 
     fn mask_bytes(&self) -> usize {

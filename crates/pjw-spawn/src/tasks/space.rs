@@ -35,6 +35,8 @@ use crate::signals;
 
 /// The first Linux in which a core dump of one process leaves others with the same memory running: 5.16.
 const SEPARATE_CORE_DUMPS: (u32, u32) = (5, 16);
+/// The most requests that may be on their way. Their descriptors count as open ones, unix(7): at most four each.
+pub(crate) const MAX_POSTED: usize = 32;
 /// The bytes of the name of a process in /proc/PID/comm, with its NUL byte.
 const COMM_BYTES: usize = 16;
 
@@ -52,6 +54,8 @@ pub struct Space {
     /// The address of the directory of the space.
     directory: u64,
     nonce: u64,
+    /// The requests that are on their way.
+    posted: usize,
     /// Another value is responsible for the host.
     is_left: bool,
 }
@@ -105,7 +109,7 @@ impl Space {
         };
         let host = fork_host(&plan).map_err(failed)?;
         drop(of_host);
-        let mut space = Self { setup, socket, buffer, host, directory: 0, nonce, is_left: false };
+        let mut space = Self { setup, socket, buffer, host, directory: 0, nonce, posted: 0, is_left: false };
         match space.receive() {
             Ok((Answer { errno: 0, directory, .. }, _)) => {
                 space.directory = directory;
@@ -129,19 +133,35 @@ impl Space {
     pub fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         let setup = Arc::clone(&self.setup);
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
-        self.start_with(instance, &mut layout)
+        self.post(instance, &mut layout)?;
+        self.collect()
     }
 
-    /// As [`Space::start`]. `layout` is that of the environment of the setup.
-    pub(crate) fn start_with(
-        &mut self,
-        instance: &Instance,
-        layout: &mut Layout,
-    ) -> Result<Child, SpawnError> {
+    /// Asks for a task. [`Space::collect`] returns the result. At most [`MAX_POSTED`] requests may be on their way. `layout`
+    /// is that of the environment of the setup.
+    ///
+    /// # Errors
+    /// `E2BIG` in the step exec if the request does not fit beside those that are on their way. No task is asked for then.
+    pub(crate) fn post(&mut self, instance: &Instance, layout: &mut Layout) -> Result<(), SpawnError> {
+        let offset = self.write_request(instance, layout)?;
+        let sent = self.send(instance, offset);
+        sent.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Waits for the result of the oldest request that is on its way.
+    ///
+    /// # Errors
+    /// The errors of [`Space::start`].
+    pub(crate) fn collect(&mut self) -> Result<Child, SpawnError> {
         let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
-        self.write_request(instance, layout)?;
-        self.send(instance).map_err(of_clone)?;
-        let (answer, pidfd) = self.receive().map_err(of_clone)?;
+        self.posted = self.posted.saturating_sub(1);
+        let received = self.receive();
+        if self.posted == 0 {
+            self.buffer.clear();
+        }
+        let (answer, pidfd) = received.map_err(of_clone)?;
         let child = pidfd.map(|pidfd| Child { pid: Pid(answer.pid), pidfd });
         match (answer.errno, child) {
             (0, Some(child)) => Ok(child),
@@ -155,7 +175,7 @@ impl Space {
         }
     }
 
-    fn write_request(&mut self, instance: &Instance, layout: &mut Layout) -> Result<(), SpawnError> {
+    fn write_request(&mut self, instance: &Instance, layout: &mut Layout) -> Result<usize, SpawnError> {
         let setup = &self.setup;
         let policy = instance.placement.preferred_numa_node.map(MemoryPolicy::preferring).transpose();
         let policy = policy.map_err(|errno| SpawnError { step: SpawnStep::Mask, errno })?;
@@ -191,7 +211,7 @@ impl Space {
         written.map_err(|errno| SpawnError { step: SpawnStep::Exec, errno })
     }
 
-    fn send(&self, instance: &Instance) -> Result<(), Errno> {
+    fn send(&self, instance: &Instance, offset: usize) -> Result<(), Errno> {
         let stdio = &instance.stdio;
         let passed = [&stdio.input, &stdio.output, &stdio.error, &instance.placement.cgroup];
         let passed: Vec<BorrowedFd<'_>> =
@@ -202,7 +222,12 @@ impl Space {
             control.push(SendAncillaryMessage::ScmRights(&passed));
         }
         loop {
-            match sendmsg(&self.socket, &[IoSlice::new(b"s")], &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(
+                &self.socket,
+                &[IoSlice::new(&offset.to_ne_bytes())],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            ) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
                 Ok(_) => return Ok(()),
