@@ -170,8 +170,11 @@ install: $(if $(shell PATH="$(PATH)" command -v cargo),build,built)
 	ln -sf libpjw_spawn.so.0 $(LIB)/libpjw_spawn.so
 	install -Dm644 crates/pjw-spawn-c/include/pjw_spawn.h $(DESTDIR)$(PREFIX)/include/pjw_spawn.h
 	install -Dm644 crates/pjw-spawn-c/include/pjw_farm.h $(DESTDIR)$(PREFIX)/include/pjw_farm.h
+	install -Dm644 crates/pjw-spawn-c/include/pjw_tasks.h $(DESTDIR)$(PREFIX)/include/pjw_tasks.h
 	install -Dm644 crates/pjw-spawn-c/man/pjw_spawn.3 $(COMPLETIONS)/man/man3/pjw_spawn.3
 	install -Dm644 crates/pjw-spawn-c/man/pjw_farm.3 $(COMPLETIONS)/man/man3/pjw_farm.3
+	install -Dm644 crates/pjw-spawn-c/man/pjw_tasks.3 $(COMPLETIONS)/man/man3/pjw_tasks.3
+	install -Dm644 crates/pjw-spawn-c/examples/stencil.c $(SHARE)/examples/stencil.c
 	install -Dm644 crates/pjw-spawn-c/python/pjw_farm/__init__.py $(DESTDIR)$(PYTHONDIR)/pjw_farm/__init__.py
 	install -Dm644 $(RELEASE)/libpjw_job.so $(LIB)/libpjw_job.so.0
 	ln -sf libpjw_job.so.0 $(LIB)/libpjw_job.so
@@ -208,7 +211,8 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/pjwd $(DESTDIR)$(PREFIX)/bin/pjwctl
 	rm -f $(LIB)/libpjw_spawn.so $(LIB)/libpjw_spawn.so.0 $(DESTDIR)$(PREFIX)/include/pjw_spawn.h
 	rm -f $(DESTDIR)$(PREFIX)/include/pjw_farm.h $(COMPLETIONS)/man/man3/pjw_spawn.3 $(COMPLETIONS)/man/man3/pjw_farm.3
-	rm -rf $(DESTDIR)$(PYTHONDIR)/pjw_farm
+	rm -f $(DESTDIR)$(PREFIX)/include/pjw_tasks.h $(COMPLETIONS)/man/man3/pjw_tasks.3
+	rm -rf $(SHARE)/examples $(DESTDIR)$(PYTHONDIR)/pjw_farm
 	rm -f $(LIB)/libpjw_job.so $(LIB)/libpjw_job.so.0 $(DESTDIR)$(PREFIX)/include/pjw_job.h
 	rm -f $(COMPLETIONS)/man/man3/pjw_job.3
 	rm -f $(COMPLETIONS)/man/man1/pjwctl.1 $(COMPLETIONS)/man/man1/pjwctl-*.1

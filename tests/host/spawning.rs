@@ -1,6 +1,7 @@
 //! `pjwctl spawn`: many instances, each on its own part of the cores from its first instruction.
 
 mod refused;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;

@@ -11,4 +11,5 @@ pub mod memory_process;
 pub mod mpi;
 pub mod owner;
 pub mod processes;
+pub mod ranks;
 pub mod user_load;

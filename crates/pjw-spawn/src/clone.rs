@@ -23,26 +23,26 @@ use crate::own_policy::{MemoryPolicy, set_own_mask};
 use crate::signals::{self, KernelSignals};
 
 /// The flags of clone3(2) above 32 bits, from linux/sched.h.
-const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
-const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+pub(crate) const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+pub(crate) const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// The size of the stack of the process until it executes its program. Debug builds need the most of it, some KiB.
 const STACK_BYTES: usize = 64 * 1024;
 
 /// The arguments of clone3(2), version 2 of `struct clone_args` (Linux 5.7).
 #[repr(C, align(8))]
 #[derive(Default)]
-struct CloneArguments {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
+pub(crate) struct CloneArguments {
+    pub(crate) flags: u64,
+    pub(crate) pidfd: u64,
+    pub(crate) child_tid: u64,
+    pub(crate) parent_tid: u64,
+    pub(crate) exit_signal: u64,
+    pub(crate) stack: u64,
+    pub(crate) stack_size: u64,
+    pub(crate) tls: u64,
+    pub(crate) set_tid: u64,
+    pub(crate) set_tid_size: u64,
+    pub(crate) cgroup: u64,
 }
 
 /// What a process does before it executes its program.
@@ -94,6 +94,9 @@ struct Failure {
     errno: AtomicI32,
 }
 
+/// What a process runs that shares the memory of the caller.
+pub(crate) type Run = extern "C" fn(*const ()) -> !;
+
 /// What the process gets through the memory that it shares with the caller.
 struct Shared<'a> {
     start: &'a Start<'a>,
@@ -130,7 +133,7 @@ pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, Spawn
     }
     // SAFETY: the stack is not used by another process, because the call returns only after the process has executed
     // its program or has ended. `shared` and all that it points to outlive that. The process makes system calls only.
-    let pid = unsafe { clone_and_run(&arguments, &shared) };
+    let pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run) };
     if pid < 0 {
         return Err(clone_error(Errno::from_raw(i32::try_from(-pid).unwrap_or(libc::EIO)), start.cgroup));
     }
@@ -163,12 +166,12 @@ fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
     SpawnError { step, errno }
 }
 
-/// Calls clone3(2). The process runs [`run`] on its stack and never returns. Returns the process id or a negative errno.
+/// Calls clone3(2). The process runs `run` with `shared` on its stack and never returns. Returns the process id or a negative errno.
 ///
 /// # Safety
-/// The stack in `arguments` must be of the given size and in use by nothing else.
+/// The stack in `arguments` must be of the given size and in use by nothing else. `run` must be sound with `shared`.
 #[cfg(target_arch = "x86_64")]
-unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 {
+pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: Run) -> i64 {
     let result: i64;
     // SAFETY: the caller guarantees the stack. The kernel keeps all registers except rax, rcx and r11. The code of the
     // process is only the call of `run`, which has its arguments in registers and does not return.
@@ -185,8 +188,8 @@ unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 
             inlateout("rax") libc::SYS_clone3 => result,
             in("rdi") &raw const *arguments,
             in("rsi") size_of::<CloneArguments>(),
-            in("r8") &raw const *shared,
-            in("r9") run as extern "C" fn(&Shared<'_>) -> !,
+            in("r8") shared,
+            in("r9") run,
             lateout("rcx") _,
             lateout("r11") _,
         );
@@ -199,7 +202,7 @@ unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 
 /// # Safety
 /// As above.
 #[cfg(target_arch = "aarch64")]
-unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 {
+pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: Run) -> i64 {
     let result: i64;
     // SAFETY: as above. The kernel keeps all registers except x0.
     unsafe {
@@ -215,8 +218,8 @@ unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 
             in("x8") libc::SYS_clone3,
             inlateout("x0") &raw const *arguments => result,
             in("x1") size_of::<CloneArguments>(),
-            in("x9") &raw const *shared,
-            in("x10") run as extern "C" fn(&Shared<'_>) -> !,
+            in("x9") shared,
+            in("x10") run,
             lateout("x30") _,
         );
     }
@@ -228,15 +231,15 @@ unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 
 /// # Safety
 /// None is needed.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn clone_and_run(_: &CloneArguments, shared: &Shared<'_>) -> i64 {
-    let _: extern "C" fn(&Shared<'_>) -> ! = run;
-    let _ = shared;
+pub(crate) unsafe fn clone_and_run(_: &CloneArguments, _: *const (), _: Run) -> i64 {
     -i64::from(libc::ENOSYS)
 }
 
 /// The process: prepares itself and executes the program. It shares the memory of the caller, so it must not allocate,
 /// lock or unwind.
-extern "C" fn run(shared: &Shared<'_>) -> ! {
+extern "C" fn run(shared: *const ()) -> ! {
+    // SAFETY: `start` passes a `Shared`, which outlives the use.
+    let shared = unsafe { &*shared.cast::<Shared<'_>>() };
     let start = shared.start;
     let (step, errno) = match prepare(start) {
         Err(failure) => failure,
@@ -252,7 +255,8 @@ extern "C" fn run(shared: &Shared<'_>) -> ! {
     unsafe { libc::_exit(127) }
 }
 
-type Failed = (SpawnStep, i32);
+/// The failed step with its errno.
+pub(crate) type Failed = (SpawnStep, i32);
 
 fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     let settings = start.settings;
@@ -294,13 +298,13 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     checked(SpawnStep::Clone, unblocked)
 }
 
-fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
+pub(crate) fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
     if result < 0 { Err((step, Errno::last_raw())) } else { Ok(()) }
 }
 
 /// Puts the given descriptors in the place of the streams 0 to 2. A descriptor below 3 is copied above first, so that
 /// streams may change places.
-fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
+pub(crate) fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
         // SAFETY: changes descriptors of the process only, whose table is its own.
         let copy = unsafe { libc::fcntl(*stream, libc::F_DUPFD_CLOEXEC, 3) };
@@ -330,7 +334,7 @@ fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
 
 /// Asks the kernel to kill the process when its spawner thread ends. If the launcher has ended before, the process ends
 /// at once.
-fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
+pub(crate) fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
     // SAFETY: changes the process only.
     checked(SpawnStep::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
     // SAFETY: has no precondition. After the end of its parent, a process has another one.

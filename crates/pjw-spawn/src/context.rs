@@ -17,6 +17,7 @@ use crate::own_policy::own_mask;
 use crate::replicate::Replicas;
 use crate::setup::{Setup, TemplateKind};
 use crate::signals;
+use crate::tasks::{Image, SpaceError};
 
 /// The properties that all processes (instances) of a group have in common: the program, the environment, the
 /// credentials and the working directory. The functions of this type start the processes.
@@ -61,6 +62,7 @@ impl Context {
             ends_with_launcher: false,
             has_rank_variables: false,
             templates: None,
+            image: None,
             replicas: None,
             blocked_signals: signals::blocked(),
             descriptor_limit: getrlimit(Resource::RLIMIT_NOFILE).ok(),
@@ -147,6 +149,23 @@ impl Context {
     pub fn use_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Linked);
         self
+    }
+
+    /// Starts the instances as [tasks](crate::tasks): processes that share one address space. The program must be a static
+    /// executable that runs at any address (`-static-pie`), for x86-64. Templates and replicas are not used then.
+    ///
+    /// # Errors
+    /// [`SpaceError::Program`] if the program can't run as a task.
+    pub fn share_memory(mut self) -> Result<Self, CheckError> {
+        let image = Image::read(&self.setup.program).map_err(|why| SpaceError::Program {
+            program: self.setup.program.to_string_lossy().into_owned(),
+            why,
+        })?;
+        let setup = self.setup_mut();
+        setup.image = Some(Arc::new(image));
+        setup.templates = None;
+        setup.replicas = None;
+        Ok(self)
     }
 
     /// Starts the processes (instances) as forks of a template that has already run a part of the program. The

@@ -28,7 +28,9 @@ mod results;
 mod setup;
 mod signals;
 mod spawner;
+pub mod tasks;
 mod template;
+mod work;
 
 pub use batch::Batch;
 pub use checks::CheckError;

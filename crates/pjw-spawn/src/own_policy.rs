@@ -12,7 +12,7 @@ const MAX_NODES: usize = 1024;
 const MPOL_PREFERRED: i32 = 1;
 
 /// A memory policy of a thread, set_mempolicy(2).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryPolicy {
     mode: i32,
     nodes: [u64; MAX_NODES / 64],

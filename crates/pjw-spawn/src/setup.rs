@@ -8,6 +8,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use crate::credentials::Credentials;
 use crate::replicate::Replicas;
 use crate::signals::KernelSignals;
+use crate::tasks::Image;
 
 /// What an instance gets from its context.
 #[derive(Debug, Clone)]
@@ -26,6 +27,8 @@ pub(crate) struct Setup {
     pub(crate) has_rank_variables: bool,
     /// Of which templates instances are forks, where the program can have one. `None` if each executes the program.
     pub(crate) templates: Option<TemplateKind>,
+    /// The program that instances share one address space for. `None` if each has an address space of its own.
+    pub(crate) image: Option<Arc<Image>>,
     /// The copies of the files of the program, for the instances of placements with a NUMA node.
     pub(crate) replicas: Option<Arc<Replicas>>,
     /// The signals that are blocked at the beginning of the program.

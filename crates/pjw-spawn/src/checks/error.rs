@@ -5,6 +5,7 @@ use pjw_core::cpuset::CpuSet;
 use thiserror::Error;
 
 use crate::replicate::ReplicaError;
+use crate::tasks::SpaceError;
 use crate::template::ArgumentError;
 
 /// Error: a group of processes can't be started. A check before the start has failed, so no process was started.
@@ -87,6 +88,9 @@ pub enum CheckError {
     /// The copies of the program's files on NUMA nodes can't be made. The variant contains the reason.
     #[error(transparent)]
     Replicas(#[from] ReplicaError),
+    /// The instances can't share one address space. The variant contains the reason.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
     /// A system call that should never fail has failed.
     #[error("{what}: {}", .errno.desc())]
     SystemCall {

@@ -11,6 +11,7 @@ pub use error::CheckError;
 use crate::instance::Instance;
 use crate::replicate::Replicas;
 use crate::setup::Setup;
+use crate::tasks::check_room;
 
 /// Checks what can be known beforehand. The check of [`crate::Context::check`].
 pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
@@ -19,6 +20,9 @@ pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckEr
     }
     masks::check_masks(instances)?;
     size::check_sizes(setup, instances)?;
+    if let Some(image) = &setup.image {
+        check_room(image, instances.len())?;
+    }
     Replicas::check_free_memory(setup.replicas.as_deref())?;
     if instances.len() == 1 {
         // The kernel's own check is enough: if it refuses the only process, nothing has been started. Reading

@@ -34,7 +34,7 @@ pub use provision::ProvisionArgs;
 pub use report::{JobsArgs, ReportArgs};
 pub use show::ShowArgs;
 pub use simulate::{ProcessorUnitArg, ReferencePolicyArg, SimulateArgs, SimulatePolicyArg};
-pub use spawn::{ProxyArg, SpawnArgs};
+pub use spawn::{ProxyArg, ShareArg, SpawnArgs};
 pub use topology::TopologyArgs;
 pub use want::{WantArgs, WantedCoresArg};
 pub use within_job::WithinJobArg;

@@ -14,6 +14,7 @@ use super::within_job::WithinJobArg;
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 8 -- ./solver --rank %r --of %n\n  \
     pjwctl spawn -n 4 --cores 16 --label -- ./worker      four cores for each of four\n  \
+    pjwctl spawn -n 8 --share memory -- ./stencil         eight processes in one address space\n  \
     pjwctl spawn -n 2 --local --map '0-1;2-3' -- ./worker   without a daemon, on these CPUs\n\n\
     One job gets the cores. Its cores are divided into parts, and instance i runs on part i, in turns, from its first \
     instruction. In arguments, %r is the rank from 0, %n the number of instances, %% a percent sign. Each instance has \
@@ -55,6 +56,10 @@ pub struct SpawnArgs {
     /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,
+    /// Start the instances in one address space: each has its own variables and process id, and a pointer of one is good
+    /// in all. The program must be static and position-independent: linked with -static-pie
+    #[arg(long = "share", value_enum, value_name = "WHAT", conflicts_with_all = ["replicate", "multi_file"])]
+    pub share: Option<ShareArg>,
     /// Copy the program and its libraries to each NUMA node that instances run on; the copies are removed
     /// when the instances have ended
     #[arg(long)]
@@ -77,6 +82,13 @@ pub struct SpawnArgs {
     /// The command and its arguments; everything after the command belongs to it, also without `--`
     #[arg(trailing_var_arg = true, required_unless_present = "multi_file", value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+/// The value of `pjwctl spawn --share`: what the instances (processes) have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ShareArg {
+    /// One address space
+    Memory,
 }
 
 /// The value of `pjwctl spawn --proxy`: how the instances (processes) of the program are started. They are either

@@ -20,8 +20,10 @@ mod sizes;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::bail;
+use nix::time::{ClockId, clock_gettime};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::parts::{DivisionRule, divide_into_parts, numa_node_containing};
 use pjw_core::topology::Topology;
@@ -35,7 +37,7 @@ use pjw_spawn::{
 
 use super::connection::Warden;
 use super::run::{NOT_EXECUTABLE, NOT_FOUND};
-use crate::cli::{CoreCountArg, ProxyArg, SpawnArgs};
+use crate::cli::{CoreCountArg, ProxyArg, ShareArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::Grant;
@@ -110,7 +112,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
         }
     };
     group.wait(request.in_background)?;
-    let mode = Mode::of(request.proxy, &group);
+    let mode = Mode::of(request, &group);
     if let (ProxyArg::Auto | ProxyArg::Late, Mode::Refused(refusal)) = (request.proxy, mode) {
         output::print_error(&format!("each instance executed the program: {refusal}"));
     }
@@ -141,8 +143,23 @@ fn prepare(
         ProxyArg::Auto | ProxyArg::Always => context.use_templates(),
         ProxyArg::Late => context.use_fork_here_templates(),
     };
+    let context = match request.share {
+        None => context,
+        Some(ShareArg::Memory) if request.proxy == ProxyArg::Never => context.share_memory()?,
+        Some(ShareArg::Memory) => {
+            bail!("--share memory loads the program for each instance: leave --proxy out")
+        }
+    };
+    // By this the instances of one command find each other.
+    let context = context.set_variable("PJW_GROUP", group_name());
     let arguments = Arguments::for_command(&command.program, &command.arguments).map_err(CheckError::from)?;
     Ok((context, command, Arc::new(arguments)))
+}
+
+/// A name for the instances of this command that no other command of this machine has had since it was started.
+fn group_name() -> String {
+    let since_boot = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    format!("{}.{}", std::process::id(), since_boot.as_nanos())
 }
 
 /// The placement of each part. Instance i gets placement i, in turns.

@@ -1,0 +1,157 @@
+//! Ranks that share memory as threads of one process, as processes, or as tasks in one address space: `ranks.c` beside the
+//! other peers.
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context as _, bail, ensure};
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
+
+use super::compiled::compile;
+
+const SOURCE: &str = include_str!("../peers/ranks.c");
+
+/// How ranks share memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharingWay {
+    /// Processes in one address space: `pjwctl spawn --share memory`.
+    Tasks,
+    /// Threads of one process.
+    Threads,
+    /// Processes with memory files.
+    Processes,
+}
+
+impl SharingWay {
+    /// All ways.
+    pub const ALL: [Self; 3] = [Self::Tasks, Self::Threads, Self::Processes];
+
+    /// Returns the name of the way.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tasks => "tasks",
+            Self::Threads => "threads",
+            Self::Processes => "processes",
+        }
+    }
+}
+
+/// What a group of ranks measures.
+#[derive(Debug, Clone, Copy)]
+pub struct RankWork<'a> {
+    /// The part of the program, such as `pages`.
+    pub part: &'a str,
+    /// The number of ranks.
+    pub count: u32,
+    /// The number that the part needs, such as a size.
+    pub argument: u32,
+    /// The PUs of the ranks, in turns.
+    pub pus: &'a [Pu],
+    /// The path of a socket, for the part that exchanges messages.
+    pub socket: Option<&'a Path>,
+}
+
+/// The compiled program.
+#[derive(Debug)]
+pub struct RankProgram {
+    path: PathBuf,
+    /// The number of groups that were started, so that each has a name of its own.
+    groups: AtomicU32,
+}
+
+impl RankProgram {
+    /// Compiles the program in a directory.
+    ///
+    /// # Errors
+    /// If it can't be compiled as a static program.
+    pub fn compile(directory: &Path) -> anyhow::Result<Self> {
+        let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/pjw-spawn-c/include");
+        let path = compile(directory, "ranks", SOURCE, &["-O2", "-static-pie", "-pthread", include])?;
+        Ok(Self { path, groups: AtomicU32::new(0) })
+    }
+
+    /// Returns the path of the program.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs a group. Returns the numbers that it prints.
+    ///
+    /// # Errors
+    /// If a rank did not begin, or failed.
+    pub fn measure(&self, way: SharingWay, work: &RankWork<'_>) -> anyhow::Result<Vec<f64>> {
+        let (mut reader, writer) = std::io::pipe()?;
+        let output = Some(Arc::new(OwnedFd::from(writer)));
+        let (context, instances) = self.group(way, work, &Stdio { output, ..Stdio::default() })?;
+        let children = context.spawn_n(instances)?;
+        for child in children {
+            let exit = child?.wait().context("a rank can't be waited for")?;
+            ensure!(
+                exit == ExitStatus::Code(0),
+                "{} as {}: a rank ended with {exit:?}",
+                work.part,
+                way.name()
+            );
+        }
+        let mut text = String::new();
+        reader.read_to_string(&mut text)?;
+        Ok(text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+    }
+
+    /// Starts `count` processes that end at once, and waits for them.
+    ///
+    /// # Errors
+    /// If one did not begin, or failed.
+    pub fn start_nothing(&self, way: SharingWay, count: u32) -> anyhow::Result<()> {
+        let work = RankWork { part: "nothing", count, argument: 0, pus: &[], socket: None };
+        let (context, instances) = self.group(way, &work, &Stdio::default())?;
+        for child in context.spawn_n(instances)? {
+            let exit = child?.wait().context("a process can't be waited for")?;
+            ensure!(exit == ExitStatus::Code(0), "a process ended with {exit:?}");
+        }
+        Ok(())
+    }
+
+    fn group(
+        &self,
+        way: SharingWay,
+        work: &RankWork<'_>,
+        stdio: &Stdio,
+    ) -> anyhow::Result<(Context, Vec<Instance>)> {
+        let kind = if way == SharingWay::Threads { "threads" } else { "ranks" };
+        let path = self.path.to_str().context("the path of the program is no text")?;
+        let (count, argument) = (work.count.to_string(), work.argument.to_string());
+        let mut arguments = vec![path, work.part, kind, &count, &argument];
+        if let Some(socket) = work.socket {
+            let Some(socket) = socket.to_str() else { bail!("the path of the socket is no text") };
+            arguments.push(socket);
+        }
+        let arguments = Arc::new(Arguments::literal(&arguments)?);
+        let number = self.groups.fetch_add(1, Ordering::Relaxed);
+        let group = format!("bench.{}.{number}", std::process::id());
+        let context = Context::new(&self.path)?.add_rank_variables().set_variable("PJW_GROUP", group);
+        let context = if way == SharingWay::Tasks { context.share_memory()? } else { context };
+        let size = if way == SharingWay::Threads { 1 } else { work.count };
+        let all: CpuSet = work.pus.iter().copied().collect();
+        let placement = |rank: u32| match work.pus {
+            [] => Placement::default(),
+            _ if way == SharingWay::Threads => Placement::on_cpus(all.clone()),
+            pus => Placement::on_cpus(CpuSet::from(pus[rank as usize % pus.len()])),
+        };
+        let instances = (0..size).map(|rank| Instance {
+            rank,
+            size,
+            arguments: Arc::clone(&arguments),
+            variables: Vec::new(),
+            placement: Arc::new(placement(rank)),
+            stdio: stdio.clone(),
+        });
+        Ok((context, instances.collect()))
+    }
+}

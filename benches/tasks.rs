@@ -1,0 +1,229 @@
+//! Tasks: processes in one address space, beside threads and processes. The figures are those of the paper about
+//! Process-in-Process: page tables of shared memory (figure 9), a switch between two ranks on one core (figure 11), the start of
+//! 15 ranks (figure 12), mmap and munmap (figure 14); and the exchange of halos between two ranks.
+//!
+//! The paper: Hori et al., "Process-in-Process: techniques for practical address-space sharing", HPDC 2018.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+use pjw_benches::load::ranks::{RankProgram, RankWork, SharingWay};
+use pjw_benches::measure::chart::Chart;
+use pjw_benches::measure::other_programs::measure_cpu_use;
+use pjw_benches::measure::results::{Figure, median, print_line};
+use pjw_benches::measure::start_cost::StartCost;
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::parts::run_parts;
+use pjw_benches::setup::scale::Scale;
+use pjw_core::cpuset::Pu;
+use tempfile::TempDir;
+
+const SHARED_MIB: u32 = 128;
+const RANKS_ON_A_CORE: u32 = 50;
+const STARTED: u32 = 15;
+
+fn main() -> anyhow::Result<()> {
+    let bench = Bench::prepare()?;
+    let parts = [
+        ("pages", pages as fn(&Bench) -> anyhow::Result<Vec<Figure>>),
+        ("switch", switch),
+        ("start", start),
+        ("map", map),
+        ("exchange", exchange),
+    ];
+    run_parts("tasks", &bench, &parts)
+}
+
+struct Bench {
+    effort: Effort,
+    interrupt: Interrupt,
+    directory: TempDir,
+    program: RankProgram,
+    /// One PU of each core.
+    pus: Vec<Pu>,
+}
+
+impl Bench {
+    fn prepare() -> anyhow::Result<Self> {
+        let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
+        let scale = Scale::from_this_machine()?;
+        let used = measure_cpu_use(&scale.usable_pus, &interrupt)?;
+        print_line(&format!("other programs use {used:.1} CPUs of {} now", scale.usable_pus.len()))?;
+        let directory = tempfile::tempdir().context("can't make a directory")?;
+        let program = RankProgram::compile(directory.path())?;
+        let pus = scale.usable_cores.iter().filter_map(|core| core.iter().next()).collect();
+        Ok(Self { effort, interrupt, directory, program, pus })
+    }
+
+    /// Runs the work in all ways in turns. Returns the median of the first number of each way, in the order of
+    /// [`SharingWay::ALL`], and the last of the second numbers.
+    fn medians(&self, rounds: usize, work: &RankWork<'_>) -> anyhow::Result<([f64; 3], [Option<f64>; 3])> {
+        let mut values: [Vec<f64>; 3] = Default::default();
+        let mut seconds = [None; 3];
+        for _ in 0..rounds {
+            for ((way, values), second) in SharingWay::ALL.into_iter().zip(&mut values).zip(&mut seconds) {
+                self.interrupt.check()?;
+                let numbers = self.program.measure(way, work)?;
+                values.push(*numbers.first().context("a rank has printed nothing")?);
+                *second = numbers.get(1).copied();
+            }
+        }
+        Ok((values.map(|values| median(&values).unwrap_or(f64::NAN)), seconds))
+    }
+}
+
+/// The figures of tasks beside threads and processes.
+fn beside(name: &str, unit: &str, [tasks, threads, processes]: [f64; 3]) -> [Figure; 2] {
+    [
+        Figure::new(name, tasks, unit, "threads", threads),
+        Figure::new(name, tasks, unit, "processes", processes),
+    ]
+}
+
+/// A line for each way, without points.
+fn lines() -> [(String, Vec<(f64, f64)>); 3] {
+    SharingWay::ALL.map(|way| (way.name().to_owned(), Vec::new()))
+}
+
+fn write_chart(
+    name: &str,
+    title: &str,
+    across: &str,
+    up: &str,
+    lines: Vec<(String, Vec<(f64, f64)>)>,
+) -> anyhow::Result<()> {
+    let chart = Chart { title: title.into(), across: across.into(), up: up.into(), lines };
+    chart.write(&target_directory()?, name)
+}
+
+/// Page tables of memory that all ranks use.
+fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let counts = bench.effort.pick(&[1, 3][..], &[1, 10, 20, 30, 40, 50][..]);
+    let (mut figures, mut lines) = (Vec::new(), lines());
+    for &count in counts {
+        let work = RankWork { part: "pages", count, argument: SHARED_MIB, pus: &bench.pus, socket: None };
+        let (values, _) = bench.medians(1, &work)?;
+        lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(count), value)));
+        figures.extend(beside(&format!("page tables of {SHARED_MIB} MiB, {count} ranks"), "KiB", values));
+    }
+    let title = format!("Page tables of {SHARED_MIB} MiB that all ranks share");
+    write_chart("tasks-pages", &title, "ranks", "KiB", lines.into())?;
+    Ok(figures)
+}
+
+/// A switch between ranks on one core, by the bytes that each copies between two switches.
+fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let sizes = bench.effort.pick(&[0, 16][..], &[0, 4, 16, 64][..]);
+    let count = bench.effort.pick(5, RANKS_ON_A_CORE);
+    let (mut figures, mut lines) = (Vec::new(), lines());
+    let mut misses = [None; 3];
+    for &kib in sizes {
+        let pus = bench.pus.get(..1).context("there is no core")?;
+        let work = RankWork { part: "switch", count, argument: kib << 10, pus, socket: None };
+        let (values, counted) = bench.medians(bench.effort.pick(1, 11), &work)?;
+        misses = counted;
+        lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(kib), value)));
+        figures.extend(beside(&format!("switch of {count} ranks on a core, {kib} KiB copied"), "us", values));
+    }
+    match misses.map(|misses| misses.filter(|misses| *misses >= 0.0)) {
+        [Some(tasks), Some(threads), Some(processes)] => {
+            figures.extend(beside("dTLB load misses of a switch", "misses", [tasks, threads, processes]));
+        }
+        _ => print_line("skipped: dTLB misses: this machine has no such performance counter")?,
+    }
+    write_chart("tasks-switch", "A switch between ranks on one core", "KiB copied", "us", lines.into())?;
+    Ok(figures)
+}
+
+/// The start and the end of ranks that do nothing.
+fn start(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let ways: [(&str, &dyn Fn() -> anyhow::Result<()>); 3] = [
+        ("tasks", &|| bench.program.start_nothing(SharingWay::Tasks, STARTED)),
+        ("posix_spawn", &|| posix_spawn(bench.program.path())),
+        ("pjw-spawn without --share", &|| bench.program.start_nothing(SharingWay::Processes, STARTED)),
+    ];
+    let mut costs: [Vec<StartCost>; 3] = Default::default();
+    for _ in 0..bench.effort.pick(2, 101) {
+        for ((_, way), costs) in ways.iter().zip(&mut costs) {
+            bench.interrupt.check()?;
+            costs.push(StartCost::measure(STARTED, way)?);
+        }
+    }
+    let [tasks, others @ ..] = costs.map(|costs| StartCost::median(&costs));
+    let tasks = tasks.context("nothing was measured")?;
+    let mut figures = Vec::new();
+    for ((name, _), other) in ways.iter().skip(1).zip(others) {
+        let other = other.context("nothing was measured")?;
+        let title = |what| format!("start and end of {STARTED} ranks: {what}");
+        figures.push(Figure::new(&title("CPU time of each"), tasks.cpu_us, "us", name, other.cpu_us));
+        let times = [tasks, other].map(|cost| f64::from(STARTED) * 1e6 / cost.rate);
+        figures.push(Figure::new(&title("time"), times[0], "us", name, times[1]));
+    }
+    Ok(figures)
+}
+
+/// Starts the program by posix_spawn(3), which the standard library uses, and waits for all.
+fn posix_spawn(program: &Path) -> anyhow::Result<()> {
+    let start = |_| Command::new(program).arg("nothing").stdin(Stdio::null()).spawn();
+    let children: Vec<_> = (0..STARTED).map(start).collect::<Result<_, _>>()?;
+    for mut child in children {
+        child.wait()?;
+    }
+    Ok(())
+}
+
+/// mmap and munmap, by the number of ranks that call them at the same time.
+fn map(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let most = u32::try_from(bench.pus.len().min(16))?;
+    let (mut figures, mut lines) = (Vec::new(), lines());
+    for count in (1..=most).filter(|count| count.is_power_of_two() || *count == most) {
+        let argument = bench.effort.pick(100, 20_000);
+        let work = RankWork { part: "map", count, argument, pus: &bench.pus, socket: None };
+        let (values, _) = bench.medians(bench.effort.pick(1, 5), &work)?;
+        lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(count), value)));
+        figures.extend(beside(&format!("mmap and munmap of 64 KiB, {count} ranks"), "us", values));
+    }
+    write_chart("tasks-map", "mmap, first use and munmap of 64 KiB", "ranks", "us", lines.into())?;
+    Ok(figures)
+}
+
+/// The exchange of halos between two ranks on two cores.
+fn exchange(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    const NAMES: [&str; 3] = ["tasks, load and store", "processes, memory files", "processes, sockets"];
+    let sizes = bench.effort.pick(&[8][..], &[1, 8, 64, 512][..]);
+    let mut figures = Vec::new();
+    let mut lines = NAMES.map(|name| (name.to_owned(), Vec::new()));
+    for &kib in sizes {
+        let mut values: [Vec<f64>; 3] = Default::default();
+        for round in 0..bench.effort.pick(1, 5) {
+            let socket = bench.directory.path().join(format!("socket.{kib}.{round}"));
+            let work =
+                RankWork { part: "exchange", count: 2, argument: kib << 10, pus: &bench.pus, socket: None };
+            let ways = [
+                (SharingWay::Tasks, work),
+                (SharingWay::Processes, work),
+                (SharingWay::Processes, RankWork { socket: Some(&socket), ..work }),
+            ];
+            for ((way, work), values) in ways.iter().zip(&mut values) {
+                bench.interrupt.check()?;
+                values.extend(bench.program.measure(*way, work)?.first());
+            }
+        }
+        let medians = values.map(|values| median(&values).unwrap_or(f64::NAN));
+        lines.iter_mut().zip(medians).for_each(|((_, points), value)| points.push((f64::from(kib), value)));
+        for peer in 1..NAMES.len() {
+            let name = format!("exchange of halos of {kib} KiB");
+            figures.push(Figure::new(&name, medians[0], "us", NAMES[peer], medians[peer]));
+        }
+    }
+    write_chart("tasks-exchange", "Exchange of halos between two ranks", "KiB", "us", lines.into())?;
+    Ok(figures)
+}
+
+fn target_directory() -> anyhow::Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
+    Ok(root.join("target/bench"))
+}

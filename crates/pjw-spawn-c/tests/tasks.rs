@@ -1,0 +1,106 @@
+//! Programs of C that use pjw_tasks.h: `tasks.c` checks its functions, and the example in `examples/stencil.c` computes the same
+//! with and without a shared address space.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // a test may fail
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use spawn::{Arguments, Context, ExitStatus, Instance, Stdio};
+
+/// How many ranks each group has.
+const RANKS: u32 = 4;
+
+/// Compiles a static program. `None` where that is not possible.
+fn compile(source: &str, directory: &Path) -> Option<PathBuf> {
+    if !cfg!(target_arch = "x86_64") {
+        println!("skipped: tasks run on x86-64 only");
+        return None;
+    }
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = directory.join("program");
+    let output = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-static-pie", "-o"])
+        .arg(&program)
+        .arg(crate_directory.join(source))
+        .arg("-I")
+        .arg(crate_directory.join("include"))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && errors.contains("cannot find -lc") {
+        println!("skipped: there is no static C library");
+        return None;
+    }
+    assert!(output.status.success(), "{errors}");
+    Some(program)
+}
+
+/// Runs a group as pjwctl does. Returns its output. All must end with 0.
+fn run(program: &Path, arguments: &[&str], is_shared: bool) -> String {
+    let group =
+        format!("{}.{is_shared}.{}", std::process::id(), program.display().to_string().replace('/', "_"));
+    let context = Context::new(program).unwrap().add_rank_variables().set_variable("PJW_GROUP", group);
+    let context = if is_shared { context.share_memory().unwrap() } else { context };
+    let path = program.to_str().unwrap();
+    let arguments: Vec<&str> = std::iter::once(path).chain(arguments.iter().copied()).collect();
+    let arguments = Arc::new(Arguments::literal(&arguments).unwrap());
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let output = Some(Arc::new(OwnedFd::from(writer)));
+    let instances = (0..RANKS).map(|rank| Instance {
+        rank,
+        size: RANKS,
+        arguments: Arc::clone(&arguments),
+        variables: Vec::new(),
+        placement: Arc::default(),
+        stdio: Stdio { output: output.clone(), ..Stdio::default() },
+    });
+    let instances = instances.collect();
+    drop(output);
+    // The ranks that end are to be waited for at once: those that are left ask whether their processes are there.
+    let children: Vec<_> = context.spawn_n(instances).unwrap().into_iter().map(Result::unwrap).collect();
+    std::thread::scope(|scope| {
+        let waiters: Vec<_> = children.iter().map(|child| scope.spawn(|| child.wait())).collect();
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Ok(ExitStatus::Code(0)));
+        }
+    });
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn the_functions_of_the_header_work_in_one_address_space_and_in_several() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile("tests/tasks.c", directory.path()) else { return };
+    run(&program, &["shared"], true);
+    run(&program, &["alone"], false);
+    let own = format!("-{}.", std::process::id());
+    let left = fs::read_dir("/dev/shm").unwrap().flatten();
+    let left: Vec<_> = left.filter(|file| file.file_name().to_string_lossy().contains(&own)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn the_stencil_computes_the_same_with_pointers_and_with_memory_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile("examples/stencil.c", directory.path()) else { return };
+    let [shared, alone] = [true, false].map(|is_shared| run(&program, &["64", "100"], is_shared));
+    assert!(shared.starts_with("sum ") && shared.lines().count() == 1, "{shared}");
+    assert_eq!(shared, alone);
+}
+
+#[test]
+fn a_program_that_was_not_started_by_pjwctl_spawn_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile("examples/stencil.c", directory.path()) else { return };
+    let output = Command::new(&program).env_remove("PJW_RANK").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("start it by pjwctl spawn: Invalid argument"), "{errors}");
+}

@@ -1,0 +1,102 @@
+//! The directory of a space: which ranks run, the addresses that they have published, and a barrier. `pjw_tasks.h` has the same
+//! layout, and all operations of tasks. The host only makes the directory and removes what an ended task has published.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+/// `PJW_TASKS_MAGIC_` of pjw_tasks.h.
+const MAGIC: u64 = 0x3153_4b53_4154_4a50;
+/// `PJW_TASKS_NAMES_` of pjw_tasks.h.
+const NAMES: usize = 4096;
+/// The variable by which a task finds the directory.
+pub(super) const VARIABLE: &str = "PJW_TASKS";
+
+/// `struct pjw_tasks_space_` of pjw_tasks.h. The process ids of the ranks follow it.
+#[repr(C)]
+pub(super) struct Directory {
+    magic: AtomicU64,
+    nonce: AtomicU64,
+    size: AtomicU32,
+    attached: AtomicU32,
+    barrier: AtomicU64,
+    names_changed: AtomicU32,
+    /// How many entries were ever in use.
+    names_used: AtomicU32,
+    names: [Name; NAMES],
+}
+
+/// `struct pjw_tasks_name_` of pjw_tasks.h.
+#[repr(C)]
+struct Name {
+    /// The process id of the publisher times 4, plus the phase. 0 for a free entry.
+    state: AtomicU64,
+    address: AtomicU64,
+    bytes: AtomicU64,
+    descriptor: AtomicU32,
+    unused: AtomicU32,
+    text: [AtomicU8; 96],
+}
+
+impl Directory {
+    /// The bytes of a directory for so many ranks.
+    pub(super) fn bytes(size: u32) -> usize {
+        size_of::<Self>() + size as usize * size_of::<AtomicU32>()
+    }
+
+    /// Fills a new directory, which has only zeros.
+    ///
+    /// # Safety
+    /// `at` must point to so many bytes as [`Directory::bytes`] says.
+    pub(super) unsafe fn create<'a>(at: *mut u8, size: u32, nonce: u64) -> &'a Self {
+        // SAFETY: the caller guarantees the memory. Zero is a value of each field.
+        let directory = unsafe { &*at.cast::<Self>() };
+        directory.size.store(size, Relaxed);
+        directory.nonce.store(nonce, Relaxed);
+        directory.magic.store(MAGIC, Relaxed);
+        directory
+    }
+
+    /// The process id of a rank. The rank must be below the size.
+    pub(super) fn pid_of(&self, rank: u32) -> &AtomicU32 {
+        let first = (&raw const *self).wrapping_add(1).cast::<AtomicU32>();
+        // SAFETY: the directory was made with a word for each rank.
+        unsafe { &*first.wrapping_add(rank as usize) }
+    }
+
+    /// Removes what an ended task had published. Tasks that wait for a change are woken.
+    pub(super) fn forget(&self, pid: u32) {
+        let mut has_changed = false;
+        let used = self.names_used.load(Acquire) as usize;
+        for name in self.names.iter().take(used) {
+            let state = name.state.load(Acquire);
+            if state >> 2 == u64::from(pid) {
+                has_changed |= name.state.compare_exchange(state, 0, AcqRel, Relaxed).is_ok();
+            }
+        }
+        if has_changed {
+            self.names_changed.fetch_add(1, AcqRel);
+            // SAFETY: the futex is a word of the directory.
+            unsafe {
+                libc::syscall(libc::SYS_futex, self.names_changed.as_ptr(), libc::FUTEX_WAKE, i32::MAX)
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_is_that_of_the_header() {
+        let header = include_str!("../../../pjw-spawn-c/include/pjw_tasks.h");
+        for line in [
+            format!("#define PJW_TASKS_MAGIC_ 0x{MAGIC:x}u"),
+            format!("#define PJW_TASKS_NAMES_ {NAMES}"),
+            format!("#define PJW_TASKS_SPACE_BYTES_ {}", size_of::<Directory>()),
+        ] {
+            assert!(header.lines().any(|other| other == line), "pjw_tasks.h has no line {line}");
+        }
+        assert_eq!(size_of::<Name>(), 128);
+    }
+}

@@ -1,0 +1,286 @@
+//! The program of a task, as elf(5) describes it: a static executable that runs at any address (`-static-pie`).
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use thiserror::Error;
+
+use super::page::PAGE;
+
+/// The most segments that are mapped. Programs have four or five.
+pub(super) const MAX_SEGMENTS: usize = 16;
+/// The longest dynamic section that is read. Usual programs have less than 1 KiB.
+const MAX_DYNAMIC: u64 = 1 << 20;
+/// The largest span of addresses of a program.
+const MAX_SPAN: u64 = 1 << 40;
+const HEADER_BYTES: usize = 64;
+const PROGRAM_HEADER_BYTES: usize = 56;
+
+const ET_EXEC: u64 = 2;
+const ET_DYN: u64 = 3;
+const EM_X86_64: u64 = 62;
+const PT_LOAD: u64 = 1;
+const PT_DYNAMIC: u64 = 2;
+const PT_INTERP: u64 = 3;
+const PT_GNU_STACK: u64 = 0x6474_e551;
+const PF_X: u64 = 1;
+const PF_W: u64 = 2;
+const PF_R: u64 = 4;
+const DT_NEEDED: u64 = 1;
+const DT_SONAME: u64 = 14;
+
+/// How a program has to be linked to run as a task.
+const HOW_TO_LINK: &str =
+    "link it with -static-pie (cc -static-pie; Rust: RUSTFLAGS='-C target-feature=+crt-static')";
+
+/// Error: a program can't run as a task, that is, in one address space with others.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ImageError {
+    /// The file could not be read.
+    #[error("it can't be read: {0}; check its permissions")]
+    Unreadable(String),
+    /// The file begins with `#!`.
+    #[error("it is a script; name a program that was linked with -static-pie")]
+    Script,
+    /// The file is not in the format ELF, or is cut off.
+    #[error("it is no complete ELF program; name a program that was linked with -static-pie")]
+    NoElf,
+    /// The program is for other processors than x86-64.
+    #[error("it is for {0}, and tasks run on x86-64 only; compile it for x86-64")]
+    OtherProcessor(String),
+    /// This pjw was compiled for another architecture than x86-64.
+    #[error("tasks with shared memory run on x86-64 only; start without --share memory")]
+    OtherHost,
+    /// The program needs the dynamic linker.
+    #[error("it is linked dynamically; {HOW_TO_LINK}")]
+    Dynamic,
+    /// The program runs at one fixed address.
+    #[error("it is static, and not position-independent; {HOW_TO_LINK}")]
+    FixedAddress,
+    /// The file is a shared library.
+    #[error("it is a shared library; name a program that was linked with -static-pie")]
+    Library,
+    /// The program gets rights by being executed.
+    #[error(
+        "it is set-user-ID, set-group-ID, or has file capabilities, which tasks do not get; start without --share memory"
+    )]
+    Privileged,
+}
+
+/// A segment (`PT_LOAD`) of the program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Segment {
+    /// Its address, relative to the address where the program is mapped.
+    pub(super) address: u64,
+    pub(super) memory_bytes: u64,
+    pub(super) file_offset: u64,
+    pub(super) file_bytes: u64,
+    /// `PROT_READ` and others, mmap(2).
+    pub(super) protection: i32,
+}
+
+/// What is needed to map a program. Has no memory of its own, so that a process without a heap can use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    segments: [Segment; MAX_SEGMENTS],
+    count: usize,
+    /// The bytes from the address where the program is mapped to its end. A multiple of the page size.
+    pub(super) span: u64,
+    /// The alignment of the address where the program is mapped.
+    pub(super) alignment: u64,
+    /// The first instruction, and the table of program headers, both relative to the address where the program is mapped.
+    pub(super) entry: u64,
+    pub(super) program_headers: u64,
+    pub(super) program_header_count: u64,
+    pub(super) has_executable_stack: bool,
+}
+
+impl Shape {
+    pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().take(self.count)
+    }
+}
+
+/// A program that can run as a task.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(super) file: OwnedFd,
+    pub(super) shape: Shape,
+}
+
+impl Image {
+    /// Reads the program in a file.
+    ///
+    /// # Errors
+    /// If the program can't run as a task.
+    pub(crate) fn read(path: &CStr) -> Result<Self, ImageError> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(ImageError::OtherHost);
+        }
+        let path = Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()));
+        let unreadable = |error: std::io::Error| ImageError::Unreadable(error.to_string());
+        let file = File::open(path).map_err(unreadable)?;
+        let shape = shape(&file)?;
+        let mode = file.metadata().map_err(unreadable)?.mode();
+        if mode & (libc::S_ISUID | libc::S_ISGID) != 0 || has_file_capabilities(&file) {
+            return Err(ImageError::Privileged);
+        }
+        Ok(Self { file: file.into(), shape })
+    }
+}
+
+fn has_file_capabilities(file: &File) -> bool {
+    let mut value = [0_u8; 64];
+    rustix::fs::fgetxattr(file, c"security.capability", &mut value).is_ok_and(|length| length > 0)
+}
+
+/// Reads bytes of the file. An end of the file before that is an error.
+fn read<const N: usize>(file: &File, offset: u64) -> Result<[u8; N], ImageError> {
+    let mut bytes = [0; N];
+    file.read_exact_at(&mut bytes, offset).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof => ImageError::NoElf,
+        _ => ImageError::Unreadable(error.to_string()),
+    })?;
+    Ok(bytes)
+}
+
+/// Returns the little-endian number of `length` bytes at an offset. All offsets are inside of the headers.
+fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
+    bytes.iter().skip(at).take(length).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+fn shape(file: &File) -> Result<Shape, ImageError> {
+    let begin: [u8; 4] = read(file, 0)?;
+    if begin.starts_with(b"#!") {
+        return Err(ImageError::Script);
+    }
+    if begin != *b"\x7fELF" {
+        return Err(ImageError::NoElf);
+    }
+    let header: [u8; HEADER_BYTES] = read(file, 0)?;
+    check_processor(&header)?;
+    let kind = number(&header, 16, 2);
+    let (offset, count) = (number(&header, 32, 8), number(&header, 56, 2));
+    if ![ET_EXEC, ET_DYN].contains(&kind) || number(&header, 54, 2) != PROGRAM_HEADER_BYTES as u64 {
+        return Err(ImageError::NoElf);
+    }
+    let mut shape = Shape {
+        segments: [Segment::default(); MAX_SEGMENTS],
+        count: 0,
+        span: 0,
+        alignment: PAGE,
+        entry: number(&header, 24, 8),
+        program_headers: 0,
+        program_header_count: count,
+        // A program without PT_GNU_STACK gets no executable stack on x86-64, binfmt_elf.c.
+        has_executable_stack: false,
+    };
+    let mut dynamic = None;
+    let mut is_dynamic = false;
+    for index in 0..count {
+        let at = offset.checked_add(index * PROGRAM_HEADER_BYTES as u64).ok_or(ImageError::NoElf)?;
+        let header: [u8; PROGRAM_HEADER_BYTES] = read(file, at)?;
+        match number(&header, 0, 4) {
+            PT_LOAD => shape.add(&header)?,
+            PT_DYNAMIC => dynamic = Some((number(&header, 8, 8), number(&header, 32, 8))),
+            PT_INTERP => is_dynamic = true,
+            PT_GNU_STACK => shape.has_executable_stack = number(&header, 4, 4) & PF_X != 0,
+            _ => {}
+        }
+    }
+    if is_dynamic {
+        return Err(ImageError::Dynamic);
+    }
+    if kind == ET_EXEC {
+        return Err(ImageError::FixedAddress);
+    }
+    check_dynamic_section(file, dynamic)?;
+    if shape.entry == 0 {
+        return Err(ImageError::Library);
+    }
+    shape.find_program_headers(offset)?;
+    Ok(shape)
+}
+
+fn check_processor(header: &[u8]) -> Result<(), ImageError> {
+    let (class, order, machine) = (number(header, 4, 1), number(header, 5, 1), number(header, 18, 2));
+    match (class, order, machine) {
+        (2, 1, EM_X86_64) => Ok(()),
+        (1, 1, EM_X86_64) => Err(ImageError::OtherProcessor("x86-64 with pointers of 32 bits (x32)".into())),
+        (1, 1, 3) => Err(ImageError::OtherProcessor("x86 with 32 bits".into())),
+        (2, 1, 183) => Err(ImageError::OtherProcessor("aarch64".into())),
+        (2, _, 21) => Err(ImageError::OtherProcessor("ppc64".into())),
+        (2, 1, 243) => Err(ImageError::OtherProcessor("riscv64".into())),
+        (1 | 2, 1 | 2, _) => {
+            Err(ImageError::OtherProcessor(format!("another processor (e_machine {machine})")))
+        }
+        _ => Err(ImageError::NoElf),
+    }
+}
+
+/// A static program has a dynamic section for its own relocations. The section names no library and has no name.
+fn check_dynamic_section(file: &File, section: Option<(u64, u64)>) -> Result<(), ImageError> {
+    // Without relocations of its own, a program that was linked for address 0 does not run elsewhere.
+    let Some((offset, bytes)) = section else { return Err(ImageError::FixedAddress) };
+    let mut is_library = false;
+    for at in (0..bytes.min(MAX_DYNAMIC)).step_by(16) {
+        let entry: [u8; 16] = read(file, offset.checked_add(at).ok_or(ImageError::NoElf)?)?;
+        match number(&entry, 0, 8) {
+            0 => break,
+            DT_NEEDED => return Err(ImageError::Dynamic),
+            DT_SONAME => is_library = true,
+            _ => {}
+        }
+    }
+    if is_library { Err(ImageError::Library) } else { Ok(()) }
+}
+
+impl Shape {
+    fn add(&mut self, header: &[u8]) -> Result<(), ImageError> {
+        let flags = number(header, 4, 4);
+        let protection = |flag, value| if flags & flag != 0 { value } else { 0 };
+        let segment = Segment {
+            file_offset: number(header, 8, 8),
+            address: number(header, 16, 8),
+            file_bytes: number(header, 32, 8),
+            memory_bytes: number(header, 40, 8),
+            protection: protection(PF_R, libc::PROT_READ)
+                | protection(PF_W, libc::PROT_WRITE)
+                | protection(PF_X, libc::PROT_EXEC),
+        };
+        if segment.memory_bytes == 0 {
+            return Ok(());
+        }
+        let end = segment.address.checked_add(segment.memory_bytes).filter(|end| *end <= MAX_SPAN);
+        let alignment = number(header, 48, 8).max(1);
+        let is_mappable = segment.file_bytes <= segment.memory_bytes
+            && segment.address % PAGE == segment.file_offset % PAGE
+            && segment.file_offset.checked_add(segment.file_bytes).is_some_and(|end| end <= i64::MAX as u64)
+            && alignment.is_power_of_two()
+            && alignment <= MAX_SPAN;
+        let (Some(end), true, Some(place)) = (end, is_mappable, self.segments.get_mut(self.count)) else {
+            return Err(ImageError::NoElf);
+        };
+        *place = segment;
+        self.count += 1;
+        self.span = self.span.max(end.next_multiple_of(PAGE));
+        self.alignment = self.alignment.max(alignment);
+        Ok(())
+    }
+
+    /// Finds where the table of program headers is in memory, and checks the entry.
+    fn find_program_headers(&mut self, offset: u64) -> Result<(), ImageError> {
+        let holds = |segment: &&Segment| {
+            offset >= segment.file_offset && offset - segment.file_offset < segment.file_bytes
+        };
+        let first = self.segments().find(holds).ok_or(ImageError::NoElf)?;
+        let address = first.address + (offset - first.file_offset);
+        self.program_headers = address;
+        if self.entry >= self.span { Err(ImageError::NoElf) } else { Ok(()) }
+    }
+}

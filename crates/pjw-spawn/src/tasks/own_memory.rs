@@ -1,0 +1,189 @@
+//! The memory of the host: it gives up its heap, and unmaps what ended tasks have left.
+
+use std::ptr;
+
+use nix::errno::Errno;
+
+use super::page::PAGE;
+
+/// The end of the addresses of a process on x86-64 with page tables of four levels: `TASK_SIZE` of the kernel.
+const ADDRESSES: u64 = 0x7fff_ffff_f000;
+/// The lowest address that may be mapped is higher than this page: `vm.mmap_min_addr`.
+const FIRST_ADDRESS: u64 = 4096;
+/// The most ranges that are remembered. pjwctl has about 80 mappings.
+const MAX_RANGES: usize = 1024;
+
+/// Where the heap of the calling process begins, from /proc/self/stat.
+pub(super) fn heap_begin() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // Field 47 of proc(5). The third one is the first after the name.
+    let begin = text.rsplit_once(')')?.1.split_whitespace().nth(47 - 3)?.parse().ok()?;
+    (begin != 0).then_some(begin)
+}
+
+/// Gives up the heap that brk(2) manages, and keeps it from growing again: a guard page follows its end. The tasks have the
+/// same brk(2), and must not get parts of each other's heap. malloc(3) takes mmap(2) instead.
+///
+/// # Safety
+/// The calling process must not use its heap any more.
+pub(super) unsafe fn give_up_heap(begin: u64) -> Result<(), Errno> {
+    // SAFETY: the caller does not use the heap. The bare call leaves the variables of the C library as they are.
+    let end = unsafe { libc::syscall(libc::SYS_brk, begin) };
+    let end = u64::try_from(end).map_err(|_| Errno::EINVAL)?;
+    if end != begin {
+        return Err(Errno::EBUSY);
+    }
+    let guard = end.next_multiple_of(PAGE);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the page is free, or the call fails.
+    let mapped = unsafe { libc::syscall(libc::SYS_mmap, guard, PAGE, libc::PROT_NONE, flags, -1, 0) };
+    match Errno::result(mapped) {
+        // A mapping that is there already keeps the heap from growing too.
+        Ok(_) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Maps anonymous memory that only the host uses.
+pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: the kernel chooses a range that nothing else uses.
+    let at = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(at.cast()) }
+}
+
+/// The ranges of addresses that the host had before the first task: [begin, end), in ascending order.
+pub(super) struct OwnRanges {
+    ranges: *mut (u64, u64),
+    count: usize,
+    /// Whether all were read.
+    is_complete: bool,
+}
+
+impl OwnRanges {
+    /// The bytes of memory that [`OwnRanges::read`] needs.
+    pub(super) const BYTES: usize = MAX_RANGES * size_of::<(u64, u64)>();
+
+    /// Reads the mappings of the calling process from /proc/self/maps.
+    ///
+    /// # Safety
+    /// `memory` must have [`OwnRanges::BYTES`] bytes that are used by nothing else.
+    pub(super) unsafe fn read(memory: *mut u8) -> Self {
+        let mut own = Self { ranges: memory.cast(), count: 0, is_complete: false };
+        // SAFETY: the path ends with a NUL byte.
+        let file = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        if file < 0 {
+            return own;
+        }
+        let mut parser = RangeParser::default();
+        let mut bytes = [0_u8; 4096];
+        own.is_complete = loop {
+            // SAFETY: the buffer has the length that is given.
+            let count = unsafe { libc::read(file, bytes.as_mut_ptr().cast(), bytes.len()) };
+            let Ok(count) = usize::try_from(count) else { break false };
+            if count == 0 {
+                break true;
+            }
+            for byte in bytes.iter().take(count) {
+                if parser.take(*byte).is_some_and(|range| !own.add(range)) {
+                    // SAFETY: the descriptor was opened above.
+                    unsafe { libc::close(file) };
+                    return own;
+                }
+            }
+        };
+        // SAFETY: the descriptor was opened above.
+        unsafe { libc::close(file) };
+        own
+    }
+
+    /// Returns whether there was room.
+    fn add(&mut self, range: (u64, u64)) -> bool {
+        if self.count == MAX_RANGES {
+            return false;
+        }
+        // SAFETY: the memory has room for so many ranges.
+        unsafe { self.ranges.add(self.count).write(range) };
+        self.count += 1;
+        true
+    }
+
+    /// Unmaps everything that the process did not have when the ranges were read: what ended tasks have mapped.
+    ///
+    /// # Safety
+    /// No task may live.
+    pub(super) unsafe fn unmap_others(&self) {
+        if !self.is_complete {
+            return;
+        }
+        let mut free_from = FIRST_ADDRESS;
+        for index in 0..self.count {
+            // SAFETY: so many ranges were written.
+            let (begin, end) = unsafe { self.ranges.add(index).read() };
+            // SAFETY: the caller guarantees that nothing uses the memory between the own ranges.
+            unsafe { unmap(free_from, begin) };
+            free_from = free_from.max(end);
+        }
+        // SAFETY: as above.
+        unsafe { unmap(free_from, ADDRESSES) };
+    }
+}
+
+/// # Safety
+/// Nothing may use the range.
+unsafe fn unmap(begin: u64, end: u64) {
+    if begin < end.min(ADDRESSES) {
+        // SAFETY: the caller guarantees it. Ranges without mappings are allowed, munmap(2).
+        unsafe { libc::syscall(libc::SYS_munmap, begin, end.min(ADDRESSES) - begin) };
+    }
+}
+
+/// Takes the bytes of /proc/PID/maps one by one.
+#[derive(Debug, Default)]
+struct RangeParser {
+    begin: Option<u64>,
+    number: u64,
+    /// The range of the line was read.
+    is_done: bool,
+}
+
+impl RangeParser {
+    /// Returns the range when its last digit was before this byte.
+    fn take(&mut self, byte: u8) -> Option<(u64, u64)> {
+        let digit = char::from(byte).to_digit(16);
+        match (byte, digit) {
+            (b'\n', _) => *self = Self::default(),
+            _ if self.is_done => {}
+            (b'-', _) => self.begin = Some(std::mem::take(&mut self.number)),
+            (_, Some(digit)) => self.number = self.number << 4 | u64::from(digit),
+            _ => {
+                self.is_done = true;
+                return Some((self.begin?, self.number));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_from_each_line() {
+        let text = b"00400000-00452000 r-xp 00000000 08:02 173521 /usr/bin/a-b\n\
+                     7ffd1c000000-7ffd1c021000 rw-p 00000000 00:00 0 [stack]\n";
+        let mut parser = RangeParser::default();
+        let ranges: Vec<_> = text.iter().filter_map(|byte| parser.take(*byte)).collect();
+        assert_eq!(ranges, [(0x40_0000, 0x45_2000), (0x7ffd_1c00_0000, 0x7ffd_1c02_1000)]);
+    }
+
+    #[test]
+    fn the_heap_of_a_process_has_a_beginning() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let heap = maps.lines().find(|line| line.ends_with("[heap]")).unwrap();
+        let begin = u64::from_str_radix(heap.split_once('-').unwrap().0, 16).unwrap();
+        assert_eq!(heap_begin(), Some(begin));
+    }
+}

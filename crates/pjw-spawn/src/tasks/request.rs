@@ -1,0 +1,188 @@
+//! What the host gets for each task: a request in a buffer that both processes see, and a message with descriptors.
+//!
+//! A request begins with a [`Head`]. After it come the words of the mask, the working directory, and the strings of the task.
+//! Several requests may be on their way, one after the other in the buffer. The message has the offset of its request.
+
+use std::ptr;
+
+use nix::errno::Errno;
+
+use crate::failure::SpawnStep;
+use crate::own_policy::MemoryPolicy;
+use crate::signals::KernelSignals;
+
+/// The size of the buffer. All strings of a program have at most 6 MiB, execve(2).
+const BUFFER_BYTES: usize = 8 << 20;
+
+/// The numbers of a task. The host is a fork of the process that writes them, so both have the same layout.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) rank: u32,
+    pub(super) argument_count: usize,
+    pub(super) variable_count: usize,
+    /// The 64-bit words of the mask. 0 for the mask of the host.
+    pub(super) mask_words: usize,
+    pub(super) policy: Option<MemoryPolicy>,
+    /// Which streams come with the message.
+    pub(super) streams: [bool; 3],
+    pub(super) has_cgroup: bool,
+    /// The process that the task ends with, or 0.
+    pub(super) launcher: i32,
+    pub(super) blocked_signals: KernelSignals,
+    pub(super) descriptor_limit: Option<(u64, u64)>,
+    /// The bytes of the working directory with its NUL byte. 0 for that of the host.
+    pub(super) directory_bytes: usize,
+    /// The bytes of the arguments, the variables and the path of the program.
+    pub(super) string_bytes: usize,
+    /// The name of the task in /proc/PID/comm, with NUL bytes at the end.
+    pub(super) name: [u8; 16],
+}
+
+/// A buffer that this process and its forks share. It is unmapped when it is dropped.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    at: *mut u8,
+    /// The bytes of the requests that are on their way.
+    used: usize,
+}
+
+// SAFETY: the buffer is memory like that of a Box, and only one thread has the value.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: the kernel chooses a range that nothing else uses.
+        let at = unsafe { libc::mmap(ptr::null_mut(), BUFFER_BYTES, protection, flags, -1, 0) };
+        if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(Self { at: at.cast(), used: 0 }) }
+    }
+
+    pub(super) fn address(&self) -> *mut u8 {
+        self.at
+    }
+
+    /// Uses the buffer from its beginning again. No request may be on its way.
+    pub(super) fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// Writes a request behind the others. Returns its offset.
+    ///
+    /// # Errors
+    /// `E2BIG` if it does not fit behind them.
+    pub(super) fn write(
+        &mut self,
+        head: Head,
+        mask: &[u64],
+        directory: &[u8],
+        strings: &[u8],
+    ) -> Result<usize, Errno> {
+        let offset = self.used.next_multiple_of(align_of::<Head>());
+        let needed = size_of::<Head>() + size_of_val(mask) + directory.len() + strings.len();
+        if offset + needed > BUFFER_BYTES {
+            return Err(Errno::E2BIG);
+        }
+        // SAFETY: all parts fit into the rest of the buffer, which no reference points to. Buffer and offset are aligned.
+        unsafe {
+            let request = self.at.add(offset);
+            request.cast::<Head>().write(head);
+            let words = request.add(size_of::<Head>());
+            words.copy_from_nonoverlapping(mask.as_ptr().cast(), size_of_val(mask));
+            let text = words.add(size_of_val(mask));
+            text.copy_from_nonoverlapping(directory.as_ptr(), directory.len());
+            text.add(directory.len()).copy_from_nonoverlapping(strings.as_ptr(), strings.len());
+        }
+        self.used = offset + needed;
+        Ok(offset)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is that of `new`, and no reference to it is left.
+        let _ = unsafe { libc::munmap(self.at.cast(), BUFFER_BYTES) };
+    }
+}
+
+/// A request as the host reads it.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    request: *const u8,
+    pub(super) head: Head,
+}
+
+impl Request {
+    /// # Safety
+    /// A complete request must be at this address. The writer must leave it until it has the answer.
+    pub(super) unsafe fn read(request: *const u8) -> Self {
+        // SAFETY: the caller guarantees it.
+        Self { request, head: unsafe { request.cast::<Head>().read() } }
+    }
+
+    fn at(&self, offset: usize) -> *const u8 {
+        self.request.wrapping_add(size_of::<Head>() + offset)
+    }
+
+    fn mask_bytes(&self) -> usize {
+        self.head.mask_words * size_of::<u64>()
+    }
+
+    /// The mask as sched_setaffinity(2) takes it: its bytes and its address.
+    pub(super) fn mask(&self) -> (usize, *const u8) {
+        (self.mask_bytes(), self.at(0))
+    }
+
+    /// The working directory, ended by a NUL byte. Null for that of the host.
+    pub(super) fn directory(&self) -> *const u8 {
+        if self.head.directory_bytes == 0 { ptr::null() } else { self.at(self.mask_bytes()) }
+    }
+
+    pub(super) fn strings(&self) -> &[u8] {
+        let at = self.at(self.mask_bytes() + self.head.directory_bytes);
+        // SAFETY: a complete request has so many bytes there.
+        unsafe { std::slice::from_raw_parts(at, self.head.string_bytes) }
+    }
+}
+
+/// The answer of the host. A pidfd comes with it if `pid` is not 0.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Answer {
+    /// The process. It ends by itself if there is an errno too.
+    pub(super) pid: u32,
+    pub(super) step: u32,
+    /// 0 if the task has begun its program.
+    pub(super) errno: i32,
+    /// In the first answer: the address of the directory of the space.
+    pub(super) directory: u64,
+}
+
+/// The bytes of an answer.
+pub(super) const ANSWER_BYTES: usize = 24;
+
+impl Answer {
+    pub(super) fn failed(step: SpawnStep, errno: Errno) -> Self {
+        Self { step: u32::from(step.number()), errno: errno as i32, ..Self::default() }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes[..4].copy_from_slice(&self.pid.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.step.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.errno.to_ne_bytes());
+        bytes[16..].copy_from_slice(&self.directory.to_ne_bytes());
+        bytes
+    }
+
+    pub(super) fn of_bytes(bytes: &[u8; ANSWER_BYTES]) -> Self {
+        let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+        let mut directory = [0; 8];
+        directory.copy_from_slice(&bytes[16..]);
+        Self {
+            pid: u32::from_ne_bytes(word(0)),
+            step: u32::from_ne_bytes(word(4)),
+            errno: i32::from_ne_bytes(word(8)),
+            directory: u64::from_ne_bytes(directory),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Whether the tasks of a group find room in one address space, and why not.
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use thiserror::Error;
+
+use super::image::{Image, ImageError};
+use super::page::PAGE;
+use super::slot::{SlotShape, stack_bytes};
+use crate::failure::SpawnError;
+
+/// The mappings of a task: guard, stack, the segments of its program, and what malloc(3) and its first thread take.
+const MAPPINGS_OF_A_TASK: u64 = 12;
+/// Error: an address space for tasks can't be made. No task was started.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SpaceError {
+    /// The program can't run as a task.
+    #[error("the program {program} can't share its memory with others: {why}")]
+    Program {
+        /// The path of the program.
+        program: String,
+        /// The reason.
+        why: ImageError,
+    },
+    /// The addresses or the mappings of the tasks exceed a limit.
+    #[error("{tasks} tasks need {needed}, and {limit}; {remedy}")]
+    Room {
+        /// The number of tasks.
+        tasks: usize,
+        /// What the tasks need, as text.
+        needed: String,
+        /// The limit, as text.
+        limit: String,
+        /// What the user can do, as text.
+        remedy: &'static str,
+    },
+    /// The host, a process that owns the address space, could not be made.
+    #[error(
+        "the process that owns the shared memory can't be made: {0}; start fewer tasks, or make the stack smaller with ulimit -s"
+    )]
+    Host(SpawnError),
+    /// The context asks for something that tasks can't have.
+    #[error("tasks with shared memory can't have {0}; start them without it")]
+    Unsupported(&'static str),
+}
+
+/// Checks whether so many tasks of a program find room in one address space.
+pub(crate) fn check_room(image: &Image, tasks: usize) -> Result<(), SpaceError> {
+    let error = |needed, limit, remedy| SpaceError::Room { tasks, needed, limit, remedy };
+    let slot = SlotShape::new(&image.shape, stack_bytes());
+    let Some(bytes) = slot.and_then(|slot| slot.bytes_of(tasks as u64)) else {
+        let remedy = "make the stack smaller with ulimit -s";
+        return Err(error(
+            "more addresses than there are".to_owned(),
+            "the stack is large".to_owned(),
+            remedy,
+        ));
+    };
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_AS)
+        && soft != RLIM_INFINITY
+        && own_addresses().saturating_add(bytes) > soft
+    {
+        return Err(error(
+            format!(
+                "{} MiB of addresses beside the {} MiB of this process",
+                mib(bytes),
+                mib(own_addresses())
+            ),
+            format!("the limit is {} MiB (RLIMIT_AS)", mib(soft)),
+            "start fewer, make the stack smaller with ulimit -s, or raise the limit with ulimit -v",
+        ));
+    }
+    let mappings = tasks as u64 * MAPPINGS_OF_A_TASK;
+    let most =
+        std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+    match most {
+        Some(most) if mappings > most => Err(error(
+            format!("{mappings} mappings"),
+            format!("one address space may have {most} (vm.max_map_count)"),
+            "start fewer, or raise it: sysctl vm.max_map_count=N",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The addresses that the calling process has mapped, in bytes: the first field of /proc/self/statm.
+fn own_addresses() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    text.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE
+}

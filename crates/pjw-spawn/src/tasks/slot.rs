@@ -1,0 +1,51 @@
+//! The slots of a space: one range of addresses for each task, with its stack and its program.
+//!
+//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program. The program lies at the end, and
+//! the end is a multiple of 2 MiB: the hot end of the stack and the program share one page of the page table.
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+
+use super::image::Shape;
+use super::page::PAGE;
+
+/// What a page of the page table covers on x86-64.
+const COVERED: u64 = 2 << 20;
+const GUARD: u64 = 64 << 10;
+/// The stack of a task if the limit of the stack (`RLIMIT_STACK`) is infinite. The usual limit.
+const USUAL_STACK: u64 = 8 << 20;
+const MIN_STACK: u64 = 256 << 10;
+
+/// The sizes of a slot in bytes. All are multiples of the page size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SlotShape {
+    pub(super) bytes: u64,
+    pub(super) alignment: u64,
+    /// Where the stack begins and ends, relative to the slot. The program is mapped at the end of the stack.
+    pub(super) stack: u64,
+    pub(super) program: u64,
+}
+
+impl SlotShape {
+    /// Returns the shape for a program and a stack of so many bytes. `None` if it is larger than all addresses.
+    pub(super) fn new(program: &Shape, stack_bytes: u64) -> Option<Self> {
+        let tail = program.span.checked_next_multiple_of(program.alignment)?;
+        let alignment = COVERED.max(program.alignment);
+        let stack_bytes = stack_bytes.max(MIN_STACK).checked_next_multiple_of(PAGE)?;
+        let bytes = GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_next_multiple_of(alignment)?;
+        let program = bytes - tail;
+        Some(Self { bytes, alignment, stack: program - stack_bytes, program })
+    }
+
+    /// The addresses that so many slots need, with those that the alignment may lose.
+    pub(super) fn bytes_of(&self, count: u64) -> Option<u64> {
+        self.bytes.checked_mul(count)?.checked_add(self.alignment)
+    }
+}
+
+/// Returns the size of the stack of a task in bytes, as `RLIMIT_STACK` has it.
+pub(super) fn stack_bytes() -> u64 {
+    match getrlimit(Resource::RLIMIT_STACK) {
+        Ok((RLIM_INFINITY, _)) | Err(_) => USUAL_STACK,
+        Ok((soft, _)) => soft,
+    }
+}

@@ -1,0 +1,365 @@
+//! The side of the process that starts tasks: it makes the host, and asks it for each task.
+
+use std::ffi::CStr;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Pid;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use super::directory::VARIABLE;
+use super::host::{self, Plan};
+use super::own_memory::heap_begin;
+use super::request::{ANSWER_BYTES, Answer, Buffer, Head};
+use super::room::{SpaceError, check_room};
+use super::slot::{SlotShape, stack_bytes};
+use super::stack::Auxiliary;
+use crate::child::Child;
+use crate::clone::{CLONE_CLEAR_SIGHAND, CloneArguments};
+use crate::context::Context;
+use crate::failure::{SpawnError, SpawnStep};
+use crate::instance::Instance;
+use crate::layout::Layout;
+use crate::own_policy::MemoryPolicy;
+use crate::setup::Setup;
+use crate::signals;
+
+/// The first Linux in which a core dump of one process leaves others with the same memory running: 5.16.
+const SEPARATE_CORE_DUMPS: (u32, u32) = (5, 16);
+/// The most requests that may be on their way. Their descriptors count as open ones, unix(7): at most four each.
+pub(crate) const MAX_POSTED: usize = 32;
+/// The bytes of the name of a process in /proc/PID/comm, with its NUL byte.
+const COMM_BYTES: usize = 16;
+
+/// An address space for tasks: processes of one program that share their memory. See the [module](super) for how it works.
+///
+/// Dropping the space ends no task if the context was made without
+/// [`kill_when_launcher_ends`](Context::kill_when_launcher_ends). The host then ends with the last task. Otherwise the drop
+/// kills the host, and the kernel kills the tasks when the thread that made the space ends.
+#[derive(Debug)]
+pub struct Space {
+    setup: Arc<Setup>,
+    socket: OwnedFd,
+    buffer: Buffer,
+    host: Pid,
+    /// The address of the directory of the space.
+    directory: u64,
+    nonce: u64,
+    /// The requests that are on their way.
+    posted: usize,
+    /// Another value is responsible for the host.
+    is_left: bool,
+}
+
+impl Space {
+    /// Makes an address space for tasks of the program of `context`, which [`Context::share_memory`] was called for. At most
+    /// `capacity` tasks live in it at a time. The ranks of the tasks must be below `size`.
+    ///
+    /// The tasks become children of the calling process. With [`Context::kill_when_launcher_ends`] they end when the calling
+    /// thread ends.
+    ///
+    /// # Errors
+    /// If the context does not share memory, or the host can't be made.
+    pub fn create(context: &Context, capacity: usize, size: u32) -> Result<Self, SpaceError> {
+        Self::of_setup(Arc::clone(&context.setup), capacity, size)
+    }
+
+    pub(crate) fn of_setup(setup: Arc<Setup>, capacity: usize, size: u32) -> Result<Self, SpaceError> {
+        reap_hosts();
+        let Some(image) = setup.image.clone() else {
+            return Err(SpaceError::Unsupported("a context without Context::share_memory"));
+        };
+        if setup.credentials.is_some() {
+            return Err(SpaceError::Unsupported("another user or group"));
+        }
+        check_room(&image, capacity)?;
+        let failed = |errno| SpaceError::Host(SpawnError { step: SpawnStep::Clone, errno });
+        let of_io = |error: rustix::io::Errno| failed(Errno::from_raw(error.raw_os_error()));
+        let slot = SlotShape::new(&image.shape, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
+        let (socket, of_host) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(of_io)?;
+        let buffer = Buffer::new().map_err(failed)?;
+        let mut nonce = [0; 8];
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(of_io)?;
+        let nonce = u64::from_ne_bytes(nonce);
+        let plan = Plan {
+            shape: image.shape,
+            slot,
+            file: image.file.as_raw_fd(),
+            socket: of_host.as_raw_fd(),
+            buffer: buffer.address(),
+            capacity,
+            size,
+            launcher: launcher(&setup),
+            heap_begin: heap_begin().ok_or_else(|| failed(Errno::ENOSYS))?,
+            highest_descriptor: highest_descriptor(),
+            auxiliary: Auxiliary::own(),
+            must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
+            nonce,
+        };
+        let host = fork_host(&plan).map_err(failed)?;
+        drop(of_host);
+        let mut space = Self { setup, socket, buffer, host, directory: 0, nonce, posted: 0, is_left: false };
+        match space.receive() {
+            Ok((Answer { errno: 0, directory, .. }, _)) => {
+                space.directory = directory;
+                Ok(space)
+            }
+            Ok((answer, _)) => Err(SpaceError::Host(error_of(answer))),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Returns the process id of the host. Its memory in /proc is that of all tasks.
+    #[must_use]
+    pub fn host(&self) -> Pid {
+        self.host
+    }
+
+    /// Starts a task. Returns when it has begun its program or has failed.
+    ///
+    /// # Errors
+    /// The step that failed, with its errno. `EAGAIN` in the step clone means that as many tasks live as the space has room for.
+    pub fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
+        let setup = Arc::clone(&self.setup);
+        let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        self.post(instance, &mut layout)?;
+        self.collect()
+    }
+
+    /// Asks for a task. [`Space::collect`] returns the result. At most [`MAX_POSTED`] requests may be on their way. `layout`
+    /// is that of the environment of the setup.
+    ///
+    /// # Errors
+    /// `E2BIG` in the step exec if the request does not fit beside those that are on their way. No task is asked for then.
+    pub(crate) fn post(&mut self, instance: &Instance, layout: &mut Layout) -> Result<(), SpawnError> {
+        let offset = self.write_request(instance, layout)?;
+        let sent = self.send(instance, offset);
+        sent.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Waits for the result of the oldest request that is on its way.
+    ///
+    /// # Errors
+    /// The errors of [`Space::start`].
+    pub(crate) fn collect(&mut self) -> Result<Child, SpawnError> {
+        let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
+        self.posted = self.posted.saturating_sub(1);
+        let received = self.receive();
+        if self.posted == 0 {
+            self.buffer.clear();
+        }
+        let (answer, pidfd) = received.map_err(of_clone)?;
+        let child = pidfd.map(|pidfd| Child { pid: Pid(answer.pid), pidfd });
+        match (answer.errno, child) {
+            (0, Some(child)) => Ok(child),
+            (0, None) => Err(of_clone(Errno::EMFILE)),
+            (_, child) => {
+                if let Some(child) = child {
+                    let _ = child.wait();
+                }
+                Err(error_of(answer))
+            }
+        }
+    }
+
+    fn write_request(&mut self, instance: &Instance, layout: &mut Layout) -> Result<usize, SpawnError> {
+        let setup = &self.setup;
+        let policy = instance.placement.preferred_numa_node.map(MemoryPolicy::preferring).transpose();
+        let policy = policy.map_err(|errno| SpawnError { step: SpawnStep::Mask, errno })?;
+        let mask = instance.placement.cpus.as_ref().map_or(&[][..], CpuSet::words);
+        let directory = setup.directory.as_ref().map_or(&[][..], |path| path.as_bytes_with_nul());
+        let mut strings = Vec::new();
+        let (arguments, variables) = layout.of(instance);
+        // SAFETY: the layout ends both lists with a null pointer, and each string with a NUL byte.
+        let (argument_count, variable_count) =
+            unsafe { (append(arguments, &mut strings), append(variables, &mut strings)) };
+        let variable = format!("{VARIABLE}={:x}:{:x}\0", self.directory, self.nonce);
+        strings.extend_from_slice(variable.as_bytes());
+        strings.extend_from_slice(setup.program.as_bytes_with_nul());
+        let stdio = &instance.stdio;
+        let head = Head {
+            rank: instance.rank,
+            argument_count,
+            variable_count: variable_count + 1,
+            mask_words: mask.len(),
+            policy,
+            streams: [stdio.input.is_some(), stdio.output.is_some(), stdio.error.is_some()],
+            has_cgroup: instance.placement.cgroup.is_some(),
+            launcher: launcher(setup),
+            blocked_signals: setup.blocked_signals,
+            descriptor_limit: setup
+                .descriptor_limit_to_restore()
+                .map(|limit| (limit.rlim_cur, limit.rlim_max)),
+            directory_bytes: directory.len(),
+            string_bytes: strings.len(),
+            name: comm(&setup.program),
+        };
+        let written = self.buffer.write(head, mask, directory, &strings);
+        written.map_err(|errno| SpawnError { step: SpawnStep::Exec, errno })
+    }
+
+    fn send(&self, instance: &Instance, offset: usize) -> Result<(), Errno> {
+        let stdio = &instance.stdio;
+        let passed = [&stdio.input, &stdio.output, &stdio.error, &instance.placement.cgroup];
+        let passed: Vec<BorrowedFd<'_>> =
+            passed.into_iter().flatten().map(|descriptor| descriptor.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !passed.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&passed));
+        }
+        loop {
+            match sendmsg(
+                &self.socket,
+                &[IoSlice::new(&offset.to_ne_bytes())],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            ) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits for an answer. `ESRCH` if the host has ended.
+    fn receive(&self) -> Result<(Answer, Option<OwnedFd>), Errno> {
+        let mut bytes = [0; ANSWER_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let count = loop {
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
+                Ok(message) => break message.bytes,
+            }
+        };
+        if count < ANSWER_BYTES {
+            return Err(Errno::ESRCH);
+        }
+        let pidfd = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut pidfds) => pidfds.next(),
+            _ => None,
+        });
+        Ok((Answer::of_bytes(&bytes), pidfd))
+    }
+}
+
+impl Space {
+    /// Ends the requests. Returns the host if it is to be ended with the thread that made it.
+    pub(crate) fn leave_host(mut self) -> Option<Pid> {
+        self.is_left = self.setup.ends_with_launcher;
+        self.is_left.then_some(self.host)
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
+        if self.setup.ends_with_launcher {
+            end_host(self.host);
+        } else {
+            HOSTS.lock().unwrap_or_else(PoisonError::into_inner).push(self.host);
+        }
+    }
+}
+
+/// Hosts that end with their last task, and were not waited for.
+static HOSTS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Waits for the hosts that have ended.
+fn reap_hosts() {
+    let lives = |host: &Pid| {
+        let waited = waitpid(nix::unistd::Pid::from_raw(host.0.cast_signed()), Some(WaitPidFlag::WNOHANG));
+        matches!(waited, Ok(nix::sys::wait::WaitStatus::StillAlive))
+    };
+    HOSTS.lock().unwrap_or_else(PoisonError::into_inner).retain(lives);
+}
+
+/// Ends a host and waits for it. The tasks go on: the address space lives as long as one of them.
+pub(crate) fn end_host(host: Pid) {
+    let host = nix::unistd::Pid::from_raw(host.0.cast_signed());
+    let _ = kill(host, Signal::SIGKILL);
+    let _ = waitpid(host, None);
+}
+
+fn launcher(setup: &Setup) -> i32 {
+    if setup.ends_with_launcher { std::process::id().cast_signed() } else { 0 }
+}
+
+fn error_of(answer: Answer) -> SpawnError {
+    let step = SpawnStep::of_number(answer.step as usize).unwrap_or(SpawnStep::Clone);
+    SpawnError { step, errno: Errno::from_raw(answer.errno) }
+}
+
+/// Forks the host. All signals are blocked in it.
+fn fork_host(plan: &Plan) -> Result<Pid, Errno> {
+    let arguments = CloneArguments {
+        flags: CLONE_CLEAR_SIGHAND,
+        exit_signal: libc::SIGCHLD as u64,
+        ..CloneArguments::default()
+    };
+    let blocked = signals::block_all();
+    // SAFETY: as after fork(2) in a process with threads, the new process calls nothing that takes locks or allocates.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
+    if pid == 0 {
+        host::run(plan);
+    }
+    let pid = Errno::result(pid);
+    signals::set_blocked(blocked);
+    pid.map(|pid| Pid(u32::try_from(pid).unwrap_or(0)))
+}
+
+/// Appends the strings of a list to `strings`, each with its NUL byte. Returns their number.
+///
+/// # Safety
+/// The list must end with a null pointer, and each string with a NUL byte.
+unsafe fn append(mut list: *const *const libc::c_char, strings: &mut Vec<u8>) -> usize {
+    let mut count = 0;
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        while !(*list).is_null() {
+            strings.extend_from_slice(CStr::from_ptr(*list).to_bytes_with_nul());
+            list = list.add(1);
+            count += 1;
+        }
+    }
+    count
+}
+
+/// The name of a process of a program, as execve(2) sets it.
+fn comm(program: &CStr) -> [u8; COMM_BYTES] {
+    let name = program.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let mut comm = [0; COMM_BYTES];
+    comm[..COMM_BYTES - 1].iter_mut().zip(name).for_each(|(place, byte)| *place = *byte);
+    comm
+}
+
+fn highest_descriptor() -> RawFd {
+    let descriptors = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = descriptors.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.max().unwrap_or(1024)
+}
+
+/// The version of the running kernel. 0.0 if it can't be read.
+fn kernel_version() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|text| text.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}

@@ -1,0 +1,161 @@
+//! What a program finds on its stack when it begins: its arguments, its environment and the auxiliary vector, as
+//! create_elf_tables() of the kernel lays them out.
+
+use nix::errno::Errno;
+
+/// The most entries of the auxiliary vector that are passed on. Linux 6.18 has 24 on x86-64.
+const MAX_ENTRIES: usize = 48;
+/// What the stack must have left below the arguments.
+const ROOM_BELOW: u64 = 128 << 10;
+/// The bytes of `AT_RANDOM`.
+const RANDOM_BYTES: usize = 16;
+/// The longest name of `AT_PLATFORM` and `AT_BASE_PLATFORM` that is passed on, with its NUL byte.
+const NAME_BYTES: usize = 32;
+
+/// The auxiliary vector of the calling process, getauxval(3). Entries about the program itself are replaced for each task.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Auxiliary {
+    entries: [(u64, u64); MAX_ENTRIES],
+    count: usize,
+    platform: [u8; NAME_BYTES],
+}
+
+impl Auxiliary {
+    /// Reads the vector of the calling process.
+    pub(super) fn own() -> Self {
+        let bytes = std::fs::read("/proc/self/auxv").unwrap_or_default();
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+        let read = bytes.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..])));
+        let mut auxiliary = Self { entries: [(0, 0); MAX_ENTRIES], count: 0, platform: [0; NAME_BYTES] };
+        for (entry, place) in read.take_while(|(key, _)| *key != libc::AT_NULL).zip(&mut auxiliary.entries) {
+            *place = entry;
+            auxiliary.count += 1;
+        }
+        // SAFETY: has no precondition.
+        let platform = unsafe { libc::getauxval(libc::AT_PLATFORM) };
+        if platform != 0 {
+            // SAFETY: the kernel ends the name with a NUL byte, and it stays on the first stack of the process.
+            let name = unsafe { std::ffi::CStr::from_ptr(pointer(platform).cast_const().cast()) };
+            for (byte, place) in name.to_bytes().iter().zip(&mut auxiliary.platform[..NAME_BYTES - 1]) {
+                *place = *byte;
+            }
+        }
+        auxiliary
+    }
+}
+
+/// What is written on the stack of a task.
+pub(super) struct Contents<'a> {
+    /// The arguments, the variables and the path of the program, each ended by a NUL byte.
+    pub(super) strings: &'a [u8],
+    pub(super) argument_count: usize,
+    pub(super) variable_count: usize,
+    /// `AT_PHDR`, `AT_PHNUM` and `AT_ENTRY`.
+    pub(super) program_headers: u64,
+    pub(super) program_header_count: u64,
+    pub(super) entry: u64,
+    pub(super) auxiliary: &'a Auxiliary,
+}
+
+/// Writes words towards higher addresses.
+struct Words(*mut u64);
+
+impl Words {
+    /// # Safety
+    /// The address must be writable.
+    unsafe fn push(&mut self, word: u64) {
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            self.0.write(word);
+            self.0 = self.0.add(1);
+        }
+    }
+}
+
+/// Writes the contents below `top`. Returns the address that the stack pointer has at the first instruction.
+///
+/// # Errors
+/// `E2BIG` if the contents do not fit.
+///
+/// # Safety
+/// `bytes` bytes below `top` must be writable and unused.
+pub(super) unsafe fn write(top: u64, bytes: u64, contents: &Contents<'_>) -> Result<u64, Errno> {
+    let strings = contents.strings.len() as u64;
+    let words = 3 + contents.argument_count + contents.variable_count + 2 * (MAX_ENTRIES + 2);
+    let needed = strings + (words * size_of::<u64>()) as u64 + 256;
+    if needed.saturating_add(ROOM_BELOW) > bytes {
+        return Err(Errno::E2BIG);
+    }
+    // The kernel keeps a null word at the end.
+    let strings_at = top - 8 - strings;
+    let platform_at = strings_at - NAME_BYTES as u64;
+    let random_at = (platform_at - RANDOM_BYTES as u64) & !15;
+    // SAFETY: all of this lies within the bytes below `top`.
+    unsafe {
+        pointer(strings_at).copy_from_nonoverlapping(contents.strings.as_ptr(), contents.strings.len());
+        pointer(platform_at).copy_from_nonoverlapping(contents.auxiliary.platform.as_ptr(), NAME_BYTES);
+        libc::syscall(libc::SYS_getrandom, random_at, RANDOM_BYTES, 0);
+    }
+    let begin = (random_at - (words * size_of::<u64>()) as u64) & !15;
+    let mut out = Words(pointer(begin).cast());
+    let mut starts = StringStarts { strings: contents.strings, at: 0 };
+    // SAFETY: `words` words fit between `begin` and `random_at`.
+    unsafe {
+        out.push(contents.argument_count as u64);
+        for _ in 0..contents.argument_count {
+            out.push(strings_at + starts.next_start());
+        }
+        out.push(0);
+        for _ in 0..contents.variable_count {
+            out.push(strings_at + starts.next_start());
+        }
+        out.push(0);
+    }
+    let program_name = strings_at + starts.next_start();
+    let entries = &contents.auxiliary.entries;
+    for &(key, value) in entries.iter().take(contents.auxiliary.count) {
+        let value = match key {
+            libc::AT_PHDR => contents.program_headers,
+            libc::AT_PHNUM => contents.program_header_count,
+            libc::AT_ENTRY => contents.entry,
+            libc::AT_BASE | libc::AT_SECURE | libc::AT_FLAGS => 0,
+            libc::AT_RANDOM => random_at,
+            libc::AT_EXECFN => program_name,
+            libc::AT_PLATFORM => platform_at,
+            _ => value,
+        };
+        // SAFETY: as above.
+        unsafe {
+            out.push(key);
+            out.push(value);
+        }
+    }
+    // SAFETY: as above.
+    unsafe {
+        out.push(libc::AT_NULL);
+        out.push(0);
+    }
+    Ok(begin)
+}
+
+/// Addresses have 64 bits wherever tasks run.
+fn pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
+}
+
+/// Finds the beginnings of strings that follow each other.
+struct StringStarts<'a> {
+    strings: &'a [u8],
+    at: usize,
+}
+
+impl StringStarts<'_> {
+    fn next_start(&mut self) -> u64 {
+        let start = self.at;
+        let rest = self.strings.get(start..).unwrap_or_default();
+        // Debug builds take long to look at each byte.
+        // SAFETY: reads at most so many bytes.
+        self.at = start + unsafe { libc::strnlen(rest.as_ptr().cast(), rest.len()) } + 1;
+        start as u64
+    }
+}

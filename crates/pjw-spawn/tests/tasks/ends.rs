@@ -1,0 +1,124 @@
+//! How tasks end, and what they leave.
+
+use pjw_spawn::tasks::Space;
+use pjw_spawn::{Child, ExitStatus, SpawnStep};
+
+use super::{context, instance, maps, start_printing, task_program};
+
+/// How many tasks follow each other. A task that maps 10 MiB takes a debug build about a millisecond.
+const MANY: u32 = 1_000;
+
+#[test]
+fn a_thousand_tasks_one_after_the_other_leave_no_mapping() {
+    let Some(program) = task_program() else { return };
+    let mut space = Space::create(&context(&program), 2, MANY).unwrap();
+    let before = maps(space.host());
+    for rank in 0..MANY {
+        let child = space.start(&instance(&program, rank, MANY, &["leave"])).unwrap();
+        assert_eq!(child.wait(), Ok(ExitStatus::Code(0)), "rank {rank}");
+    }
+    // The host may still be busy with the last one.
+    wait_until(|| maps(space.host()) == before, "the mappings of the host are those from before");
+}
+
+#[test]
+fn the_program_and_the_stack_of_a_task_are_unmapped_while_others_live() {
+    let Some(program) = task_program() else { return };
+    let mut space = Space::create(&context(&program), 9, 9).unwrap();
+    let (first, _) = start_printing(&mut space, instance(&program, 0, 9, &["wait"]));
+    let name = program.path.to_str().unwrap().to_owned();
+    let copies = |space: &Space| maps(space.host()).lines().filter(|line| line.ends_with(&name)).count();
+    let of_one = copies(&space);
+    assert!(of_one > 0);
+    for rank in 1..9 {
+        let child = space.start(&instance(&program, rank, 9, &["leave"])).unwrap();
+        assert_eq!(child.wait(), Ok(ExitStatus::Code(0)));
+    }
+    wait_until(|| copies(&space) == of_one, "the copies of the program are those of the living task");
+    kill(&first);
+}
+
+#[test]
+fn exit_exec_a_fault_and_a_kill_of_one_leave_the_others_running() {
+    let Some(program) = task_program() else { return };
+    let mut space = Space::create(&context(&program), 6, 6).unwrap();
+    let (first, _) = start_printing(&mut space, instance(&program, 0, 6, &["wait"]));
+    let (killed, _) = start_printing(&mut space, instance(&program, 1, 6, &["wait"]));
+    killed.send_signal(libc::SIGKILL).unwrap();
+    assert_eq!(killed.wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
+    for (rank, act, end) in [
+        (2, &["exit", "3"][..], ExitStatus::Code(3)),
+        (3, &["exec"][..], ExitStatus::Code(5)),
+        (4, &["segv"][..], ExitStatus::Signal(libc::SIGSEGV)),
+    ] {
+        let child = space.start(&instance(&program, rank, 6, act)).unwrap();
+        assert_eq!(child.wait(), Ok(end), "{act:?}");
+    }
+    assert_eq!(first.try_wait(), Ok(None));
+    let last = space.start(&instance(&program, 5, 6, &["live"])).unwrap();
+    assert_eq!(last.wait(), Ok(ExitStatus::Code(0)));
+    kill(&first);
+}
+
+#[test]
+fn tasks_go_on_when_the_host_is_killed_and_no_more_can_be_started() {
+    let Some(program) = task_program() else { return };
+    let mut space = Space::create(&context(&program), 2, 2).unwrap();
+    let (first, address) = start_printing(&mut space, instance(&program, 0, 2, &["offer"]));
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(space.host().0.cast_signed()),
+        nix::sys::signal::SIGKILL,
+    )
+    .unwrap();
+    let error = space.start(&instance(&program, 1, 2, &["take", &address])).unwrap_err();
+    assert_eq!(error.step, SpawnStep::Clone);
+    assert_eq!(first.try_wait(), Ok(None));
+    kill(&first);
+}
+
+#[test]
+fn no_more_tasks_live_at_a_time_than_the_space_has_room_for() {
+    let Some(program) = task_program() else { return };
+    let mut space = Space::create(&context(&program), 1, 3).unwrap();
+    let (first, _) = start_printing(&mut space, instance(&program, 0, 3, &["wait"]));
+    let error = space.start(&instance(&program, 1, 3, &["live"])).unwrap_err();
+    assert_eq!((error.step, error.errno), (SpawnStep::Clone, nix::errno::Errno::EAGAIN));
+    kill(&first);
+    let mut started = Err(error);
+    wait_until(
+        || {
+            started = space.start(&instance(&program, 2, 3, &["live"]));
+            started.is_ok()
+        },
+        "the slot is free",
+    );
+    assert_eq!(started.unwrap().wait(), Ok(ExitStatus::Code(0)));
+}
+
+#[test]
+fn tasks_end_with_the_thread_that_made_the_space_if_that_was_asked_for() {
+    let Some(program) = task_program() else { return };
+    let child = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let context = context(&program).kill_when_launcher_ends();
+            let mut space = Space::create(&context, 1, 1).unwrap();
+            start_printing(&mut space, instance(&program, 0, 1, &["wait"])).0
+        });
+        thread.join().unwrap()
+    });
+    assert_eq!(child.wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
+}
+
+fn kill(child: &Child) {
+    child.send_signal(libc::SIGKILL).unwrap();
+    child.wait().unwrap();
+}
+
+/// Waits until a condition holds.
+fn wait_until(mut is_true: impl FnMut() -> bool, what: &str) {
+    let begin = std::time::Instant::now();
+    while !is_true() {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(60), "not within 60 s: {what}");
+        std::thread::yield_now();
+    }
+}

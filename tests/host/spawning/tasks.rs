@@ -1,0 +1,185 @@
+//! `pjwctl spawn --share memory`: instances in one address space, with all that instances of a group have.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pjw_core::cpuset::CpuSet;
+use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::programs::program_path;
+use pjw_tests::skipping::skip;
+use pjw_tests::waiting::wait_until;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{local, of_instance, sorted_lines, text};
+use crate::processes::{has_two_cores, mask};
+
+/// A program that a shell script can't be: it prints a line, and then ends, or waits for a signal.
+const PROGRAM: &str = r#"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static volatile sig_atomic_t is_told;
+static void told(int signal) { (void)signal; is_told = 1; }
+int main(int argc, char **argv) {
+    signal(SIGUSR1, told);
+    printf("%s %s %s %s %s\n", argc > 1 ? argv[1] : "-", getenv("PJW_RANK"), getenv("PJW_SIZE"), getenv("PJW_CPUS"),
+           getenv("PJW_TASKS") ? "shared" : "alone");
+    fflush(stdout);
+    if (argc > 1 && strcmp(argv[1], "quiet") == 0) { close(1); close(2); }
+    if (argc > 2 && strcmp(argv[2], "wait") == 0) while (!is_told) usleep(1000);
+    return argc > 2 ? atoi(argv[2]) : 0;
+}
+"#;
+
+/// Compiles the program. `None` where tasks can't run.
+fn program(flags: &[&str]) -> Option<(PathBuf, TempDir)> {
+    if !cfg!(target_arch = "x86_64") {
+        skip("tasks run on x86-64 only");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("task.c"), dir.path().join("task"));
+    std::fs::write(&source, PROGRAM).unwrap();
+    let built = Command::new("cc").args(flags).arg("-o").arg(&program).arg(&source).output().unwrap();
+    if !built.status.success() {
+        skip("cc can't link static programs here");
+        return None;
+    }
+    Some((program, dir))
+}
+
+fn shared(line: &str, program: &Path, arguments: &[&str]) -> Output {
+    let command: Vec<&str> =
+        std::iter::once(program.to_str().unwrap()).chain(arguments.iter().copied()).collect();
+    local(&format!("--share memory {line} --"), &command)
+}
+
+#[test]
+fn tasks_have_ranks_labels_and_exit_codes_as_other_instances_have_them() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    let output = shared("-n 3 --map pu --label", &program, &["%r/%n", "%r"]);
+    let lines = sorted_lines(&output.stdout);
+    assert_eq!(lines.len(), 3, "{output:?}");
+    for (rank, line) in lines.iter().enumerate() {
+        assert!(line.starts_with(&format!("{rank}: {rank}/3 {rank} 3 ")), "{line}");
+        assert!(line.ends_with(" shared"), "{line}");
+    }
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn json_says_that_the_instances_share_their_memory() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    let output = shared("-n 2 --json", &program, &["%r", "%r"]);
+    let json =
+        text(&output.stdout).lines().skip_while(|line| !line.starts_with('{')).collect::<Vec<_>>().join("\n");
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&report["mode"], &report["job"]), (&Value::from("shared"), &Value::Null));
+    assert!(report["started_us"].as_u64().unwrap() > 0);
+    let exits: Vec<&Value> = report["instances"].as_array().unwrap().iter().map(|one| &one["exit"]).collect();
+    assert_eq!(exits, [0, 1]);
+}
+
+#[test]
+fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
+    if !has_two_cores() {
+        return;
+    }
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    for enforcement in Enforcement::available() {
+        let daemon = Daemon::start_with(enforcement, "interval = \"100ms\"\n");
+        let job = daemon.job_id("tasks");
+        let program = program.to_str().unwrap();
+        let arguments = [
+            "spawn", "-n", "2", "--async", "--json", "--share", "memory", "--job", &job, "--", program,
+            "quiet", "wait",
+        ];
+        let output = daemon.pjwctl(&arguments);
+        let json = text(&output.stdout)
+            .lines()
+            .skip_while(|line| !line.starts_with('{'))
+            .collect::<Vec<_>>()
+            .join("\n");
+        let report: Value = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+        let instances: Vec<(u32, CpuSet)> =
+            report["instances"].as_array().unwrap().iter().map(of_instance).collect();
+        assert_eq!(instances.len(), 2);
+        let guards: Vec<_> = instances.iter().map(|(pid, _)| crate::processes::KillOnDrop(*pid)).collect();
+        assert_eq!(report["job"], job.as_str());
+        wait_until("the job has both", || {
+            let shown = text(&daemon.pjwctl(&["show", &job, "--json"]).stdout);
+            instances.iter().all(|(pid, _)| shown.contains(&pid.to_string()))
+        });
+        for (pid, cpus) in &instances {
+            assert_eq!(mask(*pid), *cpus, "{enforcement:?}");
+        }
+        for (pid, _) in &instances {
+            kill(Pid::from_raw(pid.cast_signed()), Signal::SIGUSR1).unwrap();
+        }
+        wait_until("the job ends with its tasks and their host", || daemon.status().jobs.is_empty());
+        drop(guards);
+    }
+}
+
+#[test]
+fn a_signal_to_pjwctl_reaches_all_tasks_and_its_end_ends_them() {
+    let Some((program, dir)) = program(&["-static-pie"]) else { return };
+    for (signal, code) in [(Signal::SIGUSR1, Some(0)), (Signal::SIGKILL, None)] {
+        let output = dir.path().join(signal.as_str());
+        let mut pjwctl = Command::new(program_path("pjwctl"))
+            .args(["spawn", "--local", "-n", "3", "--share", "memory", "--"])
+            .arg(&program)
+            .args([output.to_str().unwrap(), "wait"])
+            .stdout(std::fs::File::create(&output).unwrap())
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("all have begun", || std::fs::read_to_string(&output).unwrap().lines().count() == 3);
+        kill(Pid::from_raw(pjwctl.id().cast_signed()), signal).unwrap();
+        assert_eq!(pjwctl.wait().unwrap().code(), code);
+        let holds = |pid: &str| {
+            let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|path| path == output)
+        };
+        wait_until("neither a task nor the host is left", || {
+            let processes = std::fs::read_dir("/proc").unwrap().flatten();
+            !processes.filter_map(|entry| entry.file_name().into_string().ok()).any(|pid| holds(&pid))
+        });
+    }
+}
+
+#[test]
+fn what_cannot_share_memory_starts_nothing_and_one_line_says_why() {
+    let Some((task, _dir)) = program(&["-static-pie"]) else { return };
+    let Some((dynamic, _dynamic_dir)) = program(&["-pie", "-fPIE"]) else { return };
+    for (line, program, why) in [
+        ("-n 2", &dynamic, "it is linked dynamically; link it with -static-pie"),
+        ("-n 2 --proxy auto", &task, "leave --proxy out"),
+        ("-n 2", &PathBuf::from("/bin/true"), "it is linked dynamically"),
+    ] {
+        let output = shared(line, program, &[]);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+        assert!(error.starts_with("pjwctl: nothing was started: ") && error.contains(why), "{error}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn too_few_addresses_start_nothing() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    let mut shell = Command::new("sh");
+    let line = "ulimit -v 1000000; exec \"$0\" spawn --local -n 200 --share memory -- \"$1\"";
+    shell.args(["-c", line]).arg(program_path("pjwctl")).arg(&program).stdin(Stdio::null()).process_group(0);
+    let output = shell.output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    assert!(error.contains("(RLIMIT_AS)") && error.contains("ulimit -v"), "{error}");
+    assert!(output.stdout.is_empty());
+}
