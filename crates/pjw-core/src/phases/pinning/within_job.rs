@@ -81,3 +81,114 @@ fn node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
 pub(crate) fn node_of(topology: &Topology, pu: Pu) -> Option<u32> {
     topology.domain_of(Level::NumaNode, pu).map(|node| node.number)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::regular_topology;
+    use proptest::prelude::*;
+
+    /// Two NUMA nodes of four PUs: node 0 has the PUs 0-3.
+    fn machine() -> Topology {
+        regular_topology(2, 1, 1, 4, 1)
+    }
+
+    /// A process with a thread for each mask, in the order of the pids.
+    fn process(pid: u32, masks: &[&str]) -> BusyProcess {
+        BusyProcess {
+            pid: Pid(pid),
+            start: StartTime(u64::from(pid)),
+            numa_node: None,
+            ancestors: Vec::new(),
+            busy_threads: masks.iter().map(|mask| mask.parse().unwrap()).collect(),
+            last_cpu: Pu(0),
+        }
+    }
+
+    fn chosen(rule: WithinJob, processes: &[BusyProcess], last: Option<u32>) -> Vec<(u32, u32)> {
+        let grant = "0-7".parse().unwrap();
+        let chosen = choose_nodes(&machine(), &grant, rule, processes.to_vec(), last);
+        chosen.into_iter().map(|(pid, node)| (pid.0, node)).collect()
+    }
+
+    #[test]
+    fn a_process_that_is_pinned_in_one_node_keeps_this_node() {
+        // As after a restart of the daemon: the pins are known, the choices are not.
+        let processes = [process(1, &["5"]), process(2, &["6", "7"]), process(3, &["0-7"])];
+        assert_eq!(chosen(WithinJob::RoundRobin, &processes, None), [(1, 1), (2, 1), (3, 0)]);
+        assert_eq!(chosen(WithinJob::RoundRobin, &[process(1, &["0", "5"])], Some(0)), [(1, 1)]);
+    }
+
+    #[test]
+    fn the_threads_of_processes_that_were_placed_before_are_counted() {
+        let placed = BusyProcess { numa_node: Some(0), ..process(1, &["0-7", "0-7"]) };
+        let processes = [placed, process(2, &["0-7"]), process(3, &["0-7"]), process(4, &["0-7"])];
+        assert_eq!(chosen(WithinJob::LeastLoaded, &processes, Some(0)), [(2, 1), (3, 1), (4, 0)]);
+    }
+
+    #[test]
+    fn packed_follows_the_nearest_ancestor_then_the_last_choice_then_the_pu() {
+        let child =
+            BusyProcess { ancestors: vec![(Pid(9), None), (Pid(8), Some(1))], ..process(2, &["0-7"]) };
+        assert_eq!(chosen(WithinJob::Packed, std::slice::from_ref(&child), Some(0)), [(2, 1)]);
+        assert_eq!(chosen(WithinJob::Packed, &[process(2, &["0-7"])], Some(1)), [(2, 1)]);
+        let on_node_1 = BusyProcess { last_cpu: Pu(6), ..process(2, &["0-7"]) };
+        assert_eq!(chosen(WithinJob::Packed, &[on_node_1], None), [(2, 1)]);
+        // The parent gets its node in the same call.
+        let parent = BusyProcess { last_cpu: Pu(6), ..process(1, &["0-7"]) };
+        let child = BusyProcess { ancestors: vec![(Pid(1), None)], ..process(2, &["0-7"]) };
+        assert_eq!(chosen(WithinJob::Packed, &[child, parent], None), [(1, 1), (2, 1)]);
+    }
+
+    #[test]
+    fn a_node_that_the_job_lost_is_chosen_again() {
+        let lost = BusyProcess { numa_node: Some(7), ..process(1, &["0-7"]) };
+        assert_eq!(chosen(WithinJob::RoundRobin, &[lost], Some(7)), [(1, 0)]);
+    }
+
+    fn any_process() -> impl Strategy<Value = BusyProcess> {
+        let masks = proptest::collection::vec(1u64..256, 1..4);
+        (1u32..50, proptest::option::of(0u32..3), masks, 0u32..8).prop_map(|(pid, numa_node, masks, last)| {
+            BusyProcess {
+                numa_node,
+                busy_threads: masks.iter().map(|mask| CpuSet::from_words(&[*mask])).collect(),
+                last_cpu: Pu(last),
+                ..process(pid, &[])
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn each_new_process_gets_one_node_of_the_grant_whatever_the_order(
+            processes in proptest::collection::vec(any_process(), 0..12),
+            grant in 1u64..256,
+            rule in proptest::sample::select(WithinJob::ALL.to_vec()),
+            last in proptest::option::of(0u32..3),
+        ) {
+            let by_pid: BTreeMap<Pid, BusyProcess> =
+                processes.into_iter().map(|process| (process.pid, process)).collect();
+            let grant = CpuSet::from_words(&[grant]);
+            let choose = |processes| choose_nodes(&machine(), &grant, rule, processes, last);
+            let chosen = choose(by_pid.values().cloned().collect());
+            prop_assert_eq!(&choose(by_pid.values().rev().cloned().collect()), &chosen);
+            let numbers: Vec<u32> = nodes_of(&machine(), &grant).iter().map(|node| node.number).collect();
+            let new: Vec<Pid> = by_pid
+                .values()
+                .filter(|process| process.numa_node.is_none_or(|node| !numbers.contains(&node)))
+                .map(|process| process.pid)
+                .collect();
+            let is_active = rule != WithinJob::Default && numbers.len() > 1;
+            prop_assert_eq!(chosen.iter().map(|(pid, _)| *pid).collect::<Vec<_>>(), if is_active { new } else { vec![] });
+            let is_bound_elsewhere = |pid: &Pid| own_node(&machine(), &by_pid[pid]).is_some();
+            prop_assert!(chosen.iter().all(|(pid, node)| numbers.contains(node) || is_bound_elsewhere(pid)));
+            // A second call with the choices chooses nothing.
+            let placed = by_pid.values().map(|process| {
+                let node = chosen.iter().find(|(pid, _)| *pid == process.pid).map(|&(_, node)| node);
+                BusyProcess { numa_node: node.or(process.numa_node), ..process.clone() }
+            });
+            let again = choose(placed.collect());
+            prop_assert!(again.iter().all(|(pid, _)| is_bound_elsewhere(pid)), "{:?}", again);
+        }
+    }
+}
