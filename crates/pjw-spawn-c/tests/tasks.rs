@@ -1,7 +1,7 @@
 //! Programs of C that use pjw_tasks.h: `tasks.c` checks its functions, and the example in `examples/stencil.c` computes the same
 //! with and without a shared address space.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // a test may fail
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // a test may fail
 
 use std::fs;
 use std::io::Read;
@@ -24,7 +24,7 @@ fn compile(source: &str, directory: &Path) -> Option<PathBuf> {
     let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = directory.join("program");
     let output = Command::new("cc")
-        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-static-pie", "-o"])
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-static-pie", "-pthread", "-o"])
         .arg(&program)
         .arg(crate_directory.join(source))
         .arg("-I")
@@ -42,6 +42,10 @@ fn compile(source: &str, directory: &Path) -> Option<PathBuf> {
 
 /// Runs a group as pjwctl does. Returns its output. All must end with 0.
 fn run(program: &Path, arguments: &[&str], is_shared: bool) -> String {
+    run_ranks(program, arguments, is_shared, RANKS)
+}
+
+fn run_ranks(program: &Path, arguments: &[&str], is_shared: bool, ranks: u32) -> String {
     let group =
         format!("{}.{is_shared}.{}", std::process::id(), program.display().to_string().replace('/', "_"));
     let context = Context::new(program).unwrap().add_rank_variables().set_variable("PJW_GROUP", group);
@@ -51,9 +55,9 @@ fn run(program: &Path, arguments: &[&str], is_shared: bool) -> String {
     let arguments = Arc::new(Arguments::literal(&arguments).unwrap());
     let (mut reader, writer) = std::io::pipe().unwrap();
     let output = Some(Arc::new(OwnedFd::from(writer)));
-    let instances = (0..RANKS).map(|rank| Instance {
+    let instances = (0..ranks).map(|rank| Instance {
         rank,
-        size: RANKS,
+        size: ranks,
         arguments: Arc::clone(&arguments),
         variables: Vec::new(),
         placement: Arc::default(),
@@ -93,6 +97,19 @@ fn the_stencil_computes_the_same_with_pointers_and_with_memory_files() {
     let [shared, alone] = [true, false].map(|is_shared| run(&program, &["64", "100"], is_shared));
     assert!(shared.starts_with("sum ") && shared.lines().count() == 1, "{shared}");
     assert_eq!(shared, alone);
+}
+
+#[test]
+fn page_tables_of_fifty_tasks_are_near_those_of_fifty_threads() {
+    let directory = tempfile::tempdir().unwrap();
+    // The program of the bench tasks: each rank uses all pages of 128 MiB.
+    let Some(program) = compile("../../benches/src/peers/ranks.c", directory.path()) else { return };
+    let kib = |text: &str| text.trim().parse::<f64>().unwrap_or_else(|_| panic!("no number: {text}"));
+    let tasks = kib(&run_ranks(&program, &["pages", "ranks", "50", "128"], true, 50));
+    let output = Command::new(&program).args(["pages", "threads", "50", "128"]).output().unwrap();
+    let threads = kib(&String::from_utf8_lossy(&output.stdout));
+    println!("tasks {tasks} KiB, threads {threads} KiB");
+    assert!(tasks <= 1.2 * threads, "tasks {tasks} KiB, threads {threads} KiB");
 }
 
 #[test]

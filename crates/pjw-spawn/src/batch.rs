@@ -303,6 +303,8 @@ impl Batch {
             if entry.is_some_and(|entry| !entry.enter()) {
                 return;
             }
+            // The descriptors of the space must be in no other table: the host ends when they are closed.
+            let has_own_table = leave_shared_descriptors();
             let space = match space_of(&setup, &indexes, &instances).transpose() {
                 Ok(space) => space,
                 Err(error) => {
@@ -312,7 +314,7 @@ impl Batch {
             };
             let _ = report.send(Ok(()));
             let work = Work { setup, instances, indexes, is_cancelled, refusal, space };
-            let host = work.run(socket, leave_shared_descriptors());
+            let host = work.run(socket, has_own_table);
             if ends_with_launcher {
                 let _ = released.recv();
                 host.into_iter().for_each(end_host);

@@ -1,5 +1,8 @@
 //! How tasks end, and what they leave.
 
+use std::os::fd::AsFd;
+
+use nix::poll::{PollFd, PollFlags};
 use pjw_spawn::tasks::Space;
 use pjw_spawn::{Child, ExitStatus, SpawnStep};
 
@@ -93,6 +96,24 @@ fn no_more_tasks_live_at_a_time_than_the_space_has_room_for() {
         "the slot is free",
     );
     assert_eq!(started.unwrap().wait(), Ok(ExitStatus::Code(0)));
+}
+
+#[test]
+fn the_host_of_a_group_ends_with_its_last_task() {
+    let Some(program) = task_program() else { return };
+    // The host holds this descriptor until it knows that no more tasks will come.
+    let (reader, writer) = std::io::pipe().unwrap();
+    let kept = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_DUPFD(600)).unwrap();
+    let instances = (0..2).map(|rank| instance(&program, rank, 2, &["live"])).collect();
+    let children = context(&program).spawn_n(instances).unwrap();
+    nix::unistd::close(kept).unwrap();
+    drop(writer);
+    for child in children {
+        assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+    }
+    let mut ready = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+    let ended = nix::poll::poll(&mut ready, 60_000_u16).unwrap();
+    assert_eq!(ended, 1, "a process holds the pipe after 60 s");
 }
 
 #[test]
