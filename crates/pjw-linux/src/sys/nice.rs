@@ -1,22 +1,64 @@
-//! The nice value of a thread: setpriority(2).
+//! The nice value of a thread, and the time for which the thread runs before others: sched_setattr(2).
+
+use std::time::Duration;
 
 use nix::errno::Errno;
 
-/// Sets the nice value of the calling thread to `value`, from -20 to 19. The higher the nice value, the smaller
-/// is the thread's share of a busy PU (logical CPU). With 10, the share is about a tenth of the share of a
-/// thread with 0. Other threads of the process are not affected: on Linux, each thread has a nice value of its
-/// own (sched(7)).
+/// `struct sched_attr` of the kernel's `include/uapi/linux/sched/types.h`, in its first version (`SCHED_ATTR_SIZE_VER0`).
+#[repr(C)]
+#[derive(Default)]
+struct SchedulingAttributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+/// Gives the calling thread the policy `SCHED_OTHER` with the nice value `value` (-20 to 19), and the slice `slice`: the time for which
+/// the scheduler lets the thread run before it looks for another one. With a short slice, a thread that wakes up on the same
+/// PU (logical CPU) waits for a shorter time. Other threads of the process are not affected. The kernel cuts the slice to 0.1 to 100 ms. Before Linux 6.12, the kernel ignores
+/// the slice (`__setparam_fair`, kernel/sched/syscalls.c).
 ///
 /// # Errors
-/// `EACCES` if `value` is lower than the present nice value, and this user has no permission to lower it.
-pub fn set_own_nice_value(value: i32) -> Result<(), Errno> {
-    // SAFETY: the call takes numbers and accesses no memory. The id 0 is the calling thread.
-    Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, value) }).map(drop)
+/// `EPERM` if `value` is lower than the present nice value, and this user has no permission to lower it.
+pub fn set_own_nice_value_and_slice(value: i32, slice: Duration) -> Result<(), Errno> {
+    let attributes = SchedulingAttributes {
+        size: u32::try_from(size_of::<SchedulingAttributes>()).unwrap_or(0),
+        policy: libc::SCHED_OTHER.cast_unsigned(),
+        nice: value,
+        runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX),
+        ..SchedulingAttributes::default()
+    };
+    let (calling_thread, no_flags) = (0, 0);
+    // SAFETY: the kernel reads `size` bytes of the attributes, which outlive the call.
+    let set =
+        unsafe { libc::syscall(libc::SYS_sched_setattr, calling_thread, &raw const attributes, no_flags) };
+    Errno::result(set).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_gets_a_nice_value_and_a_slice() {
+        let set = std::thread::spawn(|| {
+            set_own_nice_value_and_slice(19, Duration::from_micros(100)).unwrap();
+            let mut attributes = SchedulingAttributes::default();
+            let size = size_of::<SchedulingAttributes>();
+            // SAFETY: the kernel writes at most `size` bytes to the attributes.
+            let read = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
+            Errno::result(read).map(|_| (attributes.nice, attributes.runtime))
+        });
+        let (nice, runtime) = set.join().unwrap().unwrap();
+        assert_eq!(nice, 19);
+        // A kernel before 6.12 reports no slice.
+        assert!([0, 100_000].contains(&runtime), "{runtime}");
+    }
 
     #[test]
     fn only_the_calling_thread_becomes_nice() {
@@ -29,7 +71,7 @@ mod tests {
         let own = nix::unistd::gettid().as_raw();
         let before = value(own).unwrap();
         let nice = std::thread::spawn(move || {
-            set_own_nice_value(19).unwrap();
+            set_own_nice_value_and_slice(19, Duration::from_millis(1)).unwrap();
             value(nix::unistd::gettid().as_raw()).unwrap()
         });
         assert_eq!(nice.join().unwrap(), 19);

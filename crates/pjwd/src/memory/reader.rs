@@ -6,9 +6,10 @@
 use std::cell::RefCell;
 use std::sync::Weak;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
 
 use pjw_core::ids::ProcessId;
-use pjw_linux::sys::nice::set_own_nice_value;
+use pjw_linux::sys::nice::set_own_nice_value_and_slice;
 use tokio::sync::oneshot;
 
 use super::reading::{JobReading, ReadingError, ReadingKind, read_job};
@@ -16,6 +17,9 @@ use super::turns::Turns;
 
 /// The nice value of the thread.
 const NICE: i32 = 10;
+/// The slice of the thread. A reading stays in the kernel for long. The thread of the control server, which answers `status`,
+/// may wake up on the same PU meanwhile, and waits until the slice has ended.
+const SLICE: Duration = Duration::from_micros(100);
 
 /// A request to read the memory of the processes of a job.
 #[derive(Debug)]
@@ -76,7 +80,7 @@ fn start_thread() -> Result<Sender<ReadRequest>, ReadingError> {
 
 fn serve(requests: &Receiver<ReadRequest>) {
     // Without the low priority the readings are as right, and other programs have a little less.
-    let _ = set_own_nice_value(NICE);
+    let _ = set_own_nice_value_and_slice(NICE, SLICE);
     while let Ok(ReadRequest { processes, kind, wanted, reply }) = requests.recv() {
         let is_wanted = || wanted.strong_count() > 0;
         let reading = match is_wanted() {
