@@ -60,6 +60,13 @@ fn shared(line: &str, program: &Path, arguments: &[&str]) -> Output {
     local(&format!("--share memory {line} --"), &command)
 }
 
+/// The JSON of pjwctl. Tasks may print their lines before and after it.
+fn report(output: &Output) -> Value {
+    let printed = text(&output.stdout);
+    let json: Vec<&str> = printed.lines().filter(|line| line.starts_with(['{', '}', ' '])).collect();
+    serde_json::from_str(&json.join("\n")).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
 #[test]
 fn tasks_have_ranks_labels_and_exit_codes_as_other_instances_have_them() {
     let Some((program, _dir)) = program(&["-static-pie"]) else { return };
@@ -77,9 +84,7 @@ fn tasks_have_ranks_labels_and_exit_codes_as_other_instances_have_them() {
 fn json_says_that_the_instances_share_their_memory() {
     let Some((program, _dir)) = program(&["-static-pie"]) else { return };
     let output = shared("-n 2 --json", &program, &["%r", "%r"]);
-    let json =
-        text(&output.stdout).lines().skip_while(|line| !line.starts_with('{')).collect::<Vec<_>>().join("\n");
-    let report: Value = serde_json::from_str(&json).unwrap();
+    let report = report(&output);
     assert_eq!((&report["mode"], &report["job"]), (&Value::from("shared"), &Value::Null));
     assert!(report["started_us"].as_u64().unwrap() > 0);
     let exits: Vec<&Value> = report["instances"].as_array().unwrap().iter().map(|one| &one["exit"]).collect();
@@ -101,12 +106,7 @@ fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
             "quiet", "wait",
         ];
         let output = daemon.pjwctl(&arguments);
-        let json = text(&output.stdout)
-            .lines()
-            .skip_while(|line| !line.starts_with('{'))
-            .collect::<Vec<_>>()
-            .join("\n");
-        let report: Value = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+        let report = report(&output);
         let instances: Vec<(u32, CpuSet)> =
             report["instances"].as_array().unwrap().iter().map(of_instance).collect();
         assert_eq!(instances.len(), 2);
