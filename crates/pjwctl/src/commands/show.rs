@@ -1,6 +1,5 @@
 //! `pjwctl show JOB`: one job with its processes, threads, pins, history and memory.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use pjw_ipc::call::{GetJob, GetJobReply, GetMemory};
@@ -18,7 +17,6 @@ pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCod
     let memory = read_memory(&mut client, &details.job.id, request);
     // Without the option the memory is an extra: not every job has an estimate.
     details.memory = if request.memory { Some(memory?) } else { memory.ok() };
-    add_address_spaces(&mut details);
     output::print_reply(request.json, &details, |details, term| {
         let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
         show::job_details_text(details, &user_names(uids), term)
@@ -32,16 +30,6 @@ fn read_memory(client: &mut Client, job: &str, request: &ShowArgs) -> Result<Mem
         nodes: request.nodes.then_some(true),
     };
     call_for(client, "GetMemory", &parameters, "memory")
-}
-
-/// Adds to each process the number of its address space, where the memory was read.
-fn add_address_spaces(details: &mut JobDetails) {
-    let Some(memory) = &details.memory else { return };
-    let spaces: BTreeMap<u32, Option<u32>> =
-        memory.processes.iter().map(|process| (process.pid, process.address_space)).collect();
-    for member in &mut details.members {
-        member.address_space = spaces.get(&member.pid).copied().flatten();
-    }
 }
 
 /// Reads all pages. Processes may start and end in between: each page has the state of its own time, and the counts
