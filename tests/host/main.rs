@@ -4,6 +4,7 @@
 #![allow(missing_docs, unreachable_pub)]
 
 mod abandoned;
+mod address_spaces;
 mod bad_input;
 mod beside;
 mod confining;

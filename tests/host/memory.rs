@@ -213,7 +213,7 @@ fn processes_with_one_address_space_are_counted_once() {
     let shown = show(&daemon, &["--memory"]);
     let read = &shown["memory"];
     let spaces: Vec<&Value> =
-        shown["members"].as_array().unwrap().iter().map(|member| &member["address_space"]).collect();
+        read["processes"].as_array().unwrap().iter().map(|process| &process["address_space"]).collect();
     if pjw_linux::sys::kcmp::compare_address_spaces(Pid(task), Pid(task)).is_err() {
         skip("this kernel or this user has no kcmp");
         return;

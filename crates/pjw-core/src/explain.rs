@@ -53,6 +53,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
             because.push(format!("{} processes belong to it; {}", members.len(), how_known(state, first)));
         }
     }
+    because.extend(shared_address_spaces_text(state, &members));
     because
 }
 
@@ -153,6 +154,7 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
             }
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
         }
+        because.extend(address_space_text(state, member));
         return because;
     }
     if known.process.is_kernel_thread {
@@ -173,6 +175,30 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
         }
     }
     because
+}
+
+/// The sentence about the processes with which a process shares its address space. `None` if there are none.
+fn address_space_text(state: &WardenState, member: &Member) -> Option<String> {
+    let group = state.address_spaces.group_of(member.id)?;
+    let others: Vec<Pid> = state.address_spaces.pids_of(group).filter(|&pid| pid != member.id.pid).collect();
+    let shown: Vec<String> = others.iter().take(8).map(Pid::to_string).collect();
+    let more = others.len().saturating_sub(shown.len());
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let noun = if others.len() == 1 { "process" } else { "processes" };
+    Some(format!(
+        "it shares its address space with {noun} {}{more}: each is balanced as a process of its own, and their memory counts once",
+        shown.join(", ")
+    ))
+}
+
+/// The sentence about the address spaces that processes of a job share. `None` if there are none.
+fn shared_address_spaces_text(state: &WardenState, members: &[&Member]) -> Option<String> {
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    let groups = members.iter().filter_map(|member| state.address_spaces.group_of(member.id));
+    groups.for_each(|group| *counts.entry(group).or_default() += 1);
+    let counts: Vec<String> = counts.values().map(ToString::to_string).collect();
+    (!counts.is_empty())
+        .then(|| format!("of its processes, {} share one address space", counts.join(", and another ")))
 }
 
 fn how_known(state: &WardenState, member: &Member) -> String {

@@ -115,6 +115,7 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
         affinity_requests: Vec::new(),
         incomplete_reason: None,
         cpu_times: BTreeMap::new(),
+        address_spaces: None,
     }
 }
 

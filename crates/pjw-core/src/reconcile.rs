@@ -15,8 +15,8 @@ use crate::next_scan::next_scan;
 use crate::phases::commands::types::{Command, Reply};
 use crate::phases::draft::{Draft, Output};
 use crate::phases::{
-    attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug, jobs, lending,
-    masks, membership, observe, recovery, unassigned, unknown_masks, usage,
+    address_spaces, attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug,
+    jobs, lending, masks, membership, observe, recovery, unassigned, unknown_masks, usage,
 };
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{
@@ -77,6 +77,7 @@ pub fn reconcile(
     let mut draft = Draft::new(state, snapshot, policy);
 
     observe::update_state(&mut draft);
+    address_spaces::update(&mut draft);
     recovery::recover_cpusets(&mut draft);
     membership::update_members(&mut draft);
     membership::released::track_children(&mut draft);
@@ -101,6 +102,7 @@ pub fn reconcile(
     let plan = Plan { cpuset_actions, mask_actions: [restored, kept_off, confined].concat() };
 
     recovery::warn_of_recovered(&mut draft);
+    address_spaces::warn_of_groups(&mut draft);
     unknown_masks::update_and_report(&mut draft);
     membership::released::settle(&mut draft);
     report_incomplete_scan(&mut draft, snapshot);

@@ -206,7 +206,7 @@ wire! {
         /// The threads of the process.
         threads: Vec<Thread>,
         /// The number of the address space of the process: processes with the same number share one. `None` if the
-        /// memory of the job was not read.
+        /// process shares its address space with no other process, or if this is not known.
         #[serde(default)] address_space: Option<u32>,
     }
     /// The memory use of a job, as one reading measured it. All sizes are in bytes. The reply to the call `GetMemory`

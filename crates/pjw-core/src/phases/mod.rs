@@ -1,6 +1,7 @@
 //! The phases of a cycle. Each phase is a function on a [`draft::Draft`]; [`crate::reconcile`] calls them in
 //! order.
 
+pub(crate) mod address_spaces;
 pub(crate) mod attempts;
 pub(crate) mod commands;
 pub mod cpusets;

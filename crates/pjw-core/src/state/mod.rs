@@ -1,5 +1,6 @@
 //! The state: the data that is kept between two cycles.
 
+pub mod address_spaces;
 pub(crate) mod attempts;
 pub mod cpusets;
 pub mod demand;

@@ -9,6 +9,7 @@ use crate::basics::{
     is_cgroup_within, prelude::*,
 };
 use crate::machine::topology::Topology;
+use crate::state::address_spaces::AddressSpaceGroups;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::members::{Member, MemberThread, Members};
@@ -43,6 +44,8 @@ pub struct WardenState {
     pub processes: Processes,
     /// The processes that belong to jobs, with their threads.
     pub members: Members,
+    /// The groups of processes that share an address space.
+    pub address_spaces: AddressSpaceGroups,
     /// The processes for which pjw must restore the original affinity masks (the masks before pjw changed
     /// them), by pid. A process enters this map when its job ends, or when a command (`pjwctl release`)
     /// releases its job. The map also contains the processes in `pids_kept_off_job_cpus`, which belong to no job. A
@@ -126,6 +129,7 @@ impl WardenState {
             usage: UsageState::default(),
             processes: Processes::default(),
             members: Members::default(),
+            address_spaces: AddressSpaceGroups::default(),
             processes_to_restore: BTreeMap::new(),
             pids_kept_off_job_cpus: BTreeSet::new(),
             cgroups: BTreeMap::new(),
@@ -297,8 +301,21 @@ impl WardenState {
     /// has reached [`MAX_FORK_RECORDS`](crate::state::lineage::MAX_FORK_RECORDS). The caller must then request
     /// a full scan.
     pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
+        for event in events {
+            if let ProcessEvent::Exec { pid } | ProcessEvent::Exit { pid } = *event {
+                let changed = self.address_spaces.forget(pid);
+                self.plan_jobs_of(&changed);
+            }
+        }
         let tracked = |pid| tracked_in(&self.members, &self.processes_to_restore, pid);
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
+    }
+
+    /// Lets the jobs of these processes be planned again.
+    pub(crate) fn plan_jobs_of(&mut self, pids: &BTreeSet<Pid>) {
+        let jobs: BTreeSet<&JobId> =
+            pids.iter().filter_map(|pid| Some(&self.members.get(pid)?.job)).collect();
+        jobs.into_iter().for_each(|job| self.dirty.add_job(job));
     }
 
     /// Whether the descent of a process that was born at this time is known from its fork event.

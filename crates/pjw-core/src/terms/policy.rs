@@ -150,6 +150,8 @@ pub struct Policy {
     /// The pid of pjwd itself, which never belongs to a job. `None` if pjwd is not a process of the scanned
     /// machine, as in simulations.
     pub own_pid: Option<Pid>,
+    /// The config key `interval`: the time between two scans of the processes of jobs.
+    pub scan_interval: Duration,
     /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
     /// the daemon runs as root, so that it may change the processes of all users.
     pub only_managed_user: Option<Uid>,
@@ -196,6 +198,7 @@ impl Default for Policy {
             own_cgroups: OwnCgroupNames::default(),
             sources_with_narrowable_cpusets: BTreeSet::from([JobSource::Slurm]),
             own_pid: None,
+            scan_interval: Duration::from_secs(1),
             only_managed_user: None,
             hot_threshold_permille: 600,
             cold_threshold_permille: 300,

@@ -5,6 +5,8 @@
 //! is unchanged since the last scan. No fact depends on a decision of pjw: `phases::membership` decides to
 //! which job a process belongs.
 
+mod address_space;
+
 use alloc::sync::Arc;
 
 use crate::basics::{
@@ -13,6 +15,8 @@ use crate::basics::{
 };
 use crate::terms::job::{CpuRequest, JobId, JobSource};
 use crate::terms::scan::ScanScope;
+
+pub use address_space::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser, SharedAddressSpace};
 
 /// The result of one scan of the machine: its processes, its cgroups and its online PUs. A partial snapshot
 /// contains only some processes; all other processes are unchanged since the last scan.
@@ -44,6 +48,8 @@ pub struct Snapshot {
     /// The CPU times of processes, by pid. A scan does not read them: the caller adds those that
     /// [`crate::usage_times::processes_to_read`] names.
     pub cpu_times: BTreeMap<Pid, ProcessTimes>,
+    /// The address spaces that several processes share. `None` if the scan did not find out: they count as unchanged.
+    pub address_spaces: Option<Arc<AddressSpaceList>>,
 }
 
 /// The CPU time of a process, and the CPU time of its ended children, as the kernel counts them.

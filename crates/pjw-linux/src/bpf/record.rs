@@ -1,5 +1,7 @@
 //! Parser of the records that `tasks.bpf.c` writes.
 
+use std::num::NonZeroU64;
+
 use pjw_core::cpuset::Pu;
 use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 
@@ -9,10 +11,11 @@ use crate::proc::procfs::Stat;
 /// `sizeof(((struct record *)0)->mask)`: 8,192 PUs.
 pub(super) const MASK_BYTES: usize = 1024;
 /// `offsetof(struct record, mask)`.
-const HEADER_BYTES: usize = 112;
+const HEADER_BYTES: usize = 120;
 
 const IS_KERNEL_THREAD: u32 = 1;
 const HAS_WAIT: u32 = 2;
+const IN_VFORK: u32 = 4;
 
 /// State letters in /proc by the highest set bit: `task_state_array` in `fs/proc/array.c`.
 const LETTERS: [char; 9] = ['R', 'S', 'D', 'T', 't', 'X', 'Z', 'P', 'I'];
@@ -55,7 +58,7 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
         tid: Tid(u32_at(header, 4)),
         pid: Pid(u32_at(header, 8)),
         stat: Stat {
-            comm: comm(&header[96..]),
+            comm: comm(&header[104..]),
             state: letter(u32_at(header, 24), u32_at(header, 28)),
             parent: Pid(u32_at(header, 12)),
             process_group: Pid(u32_at(header, 20)),
@@ -72,6 +75,8 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
         effective_uid: Uid(u32_at(header, 44)),
         cgroup_inode: u64_at(header, 80),
         cgroup_fingerprint: u64_at(header, 88),
+        address_space: NonZeroU64::new(u64_at(header, 96)),
+        is_in_vfork: flags & IN_VFORK != 0,
         mask_words: &[],
     }
 }
@@ -124,14 +129,14 @@ mod tests {
 
     #[test]
     fn an_incomplete_record_is_not_parsed() {
-        let both = [bytes(120, 1), bytes(112, 0)].concat();
-        for end in 0..120 {
+        let both = [bytes(128, 1), bytes(120, 0)].concat();
+        for end in 0..128 {
             assert_eq!(first(&both[..end]), Ok(None), "{end}");
         }
         let (Record { task, mask }, rest) = first(&both).unwrap().unwrap();
         assert_eq!(task.tid, Tid(u32::from_ne_bytes([4, 5, 6, 7])));
-        assert_eq!(mask, [112, 113, 114, 115, 116, 117, 118, 119]);
-        for end in 0..112 {
+        assert_eq!(mask, [120, 121, 122, 123, 124, 125, 126, 127]);
+        for end in 0..120 {
             assert_eq!(first(&rest[..end]), Ok(None), "{end}");
         }
         let (last, rest) = first(rest).unwrap().unwrap();
@@ -140,10 +145,10 @@ mod tests {
 
     #[test]
     fn an_invalid_length_is_rejected_before_the_record_is_complete() {
-        for length in [0, 1, 7, 8, 16, 111, 113, 119, 1144, u32::MAX] {
+        for length in [0, 1, 7, 8, 16, 112, 119, 121, 127, 1152, u32::MAX] {
             assert_eq!(first(&length.to_ne_bytes()), Err(Malformed), "{length}");
         }
-        assert_eq!(first(&1136_u32.to_ne_bytes()), Ok(None));
+        assert_eq!(first(&1144_u32.to_ne_bytes()), Ok(None));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 
 use aya::Ebpf;
@@ -18,8 +19,8 @@ use crate::sys::online::Online;
 /// In bytes. Twice the kernel's buffer for an iterator.
 const BUFFER_BYTES: usize = 65_536;
 
-/// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks.
-type PassValue = [u64; 4];
+/// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks; two keys.
+type PassValue = [u64; 6];
 
 /// The task scan: a BPF program that iterates over the threads of the machine, and reports their state as
 /// binary records. This is faster than reading `/proc`. Dropping this value removes the program from the
@@ -32,6 +33,8 @@ pub struct TaskScan {
     watched: Watched,
     /// The size of an affinity mask of this kernel, in bytes.
     mask_bytes: usize,
+    /// The random keys from which, with its address, the number of an address space is computed.
+    keys: [u64; 2],
     /// Reader of the online PUs.
     online: Online,
     /// The records that were read and not parsed yet. Reused by each scan.
@@ -73,6 +76,7 @@ impl TaskScan {
             ),
             program,
             mask_bytes: platform.mask_bytes,
+            keys: random_keys(),
             online,
             buffer: vec![0; BUFFER_BYTES],
             words: Vec::new(),
@@ -99,11 +103,12 @@ impl TaskScan {
             TaskScope::ThreadsOf(processes) => (1, processes),
         };
         self.watched.set(processes)?;
-        let order = [mode, self.mask_bytes as u64, 0, 0];
+        let [first_key, second_key] = self.keys;
+        let order = [mode, self.mask_bytes as u64, 0, 0, first_key, second_key];
         self.pass.set(0, order, 0).map_err(|error| stopped("starting", &error))?;
         let file = self.open().map_err(|error| stopped("opening", &error))?;
         self.read(file, each)?;
-        let [_, _, reported_tasks, skipped_tasks] =
+        let [_, _, reported_tasks, skipped_tasks, _, _] =
             self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
         Ok(TaskScanSummary { reported_tasks, skipped_tasks })
     }
@@ -140,6 +145,12 @@ impl TaskScan {
             filled = left;
         }
     }
+}
+
+/// Two random numbers. The standard library reads random bytes of the kernel for each process (getrandom(2)).
+fn random_keys() -> [u64; 2] {
+    let random = RandomState::new();
+    [random.hash_one(0_u8), random.hash_one(1_u8)]
 }
 
 fn iterator(program: &mut Ebpf) -> Result<&mut Iter, ProgramError> {

@@ -1,6 +1,7 @@
 //! What the BPF programs report, and the scope of a pass.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use pjw_core::ids::{Pid, Tid, Uid};
@@ -72,6 +73,15 @@ pub struct TaskRecord<'a> {
     /// hierarchy without controllers leaves the hash unchanged. 0 for every thread except the first thread of
     /// a process, and on a kernel without cgroups.
     pub cgroup_fingerprint: u64,
+    /// A number of the address space of the process. Two tasks that exist at the same time have the same number
+    /// exactly if they have the same address space (clone(2), `CLONE_VM`). The number is computed from the
+    /// address of the kernel's `mm_struct` and from random keys, which are chosen when the program is loaded.
+    /// So the number does not tell the address. `None` for a kernel thread and for a process that has exited.
+    pub address_space: Option<NonZeroU64>,
+    /// Whether the task is a child of vfork(2) that still uses the address space of its parent, while its
+    /// parent waits. Also true for a child of posix_spawn(3). False as soon as the child executes a program or
+    /// exits.
+    pub is_in_vfork: bool,
     /// The effective affinity mask, as [`crate::sys::affinity::get_mask`] reads it, in 64-bit words. The
     /// first word has the PUs 0 to 63. Trailing zero words are omitted.
     pub mask_words: &'a [u64],

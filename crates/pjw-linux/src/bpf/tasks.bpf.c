@@ -53,6 +53,8 @@ struct mm_struct {
 	unsigned long start_stack;
 } KERNEL;
 
+struct completion;
+
 struct kernfs_node {
 	u64 id;
 } KERNEL;
@@ -104,6 +106,7 @@ struct task_struct {
 	cpumask_t cpus_mask;
 	struct sched_info sched_info;
 	struct mm_struct *mm;
+	struct completion *vfork_done;
 	int exit_state;
 	int pid, tgid;
 	struct task_struct *real_parent;
@@ -139,19 +142,20 @@ struct bpf_iter__task {
 // Structures shared with user space.
 
 enum { EVERYBODY = 0, WATCHED = 1 };
-enum { IS_KERNEL_THREAD = 1, HAS_WAIT = 2 };
+enum { IS_KERNEL_THREAD = 1, HAS_WAIT = 2, IN_VFORK = 4 };
 enum { MASK_WORDS = 256 }; // at most 128 are used: 8,192 CPUs, the largest NR_CPUS there is
 
 // Set before a pass; the counts are read after it.
 struct pass {
 	u64 mode, mask_bytes;
 	u64 reported, unwatched;
+	u64 keys[2]; // random, the same in each pass
 };
 
 struct record {
 	u32 length, tid, tgid, parent, session, group;
 	u32 state, exit_state, flags, cpu, uid, euid;
-	u64 start, run, wait, stack, cgroup, place;
+	u64 start, run, wait, stack, cgroup, place, space;
 	u8 comm[16];
 	u64 mask[MASK_WORDS]; // as many words as this machine has
 };
@@ -230,7 +234,25 @@ static __attribute__((always_inline)) u64 place_of(struct record *record, struct
 	return place;
 }
 
-static __attribute__((always_inline)) void describe(struct record *record, struct task_struct *task)
+// A number of the address space: two tasks have the same number exactly if they have the same mm. Each step can be undone,
+// so two addresses never give the same number. The keys keep the address from user space.
+static __attribute__((always_inline)) u64 space_of(struct record *record, struct mm_struct *mm, struct pass *pass)
+{
+	u64 number;
+
+	// Through memory, because the verifier forbids arithmetic with an address.
+	*(volatile u64 *)&record->space = (u64)mm;
+	number = *(volatile u64 *)&record->space + pass->keys[0];
+#pragma unroll
+	for (u32 i = 0; i < 2; i++) {
+		number = (number ^ number >> 33) * 0xff51afd7ed558ccd;
+		number = (number ^ number >> 33) * 0xc4ceb9fe1a85ec53;
+		number = (number ^ number >> 33) + pass->keys[1];
+	}
+	return number;
+}
+
+static __attribute__((always_inline)) void describe(struct record *record, struct task_struct *task, struct pass *pass)
 {
 	record->tid = task->pid;
 	record->tgid = task->tgid;
@@ -251,9 +273,15 @@ static __attribute__((always_inline)) void describe(struct record *record, struc
 		record->wait = task->sched_info.run_delay;
 	}
 	record->stack = 0;
+	record->space = 0;
 	// A kernel thread may have borrowed the memory of a process.
-	if (task->mm && !(task->flags & PF_KTHREAD))
+	if (task->mm && !(task->flags & PF_KTHREAD)) {
 		record->stack = task->mm->start_stack;
+		record->space = space_of(record, task->mm, pass);
+		// The completion for which the parent waits, until the child executes a program or exits.
+		if (task->vfork_done)
+			record->flags |= IN_VFORK;
+	}
 	record->cgroup = 0;
 	record->place = 0;
 	if (HAS(task->cgroups)) {
@@ -290,7 +318,7 @@ int scan(struct bpf_iter__task *context)
 		pass->unwatched++;
 		return 0;
 	}
-	describe(record, task);
+	describe(record, task, pass);
 	bpf_probe_read_kernel(record->mask, bounded(pass->mask_bytes), &task->cpus_mask);
 	record->length = HEADER_BYTES + pass->mask_bytes;
 	if (bpf_seq_write(seq, record, HEADER_BYTES + bounded(pass->mask_bytes)) == 0)

@@ -17,7 +17,7 @@ use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AffinityRequest, Cgroup, CgroupUsage, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
-    ProcessEventBatch, ProcessTimes, Snapshot,
+    ProcessEvent, ProcessEventBatch, ProcessTimes, Snapshot,
 };
 use pjw_core::{cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernels::HOTPLUG_DELAY};
 
@@ -31,6 +31,7 @@ use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
 use crate::{sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version};
 
+mod address_spaces;
 mod cpu_times;
 mod cpuset_changer;
 mod idle;
@@ -143,6 +144,7 @@ impl LinuxMachine {
     /// Sets the task scan: a BPF program that reports the state of threads. Later scans use the program where
     /// it is faster than reading `/proc`. With `None`, scans read only `/proc`.
     pub fn set_task_scan(&mut self, scan: Option<TaskScan>) {
+        self.cache.address_spaces.set_source(scan.is_some());
         self.scan = scan;
     }
 
@@ -223,7 +225,7 @@ impl LinuxMachine {
             }
             Err(error) => {
                 warn!("{error}; the task scan stays off until pjwd is restarted");
-                self.scan = None;
+                self.set_task_scan(None);
                 PassResult::default()
             }
         }
@@ -378,7 +380,7 @@ impl MachineInterface for LinuxMachine {
                     processes.insert(pid, Observed::Present(process));
                 }
                 Err(errno) if is_absent(errno) => {
-                    self.cache.processes.remove(&pid);
+                    self.cache.forget(pid);
                     processes.insert(pid, Observed::Gone);
                 }
                 Err(errno) => incomplete = Some(errno),
@@ -388,7 +390,7 @@ impl MachineInterface for LinuxMachine {
             self.populated_cache.retain_existing();
             match incomplete {
                 None => {
-                    self.cache.processes.retain(|pid, _| processes.contains_key(pid));
+                    self.cache.retain(|pid| processes.contains_key(&pid));
                     self.idle.retain(|pid| processes.contains_key(&pid), &scan_request.idle_watch);
                 }
                 Some(_) => scope = ScanScope::Partial(processes.keys().copied().collect()),
@@ -396,7 +398,6 @@ impl MachineInterface for LinuxMachine {
         }
         self.narrow_masks_to_online(&mut processes);
         let cgroups = self.read_cgroups(&scan_request.cgroups);
-        let incomplete_reason = incomplete.map(|errno| errno.desc().to_owned());
         // After the masks: every mask that was seen changed has its request in the monitor by now.
         let affinity_requests = self.drain_affinity_requests();
         Snapshot {
@@ -406,8 +407,9 @@ impl MachineInterface for LinuxMachine {
             processes,
             cgroups,
             affinity_requests,
-            incomplete_reason,
+            incomplete_reason: incomplete.map(|errno| errno.desc().to_owned()),
             cpu_times: BTreeMap::new(),
+            address_spaces: Some(self.read_address_spaces(taken_at.since_boot)),
         }
     }
 
@@ -439,6 +441,11 @@ impl MachineInterface for LinuxMachine {
         let mut events = Vec::new();
         let EventLoss { events_lost, still_dropping } =
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
+        for event in &events {
+            if let ProcessEvent::Exec { pid } | ProcessEvent::Exit { pid } = *event {
+                self.cache.address_spaces.forget(pid);
+            }
+        }
         ProcessEventBatch { events, events_lost, still_dropping }
     }
 

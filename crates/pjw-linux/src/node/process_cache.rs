@@ -14,11 +14,12 @@ use pjw_core::cpuset::Pu;
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
+use super::address_spaces::AddressSpaces;
 use super::task_pass::ScannedProcess;
 use crate::proc::memory_files::{MemoryContents, MemoryFiles};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::sys::errno::{is_gone, is_permission_denied};
-use crate::sys::{affinity, clock::process_cpu_time_ns};
+use crate::sys::{affinity, clock::process_cpu_time_ns, kcmp::compare_address_spaces};
 
 /// Maximum number of thread listings per scan. The threads are listed until two listings agree. A process
 /// that keeps creating threads is observed again in the next round.
@@ -88,6 +89,8 @@ pub(super) struct ProcessCache {
     schedstat: bool,
     /// Number of full scans since the start. It wraps around.
     full_scans: u32,
+    /// Which processes share an address space.
+    pub(super) address_spaces: AddressSpaces,
 }
 
 /// Whether an error means that the process has ended, or may not be read. Other errors say nothing about the
@@ -112,6 +115,7 @@ impl ProcessCache {
             ns_per_tick: 1_000_000_000 / ticks,
             schedstat: Path::new("/proc/self/schedstat").exists(),
             full_scans: 0,
+            address_spaces: AddressSpaces::new(compare_address_spaces),
         })
     }
 
@@ -132,6 +136,7 @@ impl ProcessCache {
             None => self.proc.thread_stat(pid, Tid(pid.0))?,
         };
         let id = ProcessId { pid, start: stat.start };
+        self.address_spaces.note(pid, &stat, scanned.as_ref().and_then(|scanned| scanned.address_space));
         let is_known = self.processes.get(&pid).is_some_and(|known| known.id == id);
         if !is_known {
             self.insert(id);
@@ -194,6 +199,18 @@ impl ProcessCache {
         }
         known.other_threads_ns = Some(most.max(known_ns.unwrap_or_default()));
         Some(Process { threads: Some(threads), has_all_threads: false, ..process })
+    }
+
+    /// Removes the facts about a process that has ended.
+    pub(super) fn forget(&mut self, pid: Pid) {
+        self.processes.remove(&pid);
+        self.address_spaces.forget(pid);
+    }
+
+    /// Removes the facts about processes that a full scan did not find.
+    pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool) {
+        self.processes.retain(|&pid, _| is_there(pid));
+        self.address_spaces.retain(is_there);
     }
 
     fn insert(&mut self, id: ProcessId) {

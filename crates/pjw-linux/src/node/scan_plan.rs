@@ -1,15 +1,18 @@
 //! Which processes a scan reads, and by which interface: the task scan or `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
-use pjw_core::snapshot::{Observed, Process};
+use pjw_core::snapshot::{AddressSpaceList, Observed, Process};
+use pjw_core::time::Nanos;
 
 use super::LinuxMachine;
 use super::idle::{IdleCheck, check_thread_masks};
+use super::process_cache::ProcessCache;
 use super::task_pass::{PassResult, is_pass_cheaper};
 use crate::bpf::TaskScope;
 
@@ -116,5 +119,17 @@ impl LinuxMachine {
         }
         pids.extend(self.cache.processes.keys());
         Ok(pids)
+    }
+
+    /// The address spaces that several processes share, after the processes of a scan were read.
+    pub(super) fn read_address_spaces(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
+        let pids = self.cache.address_spaces.pids_to_scan(at);
+        if !pids.is_empty() {
+            let pass = self.run_pass(TaskScope::ThreadsOf(&pids), |_| None);
+            self.cache.address_spaces.take_pass(&pass, at);
+        }
+        let ProcessCache { address_spaces, proc, .. } = &mut self.cache;
+        address_spaces.compare_candidates(at, |parent| proc.may_wait_in_vfork(parent));
+        address_spaces.list(at)
     }
 }

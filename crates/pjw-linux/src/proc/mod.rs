@@ -5,3 +5,4 @@ pub mod irq;
 pub(crate) mod memory_files;
 pub mod memory_use;
 pub mod procfs;
+mod vfork;

@@ -1,6 +1,5 @@
 //! `pjwctl show JOB`: one job with its processes, threads, pins, history and memory.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -40,7 +39,6 @@ pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCod
     };
     // Without the option the memory is an extra: not every job has an estimate.
     details.memory = if request.memory { Some(memory?) } else { memory.ok() };
-    add_address_spaces(&mut details);
     output::print_reply(request.json, &details, |details, term| {
         let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
         show::job_details_text(details, &user_names(uids), term)
@@ -69,16 +67,6 @@ fn saying_after<T>(timeout: Duration, say: impl FnOnce() + Send, work: impl FnOn
         drop(is_done);
         result
     })
-}
-
-/// Adds to each process the number of its address space, where the memory was read.
-fn add_address_spaces(details: &mut JobDetails) {
-    let Some(memory) = &details.memory else { return };
-    let spaces: BTreeMap<u32, Option<u32>> =
-        memory.processes.iter().map(|process| (process.pid, process.address_space)).collect();
-    for member in &mut details.members {
-        member.address_space = spaces.get(&member.pid).copied().flatten();
-    }
 }
 
 /// Reads all pages. Processes may start and end in between: each page has the state of its own time, and the counts

@@ -397,10 +397,13 @@ fn the_memory_of_a_job_is_read_on_request_and_tells_shared_address_spaces() {
     let json = |arguments: &[&str]| serde_json::from_str::<Value>(&shown(arguments)).unwrap();
     let plain = json(&["show", "a", "--json"]);
     assert!(plain["memory"].is_null(), "there is no estimate: {plain}");
-    assert!(plain["members"][0]["address_space"].is_null());
     let with_memory = json(&["show", "a", "--memory", "--nodes", "--json"]);
-    let spaces: Vec<&Value> =
-        with_memory["members"].as_array().unwrap().iter().map(|member| &member["address_space"]).collect();
+    let spaces: Vec<&Value> = with_memory["memory"]["processes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|process| &process["address_space"])
+        .collect();
     assert_eq!(spaces, [0, 0, 1]);
     assert_eq!(with_memory["memory"]["by_node"]["0"], 8192);
     assert!(shown(&["show", "a", "--memory"]).contains("same address space as 2"), "process 1");

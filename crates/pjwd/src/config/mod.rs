@@ -146,6 +146,7 @@ impl Config {
             adopt_unassigned_processes: settings.adopt_unassigned_processes,
             user_max_cores: settings.user_max_cores,
             first_person_uid: settings.first_person_uid,
+            scan_interval: settings.scan_interval,
             sources: settings.enabled_sources.iter().copied().chain(by_hand).collect(),
             source_cores: settings.source_cores.clone(),
             enforcement: settings.enforcement,

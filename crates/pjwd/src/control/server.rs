@@ -463,7 +463,7 @@ fn member_to_wire(facts: MemberDetails) -> wire::Member {
         uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
         evidence: evidence_name(facts.evidence).to_owned(),
         threads: facts.threads.into_iter().map(thread_to_wire).collect(),
-        address_space: None,
+        address_space: facts.address_space,
     }
 }
 

@@ -5,6 +5,7 @@
 //! changed.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::{cpuset::CpuSet, snapshot::Thread};
@@ -35,6 +36,8 @@ pub(super) struct ScannedProcess {
     pub(super) mask: CpuSet,
     /// Changes when the process moves to another cgroup: [`TaskRecord::cgroup_fingerprint`].
     pub(super) fingerprint: u64,
+    /// The address space.
+    pub(super) address_space: Option<ScannedSpace>,
     /// Number of threads. `None` if the process was not in the scope.
     pub(super) thread_count: Option<usize>,
     /// Whether a thread's mask is not a subset of the planned CPU set.
@@ -43,6 +46,15 @@ pub(super) struct ScannedProcess {
     pub(super) threads: Option<Vec<Thread>>,
     /// Whether the first thread was reported. Before, the facts are those of another thread.
     has_first_thread: bool,
+}
+
+/// What the task scan reported about the address space of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ScannedSpace {
+    /// The number of the address space.
+    pub(super) number: NonZeroU64,
+    /// Whether the process is a child of vfork(2).
+    pub(super) is_in_vfork: bool,
 }
 
 /// Whether a pass is faster than reading this many threads in `/proc`, on a machine with this many tasks.
@@ -96,6 +108,7 @@ impl ScannedProcess {
             uid: task.uid,
             mask: CpuSet::new(),
             fingerprint: 0,
+            address_space: None,
             thread_count: is_in_scope.then_some(0),
             is_outside: false,
             threads,
@@ -111,6 +124,10 @@ impl ScannedProcess {
             self.uid = task.uid;
             self.fingerprint = task.cgroup_fingerprint;
             self.mask = task.allowed_pus();
+        }
+        // The first thread has no address space if it has exited before the others.
+        if let Some(number) = task.address_space.filter(|_| self.address_space.is_none()) {
+            self.address_space = Some(ScannedSpace { number, is_in_vfork: task.is_in_vfork });
         }
         if let Some(threads) = &mut self.threads {
             threads.push(Thread {

@@ -192,6 +192,7 @@ impl Machine {
             affinity_requests: Vec::new(),
             incomplete_reason: None,
             cpu_times: BTreeMap::new(),
+            address_spaces: None,
         };
         reconcile(&mut self.state, &snapshot, commands, &self.policy).replies
     }

@@ -2,6 +2,7 @@
 
 mod memory;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pjw_ipc::wire::{Event, Job, Member, Memory, Thread};
@@ -9,6 +10,9 @@ use serde::Serialize;
 
 use super::text::{count_with_noun, escape_control_characters, percent_text, wrap_text};
 use super::{Terminal, UserNames, style, text, user_name};
+
+/// The most pids in the line about an address space.
+const MAX_PIDS_IN_A_LINE: usize = 8;
 
 /// What `pjwctl show` prints about one job: its properties, its processes (`members`), its latest events (`history`)
 /// and its memory. In JSON this is a single object: the properties of the job are on the same level as `members` and
@@ -31,7 +35,8 @@ pub struct JobDetails {
 /// latest events. `names` contains the names of the users that own the job and its processes.
 #[must_use]
 pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
-    let mut parts = vec![header(&details.job, names, term)];
+    let header = header(&details.job, names, term) + &shared_address_spaces(&details.members, term);
+    let mut parts = vec![header];
     parts.extend(details.memory.as_ref().map(|memory| memory::memory_text(memory, term)));
     if !details.members.is_empty() {
         parts.push(details.members.iter().map(|member| self::member(member, names, term)).collect());
@@ -100,6 +105,28 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
     state
         + &wrap_text(&format!("{requested}, {holds}{wants}{within_job}"), term.width, "  ", "  ")
         + &wrap_text(&threads, term.width, "  ", "  ")
+}
+
+/// A line for each address space that several processes share.
+fn shared_address_spaces(members: &[Member], term: Terminal) -> String {
+    let mut pids: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for member in members {
+        if let Some(space) = member.address_space {
+            pids.entry(space).or_default().push(member.pid);
+        }
+    }
+    let line = |pids: &Vec<u32>| {
+        let shown: Vec<String> = pids.iter().take(MAX_PIDS_IN_A_LINE).map(u32::to_string).collect();
+        let more = pids.len().saturating_sub(MAX_PIDS_IN_A_LINE);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let count = u64::try_from(pids.len()).unwrap_or(u64::MAX);
+        let with = if pids.len() == 1 { " with a process outside of this job" } else { "" };
+        let (tasks, verb) =
+            (count_with_noun(count, "task", "tasks"), if pids.len() == 1 { "shares" } else { "share" });
+        let text = format!("{tasks} {verb} an address space{with}: {}{more}", shown.join(", "));
+        wrap_text(&text, term.width, "  ", "    ")
+    };
+    pids.values().map(line).collect()
 }
 
 fn member(member: &Member, names: &UserNames, term: Terminal) -> String {

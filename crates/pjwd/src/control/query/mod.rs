@@ -117,6 +117,9 @@ pub struct MemberDetails {
     /// The name, the user and other facts about the process, as a scan last read them. `None` if no scan has
     /// read the process since it joined the job.
     pub process: Option<pjw_core::snapshot::Process>,
+    /// The number of the group of processes with which the process shares its address space. `None` if it shares
+    /// it with no process, or if this is not known.
+    pub address_space: Option<u32>,
     /// The threads of the process that are on this page, ascending by tid.
     pub threads: Vec<ThreadDetails>,
 }
@@ -177,7 +180,9 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
         // The rest of a process from the page before may be empty.
         if begun.is_none() || !threads.is_empty() {
             let process = state.processes.get(&member.id.pid).map(|known| known.process.clone());
-            page.push(MemberDetails { id: member.id, evidence: member.evidence, process, threads });
+            let (id, evidence) = (member.id, member.evidence);
+            let address_space = state.address_spaces.group_of(id);
+            page.push(MemberDetails { id, evidence, process, address_space, threads });
         }
         cursor = Some(PageCursor { pid: member.id.pid, tid: next });
         if next.is_some() {

@@ -1,0 +1,50 @@
+//! Phase of a cycle: updates the groups of processes that share an address space, and warns where a group is in two jobs.
+
+use crate::basics::{Pid, prelude::*};
+use crate::phases::draft::{Draft, warn};
+use crate::terms::{JobId, Warning};
+
+/// Updates the groups by the scan. The jobs of processes whose group changed are planned again.
+pub(crate) fn update(draft: &mut Draft<'_>) {
+    let Some(list) = &draft.seen.address_spaces else { return };
+    let (now, interval) = (draft.now.since_boot, draft.policy.scan_interval);
+    let changed = draft.state.address_spaces.update(list, now, interval);
+    draft.state.plan_jobs_of(&changed);
+}
+
+/// Warns of address spaces whose processes are in two jobs, and of address spaces that can't be compared.
+pub(crate) fn warn_of_groups(draft: &mut Draft<'_>) {
+    if let Some(reason) = draft.state.address_spaces.unread_reason() {
+        let remedy = "allow pjwd to call kcmp(2): run it as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_KCMP, \
+                      without a seccomp filter that forbids the call";
+        draft.out.warnings.push(Warning::new("address-spaces-unread", reason.to_owned(), remedy));
+    }
+    if draft.state.address_spaces.groups().next().is_none() {
+        return;
+    }
+    let planned = draft.jobs_to_plan();
+    let state = &*draft.state;
+    let jobs_of = |pids: &BTreeSet<Pid>| {
+        let mut jobs: BTreeMap<JobId, Pid> = BTreeMap::new();
+        for (&pid, member) in pids.iter().filter_map(|pid| Some((pid, state.members.get(pid)?))) {
+            jobs.entry(member.job.clone()).or_insert(pid);
+        }
+        jobs
+    };
+    let mut warnings: Vec<(JobId, String)> = Vec::new();
+    for (_, pids) in state.address_spaces.groups() {
+        let jobs = jobs_of(pids);
+        for (job, first) in jobs.iter().filter(|(job, _)| planned.contains(*job)) {
+            let Some((other, second)) = jobs.iter().find(|(other, _)| *other != job) else { continue };
+            let text = format!(
+                "process {first} of {job} shares its address space with process {second} of {other}: the kernel charges \
+                 their memory to one of the jobs, and each page fault and mmap of one job delays the other"
+            );
+            warnings.push((job.clone(), text));
+        }
+    }
+    for (job, text) in warnings {
+        let remedy = "release one of the jobs, and assign its processes to the other one (pjwctl release, pjwctl assign)";
+        warn(draft, &job, "shared-memory-between-jobs", text, remedy);
+    }
+}

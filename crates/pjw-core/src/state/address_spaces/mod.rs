@@ -1,0 +1,164 @@
+//! The groups of processes that share an address space.
+//!
+//! Such a process has a pid, signals and an exit status of its own, but can follow the pointers of the other processes of its
+//! group (clone(2) with `CLONE_VM` and without `CLONE_THREAD`). A child of vfork(2) or posix_spawn(3) uses the address space of
+//! its parent too, until it executes a program. So a process counts only after two looks at which it shared its address space
+//! and was no child of vfork. The time between the two looks is at least the scan interval. A child of vfork that is not
+//! recognised as one would have to stay in vfork for that long.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+
+use crate::basics::{Nanos, Pid, ProcessId, prelude::*};
+use crate::terms::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser};
+
+/// The groups of processes that share an address space, and the processes that may soon belong to one.
+#[derive(Debug, Clone, Default)]
+pub struct AddressSpaceGroups {
+    /// The list of the last scan, and whether nothing can change while the list stays the same.
+    last: Option<(Arc<AddressSpaceList>, bool)>,
+    /// The processes that were seen sharing an address space.
+    sharing: BTreeMap<Pid, SharingProcess>,
+    /// The groups by number. Each has at least two processes.
+    groups: BTreeMap<u32, BTreeSet<Pid>>,
+    /// The number of the newest group.
+    last_group: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SharingProcess {
+    id: ProcessId,
+    /// The number of the address space.
+    space: u64,
+    /// The time of the first look.
+    since: Nanos,
+    /// Whether a second look followed, late enough.
+    is_confirmed: bool,
+    group: Option<u32>,
+}
+
+impl AddressSpaceGroups {
+    /// Returns the number of the group of the process `id`. Processes with the same number share an address space. Returns
+    /// `None` if the process shares its address space with no other process, or if this is not known.
+    #[must_use]
+    pub fn group_of(&self, id: ProcessId) -> Option<u32> {
+        self.sharing.get(&id.pid).filter(|known| known.id.is_same_process(id))?.group
+    }
+
+    /// Iterates over the groups: the number of the group, and the pids of its processes. Each group has at least
+    /// two processes.
+    pub fn groups(&self) -> impl Iterator<Item = (u32, &BTreeSet<Pid>)> {
+        self.groups.iter().map(|(&number, pids)| (number, pids))
+    }
+
+    /// Returns the pids of the processes in a group, including those that belong to no job. Empty if there is no
+    /// such group.
+    pub fn pids_of(&self, group: u32) -> impl Iterator<Item = Pid> + '_ {
+        self.groups.get(&group).into_iter().flatten().copied()
+    }
+
+    /// Returns why pjw can't find out for some processes whether they share an address space, in one sentence.
+    /// `None` if nothing hinders that.
+    #[must_use]
+    pub fn unread_reason(&self) -> Option<&str> {
+        self.last.as_ref()?.0.unread_reason.as_deref()
+    }
+
+    /// Updates the groups by the list of a scan that began at the time `at`. Returns the processes that are in another
+    /// group than before, or no longer in one.
+    pub(crate) fn update(
+        &mut self,
+        list: &Arc<AddressSpaceList>,
+        at: Nanos,
+        interval: Duration,
+    ) -> BTreeSet<Pid> {
+        let is_known =
+            self.last.as_ref().is_some_and(|(last, is_final)| *is_final && Arc::ptr_eq(last, list));
+        if is_known {
+            return BTreeSet::new();
+        }
+        let mut sharing = BTreeMap::new();
+        let mut groups = BTreeMap::new();
+        let before = core::mem::take(&mut self.sharing);
+        let mut is_final = true;
+        for space in &list.shared {
+            let known = |user: &AddressSpaceUser| {
+                before.get(&user.id.pid).filter(|known| known.id == user.id && known.space == space.number)
+            };
+            let updated = space.users.iter().filter_map(|user| {
+                is_final &= user.look == AddressSpaceLook::Sharing;
+                after_look(user, space.number, known(user), at, interval)
+            });
+            let mut users: Vec<SharingProcess> = updated.collect();
+            is_final &= users.iter().all(|user| user.is_confirmed);
+            let confirmed = users.iter().filter(|user| user.is_confirmed);
+            let confirmed: BTreeSet<Pid> = confirmed.map(|user| user.id.pid).collect();
+            let group = (confirmed.len() > 1).then(|| {
+                let earlier = users.iter().filter_map(|user| user.group).min();
+                earlier.unwrap_or_else(|| {
+                    self.last_group += 1;
+                    self.last_group
+                })
+            });
+            users.iter_mut().for_each(|user| user.group = group.filter(|_| user.is_confirmed));
+            groups.extend(group.map(|group| (group, confirmed)));
+            sharing.extend(users.into_iter().map(|user| (user.id.pid, user)));
+        }
+        (self.sharing, self.groups) = (sharing, groups);
+        self.last = Some((Arc::clone(list), is_final));
+        let pids = before.keys().chain(self.sharing.keys()).copied();
+        let group_in =
+            |from: &BTreeMap<Pid, SharingProcess>, pid: &Pid| from.get(pid).and_then(|known| known.group);
+        pids.filter(|pid| group_in(&before, pid) != group_in(&self.sharing, pid)).collect()
+    }
+
+    /// Removes a process that executed a program or exited. Returns the processes that are no longer in a group.
+    pub(crate) fn forget(&mut self, pid: Pid) -> BTreeSet<Pid> {
+        let Some(known) = self.sharing.remove(&pid) else { return BTreeSet::new() };
+        if let Some((_, is_final)) = &mut self.last {
+            *is_final = false;
+        }
+        let Some(group) = known.group else { return BTreeSet::new() };
+        let mut changed = BTreeSet::from([pid]);
+        let left = self.groups.entry(group).or_default();
+        left.remove(&pid);
+        if left.len() < 2 {
+            for pid in self.groups.remove(&group).into_iter().flatten() {
+                if let Some(last) = self.sharing.get_mut(&pid) {
+                    last.group = None;
+                }
+                changed.insert(pid);
+            }
+        }
+        changed
+    }
+}
+
+/// A process after a look. `None` if it does not count as sharing the address space.
+fn after_look(
+    user: &AddressSpaceUser,
+    space: u64,
+    known: Option<&SharingProcess>,
+    at: Nanos,
+    interval: Duration,
+) -> Option<SharingProcess> {
+    match (user.look, known) {
+        (AddressSpaceLook::InVfork, _) | (AddressSpaceLook::NotMade, None) => None,
+        (AddressSpaceLook::NotMade, Some(known)) => Some(*known),
+        (AddressSpaceLook::Sharing, None) => {
+            Some(SharingProcess { id: user.id, space, since: at, is_confirmed: false, group: None })
+        }
+        (AddressSpaceLook::Sharing, Some(known)) => {
+            let is_late = u128::from(at.0.saturating_sub(known.since.0)) >= shortest(interval).as_nanos();
+            Some(SharingProcess { is_confirmed: known.is_confirmed || is_late, ..*known })
+        }
+    }
+}
+
+/// The shortest time between two looks. A timer may wake the daemon a little early or late.
+fn shortest(interval: Duration) -> Duration {
+    interval - interval / 8
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Facts about processes that share an address space (clone(2), `CLONE_VM`).
+
+use crate::basics::{ProcessId, prelude::*};
+
+/// The address spaces that several processes share, as the scans until now found them. Threads of one process do
+/// not count: they always share an address space.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct AddressSpaceList {
+    /// The address spaces with at least two processes, by number.
+    pub shared: Vec<SharedAddressSpace>,
+    /// Why pjw can't find out for some processes whether they share an address space, in one sentence. `None` if
+    /// nothing hinders that.
+    pub unread_reason: Option<String>,
+}
+
+/// An address space that several processes use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedAddressSpace {
+    /// The number of the address space. No two address spaces in a list have the same number. An address space keeps its
+    /// number while processes use it.
+    pub number: u64,
+    /// The processes that use the address space, by pid.
+    pub users: Vec<AddressSpaceUser>,
+}
+
+/// A process that uses a shared address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressSpaceUser {
+    /// The process.
+    pub id: ProcessId,
+    /// What the scan found of the process.
+    pub look: AddressSpaceLook,
+}
+
+/// What a scan found of a process that uses a shared address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressSpaceLook {
+    /// The process uses the address space, and does not use it for a vfork(2) only.
+    Sharing,
+    /// The process may be a child of vfork(2) or posix_spawn(3), which uses the address space of its parent until it
+    /// executes a program or exits.
+    InVfork,
+    /// The scan did not look at the process again.
+    NotMade,
+}

@@ -1,0 +1,458 @@
+//! Which processes share an address space (clone(2), `CLONE_VM`).
+//!
+//! All users of an address space have the same start address of the stack, because the kernel keeps the address in the
+//! `mm_struct`. Processes that executed a program have different addresses (address space randomisation). So the only
+//! candidates are processes with the same address: processes that share an address space, and forked processes that have not
+//! executed a program.
+//!
+//! The task scan gives each address space a number. Where a scan has read candidates in `/proc`, a run of the task scan over
+//! these candidates follows. Without the task scan, kcmp(2) compares the candidates. kcmp orders address spaces, so a new
+//! candidate is found by bisection. A known result stays valid while the process has the same start time and the same address of
+//! the stack, and has not executed a program. So processes that sleep cause no call.
+//!
+//! A result may be wrong because another process executed a program in the meantime. So each result is checked by a second look.
+//! A process that shares an address space is looked at until it is certain that it is no child of vfork(2).
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use pjw_core::ids::{Pid, ProcessId};
+use pjw_core::snapshot::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser, SharedAddressSpace};
+use pjw_core::time::Nanos;
+
+use super::task_pass::{PassResult, ScannedSpace};
+use crate::proc::procfs::Stat;
+use crate::sys::errno::is_gone;
+
+/// The time between two looks by kcmp, at least.
+const LOOK_INTERVAL: Nanos = Nanos(50_000_000);
+/// The time between two runs of the task scan only for candidates, at least: a run iterates over all tasks of the machine.
+const PASS_INTERVAL: Nanos = Nanos(400_000_000);
+/// After two looks this far apart at which a process was not in vfork(2), it is no child of vfork. Between the moment when a
+/// process is created and the moment when the kernel marks it as a child of vfork, only microseconds pass.
+const SETTLED_AFTER: Nanos = Nanos(100_000_000);
+/// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
+const MAX_CALLS: u64 = 1000;
+/// Addresses that the kernel shows to a user who may not read them.
+const HIDDEN_STACKS: [u64; 2] = [0, 1];
+
+/// Compares the address spaces of two processes: kcmp(2).
+pub(super) type Compare = fn(Pid, Pid) -> Result<Ordering, Errno>;
+
+/// The address spaces of all processes that were scanned.
+#[derive(Debug)]
+pub(super) struct AddressSpaces {
+    processes: BTreeMap<Pid, Process>,
+    /// By the start address of the stack.
+    candidates: BTreeMap<u64, Candidates>,
+    /// The users of each address space, by number.
+    users: BTreeMap<u64, BTreeSet<Pid>>,
+    /// The processes to look at.
+    open: BTreeSet<Pid>,
+    /// The numbers of the address spaces with several users.
+    shared: BTreeSet<u64>,
+    /// The list for the snapshot. `None` if it has changed.
+    list: Option<Arc<AddressSpaceList>>,
+    last_number: u64,
+    last_look: Nanos,
+    /// The number of the present scan.
+    scan: u64,
+    /// Whether the numbers are those of the task scan.
+    by_task_scan: bool,
+    /// Why kcmp(2) was refused.
+    refusal: Option<Errno>,
+    /// The number of calls of kcmp(2) until now.
+    calls: u64,
+    compare: Compare,
+}
+
+/// The processes with one start address of the stack.
+#[derive(Debug, Default)]
+struct Candidates {
+    pids: BTreeSet<Pid>,
+    /// Those whose address spaces are unknown, except those that may not be compared.
+    unknown: BTreeSet<Pid>,
+    /// The known address spaces in the order of kcmp(2). Empty with the task scan.
+    ordered: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Process {
+    id: ProcessId,
+    parent: Pid,
+    stack: u64,
+    /// The number of the address space. `None` if it is unknown.
+    space: Option<u64>,
+    /// What the last look found, and the number of its scan.
+    look: (u64, AddressSpaceLook),
+    /// The time of the first look at which the process shared this space and was not in vfork(2).
+    shared_since: Option<Nanos>,
+    /// Whether no further look is necessary while the process shares this space.
+    is_settled: bool,
+    /// Whether kcmp(2) found once that the process shares its space with no other candidate.
+    was_alone: bool,
+}
+
+impl AddressSpaces {
+    pub(super) fn new(compare: Compare) -> Self {
+        Self {
+            processes: BTreeMap::new(),
+            candidates: BTreeMap::new(),
+            users: BTreeMap::new(),
+            open: BTreeSet::new(),
+            shared: BTreeSet::new(),
+            list: None,
+            last_number: 0,
+            last_look: Nanos(0),
+            scan: 1,
+            by_task_scan: false,
+            refusal: None,
+            calls: 0,
+            compare,
+        }
+    }
+
+    /// Sets whether the task scan is available. The numbers of the two sources can't be compared.
+    pub(super) fn set_source(&mut self, has_task_scan: bool) {
+        if self.by_task_scan != has_task_scan {
+            *self = Self { by_task_scan: has_task_scan, calls: self.calls, ..Self::new(self.compare) };
+        }
+    }
+
+    /// Takes over what a scan read of a process. `scanned` is what the task scan reported.
+    pub(super) fn note(&mut self, pid: Pid, stat: &Stat, scanned: Option<ScannedSpace>) {
+        let id = ProcessId { pid, start: stat.start };
+        let known = self.processes.get(&pid).copied();
+        if stat.is_kernel_thread || HIDDEN_STACKS.contains(&stat.stack_start) {
+            // The first thread may have exited before the others.
+            if known.is_some_and(|known| known.id != id) {
+                self.forget(pid);
+            }
+            return;
+        }
+        let is_known = known.is_some_and(|known| known.id == id && known.stack == stat.stack_start);
+        if !is_known {
+            self.forget(pid);
+            self.add(id, stat);
+        }
+        if let Some(known) = self.processes.get_mut(&pid) {
+            known.parent = stat.parent;
+        }
+        if let Some(scanned) = scanned {
+            self.take_number(pid, scanned);
+        } else if is_known && known.is_some_and(|known| known.space.is_none()) {
+            self.open_candidates(stat.stack_start);
+        }
+    }
+
+    fn add(&mut self, id: ProcessId, stat: &Stat) {
+        let process = Process {
+            id,
+            parent: stat.parent,
+            stack: stat.stack_start,
+            space: None,
+            look: (0, AddressSpaceLook::NotMade),
+            shared_since: None,
+            is_settled: false,
+            was_alone: false,
+        };
+        self.processes.insert(id.pid, process);
+        let candidates = self.candidates.entry(stat.stack_start).or_default();
+        candidates.pids.insert(id.pid);
+        candidates.unknown.insert(id.pid);
+        self.open_candidates(stat.stack_start);
+    }
+
+    /// Lets the processes with this address of the stack be looked at, if there are several and their spaces are unknown.
+    fn open_candidates(&mut self, stack: u64) {
+        if let Some(candidates) = self.candidates.get(&stack).filter(|candidates| candidates.pids.len() > 1) {
+            self.open.extend(&candidates.unknown);
+        }
+    }
+
+    /// Takes over the number that the task scan gave to the address space of a process.
+    fn take_number(&mut self, pid: Pid, scanned: ScannedSpace) {
+        let number = scanned.number.get();
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        process.look = (self.scan, look_by_vfork(scanned.is_in_vfork));
+        if process.space != Some(number) {
+            self.leave_space(pid);
+            self.enter_space(pid, number);
+        }
+        if !self.shared.contains(&number) {
+            self.open.remove(&pid);
+        }
+    }
+
+    fn enter_space(&mut self, pid: Pid, number: u64) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        (process.space, process.shared_since, process.is_settled) = (Some(number), None, false);
+        if let Some(candidates) = self.candidates.get_mut(&process.stack) {
+            candidates.unknown.remove(&pid);
+        }
+        let users = self.users.entry(number).or_default();
+        users.insert(pid);
+        if users.len() > 1 {
+            // One of the others may have executed a program since the last look.
+            self.open.extend(users.iter().copied());
+            self.shared.insert(number);
+            self.list = None;
+        }
+    }
+
+    fn leave_space(&mut self, pid: Pid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(number) = process.space.take() else { return };
+        let candidates = self.candidates.entry(process.stack).or_default();
+        candidates.unknown.insert(pid);
+        let Some(users) = self.users.get_mut(&number) else { return };
+        users.remove(&pid);
+        match users.len() {
+            0 => {
+                self.users.remove(&number);
+                candidates.ordered.retain(|&other| other != number);
+            }
+            1 => {
+                self.shared.remove(&number);
+                self.list = None;
+            }
+            _ => self.list = None,
+        }
+    }
+
+    /// Removes a process that executed a program, exited, or has a pid that was used again.
+    pub(super) fn forget(&mut self, pid: Pid) {
+        self.leave_space(pid);
+        self.open.remove(&pid);
+        let Some(process) = self.processes.remove(&pid) else { return };
+        if let Some(candidates) = self.candidates.get_mut(&process.stack) {
+            candidates.pids.remove(&pid);
+            candidates.unknown.remove(&pid);
+            if candidates.pids.is_empty() {
+                self.candidates.remove(&process.stack);
+            }
+        }
+    }
+
+    /// Removes the processes that a full scan did not find.
+    pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool) {
+        let gone: Vec<Pid> = self.processes.keys().copied().filter(|&pid| !is_there(pid)).collect();
+        gone.into_iter().for_each(|pid| self.forget(pid));
+    }
+
+    /// Returns the candidates of which the task scan must report the numbers at the time `at`. Empty if the task scan is
+    /// not available, or has just run.
+    pub(super) fn pids_to_scan(&self, at: Nanos) -> BTreeSet<Pid> {
+        let is_due = self.by_task_scan && at.0.saturating_sub(self.last_look.0) >= PASS_INTERVAL.0;
+        let is_unread =
+            |pid: &&Pid| self.processes.get(pid).is_some_and(|process| process.look.0 != self.scan);
+        if is_due { self.open.iter().filter(is_unread).copied().collect() } else { BTreeSet::new() }
+    }
+
+    /// Takes over what a run of the task scan reported about candidates.
+    pub(super) fn take_pass(&mut self, pass: &PassResult, at: Nanos) {
+        self.last_look = at;
+        for (&pid, scanned) in &pass.processes {
+            self.note(pid, &scanned.stat, scanned.address_space);
+        }
+        // A process that is not reported has exited, or is hidden from BPF programs.
+        self.open.retain(|pid| pass.processes.contains_key(pid));
+    }
+
+    /// Compares the candidates by kcmp(2), if the task scan is not available. `waits_in_vfork` tells whether a process may
+    /// wait in vfork(2).
+    pub(super) fn compare_candidates(&mut self, at: Nanos, mut waits_in_vfork: impl FnMut(Pid) -> bool) {
+        let is_due = at.0.saturating_sub(self.last_look.0) >= LOOK_INTERVAL.0;
+        if self.by_task_scan || !is_due || self.open.is_empty() || self.refusal == Some(Errno::ENOSYS) {
+            return;
+        }
+        self.last_look = at;
+        let last_call = self.calls + MAX_CALLS;
+        let mut found = BTreeSet::new();
+        for pid in self.open.clone() {
+            if self.calls >= last_call {
+                return;
+            }
+            if self.is_unknown(pid) {
+                self.find_space(pid);
+                found.insert(pid);
+            }
+        }
+        let mut waits: BTreeMap<Pid, bool> = BTreeMap::new();
+        for pid in self.open.clone() {
+            if self.calls >= last_call {
+                return;
+            }
+            let mut waits_in_vfork = |parent| *waits.entry(parent).or_insert_with(|| waits_in_vfork(parent));
+            if self.is_shared(pid) {
+                self.look_again(pid, &mut waits_in_vfork);
+            } else if !found.contains(&pid) {
+                self.look_for_others(pid);
+            }
+        }
+    }
+
+    fn is_unknown(&self, pid: Pid) -> bool {
+        self.processes.get(&pid).is_some_and(|process| process.space.is_none())
+    }
+
+    fn is_shared(&self, pid: Pid) -> bool {
+        let space = self.processes.get(&pid).and_then(|process| process.space);
+        space.is_some_and(|space| self.shared.contains(&space))
+    }
+
+    /// Finds the address space of a process among those of the candidates, by bisection.
+    fn find_space(&mut self, pid: Pid) {
+        let Some(stack) = self.processes.get(&pid).map(|process| process.stack) else { return };
+        let (mut low, mut high) = (0, usize::MAX);
+        let number = loop {
+            let ordered = self.candidates.get(&stack).map(|candidates| candidates.ordered.as_slice());
+            let ordered = ordered.unwrap_or_default();
+            high = high.min(ordered.len());
+            if low >= high {
+                break None;
+            }
+            let middle = low + (high - low) / 2;
+            let space = ordered[middle];
+            let Some(&other) = self.users.get(&space).and_then(BTreeSet::first) else { return };
+            match self.call(other, pid) {
+                Ok(Ordering::Equal) => break Some(space),
+                Ok(Ordering::Less) => low = middle + 1,
+                Ok(Ordering::Greater) => high = middle,
+                Err(errno) => return self.note_failure(&[pid, other], errno),
+            }
+        };
+        let number = number.unwrap_or_else(|| {
+            self.last_number += 1;
+            let candidates = self.candidates.entry(stack).or_default();
+            candidates.ordered.insert(low, self.last_number);
+            self.last_number
+        });
+        self.enter_space(pid, number);
+    }
+
+    /// Checks the shared address space of a process once more, and whether the process is a child of vfork(2).
+    fn look_again(&mut self, pid: Pid, waits_in_vfork: &mut impl FnMut(Pid) -> bool) {
+        let Some(process) = self.processes.get(&pid).copied() else { return };
+        let users = process.space.and_then(|space| self.users.get(&space));
+        let Some(&other) = users.and_then(|users| users.iter().find(|&&user| user != pid)) else { return };
+        let parent_shares = users.is_some_and(|users| users.contains(&process.parent));
+        match self.call(other, pid) {
+            Ok(Ordering::Equal) => {
+                let is_in_vfork = !process.is_settled && parent_shares && waits_in_vfork(process.parent);
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.look = (self.scan, look_by_vfork(is_in_vfork));
+                }
+            }
+            Ok(_) => {
+                // One of the two has executed a program.
+                for changed in [pid, other] {
+                    self.leave_space(changed);
+                    self.open.insert(changed);
+                }
+            }
+            Err(errno) => self.note_failure(&[pid, other], errno),
+        }
+    }
+
+    /// Looks once more for others that share the address space of a process that was found to be alone.
+    fn look_for_others(&mut self, pid: Pid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if !std::mem::replace(&mut process.was_alone, true) {
+            self.leave_space(pid);
+            self.find_space(pid);
+        }
+        if !self.is_shared(pid) && !self.is_unknown(pid) {
+            self.open.remove(&pid);
+        }
+    }
+
+    fn call(&mut self, one: Pid, other: Pid) -> Result<Ordering, Errno> {
+        self.calls += 1;
+        (self.compare)(one, other)
+    }
+
+    /// A call failed: one of the processes has ended, or may not be read.
+    fn note_failure(&mut self, pids: &[Pid], errno: Errno) {
+        if errno == Errno::ENOSYS {
+            self.refuse(pids.first().copied(), errno);
+        }
+        for &pid in pids {
+            match self.call(pid, pid) {
+                Ok(_) => {}
+                Err(errno) if is_gone(errno) => self.forget(pid),
+                Err(errno) => self.refuse(Some(pid), errno),
+            }
+        }
+    }
+
+    fn refuse(&mut self, pid: Option<Pid>, errno: Errno) {
+        self.refusal = Some(errno);
+        self.list = None;
+        let Some(pid) = pid else { return };
+        self.leave_space(pid);
+        self.open.remove(&pid);
+        if let Some(candidates) =
+            self.processes.get(&pid).and_then(|process| self.candidates.get_mut(&process.stack))
+        {
+            candidates.unknown.remove(&pid);
+        }
+    }
+
+    /// Returns the shared address spaces after a scan that began at the time `at`.
+    pub(super) fn list(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
+        if let Some(list) = self.list.as_ref().filter(|_| self.open.is_empty()) {
+            self.scan += 1;
+            return Arc::clone(list);
+        }
+        let mut shared = Vec::with_capacity(self.shared.len());
+        let mut has_unsettled = false;
+        for &number in &self.shared {
+            let mut users = Vec::new();
+            for pid in self.users.get(&number).into_iter().flatten() {
+                let Some(process) = self.processes.get_mut(pid) else { continue };
+                users.push(AddressSpaceUser { id: process.id, look: process.settle(self.scan, at) });
+                if process.is_settled && process.look.0 == self.scan {
+                    self.open.remove(pid);
+                }
+                has_unsettled |= !process.is_settled;
+            }
+            shared.push(SharedAddressSpace { number, users });
+        }
+        let unread_reason = self.refusal.map(|errno| {
+            format!(
+                "it is unknown which processes share an address space: kcmp failed ({}), and the BPF task scan is not available",
+                errno.desc()
+            )
+        });
+        let list = Arc::new(AddressSpaceList { shared, unread_reason });
+        self.scan += 1;
+        self.list = (!has_unsettled).then(|| Arc::clone(&list));
+        list
+    }
+}
+
+impl Process {
+    /// Takes the look of a scan into account. Returns the look for the list.
+    fn settle(&mut self, scan: u64, at: Nanos) -> AddressSpaceLook {
+        let look = if self.look.0 == scan { self.look.1 } else { AddressSpaceLook::NotMade };
+        match look {
+            AddressSpaceLook::InVfork => self.shared_since = None,
+            AddressSpaceLook::Sharing => {
+                let since = *self.shared_since.get_or_insert(at);
+                self.is_settled |= at.0.saturating_sub(since.0) >= SETTLED_AFTER.0;
+            }
+            AddressSpaceLook::NotMade => {}
+        }
+        if self.is_settled { AddressSpaceLook::Sharing } else { look }
+    }
+}
+
+fn look_by_vfork(is_in_vfork: bool) -> AddressSpaceLook {
+    if is_in_vfork { AddressSpaceLook::InVfork } else { AddressSpaceLook::Sharing }
+}
+
+#[cfg(test)]
+mod tests;
