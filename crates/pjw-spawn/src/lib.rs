@@ -29,6 +29,7 @@ mod setup;
 mod signals;
 mod spawner;
 mod template;
+mod work;
 
 pub use batch::Batch;
 pub use checks::CheckError;

@@ -1,0 +1,143 @@
+//! The work of one spawner thread of a batch: it starts its share of the instances, and sends the results.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use pjw_core::cpuset::CpuSet;
+
+use crate::failure::{SpawnError, SpawnStep};
+use crate::instance::Instance;
+use crate::own_policy::set_own_mask;
+use crate::proxy::{ForkError, Template, TemplateError};
+use crate::results::{self, MAX_RESULTS, Packet};
+use crate::setup::Setup;
+use crate::spawner::Spawner;
+
+/// The work of one spawner thread.
+pub(crate) struct Work {
+    pub(crate) setup: Arc<Setup>,
+    pub(crate) instances: Arc<[Instance]>,
+    pub(crate) indexes: Vec<usize>,
+    pub(crate) is_cancelled: Arc<AtomicBool>,
+    pub(crate) refusal: Arc<OnceLock<TemplateError>>,
+}
+
+impl Work {
+    /// Starts the instances, and sends the results to `socket`. `has_own_table` says whether the thread has a table of
+    /// descriptors of its own. That table is closed at the end: it may hold the ends of pipes of other instances.
+    pub(crate) fn run(self, socket: RawFd, has_own_table: bool) {
+        let mut packet = Packet { busy: (now(), now()), ..Packet::default() };
+        match Spawner::new(&self.setup) {
+            Ok(mut spawner) => match self.template() {
+                Some(template) => self.fork_all(template, &mut spawner, socket, &mut packet),
+                None => self.start_all(&mut spawner, socket, &mut packet),
+            },
+            Err(errno) => {
+                let error = SpawnError { step: SpawnStep::Mask, errno };
+                for index in &self.indexes {
+                    packet.results.push((*index, Err(error)));
+                    send_if_full(socket, &mut packet);
+                }
+            }
+        }
+        // The instances own descriptors of the caller's table. The batch, not this thread, must be their last owner.
+        drop(self);
+        packet.is_last = true;
+        send(socket, &mut packet);
+        if has_own_table {
+            close_all_descriptors();
+        }
+    }
+
+    /// Loads the template, if there is to be one and it makes at least two instances.
+    fn template(&self) -> Option<Template> {
+        let first = self.instances.get(*self.indexes.first()?)?;
+        if self.setup.templates.is_none() || self.indexes.len() < 2 {
+            return None;
+        }
+        // The template and its memory lie where its instances will be.
+        let cpus =
+            self.indexes.iter().filter_map(|index| self.instances.get(*index)?.placement.cpus.as_ref());
+        let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        let requested_mask = set_own_mask(&cpus).is_ok().then_some(cpus);
+        match Template::of_setup(Arc::clone(&self.setup), first, requested_mask) {
+            Ok(template) => Some(template),
+            Err(refusal) => {
+                let _ = self.refusal.set(refusal);
+                None
+            }
+        }
+    }
+
+    /// Makes the instances by the template. Those that need another one are started by exec.
+    fn fork_all(
+        &self,
+        mut template: Template,
+        spawner: &mut Spawner<'_>,
+        socket: RawFd,
+        packet: &mut Packet,
+    ) {
+        let instances = self.indexes.iter().map_while(|index| {
+            let is_cancelled = self.is_cancelled.load(Ordering::Relaxed);
+            self.instances.get(*index).filter(|_| !is_cancelled)
+        });
+        template.fork_all(instances, |instance, child| {
+            let result = match child {
+                Ok(child) => Ok(child),
+                Err(ForkError::Failed(error)) => Err(error),
+                Err(ForkError::Mismatch(_) | ForkError::Ended) => spawner.start(instance),
+            };
+            let offset = ptr::from_ref(instance).addr() - self.instances.as_ptr().addr();
+            packet.results.push((offset / size_of::<Instance>(), result));
+            packet.busy.1 = now();
+            send_if_full(socket, packet);
+        });
+    }
+
+    fn start_all(&self, spawner: &mut Spawner<'_>, socket: RawFd, packet: &mut Packet) {
+        for &index in &self.indexes {
+            if self.is_cancelled.load(Ordering::Relaxed) {
+                break;
+            }
+            let Some(instance) = self.instances.get(index) else { break };
+            packet.results.push((index, spawner.start(instance)));
+            packet.busy.1 = now();
+            send_if_full(socket, packet);
+        }
+    }
+}
+
+fn send_if_full(socket: RawFd, packet: &mut Packet) {
+    if packet.results.len() == MAX_RESULTS {
+        send(socket, packet);
+    }
+}
+
+/// The batch keeps both ends open until the last packet, so sending fails only if the system has no memory. Then the
+/// results of the packet are lost.
+fn send(socket: RawFd, packet: &mut Packet) {
+    // SAFETY: the batch keeps the descriptor open until it has the last packet of this thread.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    let _ = results::send(socket, packet);
+}
+
+/// Gives the calling thread a table of descriptors of its own, with copies of all descriptors. Returns whether it has one
+/// now.
+pub(crate) fn leave_shared_descriptors() -> bool {
+    // SAFETY: the thread uses no descriptor that another thread opens later.
+    unsafe { libc::unshare(libc::CLONE_FILES) == 0 }
+}
+
+/// Closes the calling thread's own table of descriptors.
+fn close_all_descriptors() {
+    // SAFETY: the table belongs to the calling thread alone, and the thread uses no descriptor after this.
+    let _ = unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, 0_u32) };
+}
+
+fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+}
