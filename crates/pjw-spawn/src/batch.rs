@@ -3,7 +3,7 @@
 //! Each part of the machine has a spawner thread, so instances are started on all parts in parallel. A thread that carries
 //! the mask of its part needs no system call for the mask. With more parts than threads, neighbours share a thread.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -88,11 +88,7 @@ impl Context {
             busy: None,
         };
         let Some(replicas) = &self.setup.replicas else {
-            let max_spawners = match self.setup.templates.is_some() {
-                true => self.max_spawner_threads.min(batch.instances.len() / INSTANCES_OF_A_TEMPLATE).max(1),
-                false => self.max_spawner_threads,
-            };
-            for indexes in shares(&batch.instances, max_spawners) {
+            for indexes in shares(&batch.instances, self.max_spawners(batch.instances.len())) {
                 batch.start_spawner(self, indexes, None);
             }
             return Ok(batch);
@@ -146,6 +142,26 @@ impl Context {
     /// lives as long as the context, and replicas need one with a mount namespace of its own.
     fn needs_no_thread(&self) -> bool {
         !self.setup.ends_with_launcher && self.setup.replicas.is_none()
+    }
+
+    /// The most spawner threads for so many instances that all see the same files.
+    fn max_spawners(&self, instances: usize) -> usize {
+        match self.setup.templates {
+            Some(_) => self.max_spawner_threads.min(instances / INSTANCES_OF_A_TEMPLATE).max(1),
+            None => self.max_spawner_threads,
+        }
+    }
+
+    /// The number of spawner threads that start these instances.
+    pub(crate) fn spawner_count(&self, instances: &[Instance]) -> usize {
+        if self.setup.replicas.is_some() {
+            let nodes: BTreeSet<_> =
+                instances.iter().map(|instance| instance.placement.preferred_numa_node).collect();
+            return nodes.len();
+        }
+        let placements: HashSet<_> =
+            instances.iter().map(|instance| Arc::as_ptr(&instance.placement)).collect();
+        placements.len().min(self.max_spawners(instances.len()))
     }
 }
 
@@ -345,6 +361,16 @@ mod tests {
         assert_eq!(shares(&instances(&[0, 1, 0, 1, 0]), 8), [vec![0, 2, 4], vec![1, 3]]);
         assert_eq!(shares(&instances(&[0, 0]), 8), [vec![0, 1]]);
         assert!(shares(&[], 8).is_empty());
+    }
+
+    #[test]
+    fn the_spawners_and_their_templates_are_counted() {
+        let context = crate::Context::new("true").unwrap().max_spawner_threads(2);
+        assert_eq!(context.starter_count(&instances(&[0, 0])), 1);
+        assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2);
+        let context = context.use_templates();
+        assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2, "one thread and its template");
+        assert_eq!(context.starter_count(&instances(&[0, 1, 2].repeat(8))), 4);
     }
 
     #[test]

@@ -12,8 +12,9 @@ use crate::instance::Instance;
 use crate::replicate::Replicas;
 use crate::setup::Setup;
 
-/// Checks what can be known beforehand. The check of [`crate::Context::check`].
-pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
+/// Checks what can be known beforehand. The check of [`crate::Context::check`]. `starters` is the number of threads and
+/// templates that start the instances.
+pub(crate) fn check(setup: &Setup, instances: &[Instance], starters: usize) -> Result<(), CheckError> {
     if instances.is_empty() {
         return Err(CheckError::NoInstances);
     }
@@ -26,5 +27,5 @@ pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckEr
         return Ok(());
     }
     room::check_cgroups(instances)?;
-    room::check_process_limits(instances.len())
+    room::check_process_limits(instances.len(), starters)
 }

@@ -74,7 +74,8 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
         commands.into_iter().map(|command| prepare(command, request)).collect::<anyhow::Result<_>>()?;
     let mut labels = Labels::default();
     let descriptors = if request.prefix_output_with_rank { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
-    check_process_limits(size as usize)?;
+    // The number of threads that start them is known with the grant only.
+    check_process_limits(size as usize, 0)?;
     raise_descriptor_limit(size as usize * descriptors)?;
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
@@ -91,7 +92,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
         Err(error) => Err(error),
     };
     let started = programs.and_then(|programs| {
-        programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
+        check_programs(&programs)?;
         match request.proxy {
             ProxyArg::Always => programs.iter().try_for_each(check_template)?,
             ProxyArg::Never => advice::print(&programs),
@@ -115,6 +116,14 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     }
     report::print(&group, mode, grant.job.as_deref(), request.json)?;
     Ok(group.exit_code())
+}
+
+/// Checks each program, and the limits on processes for all programs together.
+fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
+    programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
+    let instances = programs.iter().map(|program| program.instances.len()).sum();
+    let starters = programs.iter().map(|program| program.context.starter_count(&program.instances)).sum();
+    check_process_limits(instances, starters)
 }
 
 /// Loads the program once as a template, and ends the template: nothing is started if that is not possible.
