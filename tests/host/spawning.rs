@@ -187,6 +187,19 @@ fn json_has_each_instance_with_its_end() {
     assert_eq!((&second["exit"], &second["signal"]), (&Value::Null, &Value::from(9)));
 }
 
+#[test]
+fn a_result_that_cannot_be_printed_does_not_say_that_nothing_was_started() {
+    let mut pjwctl = Command::new(program_path("pjwctl"));
+    pjwctl.args(["spawn", "--local", "-n", "1", "--json", "--", "sh", "-c", "echo ran >&2"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = pjwctl.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let output = output.wait_with_output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("ran\n") && !error.contains("nothing was started"), "{error}");
+    assert!(error.contains("the instances were started, and the result can't be printed: "), "{error}");
+}
+
 /// Runs `pjwctl spawn --local --json` with a proxy. Returns the exit code, the mode, why, and the exit codes of the instances.
 fn proxied(proxy: &str, line: &str, command: &[&str]) -> (Option<i32>, Value, Value, Vec<Value>) {
     let output = local(&format!("--proxy {proxy} --json {line} --"), command);

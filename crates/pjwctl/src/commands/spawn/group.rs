@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::proxy::TemplateError;
@@ -38,6 +39,11 @@ pub(super) struct Program {
     pub(super) context: pjw_spawn::Context,
     pub(super) instances: Vec<Instance>,
 }
+
+/// Error: the start failed, or the instances can't be watched, when some had begun.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; the instances that had begun were killed")]
+pub(super) struct StartFailure(pub(super) anyhow::Error);
 
 /// The instances, and what is awaited.
 pub(super) struct Group {
@@ -76,6 +82,10 @@ pub(super) struct InstanceState {
 
 impl Group {
     /// Lets the spawner threads begin.
+    ///
+    /// # Errors
+    /// [`StartFailure`] if a program could not be started when instances of another one had begun. They were killed. Any
+    /// other error if nothing was started.
     pub(super) fn start(programs: Vec<Program>, labels: Labels) -> anyhow::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?;
         let signals = Signals::block()?;
@@ -100,19 +110,46 @@ impl Group {
         for (number, pipe) in group.labels.descriptors() {
             group.watch(pipe, PIPE | number)?;
         }
-        for Program { context, instances } in programs {
-            for instance in &instances {
-                if let Some(state) = group.states.get_mut(instance.rank as usize) {
-                    state.cpus = instance.placement.cpus.clone().unwrap_or_default();
-                }
+        match programs.into_iter().try_for_each(|program| group.start_program(program)) {
+            Ok(()) => Ok(group),
+            Err(error) if group.batches.is_empty() => Err(error),
+            Err(error) => {
+                group.abort();
+                Err(StartFailure(error).into())
             }
-            let ranks = instances.iter().map(|instance| instance.rank).collect();
-            let batch = context.start(instances)?;
-            group.watch(&batch, BATCH | group.batches.len() as u64)?;
-            group.batches.push(Some((batch, ranks)));
-            group.contexts.push(context);
         }
-        Ok(group)
+    }
+
+    fn start_program(&mut self, Program { context, instances }: Program) -> anyhow::Result<()> {
+        for instance in &instances {
+            if let Some(state) = self.states.get_mut(instance.rank as usize) {
+                state.cpus = instance.placement.cpus.clone().unwrap_or_default();
+            }
+        }
+        let ranks = instances.iter().map(|instance| instance.rank).collect();
+        let batch = context.start(instances)?;
+        let number = BATCH | self.batches.len() as u64;
+        self.contexts.push(context);
+        self.batches.push(Some((batch, ranks)));
+        match self.batches.last() {
+            Some(Some((batch, _))) => self.watch(batch, number),
+            _ => Ok(()),
+        }
+    }
+
+    /// Stops the start, kills the instances that have begun, and waits for their ends.
+    pub(super) fn abort(&mut self) {
+        self.clear_progress();
+        self.batches.iter().flatten().for_each(|(batch, _)| batch.cancel());
+        let mut children: Vec<Child> = self.states.iter_mut().filter_map(|state| state.child.take()).collect();
+        let batches = std::mem::take(&mut self.batches).into_iter().flatten();
+        children.extend(batches.flat_map(|(batch, _)| batch.filter_map(|(_, result)| result.ok())));
+        for child in &children {
+            let _ = child.send_signal(Signal::SIGKILL as i32);
+        }
+        for child in &children {
+            let _ = child.wait();
+        }
     }
 
     /// Waits until every instance has ended. With `only_begun` until every instance has begun or failed.
@@ -215,10 +252,11 @@ impl Group {
                 if let Some(signal) = self.ending {
                     let _ = child.send_signal(signal);
                 }
+                // An instance that can't be watched is known all the same, and is killed with the others.
+                let child = state.child.insert(child);
                 self.epoll
-                    .add(&child, EpollEvent::new(EpollFlags::EPOLLIN, CHILD | u64::from(rank)))
+                    .add(child, EpollEvent::new(EpollFlags::EPOLLIN, CHILD | u64::from(rank)))
                     .context("an instance can't be watched")?;
-                state.child = Some(child);
             }
         }
         Ok(())
@@ -324,5 +362,47 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::ENOSYS => "Linux 5.5 or later on x86_64 or aarch64 is needed",
         Errno::EACCES | Errno::EPERM => "check the permissions of the program and its directories",
         _ => "the man pages of clone3(2) and execve(2) have the causes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pjw_spawn::{Arguments, Context, Placement, Stdio};
+
+    use super::*;
+
+    /// The processes with this command line.
+    fn processes(command: &str) -> usize {
+        let is_it = |entry: &std::fs::DirEntry| {
+            let text = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            text == command.as_bytes()
+        };
+        std::fs::read_dir("/proc").unwrap().flatten().filter(is_it).count()
+    }
+
+    #[test]
+    fn instances_are_killed_if_another_program_of_their_group_cannot_be_started() {
+        // No other process sleeps so long.
+        let time = format!("1000.{}", std::process::id());
+        let arguments = Arc::new(Arguments::parse(&["sleep", &time]).unwrap());
+        let instance = |rank| Instance {
+            rank,
+            size: 3,
+            arguments: Arc::clone(&arguments),
+            variables: Vec::new(),
+            placement: Arc::new(Placement::default()),
+            stdio: Stdio::default(),
+        };
+        let program =
+            |instances| Program { context: Context::new("sleep").unwrap(), instances };
+        let programs = vec![program((0..3).map(instance).collect()), program(Vec::new())];
+        let error = Group::start(programs, Labels::default()).map(drop).unwrap_err();
+        assert!(error.is::<StartFailure>(), "{error}");
+        assert!(error.to_string().ends_with("the instances that had begun were killed"), "{error}");
+        assert_eq!(processes(&format!("sleep\0{time}\0")), 0);
+        let error = Group::start(vec![program(Vec::new())], Labels::default()).map(drop).unwrap_err();
+        assert!(!error.is::<StartFailure>(), "nothing was started: {error}");
     }
 }

@@ -38,7 +38,7 @@ use crate::cli::{CoreCountArg, ProxyArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::Grant;
-use group::{Group, Program};
+use group::{Group, Program, StartFailure};
 use labels::Labels;
 use mode::Mode;
 use sizes::InstanceSizes;
@@ -46,23 +46,38 @@ use sizes::InstanceSizes;
 /// The descriptors of a labelled instance: both ends of two pipes.
 const DESCRIPTORS_OF_LABELS: usize = 4;
 
+/// The descriptors that a program has open during the start: both ends of a socket pair. Another program's start counts
+/// them as open, and needs one for the set of watched descriptors and one for signals.
+const DESCRIPTORS_OF_PROGRAMS: usize = 4;
+
 /// Starts the instances and waits for their end. With `--async` it does not wait.
 pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
-    match spawn(warden, request) {
-        Ok(code) => Ok(code),
-        Err(error) if output::is_closed_pipe(&error) => Err(error),
+    let (group, grant) = match start(warden, request) {
+        Ok(started) => started,
+        Err(error) if error.is::<StartFailure>() => {
+            output::print_error(&error.to_string());
+            return Ok(ExitCode::FAILURE);
+        }
         Err(error) => {
             output::print_error(&format!("nothing was started: {error}"));
-            Ok(match error.downcast_ref() {
+            return Ok(match error.downcast_ref() {
                 Some(CheckError::NoProgram { .. }) => ExitCode::from(NOT_FOUND),
                 Some(CheckError::NotExecutable { .. }) => ExitCode::from(NOT_EXECUTABLE),
                 _ => ExitCode::FAILURE,
-            })
+            });
         }
+    };
+    match finish(group, &grant, request) {
+        Err(error) if !output::is_closed_pipe(&error) => {
+            output::print_error(&error.to_string());
+            Ok(ExitCode::FAILURE)
+        }
+        finished => finished,
     }
 }
 
-fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+/// Checks everything, and lets the start begin.
+fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)> {
     reset_fault_signals();
     let commands = commands::read(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
@@ -76,7 +91,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let descriptors = if request.prefix_output_with_rank { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
     // The number of threads that start them is known with the grant only.
     check_process_limits(size as usize, 0)?;
-    raise_descriptor_limit(size as usize * descriptors)?;
+    raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(warden, request, size, &name)?;
@@ -102,14 +117,21 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
             if request.replicate { replicas::with_replicas(&topology, programs)? } else { programs };
         Group::start(programs, labels)
     });
-    let mut group = match started {
-        Ok(group) => group,
+    match started {
+        Ok(group) => Ok((group, grant)),
         Err(error) => {
             grant.release();
-            return Err(error);
+            Err(error)
         }
-    };
-    group.wait(request.in_background)?;
+    }
+}
+
+/// Waits for the instances, and prints the result.
+fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+    if let Err(error) = group.wait(request.in_background) {
+        group.abort();
+        return Err(StartFailure(error).into());
+    }
     let mode = Mode::of(request.proxy, &group);
     if let (ProxyArg::Auto | ProxyArg::Late, Mode::Refused(refusal)) = (request.proxy, mode) {
         output::print_error(&format!("each instance executed the program: {refusal}"));
