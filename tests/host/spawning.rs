@@ -4,6 +4,7 @@ mod refused;
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -216,9 +217,57 @@ fn json_says_whether_instances_are_forks_of_a_loaded_program_and_why_not() {
     let (code, mode, why, exits) = proxied("auto", "-n 3", &command);
     let expected = if cfg!(target_arch = "x86_64") { "proxy" } else { "exec" };
     assert_eq!((code, mode, exits), (Some(2), expected.into(), vec![0.into(), 1.into(), 2.into()]), "{why}");
+    // A part with one instance has a template, too.
+    let (_, mode, why, _) = proxied("auto", "-n 2", &command);
+    assert_eq!(mode, expected, "{why}");
     let (_, mode, why, _) = proxied("auto", "-n 1", &command);
     assert_eq!(mode, "exec");
     assert!(why.as_str().unwrap().contains("a single instance"), "{why}");
+}
+
+#[test]
+fn auto_says_which_way_it_took_when_all_have_begun() {
+    let begun = "sleep 1000 & echo $! >&2; wait";
+    let mut pjwctl = Command::new(program_path("pjwctl"));
+    pjwctl.args(["spawn", "--local", "-n", "2", "--proxy", "auto", "--", "/bin/sh", "-c", begun]);
+    let mut pjwctl = pjwctl.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // The instances sleep until the line is there.
+    let mut lines = BufReader::new(pjwctl.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut sleeps = Vec::new();
+    let mut said = None;
+    while sleeps.len() < 2 || said.is_none() {
+        let line = lines.next().unwrap();
+        match line.parse() {
+            Ok(pid) => sleeps.push(crate::processes::KillOnDrop(pid)),
+            Err(_) => said = Some(line),
+        }
+    }
+    let said = said.unwrap();
+    if cfg!(target_arch = "x86_64") {
+        assert!(said.starts_with("pjwctl: the program was loaded once, and each instance is a fork"), "{said}");
+    } else {
+        assert!(said.starts_with("pjwctl: each instance executed the program: "), "{said}");
+    }
+    drop(sleeps);
+    pjwctl.wait().unwrap();
+}
+
+#[test]
+fn a_program_without_a_template_does_not_change_how_another_is_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, file) = (dir.path().join("privileged"), dir.path().join("multi"));
+    assert!(Command::new("cp").arg("/bin/true").arg(&program).status().unwrap().success());
+    std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    std::fs::write(&file, format!("0-2 /bin/true\n3-4 {}\n", program.display())).unwrap();
+    let (code, mode, why, _) = proxied("auto", &format!("--multi {}", file.display()), &[]);
+    let why = why.as_str().unwrap();
+    assert_eq!(code, Some(0), "{why}");
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(mode, "proxy", "{why}");
+        assert!(why.starts_with("3 of 5 instances are forks of a loaded program"), "{why}");
+    } else {
+        assert_eq!(mode, "exec", "{why}");
+    }
 }
 
 #[test]

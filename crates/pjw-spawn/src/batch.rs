@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -57,6 +57,10 @@ pub struct Batch {
     is_cancelled: Arc<AtomicBool>,
     /// The reason why the program can't have a template. Empty if no such reason is known.
     refusal: Arc<OnceLock<TemplateError>>,
+    /// The number of instances that are forks of a template.
+    forked: Arc<AtomicUsize>,
+    /// The first reason why an instance is no fork of its template. Empty if no such reason is known.
+    mismatch: Arc<OnceLock<ForkError>>,
     /// The period in which the instances were started, as [`Batch::start_period`] returns it.
     busy: Option<(Duration, Duration)>,
 }
@@ -85,6 +89,8 @@ impl Context {
             busy_spawners: 0,
             is_cancelled: Arc::default(),
             refusal: Arc::default(),
+            forked: Arc::default(),
+            mismatch: Arc::default(),
             busy: None,
         };
         let Some(replicas) = &self.setup.replicas else {
@@ -225,15 +231,27 @@ impl Batch {
         self.next_result(false)
     }
 
-    /// Returns why the instances (processes) of the batch can't be forked from a [template](crate::proxy::Template),
-    /// a process that has already loaded the program. All instances are then started by exec. `None` if the context
+    /// Returns why a spawner thread of the batch has no [template](crate::proxy::Template), a process that has already
+    /// loaded the program. The instances (processes) of this thread are then started by exec. `None` if the context
     /// uses no templates, or if no such reason is known yet.
-    ///
-    /// If only a single instance does not match the template, only this instance is started by exec. This function
-    /// returns no reason for it.
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
+    }
+
+    /// Returns why the first instance that could not be forked from its template was started by exec. `None` if there
+    /// is no such instance yet. [`Batch::template_error`] has the reason of instances without a template.
+    #[must_use]
+    pub fn fork_error(&self) -> Option<ForkError> {
+        self.mismatch.get().copied()
+    }
+
+    /// Returns how many instances (processes) of the batch are forks of a template so far. All others were started by
+    /// exec, or were not started. The number is final when the batch has returned all results
+    /// ([`Batch::is_finished`]).
+    #[must_use]
+    pub fn forked_count(&self) -> usize {
+        self.forked.load(Ordering::Relaxed)
     }
 
     /// Returns whether the batch has returned the results of all instances that it starts, so that no further result
@@ -281,6 +299,7 @@ impl Batch {
         let instances = Arc::clone(&self.instances);
         let is_cancelled = Arc::clone(&self.is_cancelled);
         let refusal = Arc::clone(&self.refusal);
+        let (forked, mismatch) = (Arc::clone(&self.forked), Arc::clone(&self.mismatch));
         let socket = self.sending.as_raw_fd();
         let (keep, released) = mpsc::channel::<()>();
         let ends_with_launcher = setup.ends_with_launcher;
@@ -291,7 +310,7 @@ impl Batch {
             if entry.is_some_and(|entry| !entry.enter()) {
                 return;
             }
-            let work = Work { setup, instances, indexes, is_cancelled, refusal };
+            let work = Work { setup, instances, indexes, is_cancelled, refusal, forked, mismatch };
             work.run(socket, leave_shared_descriptors());
             if ends_with_launcher {
                 let _ = released.recv();

@@ -11,10 +11,10 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::proxy::TemplateError;
 use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
 
 use super::labels::Labels;
+use super::mode::TemplateUse;
 use super::signals::{Received, Signals};
 use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
 use crate::output;
@@ -66,8 +66,8 @@ pub(super) struct Group {
     /// When the first process was made, and when the last one had begun its program.
     started_between: Option<(Duration, Duration)>,
     progress: Option<Instant>,
-    /// Why a program that was to have a template has none.
-    pub(super) refusal: Option<TemplateError>,
+    /// What the finished batches tell of their templates.
+    templates: TemplateUse,
 }
 
 /// What is known of an instance.
@@ -104,7 +104,7 @@ impl Group {
             failure_lines: 0,
             started_between: None,
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
-            refusal: None,
+            templates: TemplateUse::default(),
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
         for (number, pipe) in group.labels.descriptors() {
@@ -152,11 +152,20 @@ impl Group {
         }
     }
 
-    /// Waits until every instance has ended. With `only_begun` until every instance has begun or failed.
-    pub(super) fn wait(&mut self, only_begun: bool) -> anyhow::Result<()> {
+    /// Waits until every instance has begun or failed.
+    pub(super) fn wait_until_begun(&mut self) -> anyhow::Result<()> {
         // A spawner thread that could not be started has left results that no descriptor tells of.
         (0..self.batches.len()).try_for_each(|index| self.take_results(index))?;
-        while self.batches.iter().any(Option::is_some) || (self.running > 0 && !only_begun) {
+        self.handle_while(|group| group.batches.iter().any(Option::is_some))
+    }
+
+    /// Waits until every instance that has begun has ended.
+    pub(super) fn wait_until_ended(&mut self) -> anyhow::Result<()> {
+        self.handle_while(|group| group.running > 0)
+    }
+
+    fn handle_while(&mut self, holds: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
+        while holds(self) {
             let mut events = [EpollEvent::empty(); EVENTS];
             let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
                 Err(Errno::EINTR) => 0,
@@ -168,12 +177,21 @@ impl Group {
             self.show_progress();
         }
         self.clear_progress();
+        Ok(())
+    }
+
+    /// Prints the rest of labelled output, and how many failures were not printed.
+    pub(super) fn print_rest(&mut self) {
         self.labels.finish();
         if self.failure_lines > MAX_FAILURE_LINES {
             let more = self.failure_lines - MAX_FAILURE_LINES;
             output::print_error(&format!("{more} more instances failed; --json lists all"));
         }
-        Ok(())
+    }
+
+    /// Returns what is known of the templates. It is final when all instances have begun.
+    pub(super) fn templates(&self) -> TemplateUse {
+        TemplateUse { begun: self.begun, ..self.templates }
     }
 
     /// Returns the exit code of pjwctl: the highest of the instances.
@@ -226,7 +244,9 @@ impl Group {
             let (first, last) = self.started_between.unwrap_or((begin, end));
             self.started_between = Some((first.min(begin), last.max(end)));
         }
-        self.refusal = self.refusal.or(batch.template_error());
+        self.templates.forked += batch.forked_count();
+        self.templates.refusal = self.templates.refusal.or(batch.template_error());
+        self.templates.mismatch = self.templates.mismatch.or(batch.fork_error());
         let _ = self.epoll.delete(&batch);
         drop(batch);
         if self.batches.iter().all(Option::is_none) {

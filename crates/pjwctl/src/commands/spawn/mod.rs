@@ -128,16 +128,27 @@ fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)>
 
 /// Waits for the instances, and prints the result.
 fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
-    if let Err(error) = group.wait(request.in_background) {
-        group.abort();
-        return Err(StartFailure(error).into());
-    }
-    let mode = Mode::of(request.proxy, &group);
-    if let (ProxyArg::Auto | ProxyArg::Late, Mode::Refused(refusal)) = (request.proxy, mode) {
-        output::print_error(&format!("each instance executed the program: {refusal}"));
-    }
+    let mode = match wait(&mut group, request) {
+        Ok(mode) => mode,
+        Err(error) => {
+            group.abort();
+            return Err(StartFailure(error).into());
+        }
+    };
     report::print(&group, mode, grant.job.as_deref(), request.json)?;
     Ok(group.exit_code())
+}
+
+/// Waits until all instances have begun, says how they were started, and waits for their end.
+fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
+    group.wait_until_begun()?;
+    let mode = Mode::of(request.proxy, group);
+    mode.announce(request.proxy);
+    if !request.in_background {
+        group.wait_until_ended()?;
+    }
+    group.print_rest();
+    Ok(mode)
 }
 
 /// Checks each program, and the limits on processes for all programs together.
