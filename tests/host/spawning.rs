@@ -344,6 +344,26 @@ fn labelled_lines_begin_with_the_rank_and_are_never_mixed() {
 }
 
 #[test]
+fn a_labelled_line_does_not_begin_behind_the_progress_line() {
+    if !crate::processes::is_installed("script") {
+        return;
+    }
+    // script(1) gives pjwctl a terminal.
+    let line = format!("{} spawn --local -n 101 --label -- sh -c 'sleep 0.%r; echo out'", program_path("pjwctl").display());
+    let mut script = Command::new("script");
+    let output = script.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let text = text(&output.stdout);
+    assert!(text.contains(" of 101 instances begun, "), "{text}");
+    let labelled: Vec<&str> = text.split("\r\n").filter(|line| line.ends_with(": out")).collect();
+    assert_eq!(labelled.len(), 101, "{text}");
+    for line in labelled {
+        // What follows the last return to the begin of the line.
+        let last = line.rsplit('\r').next().unwrap_or_default();
+        assert!(!last.contains("instances begun"), "{line:?}");
+    }
+}
+
+#[test]
 fn a_file_gives_ranks_their_own_commands() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("multi");

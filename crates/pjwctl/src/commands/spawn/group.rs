@@ -66,6 +66,8 @@ pub(super) struct Group {
     /// When the first process was made, and when the last one had begun its program.
     started_between: Option<(Duration, Duration)>,
     progress: Option<Instant>,
+    /// Whether the cursor is behind a progress line.
+    has_progress_line: bool,
     /// What the finished batches tell of their templates.
     templates: TemplateUse,
 }
@@ -104,6 +106,7 @@ impl Group {
             failure_lines: 0,
             started_between: None,
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
+            has_progress_line: false,
             templates: TemplateUse::default(),
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
@@ -217,7 +220,10 @@ impl Group {
         match number & KIND {
             BATCH => self.take_results(index)?,
             CHILD => self.take_end(index),
-            PIPE => self.labels.read(number & !KIND),
+            PIPE => {
+                self.clear_progress();
+                self.labels.read(number & !KIND);
+            }
             _ => {
                 while let Some(signal) = self.signals.next() {
                     self.take_signal(signal);
@@ -348,10 +354,11 @@ impl Group {
         let mut line = String::new();
         let _ = write!(line, "\r{} of {size} instances begun, {ended} ended\x1b[K", self.begun);
         let _ = io::stderr().write_all(line.as_bytes());
+        self.has_progress_line = true;
     }
 
-    fn clear_progress(&self) {
-        if self.progress.is_some() {
+    fn clear_progress(&mut self) {
+        if std::mem::take(&mut self.has_progress_line) {
             let _ = io::stderr().write_all(b"\r\x1b[K");
         }
     }
