@@ -68,6 +68,8 @@ pub(super) struct Group {
     progress: Option<Instant>,
     /// Whether the cursor is behind a progress line.
     has_progress_line: bool,
+    /// The indexes of the contexts none of whose instances is a fork of a template.
+    executed: Vec<usize>,
     /// What the finished batches tell of their templates.
     templates: TemplateUse,
 }
@@ -107,6 +109,7 @@ impl Group {
             started_between: None,
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
             has_progress_line: false,
+            executed: Vec::new(),
             templates: TemplateUse::default(),
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
@@ -192,6 +195,11 @@ impl Group {
         }
     }
 
+    /// Iterates over the contexts none of whose instances is a fork of a template.
+    pub(super) fn executed_programs(&self) -> impl Iterator<Item = &pjw_spawn::Context> {
+        self.executed.iter().filter_map(|index| self.contexts.get(*index))
+    }
+
     /// Returns what is known of the templates. It is final when all instances have begun.
     pub(super) fn templates(&self) -> TemplateUse {
         TemplateUse { begun: self.begun, ..self.templates }
@@ -249,6 +257,9 @@ impl Group {
         if let Some((begin, end)) = batch.start_period() {
             let (first, last) = self.started_between.unwrap_or((begin, end));
             self.started_between = Some((first.min(begin), last.max(end)));
+        }
+        if batch.forked_count() == 0 {
+            self.executed.push(index);
         }
         self.templates.forked += batch.forked_count();
         self.templates.refusal = self.templates.refusal.or(batch.template_error());

@@ -144,6 +144,9 @@ fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
     group.wait_until_begun()?;
     let mode = Mode::of(request.proxy, group);
     mode.announce(request.proxy);
+    if request.proxy != ProxyArg::Never {
+        advice::print_without_proxy(group.executed_programs());
+    }
     if !request.in_background {
         group.wait_until_ended()?;
     }
