@@ -58,7 +58,7 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
     }
     let (program, dir) = program_without_libc();
     let context = Context::new(&program).unwrap();
-    let count = if cfg!(debug_assertions) { 1_000 } else { 10_000 };
+    let count = 10_000;
     let output = dir.path().join("records");
     let stdio = Stdio {
         output: Some(Arc::new(File::options().append(true).create(true).open(&output).unwrap().into())),
