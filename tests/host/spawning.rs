@@ -1,5 +1,6 @@
 //! `pjwctl spawn`: many instances, each on its own part of the cores from its first instruction.
 
+mod killed;
 mod refused;
 
 use std::collections::BTreeMap;
@@ -20,23 +21,6 @@ use pjw_tests::waiting::{wait_for, wait_until, wait_until_empty};
 use serde_json::Value;
 
 use crate::processes::{has_two_cores, mask};
-
-/// The variable in the environment of the instances of a killed pjwctl.
-const MARK: &str = "PJW_TEST_SPAWN";
-/// The points in time at which pjwctl is killed.
-const KILLS: u64 = 50;
-/// The signals that it gets, in turns. Not SIGSEGV and SIGBUS: a handler of Rust's runtime takes the first one that another
-/// process sends before pjwctl has given them their default effect.
-const SIGNALS: [Signal; 8] = [
-    Signal::SIGKILL,
-    Signal::SIGTERM,
-    Signal::SIGKILL,
-    Signal::SIGINT,
-    Signal::SIGHUP,
-    Signal::SIGQUIT,
-    Signal::SIGABRT,
-    Signal::SIGUSR1,
-];
 
 /// Runs `pjwctl spawn --local` with the words of `line`, and then `command`.
 fn local(line: &str, command: &[&str]) -> Output {
@@ -385,50 +369,4 @@ fn a_signal_to_pjwctl_reaches_all_instances() {
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGUSR1).unwrap();
     assert!(child.wait().unwrap().success());
     assert!((0..3).all(|rank| output().contains(&format!("got {rank}"))), "{}", output());
-}
-
-/// The processes with the mark of this test in their environment.
-fn marked_processes(mark: &str) -> Vec<u32> {
-    let line = format!("{MARK}={mark}");
-    let has_mark = |pid: &u32| {
-        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environ.split(|byte| *byte == 0).any(|variable| variable == line.as_bytes())
-    };
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
-}
-
-/// Starts `pjwctl spawn` without core dumps: some of the signals make one.
-fn start_marked(daemon: Option<&Daemon>, proxy: &str, mark: &str) -> Child {
-    let mut command = Command::new("sh");
-    // nohup(1), or a shell that started this test in the background, lets it and its children ignore some signals.
-    let as_usual = "ulimit -c 0; exec env --default-signal \"$@\"";
-    command.args(["-c", as_usual, "sh"]).arg(program_path("pjwctl"));
-    match daemon {
-        Some(daemon) => command.arg("--socket").arg(daemon.socket()).args(["spawn", "--cores", "1"]),
-        None => command.args(["spawn", "--local"]),
-    };
-    command.args(["-n", "40", "--proxy", proxy, "--", "sleep", "1000"]).env(MARK, mark).stderr(Stdio::null());
-    command.spawn().unwrap()
-}
-
-#[test]
-fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_and_no_cgroup() {
-    let daemon = Daemon::start("");
-    let mark = format!("spawn-{}", std::process::id());
-    for point in 0..KILLS {
-        let daemon_of_job = (point % 5 != 0).then_some(&daemon);
-        let proxy = if point % 3 == 0 { "auto" } else { "never" };
-        let mut pjwctl = start_marked(daemon_of_job, proxy, &mark);
-        let pid = Pid::from_raw(pjwctl.id().cast_signed());
-        // A prime step spreads the points over the start and the time after it.
-        std::thread::sleep(Duration::from_millis(point * 37 % 150));
-        let signal = SIGNALS[usize::try_from(point).unwrap() % SIGNALS.len()];
-        kill(pid, signal).unwrap();
-        let status = wait_for("pjwctl ends", || pjwctl.try_wait().unwrap());
-        assert!(!status.success() || status.signal().is_some(), "{signal}: {status}");
-        wait_until_empty("no instance is left", || marked_processes(&mark));
-        wait_until("the job is over", || daemon.status().jobs.is_empty());
-    }
-    // The daemon's end checks that no cgroup is left.
 }
