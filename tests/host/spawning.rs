@@ -144,6 +144,13 @@ fn instances_have_their_ranks_in_arguments_and_variables() {
     let job = daemon.job_id("named");
     let output = daemon.pjwctl(&["spawn", "-n", "1", "--job", &job, "--", "sh", "-c", "echo $PJW_JOB"]);
     assert_eq!(text(&output.stdout).trim(), job);
+    // --local makes no job.
+    let mut pjwctl = Command::new(program_path("pjwctl"));
+    pjwctl.args(["spawn", "--local", "-n", "1", "--", "sh", "-c", "echo \"[$PJW_JOB]\""]);
+    for (given, expected) in [(None, "[]"), (Some("manual:outer"), "[manual:outer]")] {
+        pjwctl.env_remove("PJW_JOB").envs(given.map(|job| ("PJW_JOB", job)));
+        assert_eq!(text(&pjwctl.output().unwrap().stdout).trim(), expected);
+    }
 }
 
 #[test]
@@ -358,15 +365,22 @@ fn a_file_gives_ranks_their_own_commands() {
 
 #[test]
 fn a_signal_to_pjwctl_reaches_all_instances() {
-    let script = "trap 'echo got $1; exit 0' USR1; echo ready; while :; do sleep 0.01; done";
+    // WINCH, URG and IO.
+    let script = "trap 'echo size for $1' 28; trap 'echo urgent for $1' 23; trap 'echo ready for $1' 29; \
+                  trap 'echo got $1; exit 0' USR1; echo begun; while :; do sleep 0.01; done";
     let mut pjwctl = Command::new(program_path("pjwctl"));
     pjwctl.args(["spawn", "--local", "-n", "3", "--", "sh", "-c", script, "sh", "%r"]);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("output");
     let mut child = pjwctl.stdout(std::fs::File::create(&path).unwrap()).spawn().unwrap();
     let output = || std::fs::read_to_string(&path).unwrap();
-    wait_until("all are ready", || output().matches("ready").count() == 3);
-    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGUSR1).unwrap();
+    wait_until("all have begun", || output().matches("begun").count() == 3);
+    let pid = Pid::from_raw(child.id().cast_signed());
+    for (signal, name) in [(Signal::SIGWINCH, "size"), (Signal::SIGURG, "urgent"), (Signal::SIGIO, "ready")] {
+        kill(pid, signal).unwrap();
+        wait_until("all got the signal", || output().matches(&format!("{name} for")).count() == 3);
+    }
+    kill(pid, Signal::SIGUSR1).unwrap();
     assert!(child.wait().unwrap().success());
     assert!((0..3).all(|rank| output().contains(&format!("got {rank}"))), "{}", output());
 }
