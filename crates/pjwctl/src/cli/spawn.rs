@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pjw_core::parts::DivisionRule;
 
+use super::CoresUnitArg;
 use super::core_count::{CoreCountArg, core_count};
 use super::json::JsonArg;
 use super::priority_class::PriorityClassArg;
@@ -37,6 +38,9 @@ pub struct SpawnArgs {
     /// --local: all cores of pjwctl's affinity mask]
     #[arg(long, value_name = "M|all", value_parser = core_count)]
     pub cores: Option<CoreCountArg>,
+    /// The unit of --cores, and of its default [default: whole]
+    #[arg(long = "smt", value_enum, value_name = "SMT", conflicts_with = "local")]
+    pub cores_unit: Option<CoresUnitArg>,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME", conflicts_with = "local")]
     pub job: Option<String>,

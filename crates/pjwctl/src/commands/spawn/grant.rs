@@ -58,6 +58,7 @@ impl Grant {
             all_cores: (request.cores == Some(CoreCountArg::All)).then_some(true),
             pids: Some(vec![pid]),
             class: request.class.map(|class| value_name(&class)),
+            smt: request.cores_unit.map(|smt| value_name(&smt)),
             fresh: Some(true),
             ..Assign::default()
         };
