@@ -1,42 +1,25 @@
 //! `pjwctl spawn`: many instances, each on its own part of the cores from its first instruction.
 
+mod killed;
 mod refused;
 mod tasks;
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::programs::program_path;
-use pjw_tests::waiting::{wait_for, wait_until, wait_until_empty};
+use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
 use crate::processes::{has_two_cores, mask};
-
-/// The variable in the environment of the instances of a killed pjwctl.
-const MARK: &str = "PJW_TEST_SPAWN";
-/// The points in time at which pjwctl is killed.
-const KILLS: u64 = 50;
-/// The signals that it gets, in turns. Not SIGSEGV and SIGBUS: a handler of Rust's runtime takes the first one that another
-/// process sends before pjwctl has given them their default effect.
-const SIGNALS: [Signal; 8] = [
-    Signal::SIGKILL,
-    Signal::SIGTERM,
-    Signal::SIGKILL,
-    Signal::SIGINT,
-    Signal::SIGHUP,
-    Signal::SIGQUIT,
-    Signal::SIGABRT,
-    Signal::SIGUSR1,
-];
 
 /// Runs `pjwctl spawn --local` with the words of `line`, and then `command`.
 fn local(line: &str, command: &[&str]) -> Output {
@@ -160,6 +143,13 @@ fn instances_have_their_ranks_in_arguments_and_variables() {
     let job = daemon.job_id("named");
     let output = daemon.pjwctl(&["spawn", "-n", "1", "--job", &job, "--", "sh", "-c", "echo $PJW_JOB"]);
     assert_eq!(text(&output.stdout).trim(), job);
+    // --local makes no job.
+    let mut pjwctl = Command::new(program_path("pjwctl"));
+    pjwctl.args(["spawn", "--local", "-n", "1", "--", "sh", "-c", "echo \"[$PJW_JOB]\""]);
+    for (given, expected) in [(None, "[]"), (Some("manual:outer"), "[manual:outer]")] {
+        pjwctl.env_remove("PJW_JOB").envs(given.map(|job| ("PJW_JOB", job)));
+        assert_eq!(text(&pjwctl.output().unwrap().stdout).trim(), expected);
+    }
 }
 
 #[test]
@@ -188,6 +178,19 @@ fn json_has_each_instance_with_its_end() {
     assert_eq!((&second["exit"], &second["signal"]), (&Value::Null, &Value::from(9)));
 }
 
+#[test]
+fn a_result_that_cannot_be_printed_does_not_say_that_nothing_was_started() {
+    let mut pjwctl = Command::new(program_path("pjwctl"));
+    pjwctl.args(["spawn", "--local", "-n", "1", "--json", "--", "sh", "-c", "echo ran >&2"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = pjwctl.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let output = output.wait_with_output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("ran\n") && !error.contains("nothing was started"), "{error}");
+    assert!(error.contains("the instances were started, and the result can't be printed: "), "{error}");
+}
+
 /// Runs `pjwctl spawn --local --json` with a proxy. Returns the exit code, the mode, why, and the exit codes of the instances.
 fn proxied(proxy: &str, line: &str, command: &[&str]) -> (Option<i32>, Value, Value, Vec<Value>) {
     let output = local(&format!("--proxy {proxy} --json {line} --"), command);
@@ -204,9 +207,60 @@ fn json_says_whether_instances_are_forks_of_a_loaded_program_and_why_not() {
     let (code, mode, why, exits) = proxied("auto", "-n 3", &command);
     let expected = if cfg!(target_arch = "x86_64") { "proxy" } else { "exec" };
     assert_eq!((code, mode, exits), (Some(2), expected.into(), vec![0.into(), 1.into(), 2.into()]), "{why}");
+    // A part with one instance has a template, too.
+    let (_, mode, why, _) = proxied("auto", "-n 2", &command);
+    assert_eq!(mode, expected, "{why}");
     let (_, mode, why, _) = proxied("auto", "-n 1", &command);
     assert_eq!(mode, "exec");
     assert!(why.as_str().unwrap().contains("a single instance"), "{why}");
+}
+
+#[test]
+fn auto_says_which_way_it_took_when_all_have_begun() {
+    let begun = "sleep 1000 & echo $! >&2; wait";
+    let mut pjwctl = Command::new(program_path("pjwctl"));
+    pjwctl.args(["spawn", "--local", "-n", "2", "--proxy", "auto", "--", "/bin/sh", "-c", begun]);
+    let mut pjwctl = pjwctl.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // The instances sleep until the line is there.
+    let mut lines = BufReader::new(pjwctl.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut sleeps = Vec::new();
+    let mut said = None;
+    while sleeps.len() < 2 || said.is_none() {
+        let line = lines.next().unwrap();
+        match line.parse() {
+            Ok(pid) => sleeps.push(crate::processes::KillOnDrop(pid)),
+            Err(_) => said = Some(line),
+        }
+    }
+    let said = said.unwrap();
+    if cfg!(target_arch = "x86_64") {
+        assert!(
+            said.starts_with("pjwctl: the program was loaded once, and each instance is a fork"),
+            "{said}"
+        );
+    } else {
+        assert!(said.starts_with("pjwctl: each instance executed the program: "), "{said}");
+    }
+    drop(sleeps);
+    pjwctl.wait().unwrap();
+}
+
+#[test]
+fn a_program_without_a_template_does_not_change_how_another_is_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, file) = (dir.path().join("privileged"), dir.path().join("multi"));
+    assert!(Command::new("cp").arg("/bin/true").arg(&program).status().unwrap().success());
+    std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    std::fs::write(&file, format!("0-2 /bin/true\n3-4 {}\n", program.display())).unwrap();
+    let (code, mode, why, _) = proxied("auto", &format!("--multi {}", file.display()), &[]);
+    let why = why.as_str().unwrap();
+    assert_eq!(code, Some(0), "{why}");
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(mode, "proxy", "{why}");
+        assert!(why.starts_with("3 of 5 instances are forks of a loaded program"), "{why}");
+    } else {
+        assert_eq!(mode, "exec", "{why}");
+    }
 }
 
 #[test]
@@ -283,6 +337,29 @@ fn labelled_lines_begin_with_the_rank_and_are_never_mixed() {
 }
 
 #[test]
+fn a_labelled_line_does_not_begin_behind_the_progress_line() {
+    if !crate::processes::is_installed("script") {
+        return;
+    }
+    // script(1) gives pjwctl a terminal.
+    let line = format!(
+        "{} spawn --local -n 101 --label -- sh -c 'sleep 0.%r; echo out'",
+        program_path("pjwctl").display()
+    );
+    let mut script = Command::new("script");
+    let output = script.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let text = text(&output.stdout);
+    assert!(text.contains(" of 101 instances begun, "), "{text}");
+    let labelled: Vec<&str> = text.split("\r\n").filter(|line| line.ends_with(": out")).collect();
+    assert_eq!(labelled.len(), 101, "{text}");
+    for line in labelled {
+        // What follows the last return to the begin of the line.
+        let last = line.rsplit('\r').next().unwrap_or_default();
+        assert!(!last.contains("instances begun"), "{line:?}");
+    }
+}
+
+#[test]
 fn a_file_gives_ranks_their_own_commands() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("multi");
@@ -293,63 +370,24 @@ fn a_file_gives_ranks_their_own_commands() {
 
 #[test]
 fn a_signal_to_pjwctl_reaches_all_instances() {
-    let script = "trap 'echo got $1; exit 0' USR1; echo ready; while :; do sleep 0.01; done";
+    // WINCH, URG and IO.
+    let script = "trap 'echo size for $1' 28; trap 'echo urgent for $1' 23; trap 'echo ready for $1' 29; \
+                  trap 'echo got $1; exit 0' USR1; echo begun; while :; do sleep 0.01; done";
     let mut pjwctl = Command::new(program_path("pjwctl"));
     pjwctl.args(["spawn", "--local", "-n", "3", "--", "sh", "-c", script, "sh", "%r"]);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("output");
     let mut child = pjwctl.stdout(std::fs::File::create(&path).unwrap()).spawn().unwrap();
     let output = || std::fs::read_to_string(&path).unwrap();
-    wait_until("all are ready", || output().matches("ready").count() == 3);
-    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGUSR1).unwrap();
+    wait_until("all have begun", || output().matches("begun").count() == 3);
+    let pid = Pid::from_raw(child.id().cast_signed());
+    for (signal, name) in [(Signal::SIGWINCH, "size"), (Signal::SIGURG, "urgent"), (Signal::SIGIO, "ready")] {
+        kill(pid, signal).unwrap();
+        wait_until("all got the signal", || output().matches(&format!("{name} for")).count() == 3);
+    }
+    kill(pid, Signal::SIGUSR1).unwrap();
     assert!(child.wait().unwrap().success());
     assert!((0..3).all(|rank| output().contains(&format!("got {rank}"))), "{}", output());
-}
-
-/// The processes with the mark of this test in their environment.
-fn marked_processes(mark: &str) -> Vec<u32> {
-    let line = format!("{MARK}={mark}");
-    let has_mark = |pid: &u32| {
-        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environ.split(|byte| *byte == 0).any(|variable| variable == line.as_bytes())
-    };
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
-}
-
-/// Starts `pjwctl spawn` without core dumps: some of the signals make one.
-fn start_marked(daemon: Option<&Daemon>, proxy: &str, mark: &str) -> Child {
-    let mut command = Command::new("sh");
-    // nohup(1), or a shell that started this test in the background, lets it and its children ignore some signals.
-    let as_usual = "ulimit -c 0; exec env --default-signal \"$@\"";
-    command.args(["-c", as_usual, "sh"]).arg(program_path("pjwctl"));
-    match daemon {
-        Some(daemon) => command.arg("--socket").arg(daemon.socket()).args(["spawn", "--cores", "1"]),
-        None => command.args(["spawn", "--local"]),
-    };
-    command.args(["-n", "40", "--proxy", proxy, "--", "sleep", "1000"]).env(MARK, mark).stderr(Stdio::null());
-    command.spawn().unwrap()
-}
-
-#[test]
-fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_and_no_cgroup() {
-    let daemon = Daemon::start("");
-    let mark = format!("spawn-{}", std::process::id());
-    for point in 0..KILLS {
-        let daemon_of_job = (point % 5 != 0).then_some(&daemon);
-        let proxy = if point % 3 == 0 { "auto" } else { "never" };
-        let mut pjwctl = start_marked(daemon_of_job, proxy, &mark);
-        let pid = Pid::from_raw(pjwctl.id().cast_signed());
-        // A prime step spreads the points over the start and the time after it.
-        std::thread::sleep(Duration::from_millis(point * 37 % 150));
-        let signal = SIGNALS[usize::try_from(point).unwrap() % SIGNALS.len()];
-        kill(pid, signal).unwrap();
-        let status = wait_for("pjwctl ends", || pjwctl.try_wait().unwrap());
-        assert!(!status.success() || status.signal().is_some(), "{signal}: {status}");
-        wait_until_empty("no instance is left", || marked_processes(&mark));
-        wait_until("the job is over", || daemon.status().jobs.is_empty());
-    }
-    // The daemon's end checks that no cgroup is left.
 }
 
 #[test]

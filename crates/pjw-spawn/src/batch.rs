@@ -3,9 +3,9 @@
 //! Each part of the machine has a spawner thread, so instances are started on all parts in parallel. A thread that carries
 //! the mask of its part needs no system call for the mask. With more parts than threads, neighbours share a thread.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::child::Child;
 use crate::context::Context;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
-use crate::proxy::TemplateError;
+use crate::proxy::{ForkError, TemplateError};
 use crate::replicate::{Entries, Entry};
 use crate::results::{self, InstanceResult, Packet};
 use crate::setup::Setup;
@@ -59,6 +59,10 @@ pub struct Batch {
     is_cancelled: Arc<AtomicBool>,
     /// The reason why the program can't have a template. Empty if no such reason is known.
     refusal: Arc<OnceLock<TemplateError>>,
+    /// The number of instances that are forks of a template.
+    forked: Arc<AtomicUsize>,
+    /// The first reason why an instance is no fork of its template. Empty if no such reason is known.
+    mismatch: Arc<OnceLock<ForkError>>,
     /// The period in which the instances were started, as [`Batch::start_period`] returns it.
     busy: Option<(Duration, Duration)>,
 }
@@ -87,15 +91,12 @@ impl Context {
             busy_spawners: 0,
             is_cancelled: Arc::default(),
             refusal: Arc::default(),
+            forked: Arc::default(),
+            mismatch: Arc::default(),
             busy: None,
         };
         let Some(replicas) = &self.setup.replicas else {
-            let max_spawners = match self.setup.templates.is_some() {
-                _ if self.setup.image.is_some() => 1,
-                true => self.max_spawner_threads.min(batch.instances.len() / INSTANCES_OF_A_TEMPLATE).max(1),
-                false => self.max_spawner_threads,
-            };
-            for indexes in shares(&batch.instances, max_spawners) {
+            for indexes in shares(&batch.instances, self.max_spawners(batch.instances.len())) {
                 let reported = batch.start_spawner(self, indexes, None);
                 if self.setup.image.is_some()
                     && let Ok(Err(error)) = reported.recv()
@@ -156,6 +157,28 @@ impl Context {
     /// lives as long as the context, and replicas need one with a mount namespace of its own.
     fn needs_no_thread(&self) -> bool {
         !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.image.is_none()
+    }
+
+    /// The most spawner threads for so many instances that all see the same files.
+    fn max_spawners(&self, instances: usize) -> usize {
+        match self.setup.templates {
+            // All tasks are in one address space, which has one spawner.
+            _ if self.setup.image.is_some() => 1,
+            Some(_) => self.max_spawner_threads.min(instances / INSTANCES_OF_A_TEMPLATE).max(1),
+            None => self.max_spawner_threads,
+        }
+    }
+
+    /// The number of spawner threads that start these instances.
+    pub(crate) fn spawner_count(&self, instances: &[Instance]) -> usize {
+        if self.setup.replicas.is_some() {
+            let nodes: BTreeSet<_> =
+                instances.iter().map(|instance| instance.placement.preferred_numa_node).collect();
+            return nodes.len();
+        }
+        let placements: HashSet<_> =
+            instances.iter().map(|instance| Arc::as_ptr(&instance.placement)).collect();
+        placements.len().min(self.max_spawners(instances.len()))
     }
 }
 
@@ -230,15 +253,27 @@ impl Batch {
         self.next_result(false)
     }
 
-    /// Returns why the instances (processes) of the batch can't be forked from a [template](crate::proxy::Template),
-    /// a process that has already loaded the program. All instances are then started by exec. `None` if the context
+    /// Returns why a spawner thread of the batch has no [template](crate::proxy::Template), a process that has already
+    /// loaded the program. The instances (processes) of this thread are then started by exec. `None` if the context
     /// uses no templates, or if no such reason is known yet.
-    ///
-    /// If only a single instance does not match the template, only this instance is started by exec. This function
-    /// returns no reason for it.
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
+    }
+
+    /// Returns why the first instance that could not be forked from its template was started by exec. `None` if there
+    /// is no such instance yet. [`Batch::template_error`] has the reason of instances without a template.
+    #[must_use]
+    pub fn fork_error(&self) -> Option<ForkError> {
+        self.mismatch.get().copied()
+    }
+
+    /// Returns how many instances (processes) of the batch are forks of a template so far. All others were started by
+    /// exec, or were not started. The number is final when the batch has returned all results
+    /// ([`Batch::is_finished`]).
+    #[must_use]
+    pub fn forked_count(&self) -> usize {
+        self.forked.load(Ordering::Relaxed)
     }
 
     /// Returns whether the batch has returned the results of all instances that it starts, so that no further result
@@ -293,6 +328,7 @@ impl Batch {
         let instances = Arc::clone(&self.instances);
         let is_cancelled = Arc::clone(&self.is_cancelled);
         let refusal = Arc::clone(&self.refusal);
+        let (forked, mismatch) = (Arc::clone(&self.forked), Arc::clone(&self.mismatch));
         let socket = self.sending.as_raw_fd();
         let (keep, released) = mpsc::channel::<()>();
         let ends_with_launcher = setup.ends_with_launcher;
@@ -313,7 +349,7 @@ impl Batch {
                 }
             };
             let _ = report.send(Ok(()));
-            let work = Work { setup, instances, indexes, is_cancelled, refusal, space };
+            let work = Work { setup, instances, indexes, is_cancelled, refusal, forked, mismatch, space };
             let host = work.run(socket, has_own_table);
             if ends_with_launcher {
                 let _ = released.recv();
@@ -385,6 +421,16 @@ mod tests {
         assert_eq!(shares(&instances(&[0, 1, 0, 1, 0]), 8), [vec![0, 2, 4], vec![1, 3]]);
         assert_eq!(shares(&instances(&[0, 0]), 8), [vec![0, 1]]);
         assert!(shares(&[], 8).is_empty());
+    }
+
+    #[test]
+    fn the_spawners_and_their_templates_are_counted() {
+        let context = Context::new("true").unwrap().max_spawner_threads(2);
+        assert_eq!(context.starter_count(&instances(&[0, 0])), 1);
+        assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2);
+        let context = context.use_templates();
+        assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2, "one thread and its template");
+        assert_eq!(context.starter_count(&instances(&[0, 1, 2].repeat(8))), 4);
     }
 
     #[test]

@@ -218,12 +218,22 @@ impl Context {
     /// - The affinity mask of each instance is inside the mask of the caller.
     /// - The arguments and the environment of at least one instance are within the limits of execve(2).
     /// - There is enough free memory for the copies that [`Context::replicas`] requests.
-    /// - The limits on the number of processes allow all instances. This is not checked for a single instance.
+    /// - The limits on the number of processes allow all instances, and what starts them
+    ///   ([`Context::starter_count`]). This is not checked for a single instance.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.
     pub fn check(&self, instances: &[Instance]) -> Result<(), CheckError> {
-        checks::check(&self.setup, instances)
+        checks::check(&self.setup, instances, self.starter_count(instances))
+    }
+
+    /// Returns the number of threads and processes that exist in addition to `instances` while [`Context::start`]
+    /// starts them: the spawner threads, and a template of each if instances are forked from templates. They count in
+    /// the limits on the number of processes.
+    #[must_use]
+    pub fn starter_count(&self, instances: &[Instance]) -> usize {
+        let threads = self.spawner_count(instances);
+        if self.setup.templates.is_some() { 2 * threads } else { threads }
     }
 
     fn setup_mut(&mut self) -> &mut Setup {

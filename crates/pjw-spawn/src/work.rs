@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub(crate) struct Work {
     pub(crate) indexes: Vec<usize>,
     pub(crate) is_cancelled: Arc<AtomicBool>,
     pub(crate) refusal: Arc<OnceLock<TemplateError>>,
+    pub(crate) forked: Arc<AtomicUsize>,
+    pub(crate) mismatch: Arc<OnceLock<ForkError>>,
     /// The address space, if the instances are tasks.
     pub(crate) space: Option<Space>,
 }
@@ -66,10 +68,10 @@ impl Work {
         host
     }
 
-    /// Loads the template, if there is to be one and it makes at least two instances.
+    /// Loads the template, if there is to be one and the batch has at least two instances.
     fn template(&self) -> Option<Template> {
         let first = self.instances.get(*self.indexes.first()?)?;
-        if self.setup.templates.is_none() || self.indexes.len() < 2 {
+        if self.setup.templates.is_none() || self.instances.len() < 2 {
             return None;
         }
         // The template and its memory lie where its instances will be.
@@ -100,9 +102,15 @@ impl Work {
         });
         template.fork_all(instances, |instance, child| {
             let result = match child {
-                Ok(child) => Ok(child),
+                Ok(child) => {
+                    self.forked.fetch_add(1, Ordering::Relaxed);
+                    Ok(child)
+                }
                 Err(ForkError::Failed(error)) => Err(error),
-                Err(ForkError::Mismatch(_) | ForkError::Ended) => spawner.start(instance),
+                Err(error @ (ForkError::Mismatch(_) | ForkError::Ended)) => {
+                    let _ = self.mismatch.set(error);
+                    spawner.start(instance)
+                }
             };
             let offset = ptr::from_ref(instance).addr() - self.instances.as_ptr().addr();
             packet.results.push((offset / size_of::<Instance>(), result));

@@ -10,7 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, SpawnError, SpawnStep, Stdio};
+use pjw_spawn::{
+    Arguments, Context, Credentials, ExitStatus, Instance, Placement, SpawnError, SpawnStep, Stdio,
+};
 use programs::{Record, own_mask, peer_records, program_without_libc, records};
 
 /// One placement for each PU of the caller's mask.
@@ -58,7 +60,7 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
     }
     let (program, dir) = program_without_libc();
     let context = Context::new(&program).unwrap();
-    let count = if cfg!(debug_assertions) { 1_000 } else { 10_000 };
+    let count = 10_000;
     let output = dir.path().join("records");
     let stdio = Stdio {
         output: Some(Arc::new(File::options().append(true).create(true).open(&output).unwrap().into())),
@@ -303,4 +305,97 @@ fn instances_end_with_their_context_if_they_are_to() {
     assert!(children.iter().all(|child| child.try_wait() == Ok(None)));
     drop(context);
     assert!(children.iter().all(|child| child.wait() == Ok(ExitStatus::Signal(9))));
+}
+
+/// The user and the groups of the tests.
+const OTHER_USER: Credentials = Credentials { uid: 65_533, gid: 65_532, groups: Vec::new() };
+
+/// Starts two instances of a shell script by a context. Returns what they have printed, and the number of forks.
+fn run_two(context: &Context, script: &str) -> (String, usize) {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
+    let group = instances(2, &["sh", "-c", script], &anywhere(), &stdio);
+    drop(stdio);
+    let mut batch = context.start(group).unwrap();
+    for (_, child) in batch.by_ref() {
+        assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+    }
+    let forked = batch.forked_count();
+    drop(batch);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    (text, forked)
+}
+
+/// A context whose instances execute the program, and one whose instances are forks, with the number of forks among two.
+fn executed_and_forked(setup: impl Fn(Context) -> Context) -> [(Context, usize); 2] {
+    let forks = if cfg!(target_arch = "x86_64") { 2 } else { 0 };
+    let context = || setup(Context::new("sh").unwrap());
+    [(context(), 0), (context().use_templates(), forks)]
+}
+
+#[test]
+fn instances_have_the_user_and_the_groups_of_their_context() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root may take another user");
+        return;
+    }
+    let groups = vec![7, 8];
+    let with_user =
+        |context: Context| context.credentials(Credentials { groups: groups.clone(), ..OTHER_USER });
+    for (context, forks) in executed_and_forked(with_user) {
+        let (text, forked) = run_two(&context, "echo $(id -ru) $(id -u) $(id -rg) $(id -g) $(id -G)");
+        assert_eq!(text, "65533 65533 65532 65532 65532 7 8\n".repeat(2));
+        assert_eq!(forked, forks);
+    }
+}
+
+/// Gives the calling thread alone another user, if it is root. The kernel takes its capabilities then.
+fn leave_root() {
+    let user: libc::uid_t = 65_531;
+    if nix::unistd::geteuid().is_root() {
+        // SAFETY: the call changes the credentials of the calling thread, and no memory. setresuid(3) would change all
+        // threads.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+        assert_eq!(changed, 0);
+    }
+}
+
+#[test]
+fn a_user_without_privileges_may_not_take_another_user() {
+    let context = Context::new("true").unwrap().credentials(OTHER_USER);
+    let refused = std::thread::spawn(move || {
+        leave_root();
+        let instance = instances(1, &["true"], &anywhere(), &Stdio::default()).remove(0);
+        context.spawn(instance).unwrap().map(drop).unwrap_err()
+    });
+    let error = refused.join().unwrap();
+    assert_eq!((error.step, error.errno), (SpawnStep::Credentials, nix::errno::Errno::EPERM));
+    assert_eq!(error.to_string(), "step credentials failed: Operation not permitted");
+}
+
+#[test]
+fn instances_begin_in_the_directory_of_their_context() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap();
+    for (context, forks) in executed_and_forked(|context| context.working_directory(&path)) {
+        assert_eq!(run_two(&context, "pwd -P"), (format!("{0}\n{0}\n", path.display()), forks));
+    }
+    let own = std::env::current_dir().unwrap().canonicalize().unwrap();
+    assert_eq!(run_shell(&Context::new("sh").unwrap(), "pwd -P").0, own.display().to_string());
+}
+
+#[test]
+fn a_directory_that_is_missing_is_the_failed_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    for (context, _) in executed_and_forked(|context| context.working_directory(&missing)) {
+        for count in [1, 3] {
+            let group = instances(count, &["sh", "-c", "exit 0"], &anywhere(), &Stdio::default());
+            for result in context.spawn_n(group).unwrap() {
+                let error = result.unwrap_err();
+                assert_eq!((error.step, error.errno), (SpawnStep::Directory, nix::errno::Errno::ENOENT));
+            }
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_spawn::proxy::TemplateError;
+use pjw_spawn::proxy::{ForkError, TemplateError};
 use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
 
 use programs::{own_mask, program_without_libc, records};
@@ -33,11 +33,20 @@ fn instances(count: u32, output: &std::path::Path) -> Vec<Instance> {
         .collect()
 }
 
-/// Starts the instances of a context, and checks that each ran its first instruction inside its own part.
-fn check_group(context: &Context, count: u32) -> Option<TemplateError> {
+/// Starts `count` instances of a context, and checks that each ran its first instruction inside its own part. Returns how
+/// many are forks, and why there is no template.
+fn check_group(context: &Context, count: u32) -> (usize, Option<TemplateError>) {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("records");
-    let instances = instances(count, &output);
+    check_instances(context, instances(count, &output), &output)
+}
+
+fn check_instances(
+    context: &Context,
+    instances: Vec<Instance>,
+    output: &std::path::Path,
+) -> (usize, Option<TemplateError>) {
+    let count = instances.len();
     let masks: Vec<CpuSet> =
         instances.iter().map(|instance| instance.placement.cpus.clone().unwrap()).collect();
     let mut batch = context.start(instances).unwrap();
@@ -47,23 +56,53 @@ fn check_group(context: &Context, count: u32) -> Option<TemplateError> {
         of_pid.insert(child.pid.0, masks[index].clone());
         assert_eq!(child.wait().unwrap(), ExitStatus::Code(0));
     }
-    let records = records(&output);
-    assert_eq!(records.len(), count as usize);
+    let records = records(output);
+    assert_eq!(records.len(), count);
     for record in records {
         let mask = of_pid.remove(&record.pid).unwrap();
         assert!(record.mask == mask && mask.contains(Pu(record.cpu.0)), "process {}", record.pid);
     }
-    batch.template_error()
+    (batch.forked_count(), batch.template_error())
 }
 
 #[test]
 fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
     let (program, _dir) = program_without_libc();
     let context = Context::new(&program).unwrap().add_rank_variables().use_templates();
-    for count in [1, 2, 7, 300] {
-        assert_eq!(check_group(&context, count), None);
+    for (count, forked) in [(1, 0), (2, 2), (7, 7), (300, 300)] {
+        assert_eq!(check_group(&context, count), (forked, None));
     }
-    assert_eq!(check_group(&context.kill_when_launcher_ends(), 20), None);
+    assert_eq!(check_group(&context.kill_when_launcher_ends(), 20), (20, None));
+}
+
+#[test]
+fn a_part_with_one_instance_of_a_group_has_a_template_too() {
+    let (program, dir) = program_without_libc();
+    let context = Context::new(&program).unwrap().use_templates().max_spawner_threads(2);
+    let output = dir.path().join("records");
+    let mut group = instances(16, &output);
+    let cpus = CpuSet::from(own_mask().iter().next().unwrap());
+    let parts = [Arc::new(Placement::on_cpus(cpus.clone())), Arc::new(Placement::on_cpus(cpus))];
+    for (rank, instance) in group.iter_mut().enumerate() {
+        instance.placement = Arc::clone(&parts[usize::from(rank == 0)]);
+    }
+    assert_eq!(check_instances(&context, group, &output), (16, None));
+}
+
+#[test]
+fn an_instance_that_differs_from_the_template_is_executed_and_is_not_counted_as_a_fork() {
+    let context = Context::new("true").unwrap().use_templates();
+    let directory = tempfile::tempdir().unwrap();
+    let mut group = instances(6, &directory.path().join("output"));
+    let arguments = Arc::new(Arguments::parse(&["true"]).unwrap());
+    group.iter_mut().for_each(|instance| instance.arguments = Arc::clone(&arguments));
+    group[4].arguments = Arc::new(Arguments::parse(&["true", "more"]).unwrap());
+    let mut batch = context.start(group).unwrap();
+    for (_, child) in batch.by_ref() {
+        assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+    }
+    assert_eq!((batch.forked_count(), batch.template_error()), (5, None));
+    assert!(matches!(batch.fork_error(), Some(ForkError::Mismatch(_))), "{:?}", batch.fork_error());
 }
 
 #[test]
@@ -72,5 +111,5 @@ fn a_program_that_can_have_no_template_is_executed_and_the_cause_is_told() {
     let (program, _dir) = program_without_libc();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     let context = Context::new(&program).unwrap().use_templates();
-    assert_eq!(check_group(&context, 10), Some(TemplateError::Privileged));
+    assert_eq!(check_group(&context, 10), (0, Some(TemplateError::Privileged)));
 }

@@ -6,9 +6,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use pjw_core::cpuset::CpuSet;
 use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
+use serde_json::Value;
 
 use super::{local, sorted_lines, text};
 use crate::permissions::programs_are_reachable;
@@ -16,6 +18,8 @@ use crate::processes::is_root;
 
 /// A user without processes and without privileges.
 const PLAIN_USER: u32 = 65_533;
+/// A user of whose processes and threads a test knows the number.
+const COUNTED_USER: u32 = 65_531;
 
 /// Runs a shell line as a plain user, with the path of pjwctl in `$0`. A plain user runs it as itself.
 fn as_plain_user(line: &str) -> Output {
@@ -104,6 +108,80 @@ fn more_instances_than_pids_max_allows_are_refused_beforehand() {
     let error = text(&many.stderr);
     assert_eq!(many.status.code(), Some(1), "{error}");
     assert!(error.contains("pids.max is 20") && error.contains("start fewer, or raise it"), "{error}");
+}
+
+/// Starts `sleep` so often with the words of `line`, by a shell line that ends in `"$@"` and gives pjwctl a limit of 20
+/// processes. Returns how many have begun, and the text on standard error. The instances are killed.
+fn begun_at_a_limit_of_20(enter: &str, uid: Option<u32>, line: &str) -> (usize, String) {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", enter, "sh"])
+        .arg(program_path("pjwctl"))
+        .args(["spawn", "--local", "--async", "--json"]);
+    shell.args(line.split_whitespace()).args(["--", "sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"]);
+    shell.env("PATH", "/usr/bin:/bin").current_dir("/").stdin(Stdio::null());
+    if let Some(uid) = uid {
+        shell.uid(uid).gid(uid);
+    }
+    let output = shell.output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let instances = report["instances"].as_array().cloned().unwrap_or_default();
+    let pids: Vec<u32> =
+        instances.iter().filter_map(|instance| u32::try_from(instance["pid"].as_u64()?).ok()).collect();
+    pids.iter().for_each(|pid| drop(crate::processes::KillOnDrop(*pid)));
+    let is_there = |pid: &u32| Path::new(&format!("/proc/{pid}")).exists();
+    wait_until("the instances have ended", || !pids.iter().any(is_there));
+    (pids.len(), text(&output.stderr))
+}
+
+/// pjwctl itself, N instances, and a thread for each part of the CPUs, or for all together a thread and a template.
+fn check_that_starters_count(enter: &str, uid: Option<u32>) {
+    let cpus: Vec<String> = affinity().iter().map(|pu| pu.0.to_string()).collect();
+    let one = format!("--map {}", cpus[0]);
+    let template = if cfg!(target_arch = "x86_64") { 1 } else { 0 };
+    let mut cases = vec![(one.clone(), 18), (format!("{one} --proxy auto"), 18 - template)];
+    if cpus.len() > 1 {
+        cases.push((format!("--map {};{}", cpus[0], cpus[1]), 17));
+    }
+    for (map, most) in cases {
+        let (begun, error) = begun_at_a_limit_of_20(enter, uid, &format!("-n {most} {map}"));
+        assert_eq!(begun, most, "{map}: {error}");
+        let (begun, error) = begun_at_a_limit_of_20(enter, uid, &format!("-n {} {map}", most + 1));
+        assert_eq!(begun, 0, "{map}: {error}");
+        let expected = format!(
+            "nothing was started: there is room for 19 more processes, and {} were asked for, with ",
+            most + 1
+        );
+        assert!(error.contains(&expected), "{map}: {error}");
+    }
+}
+
+fn affinity() -> CpuSet {
+    crate::processes::mask(std::process::id())
+}
+
+#[test]
+fn what_starts_the_instances_counts_in_the_limit_of_a_cgroup() {
+    if !is_root() {
+        return;
+    }
+    let Some(hierarchy) = pids_hierarchy() else {
+        skip("the pids controller is not available in a hierarchy that can be written");
+        return;
+    };
+    let cgroup = hierarchy.join(format!("pjw-test-starters-{}", std::process::id()));
+    std::fs::create_dir(&cgroup).unwrap();
+    std::fs::write(cgroup.join("pids.max"), "20").unwrap();
+    check_that_starters_count(&format!("echo $$ >{}/cgroup.procs && exec \"$@\"", cgroup.display()), None);
+    wait_until("the cgroup can be removed", || std::fs::remove_dir(&cgroup).is_ok());
+}
+
+#[test]
+fn what_starts_the_instances_counts_in_the_limit_of_a_user() {
+    if !is_root() || is_root_without_reachable_programs() {
+        return;
+    }
+    check_that_starters_count("exec prlimit --nproc=20:20 \"$@\"", Some(COUNTED_USER));
 }
 
 /// A directory in which cgroups with a pids controller can be made.
@@ -196,16 +274,25 @@ fn a_search_for_libraries_in_many_places_is_told() {
             directory.display().to_string()
         })
         .collect();
-    let run = |directories: &[String], proxy: &str| {
+    let run_many = |instances: &str, directories: &[String], proxy: &str| {
         let mut pjwctl = Command::new(program_path("pjwctl"));
-        pjwctl.args(["spawn", "--local", "-n", "2", "--proxy", proxy, "--", "/bin/sh", "-c", "exit 0"]);
+        pjwctl.args(["spawn", "--local", "-n", instances, "--proxy", proxy, "--", "/bin/sh", "-c", "exit 0"]);
         pjwctl.env("LD_LIBRARY_PATH", directories.join(":")).output().unwrap()
     };
+    let run = |directories: &[String], proxy: &str| run_many("2", directories, proxy);
     let output = run(&directories, "never");
     let error = text(&output.stderr);
     assert!(output.status.success(), "{error}");
     let begin = "pjwctl: LD_LIBRARY_PATH makes each start of /bin/sh open 100 files that are not there: ";
     assert!(error.starts_with(begin) && error.contains("--proxy always"), "{error}");
     assert_eq!(text(&run(&directories[..10], "never").stderr), "");
-    assert!(!text(&run(&directories, "auto").stderr).contains("LD_LIBRARY_PATH"));
+    if cfg!(target_arch = "x86_64") {
+        assert!(!text(&run(&directories, "auto").stderr).contains("LD_LIBRARY_PATH"));
+    }
+    // Each instance executes the program, and another --proxy would not change that. sh never calls pspawn_fork_here.
+    for (instances, proxy) in [("1", "never"), ("1", "auto"), ("2", "late")] {
+        let error = text(&run_many(instances, &directories, proxy).stderr);
+        assert!(error.contains(begin), "-n {instances} --proxy {proxy}: {error}");
+        assert!(!error.contains("--proxy always"), "-n {instances} --proxy {proxy}: {error}");
+    }
 }

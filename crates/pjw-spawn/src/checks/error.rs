@@ -48,10 +48,15 @@ pub enum CheckError {
         allowed: CpuSet,
     },
     /// A limit of the system, of the user or of a cgroup on the number of processes or threads is too low.
-    #[error("there is room for {room} more processes, and {wanted} were asked for: {limit}; {remedy}")]
+    #[error(
+        "there is room for {room} more processes, and {wanted} were asked for{}: {limit}; {remedy}",
+        starters_text(*.starters)
+    )]
     ProcessLimit {
         /// The number of processes that were to be started.
         wanted: u64,
+        /// The number of threads and templates that would start them, and that count in the limit too.
+        starters: u64,
         /// The number of processes that the limit still allows.
         room: u64,
         /// The name of the limit, its value, and the number of threads that exist already if that is known,
@@ -99,6 +104,14 @@ pub enum CheckError {
         /// The error number of the system call.
         errno: Errno,
     },
+}
+
+fn starters_text(starters: u64) -> String {
+    match starters {
+        0 => String::new(),
+        1 => ", with 1 more that starts them".to_owned(),
+        _ => format!(", with {starters} more that start them"),
+    }
 }
 
 fn text(cpus: &CpuSet) -> String {

@@ -13,8 +13,9 @@ use crate::replicate::Replicas;
 use crate::setup::Setup;
 use crate::tasks::check_room;
 
-/// Checks what can be known beforehand. The check of [`crate::Context::check`].
-pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
+/// Checks what can be known beforehand. The check of [`crate::Context::check`]. `starters` is the number of threads and
+/// templates that start the instances.
+pub(crate) fn check(setup: &Setup, instances: &[Instance], starters: usize) -> Result<(), CheckError> {
     if instances.is_empty() {
         return Err(CheckError::NoInstances);
     }
@@ -31,5 +32,5 @@ pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckEr
     }
     room::check_cgroups(instances)?;
     // Tasks have a host.
-    room::check_process_limits(instances.len() + usize::from(setup.image.is_some()))
+    room::check_process_limits(instances.len(), starters + usize::from(setup.image.is_some()))
 }

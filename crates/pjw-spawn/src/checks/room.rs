@@ -24,19 +24,20 @@ struct Limit {
     remedy: String,
 }
 
-/// Checks whether the limits on the number of processes allow `additional` more processes. The limits are those of
-/// the system, of the caller's user, and of the cgroups that contain the caller. A limit that can't be read is not
-/// checked.
+/// Checks whether the limits on the number of processes allow `instances` more processes, and `starters` more threads
+/// and processes that start them. [`crate::Context::starter_count`] returns the number of starters. The kernel counts a
+/// thread as a process. The limits are those of the system, of the caller's user, and of the cgroups that contain the
+/// caller. A limit that can't be read is not checked.
 ///
 /// # Errors
 /// [`CheckError::ProcessLimit`] if a limit is too low.
-pub fn check_process_limits(additional: usize) -> Result<(), CheckError> {
-    let wanted = additional as u64;
+pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), CheckError> {
+    let (wanted, starters) = (instances as u64, starters as u64);
     let all_threads = all_threads();
     let mut limits = system_limits(all_threads);
-    limits.extend(user_limit(wanted, all_threads));
+    limits.extend(user_limit(wanted + starters, all_threads));
     limits.extend(own_pids_cgroup().iter().flat_map(|cgroup| cgroup_limits(cgroup)));
-    check_limits(wanted, limits)
+    check_limits(wanted, starters, limits)
 }
 
 /// Checks the cgroups in which instances are born, each for the instances in it.
@@ -47,15 +48,19 @@ pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
     }
     wanted.into_iter().try_for_each(|(cgroup, wanted)| {
         let directory = fs::read_link(format!("/proc/self/fd/{cgroup}")).unwrap_or_default();
-        check_limits(wanted, cgroup_limits(&directory))
+        check_limits(wanted, 0, cgroup_limits(&directory))
     })
 }
 
-fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<(), CheckError> {
-    match limits.into_iter().min_by_key(|limit| limit.room).filter(|limit| limit.room < wanted) {
+fn check_limits(
+    wanted: u64,
+    starters: u64,
+    limits: impl IntoIterator<Item = Limit>,
+) -> Result<(), CheckError> {
+    match limits.into_iter().min_by_key(|limit| limit.room).filter(|limit| limit.room < wanted + starters) {
         None => Ok(()),
         Some(Limit { room, name, remedy }) => {
-            Err(CheckError::ProcessLimit { wanted, room, limit: name, remedy })
+            Err(CheckError::ProcessLimit { wanted, starters, room, limit: name, remedy })
         }
     }
 }

@@ -286,6 +286,9 @@ pub struct RunArgs {
     /// The options that say what cores the job gets.
     #[command(flatten)]
     pub core_args: CoreArgs,
+    /// The unit of --cores [default: whole]
+    #[arg(long = "smt", value_enum, value_name = "SMT", requires = "cores")]
+    pub cores_unit: Option<CoresUnitArg>,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
@@ -306,7 +309,7 @@ pub enum PolicyArg {
     Explicit,
 }
 
-/// The value of `pjwctl assign --smt`: whether the number in `--cores` counts whole cores or hardware threads.
+/// The value of `--smt` of `pjwctl assign`, `run` and `spawn`: whether the number in `--cores` counts whole cores or hardware threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CoresUnitArg {
     /// Whole cores with all their hardware threads

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pjw_core::parts::DivisionRule;
 
+use super::CoresUnitArg;
 use super::core_count::{CoreCountArg, core_count};
 use super::json::JsonArg;
 use super::priority_class::PriorityClassArg;
@@ -18,7 +19,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 2 --local --map '0-1;2-3' -- ./worker   without a daemon, on these CPUs\n\n\
     One job gets the cores. Its cores are divided into parts, and instance i runs on part i, in turns, from its first \
     instruction. In arguments, %r is the rank from 0, %n the number of instances, %% a percent sign. Each instance has \
-    PJW_RANK, PJW_SIZE, PJW_CPUS and PJW_JOB in its environment, and OMP_NUM_THREADS and the other variables of run.variables in \
+    PJW_RANK, PJW_SIZE, PJW_CPUS and, without --local, PJW_JOB in its environment, and OMP_NUM_THREADS and the other variables of run.variables in \
     pjwd's configuration with the size of its part, except those that are set already. Everything is checked first: if something is wrong, \
     nothing starts. Signals that pjwctl gets go to all instances. If pjwctl is killed, the kernel kills the instances; with --async they \
     live on.\n\n\
@@ -39,6 +40,9 @@ pub struct SpawnArgs {
     /// --local: all cores of pjwctl's affinity mask]
     #[arg(long, value_name = "M|all", value_parser = core_count)]
     pub cores: Option<CoreCountArg>,
+    /// The unit of --cores, and of its default [default: whole]
+    #[arg(long = "smt", value_enum, value_name = "SMT", conflicts_with = "local")]
+    pub cores_unit: Option<CoresUnitArg>,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME", conflicts_with = "local")]
     pub job: Option<String>,

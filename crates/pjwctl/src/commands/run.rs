@@ -49,6 +49,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
     // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
     let status = read_status(&mut client)?;
     let core_args = &request.core_args;
+    let cores_unit = request.cores_unit;
     let request = Assign {
         job: job_id(&job)?,
         cores: core_args.cores.and_then(CoreCountArg::count),
@@ -60,6 +61,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         isolated: core_args.isolated,
         within_job: core_args.within_job.map(|rule| value_name(&rule)),
         class: core_args.class.map(|class| value_name(&class)),
+        smt: cores_unit.map(|smt| value_name(&smt)),
         fresh: Some(true),
         ..Assign::default()
     };

@@ -275,6 +275,28 @@ fn the_request_has_the_options_of_the_command_line() {
 }
 
 #[test]
+fn run_and_spawn_pass_the_unit_of_the_number_of_cores() {
+    let daemon = daemon();
+    for line in ["run --cores 2 --smt pus -- true", "spawn -n 2 --smt pus -- true"] {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        answer(&mut pjwctl(&daemon.socket(), &arguments));
+    }
+    let units: Vec<_> = daemon
+        .calls()
+        .into_iter()
+        .filter_map(|call| match call {
+            Call::Assign(request) => Some((request.cores, request.smt)),
+            _ => None,
+        })
+        .collect();
+    let pus = (Some(2), Some("pus".to_owned()));
+    assert_eq!(units, [pus.clone(), pus]);
+    let refused =
+        answer(&mut pjwctl(&daemon.socket(), &["spawn", "-n", "2", "--local", "--smt", "pus", "--", "true"]));
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+}
+
+#[test]
 fn release_and_reload_print_their_results() {
     let daemon = daemon();
     let said = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;

@@ -51,6 +51,8 @@ before=$(shmem)
 spawn
 measure "without replicas"
 check "without replicas, one node has fewer" not is_local
+check "without replicas, the memory of instances prefers node 0" prefers 0
+check "without replicas, the memory of instances prefers node 1" prefers 1
 kill -9 "$launcher"
 eventually "nothing is left of the plain instances" nothing_left
 

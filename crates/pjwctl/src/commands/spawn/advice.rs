@@ -4,6 +4,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use pjw_spawn::Context;
+
 use super::group::Program;
 use super::library_search::missed_opens;
 use crate::output;
@@ -11,19 +13,31 @@ use crate::output;
 /// From so many opens of missing files at a start on there is advice.
 const MANY_MISSED_OPENS: usize = 100;
 
-/// Prints a line for each program whose start looks for libraries in many places in vain.
+/// Prints a line for each program whose start looks for libraries in many places in vain: before the start, for programs
+/// that each instance executes.
 pub(super) fn print(programs: &[Program]) {
+    print_lines(programs.iter().map(|program| (&program.context, program.instances.len() > 1)));
+}
+
+/// Prints such a line for each program whose instances could not be forks.
+pub(super) fn print_without_proxy<'a>(contexts: impl Iterator<Item = &'a Context>) {
+    print_lines(contexts.map(|context| (context, false)));
+}
+
+/// With each context: whether its instances could be forks of a loaded program.
+fn print_lines<'a>(contexts: impl Iterator<Item = (&'a Context, bool)>) {
     let Some(library_path) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) else {
         return;
     };
-    for program in programs {
-        let path = Path::new(OsStr::from_bytes(program.context.program().to_bytes()));
+    for (context, can_be_forked) in contexts {
+        let path = Path::new(OsStr::from_bytes(context.program().to_bytes()));
         let missed = missed_opens(path, &library_path);
         if missed >= MANY_MISSED_OPENS {
             output::print_error(&format!(
                 "LD_LIBRARY_PATH makes each start of {} open {missed} files that are not there: name fewer directories \
-                 in it, or load the program once with --proxy always",
-                path.display()
+                 in it{}",
+                path.display(),
+                if can_be_forked { ", or load the program once with --proxy always" } else { "" }
             ));
         }
     }

@@ -59,6 +59,7 @@ impl Grant {
             pids: Some(vec![pid]),
             class: request.class.map(|class| value_name(&class)),
             within_job: request.within_job.map(|rule| value_name(&rule)),
+            smt: request.cores_unit.map(|smt| value_name(&smt)),
             fresh: Some(true),
             ..Assign::default()
         };

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::proxy::TemplateError;
 use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
 
 use super::labels::Labels;
+use super::mode::TemplateUse;
 use super::signals::{Received, Signals};
 use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
 use crate::output;
@@ -39,6 +40,11 @@ pub(super) struct Program {
     pub(super) instances: Vec<Instance>,
 }
 
+/// Error: the start failed, or the instances can't be watched, when some had begun.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; the instances that had begun were killed")]
+pub(super) struct StartFailure(pub(super) anyhow::Error);
+
 /// The instances, and what is awaited.
 pub(super) struct Group {
     /// What is known of each instance, by rank.
@@ -60,8 +66,12 @@ pub(super) struct Group {
     /// When the first process was made, and when the last one had begun its program.
     started_between: Option<(Duration, Duration)>,
     progress: Option<Instant>,
-    /// Why a program that was to have a template has none.
-    pub(super) refusal: Option<TemplateError>,
+    /// Whether the cursor is behind a progress line.
+    has_progress_line: bool,
+    /// The indexes of the contexts none of whose instances is a fork of a template.
+    executed: Vec<usize>,
+    /// What the finished batches tell of their templates.
+    templates: TemplateUse,
 }
 
 /// What is known of an instance.
@@ -76,6 +86,10 @@ pub(super) struct InstanceState {
 
 impl Group {
     /// Lets the spawner threads begin.
+    ///
+    /// # Errors
+    /// [`StartFailure`] if a program could not be started when instances of another one had begun. They were killed. Any
+    /// other error if nothing was started.
     pub(super) fn start(programs: Vec<Program>, labels: Labels) -> anyhow::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?;
         let signals = Signals::block()?;
@@ -94,32 +108,71 @@ impl Group {
             failure_lines: 0,
             started_between: None,
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
-            refusal: None,
+            has_progress_line: false,
+            executed: Vec::new(),
+            templates: TemplateUse::default(),
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
         for (number, pipe) in group.labels.descriptors() {
             group.watch(pipe, PIPE | number)?;
         }
-        for Program { context, instances } in programs {
-            for instance in &instances {
-                if let Some(state) = group.states.get_mut(instance.rank as usize) {
-                    state.cpus = instance.placement.cpus.clone().unwrap_or_default();
-                }
+        match programs.into_iter().try_for_each(|program| group.start_program(program)) {
+            Ok(()) => Ok(group),
+            Err(error) if group.batches.is_empty() => Err(error),
+            Err(error) => {
+                group.abort();
+                Err(StartFailure(error).into())
             }
-            let ranks = instances.iter().map(|instance| instance.rank).collect();
-            let batch = context.start(instances)?;
-            group.watch(&batch, BATCH | group.batches.len() as u64)?;
-            group.batches.push(Some((batch, ranks)));
-            group.contexts.push(context);
         }
-        Ok(group)
     }
 
-    /// Waits until every instance has ended. With `only_begun` until every instance has begun or failed.
-    pub(super) fn wait(&mut self, only_begun: bool) -> anyhow::Result<()> {
+    fn start_program(&mut self, Program { context, instances }: Program) -> anyhow::Result<()> {
+        for instance in &instances {
+            if let Some(state) = self.states.get_mut(instance.rank as usize) {
+                state.cpus = instance.placement.cpus.clone().unwrap_or_default();
+            }
+        }
+        let ranks = instances.iter().map(|instance| instance.rank).collect();
+        let batch = context.start(instances)?;
+        let number = BATCH | self.batches.len() as u64;
+        self.contexts.push(context);
+        self.batches.push(Some((batch, ranks)));
+        match self.batches.last() {
+            Some(Some((batch, _))) => self.watch(batch, number),
+            _ => Ok(()),
+        }
+    }
+
+    /// Stops the start, kills the instances that have begun, and waits for their ends.
+    pub(super) fn abort(&mut self) {
+        self.clear_progress();
+        self.batches.iter().flatten().for_each(|(batch, _)| batch.cancel());
+        let mut children: Vec<Child> =
+            self.states.iter_mut().filter_map(|state| state.child.take()).collect();
+        let batches = std::mem::take(&mut self.batches).into_iter().flatten();
+        children.extend(batches.flat_map(|(batch, _)| batch.filter_map(|(_, result)| result.ok())));
+        for child in &children {
+            let _ = child.send_signal(Signal::SIGKILL as i32);
+        }
+        for child in &children {
+            let _ = child.wait();
+        }
+    }
+
+    /// Waits until every instance has begun or failed.
+    pub(super) fn wait_until_begun(&mut self) -> anyhow::Result<()> {
         // A spawner thread that could not be started has left results that no descriptor tells of.
         (0..self.batches.len()).try_for_each(|index| self.take_results(index))?;
-        while self.batches.iter().any(Option::is_some) || (self.running > 0 && !only_begun) {
+        self.handle_while(|group| group.batches.iter().any(Option::is_some))
+    }
+
+    /// Waits until every instance that has begun has ended.
+    pub(super) fn wait_until_ended(&mut self) -> anyhow::Result<()> {
+        self.handle_while(|group| group.running > 0)
+    }
+
+    fn handle_while(&mut self, holds: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
+        while holds(self) {
             let mut events = [EpollEvent::empty(); EVENTS];
             let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
                 Err(Errno::EINTR) => 0,
@@ -131,12 +184,26 @@ impl Group {
             self.show_progress();
         }
         self.clear_progress();
+        Ok(())
+    }
+
+    /// Prints the rest of labelled output, and how many failures were not printed.
+    pub(super) fn print_rest(&mut self) {
         self.labels.finish();
         if self.failure_lines > MAX_FAILURE_LINES {
             let more = self.failure_lines - MAX_FAILURE_LINES;
             output::print_error(&format!("{more} more instances failed; --json lists all"));
         }
-        Ok(())
+    }
+
+    /// Iterates over the contexts none of whose instances is a fork of a template.
+    pub(super) fn executed_programs(&self) -> impl Iterator<Item = &pjw_spawn::Context> {
+        self.executed.iter().filter_map(|index| self.contexts.get(*index))
+    }
+
+    /// Returns what is known of the templates. It is final when all instances have begun.
+    pub(super) fn templates(&self) -> TemplateUse {
+        TemplateUse { begun: self.begun, ..self.templates }
     }
 
     /// Returns the exit code of pjwctl: the highest of the instances.
@@ -162,7 +229,10 @@ impl Group {
         match number & KIND {
             BATCH => self.take_results(index)?,
             CHILD => self.take_end(index),
-            PIPE => self.labels.read(number & !KIND),
+            PIPE => {
+                self.clear_progress();
+                self.labels.read(number & !KIND);
+            }
             _ => {
                 while let Some(signal) = self.signals.next() {
                     self.take_signal(signal);
@@ -189,7 +259,12 @@ impl Group {
             let (first, last) = self.started_between.unwrap_or((begin, end));
             self.started_between = Some((first.min(begin), last.max(end)));
         }
-        self.refusal = self.refusal.or(batch.template_error());
+        if batch.forked_count() == 0 {
+            self.executed.push(index);
+        }
+        self.templates.forked += batch.forked_count();
+        self.templates.refusal = self.templates.refusal.or(batch.template_error());
+        self.templates.mismatch = self.templates.mismatch.or(batch.fork_error());
         let _ = self.epoll.delete(&batch);
         drop(batch);
         if self.batches.iter().all(Option::is_none) {
@@ -215,10 +290,11 @@ impl Group {
                 if let Some(signal) = self.ending {
                     let _ = child.send_signal(signal);
                 }
+                // An instance that can't be watched is known all the same, and is killed with the others.
+                let child = state.child.insert(child);
                 self.epoll
-                    .add(&child, EpollEvent::new(EpollFlags::EPOLLIN, CHILD | u64::from(rank)))
+                    .add(child, EpollEvent::new(EpollFlags::EPOLLIN, CHILD | u64::from(rank)))
                     .context("an instance can't be watched")?;
-                state.child = Some(child);
             }
         }
         Ok(())
@@ -290,10 +366,11 @@ impl Group {
         let mut line = String::new();
         let _ = write!(line, "\r{} of {size} instances begun, {ended} ended\x1b[K", self.begun);
         let _ = io::stderr().write_all(line.as_bytes());
+        self.has_progress_line = true;
     }
 
-    fn clear_progress(&self) {
-        if self.progress.is_some() {
+    fn clear_progress(&mut self) {
+        if std::mem::take(&mut self.has_progress_line) {
             let _ = io::stderr().write_all(b"\r\x1b[K");
         }
     }
@@ -324,5 +401,46 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::ENOSYS => "Linux 5.5 or later on x86_64 or aarch64 is needed",
         Errno::EACCES | Errno::EPERM => "check the permissions of the program and its directories",
         _ => "the man pages of clone3(2) and execve(2) have the causes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pjw_spawn::{Arguments, Context, Placement, Stdio};
+
+    use super::*;
+
+    /// The processes with this command line.
+    fn processes(command: &str) -> usize {
+        let is_it = |entry: &std::fs::DirEntry| {
+            let text = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            text == command.as_bytes()
+        };
+        std::fs::read_dir("/proc").unwrap().flatten().filter(is_it).count()
+    }
+
+    #[test]
+    fn instances_are_killed_if_another_program_of_their_group_cannot_be_started() {
+        // No other process sleeps so long.
+        let time = format!("1000.{}", std::process::id());
+        let arguments = Arc::new(Arguments::parse(&["sleep", &time]).unwrap());
+        let instance = |rank| Instance {
+            rank,
+            size: 3,
+            arguments: Arc::clone(&arguments),
+            variables: Vec::new(),
+            placement: Arc::new(Placement::default()),
+            stdio: Stdio::default(),
+        };
+        let program = |instances| Program { context: Context::new("sleep").unwrap(), instances };
+        let programs = vec![program((0..3).map(instance).collect()), program(Vec::new())];
+        let error = Group::start(programs, Labels::default()).map(drop).unwrap_err();
+        assert!(error.is::<StartFailure>(), "{error}");
+        assert!(error.to_string().ends_with("the instances that had begun were killed"), "{error}");
+        assert_eq!(processes(&format!("sleep\0{time}\0")), 0);
+        let error = Group::start(vec![program(Vec::new())], Labels::default()).map(drop).unwrap_err();
+        assert!(!error.is::<StartFailure>(), "nothing was started: {error}");
     }
 }

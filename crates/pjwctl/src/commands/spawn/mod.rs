@@ -41,7 +41,7 @@ use crate::cli::{CoreCountArg, ProxyArg, ShareArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::Grant;
-use group::{Group, Program};
+use group::{Group, Program, StartFailure};
 use labels::Labels;
 use mode::Mode;
 use sizes::InstanceSizes;
@@ -49,23 +49,38 @@ use sizes::InstanceSizes;
 /// The descriptors of a labelled instance: both ends of two pipes.
 const DESCRIPTORS_OF_LABELS: usize = 4;
 
+/// The descriptors that a program has open during the start: both ends of a socket pair. Another program's start counts
+/// them as open, and needs one for the set of watched descriptors and one for signals.
+const DESCRIPTORS_OF_PROGRAMS: usize = 4;
+
 /// Starts the instances and waits for their end. With `--async` it does not wait.
 pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
-    match spawn(warden, request) {
-        Ok(code) => Ok(code),
-        Err(error) if output::is_closed_pipe(&error) => Err(error),
+    let (group, grant) = match start(warden, request) {
+        Ok(started) => started,
+        Err(error) if error.is::<StartFailure>() => {
+            output::print_error(&error.to_string());
+            return Ok(ExitCode::FAILURE);
+        }
         Err(error) => {
             output::print_error(&format!("nothing was started: {error}"));
-            Ok(match error.downcast_ref() {
+            return Ok(match error.downcast_ref() {
                 Some(CheckError::NoProgram { .. }) => ExitCode::from(NOT_FOUND),
                 Some(CheckError::NotExecutable { .. }) => ExitCode::from(NOT_EXECUTABLE),
                 _ => ExitCode::FAILURE,
-            })
+            });
         }
+    };
+    match finish(group, &grant, request) {
+        Err(error) if !output::is_closed_pipe(&error) => {
+            output::print_error(&error.to_string());
+            Ok(ExitCode::FAILURE)
+        }
+        finished => finished,
     }
 }
 
-fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+/// Checks everything, and lets the start begin.
+fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)> {
     reset_fault_signals();
     let commands = commands::read(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
@@ -77,8 +92,9 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
         commands.into_iter().map(|command| prepare(command, request)).collect::<anyhow::Result<_>>()?;
     let mut labels = Labels::default();
     let descriptors = if request.prefix_output_with_rank { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
-    check_process_limits(size as usize)?;
-    raise_descriptor_limit(size as usize * descriptors)?;
+    // The number of threads that start them is known with the grant only.
+    check_process_limits(size as usize, 0)?;
+    raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(warden, request, size, &name)?;
@@ -94,7 +110,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
         Err(error) => Err(error),
     };
     let started = programs.and_then(|programs| {
-        programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
+        check_programs(&programs)?;
         match request.proxy {
             ProxyArg::Always => programs.iter().try_for_each(check_template)?,
             ProxyArg::Never => advice::print(&programs),
@@ -104,20 +120,49 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
             if request.replicate { replicas::with_replicas(&topology, programs)? } else { programs };
         Group::start(programs, labels)
     });
-    let mut group = match started {
-        Ok(group) => group,
+    match started {
+        Ok(group) => Ok((group, grant)),
         Err(error) => {
             grant.release();
-            return Err(error);
+            Err(error)
+        }
+    }
+}
+
+/// Waits for the instances, and prints the result.
+fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+    let mode = match wait(&mut group, request) {
+        Ok(mode) => mode,
+        Err(error) => {
+            group.abort();
+            return Err(StartFailure(error).into());
         }
     };
-    group.wait(request.in_background)?;
-    let mode = Mode::of(request, &group);
-    if let (ProxyArg::Auto | ProxyArg::Late, Mode::Refused(refusal)) = (request.proxy, mode) {
-        output::print_error(&format!("each instance executed the program: {refusal}"));
-    }
     report::print(&group, mode, grant.job.as_deref(), request.json)?;
     Ok(group.exit_code())
+}
+
+/// Waits until all instances have begun, says how they were started, and waits for their end.
+fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
+    group.wait_until_begun()?;
+    let mode = Mode::of(request, group);
+    mode.announce(request.proxy);
+    if request.proxy != ProxyArg::Never && request.share.is_none() {
+        advice::print_without_proxy(group.executed_programs());
+    }
+    if !request.in_background {
+        group.wait_until_ended()?;
+    }
+    group.print_rest();
+    Ok(mode)
+}
+
+/// Checks each program, and the limits on processes for all programs together.
+fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
+    programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
+    let instances = programs.iter().map(|program| program.instances.len()).sum();
+    let starters = programs.iter().map(|program| program.context.starter_count(&program.instances)).sum();
+    check_process_limits(instances, starters)
 }
 
 /// Loads the program once as a template, and ends the template: nothing is started if that is not possible.

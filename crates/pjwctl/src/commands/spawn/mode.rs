@@ -1,21 +1,34 @@
 //! How the instances were started, and why.
 
-use pjw_spawn::proxy::TemplateError;
+use pjw_spawn::proxy::{ForkError, TemplateError};
 
 use super::group::Group;
 use crate::cli::{ProxyArg, SpawnArgs};
+use crate::output;
+
+/// What is known of the templates of a group, when all its instances have begun.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct TemplateUse {
+    /// The number of instances that have begun.
+    pub(super) begun: usize,
+    /// How many of them are forks of a template.
+    pub(super) forked: usize,
+    /// Why a program has no template, and why an instance is no fork of its template: the first reasons.
+    pub(super) refusal: Option<TemplateError>,
+    pub(super) mismatch: Option<ForkError>,
+}
 
 /// How the instances were started.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mode {
     /// Each executed the program, as requested.
-    Exec,
-    /// Each executed the program, because there are fewer than two of it.
-    Single,
-    /// Each executed the program, because it can't have a template.
-    Refused(TemplateError),
-    /// They are forks of a template.
-    Proxy,
+    Never,
+    /// None has begun.
+    NoneBegun,
+    /// Each executed the program.
+    Exec(TemplateUse),
+    /// Some are forks of a template, or all.
+    Proxy(TemplateUse),
     /// They share one address space.
     Shared,
 }
@@ -23,20 +36,26 @@ pub(super) enum Mode {
 impl Mode {
     /// Returns how the instances of a group were started. It is known when all have begun.
     pub(super) fn of(request: &SpawnArgs, group: &Group) -> Self {
-        match (request.proxy, group.refusal) {
-            _ if request.share.is_some() => Self::Shared,
-            (ProxyArg::Never, _) => Self::Exec,
-            (_, Some(refusal)) => Self::Refused(refusal),
-            _ if group.states.len() < 2 => Self::Single,
-            _ => Self::Proxy,
+        if request.share.is_some() {
+            return Self::Shared;
+        }
+        Self::of_templates(request.proxy, group.templates())
+    }
+
+    fn of_templates(proxy: ProxyArg, templates: TemplateUse) -> Self {
+        match proxy {
+            ProxyArg::Never => Self::Never,
+            _ if templates.begun == 0 => Self::NoneBegun,
+            _ if templates.forked == 0 => Self::Exec(templates),
+            _ => Self::Proxy(templates),
         }
     }
 
     /// Returns the name of the mode in the JSON of `pjwctl spawn`.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Exec | Self::Single | Self::Refused(_) => "exec",
-            Self::Proxy => "proxy",
+            Self::Never | Self::NoneBegun | Self::Exec(_) => "exec",
+            Self::Proxy(_) => "proxy",
             Self::Shared => "shared",
         }
     }
@@ -44,14 +63,75 @@ impl Mode {
     /// Returns why the instances were started in this way.
     pub(super) fn why(self) -> String {
         match self {
-            Self::Exec => "--proxy never: each instance executes the program".to_owned(),
-            Self::Single => "a single instance has no use for a template".to_owned(),
-            Self::Refused(refusal) => refusal.to_string(),
+            Self::Never => "--proxy never: each instance executes the program".to_owned(),
+            Self::NoneBegun => "no instance has begun".to_owned(),
+            Self::Exec(templates) => templates.cause(),
             Self::Shared => {
                 "--share memory: the program was mapped once for each instance, in one address space"
                     .to_owned()
             }
-            Self::Proxy => "the program was loaded once, and each instance is a fork of it".to_owned(),
+            Self::Proxy(templates) if templates.forked == templates.begun => {
+                "the program was loaded once, and each instance is a fork of it, which takes less CPU time than exec"
+                    .to_owned()
+            }
+            Self::Proxy(templates) => format!(
+                "{} of {} instances are forks of a loaded program, and the others executed it: {}",
+                templates.forked,
+                templates.begun,
+                templates.cause()
+            ),
         }
+    }
+
+    /// Prints which way was taken and why, if there was a choice: `--proxy auto` always, and the others where an instance
+    /// executed the program.
+    pub(super) fn announce(self, proxy: ProxyArg) {
+        match (self, proxy) {
+            (Self::Never | Self::NoneBegun | Self::Shared, _) => {}
+            (Self::Exec(_), _) => {
+                output::print_error(&format!("each instance executed the program: {}", self.why()));
+            }
+            (Self::Proxy(templates), ProxyArg::Late | ProxyArg::Always)
+                if templates.forked == templates.begun => {}
+            (Self::Proxy(_), _) => output::print_error(&self.why()),
+        }
+    }
+}
+
+impl TemplateUse {
+    /// Why instances executed the program.
+    fn cause(self) -> String {
+        match (self.refusal, self.mismatch) {
+            (Some(refusal), _) => refusal.to_string(),
+            (None, Some(mismatch)) => mismatch.to_string(),
+            (None, None) => "a single instance has no use for a template".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(begun: usize, forked: usize, refusal: Option<TemplateError>) -> (&'static str, String) {
+        let mode = Mode::of_templates(ProxyArg::Auto, TemplateUse { begun, forked, refusal, mismatch: None });
+        (mode.name(), mode.why())
+    }
+
+    #[test]
+    fn the_mode_follows_from_the_number_of_forks() {
+        let refused = Some(TemplateError::Privileged);
+        assert_eq!(mode(3, 3, None).0, "proxy");
+        assert_eq!(mode(3, 0, refused), ("exec", TemplateError::Privileged.to_string()));
+        assert_eq!(mode(1, 0, None), ("exec", "a single instance has no use for a template".to_owned()));
+        assert_eq!(mode(0, 0, None), ("exec", "no instance has begun".to_owned()));
+    }
+
+    #[test]
+    fn a_program_without_a_template_does_not_hide_the_forks_of_another() {
+        let (name, why) = mode(5, 3, Some(TemplateError::Privileged));
+        assert_eq!(name, "proxy");
+        assert!(why.starts_with("3 of 5 instances are forks of a loaded program, and the others"), "{why}");
+        assert!(why.ends_with(&TemplateError::Privileged.to_string()), "{why}");
     }
 }

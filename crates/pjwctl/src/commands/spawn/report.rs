@@ -1,5 +1,6 @@
 //! What is printed at the end: JSON, and a line for each instance that failed.
 
+use anyhow::anyhow;
 use pjw_spawn::ExitStatus;
 use serde::Serialize;
 
@@ -41,7 +42,11 @@ pub(super) fn print(group: &Group, mode: Mode, job: Option<&str>, json: JsonArg)
     }
     let instances = group.states.iter().enumerate().map(|(rank, state)| instance(rank, state)).collect();
     let started_us = u64::try_from(group.started_in().as_micros()).unwrap_or(u64::MAX);
-    output::print_json(&Report { job, mode: mode.name(), why: mode.why(), instances, started_us })
+    let report = Report { job, mode: mode.name(), why: mode.why(), instances, started_us };
+    output::print_json(&report).map_err(|error| match output::is_closed_pipe(&error) {
+        true => error,
+        false => anyhow!("the instances were started, and the result can't be printed: {error}"),
+    })
 }
 
 fn instance(rank: usize, state: &InstanceState) -> InstanceReport {

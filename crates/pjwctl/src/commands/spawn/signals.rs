@@ -11,17 +11,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 /// `SI_KERNEL`, sigaction(2).
 const FROM_THE_KERNEL: i32 = 0x80;
 /// Signals that are not for the instances.
-const OWN: [Signal; 9] = [
-    Signal::SIGTSTP,
-    Signal::SIGTTIN,
-    Signal::SIGTTOU,
-    Signal::SIGCONT,
-    Signal::SIGCHLD,
-    Signal::SIGPIPE,
-    Signal::SIGURG,
-    Signal::SIGWINCH,
-    Signal::SIGIO,
-];
+const OWN: [Signal; 6] =
+    [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU, Signal::SIGCONT, Signal::SIGCHLD, Signal::SIGPIPE];
 /// Signals after which no more instances are started.
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 

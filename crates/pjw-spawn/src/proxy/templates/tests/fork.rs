@@ -1,8 +1,11 @@
 //! What an instance has of its own.
 
+use std::sync::Arc;
+
 use super::*;
-use crate::ExitStatus;
+
 use crate::proxy::Template;
+use crate::{Arguments, ExitStatus};
 
 const REPORT: &str = r#"
 #define _GNU_SOURCE
@@ -114,9 +117,14 @@ fn an_instance_is_as_if_it_was_executed() {
             );
             assert_eq!(line(&text, "/proc/self/comm"), "report ");
             assert_eq!(line(&text, "fds"), descriptors, "{kind}");
+            assert_eq!(line(&text, "cwd"), line(&executed, "cwd"), "{kind}");
             randoms.insert(line(&text, "random").to_owned());
             assert_ne!(child.pid, template.pid());
         }
         assert_eq!(randoms.len(), 4, "{kind}");
+        let mut killed = own(4);
+        killed.arguments = Arc::new(Arguments::parse(&["called", "rank%r", "kill"]).unwrap());
+        let (_, exit, _) = run(&mut template, killed).unwrap();
+        assert_eq!(exit, ExitStatus::Signal(libc::SIGTERM), "{kind}");
     }
 }
