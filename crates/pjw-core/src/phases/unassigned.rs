@@ -4,48 +4,10 @@
 //! (`membership.rs`). The processes of a user with several jobs are kept off every grant, because their job can't be
 //! known. Their original masks are restored when the user has fewer jobs.
 
-use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::draft::{Draft, Output};
 use crate::state::{Member, WardenState};
 use crate::terms::{Evidence, JobId, MaskAction, MaskActionKind, Policy, Process, Record, Warning};
-
-/// The names of pjw's own programs. Their processes never count as unassigned.
-const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
-
-/// The programs of a login itself: the session of an ssh client and of the server, the user's systemd and its services that
-/// every login has, and terminal multiplexers. Longer names are cut as the kernel cuts them (`TASK_COMM_LEN`).
-const LOGIN_PROGRAMS: [&str; 20] = [
-    "(sd-pam)",
-    "(systemd)",
-    "dbus-broker",
-    "dbus-broker-launch",
-    "dbus-daemon",
-    "gpg-agent",
-    "login",
-    "mosh-server",
-    "screen",
-    "sftp-server",
-    "ssh",
-    "ssh-agent",
-    "sshd",
-    "sshd-session",
-    "su",
-    "sudo",
-    "systemd",
-    "systemd-userwork",
-    "tmux: client",
-    "tmux: server",
-];
-
-/// Shells. One that leads its session is the shell of a login, of a terminal, or of a command over ssh.
-const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
-
-/// Whether the process belongs to a login, such as sshd or a login shell. Such a process is counted as a stray and not
-/// reported. Except processes that it starts: these are reported.
-fn belongs_to_login(process: &Process) -> bool {
-    let is_one_of = |names: &[&str]| names.iter().any(|name| process.comm == Comm::from(*name));
-    is_one_of(&LOGIN_PROGRAMS) || (process.session == process.id.pid && is_one_of(&SHELLS))
-}
 
 /// The job that adopts an unassigned process: the only job of its user. `None` if the process is not unassigned, its
 /// user has several jobs, or unassigned processes are not adopted.
@@ -78,11 +40,10 @@ pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap
 
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
-    let is_ours = || OUR_PROGRAMS.iter().any(|name| process.comm == Comm::from(*name));
     !process.is_kernel_thread
         && policy.own_pid != Some(pid)
         && !state.members.contains_key(&pid)
-        && !is_ours()
+        && !process.is_of_pjw()
 }
 
 /// Updates the unassigned processes, from the scanned processes and those that a changed job concerns.
@@ -90,7 +51,7 @@ fn update_unassigned(draft: &mut Draft<'_>) {
     if draft.recheck_all {
         let state = &mut *draft.state;
         state.unassigned_pids_by_user = unassigned_pids_by_user(state, draft.policy);
-        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(belongs_to_login);
+        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(Process::belongs_to_login);
         let users = state.unassigned_pids_by_user.iter();
         let login_processes =
             users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
@@ -106,7 +67,7 @@ fn update_unassigned(draft: &mut Draft<'_>) {
         let Some(process) = draft.state.process(pid) else { continue };
         if is_unassigned(draft, process) {
             unassigned.entry(process.uid).or_default().insert(pid);
-            if belongs_to_login(process) {
+            if process.belongs_to_login() {
                 login_processes.entry(process.uid).or_default().insert(pid);
             }
         }
