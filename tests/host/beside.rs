@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::CgroupCreator;
 use pjw_core::own_cgroups::CgroupPlace;
-use pjw_ipc::client::runtime_dir;
+use pjw_ipc::client::lock_dir;
 use pjw_ipc::wire::Status;
 use pjw_tests::cpusets::cgroup_of_process;
 use pjw_tests::daemon::{Daemon, Enforcement};
@@ -60,7 +60,7 @@ fn two_daemons_beside_each_other_keep_jobs_of_one_name_in_cgroups_of_their_own()
 
 /// Returns the path of the lock of this user, or of the machine for root.
 fn lock_path() -> PathBuf {
-    runtime_dir(Uid::effective().as_raw(), None).join("warden.lock")
+    lock_dir(Uid::effective().as_raw()).join("warden.lock")
 }
 
 /// Returns the command that starts a daemon in the directory of a private one, but alone.
@@ -144,6 +144,15 @@ fn a_second_daemon_is_refused_and_the_first_is_named_until_the_first_is_killed()
     assert!(Lone::start(&other).is_some(), "the lock ends with the process");
 }
 
+/// Whether the status names the mask of a process as one that an earlier daemon may have set.
+fn names_mask_of(private: &PrivateDaemon, pid: u32) -> bool {
+    let warnings = status(private).warnings.into_iter().filter(|warning| warning.code == "unknown-masks");
+    let pid = pid.to_string();
+    warnings
+        .flat_map(|warning| warning.text.split([' ', ',']).map(str::to_owned).collect::<Vec<_>>())
+        .any(|word| word == pid)
+}
+
 #[test]
 fn a_daemon_that_starts_without_the_journal_of_the_one_before_names_the_masks_that_it_can_not_know() {
     if !has_two_cores() {
@@ -155,13 +164,7 @@ fn a_daemon_that_starts_without_the_journal_of_the_one_before_names_the_masks_th
     private.configure("enforcement = \"affinity\"\n");
     let shell = Shell::start();
     let Some(first) = Lone::start(&private) else { return };
-    let names_mask = |private: &PrivateDaemon| {
-        let warnings = status(private).warnings.into_iter().filter(|warning| warning.code == "unknown-masks");
-        let pid = shell.pid().to_string();
-        warnings
-            .flat_map(|warning| warning.text.split([' ', ',']).map(str::to_owned).collect::<Vec<_>>())
-            .any(|word| word == pid)
-    };
+    let names_mask = |private: &PrivateDaemon| names_mask_of(private, shell.pid());
     private.assign("a", 1, &[shell.pid()]).unwrap();
     drop(first);
     let kept = Lone::start(&private).unwrap();
@@ -172,4 +175,29 @@ fn a_daemon_that_starts_without_the_journal_of_the_one_before_names_the_masks_th
     assert!(private.job("a").is_none());
     wait_until("the mask is named", || names_mask(&private));
     drop(next);
+}
+
+#[test]
+fn a_daemon_with_another_state_directory_says_where_the_records_of_the_one_before_are() {
+    if !has_two_cores() {
+        return;
+    }
+    // It also keeps the other tests of this program from starting a daemon meanwhile.
+    let mut private = Daemon::start("");
+    private.stop();
+    private.configure("enforcement = \"affinity\"\n");
+    let other = PrivateDaemon::new(program_dir(), "enforcement = \"affinity\"\n").unwrap();
+    let shell = Shell::start();
+    let Some(first) = Lone::start(&private) else { return };
+    private.assign("a", 1, &[shell.pid()]).unwrap();
+    drop(first);
+    let next = Lone::start(&other).unwrap();
+    wait_until("the mask is named", || names_mask_of(&other, shell.pid()));
+    let warnings = status(&other).warnings;
+    let warning = warnings.iter().find(|warning| warning.code == "other-state-directory").unwrap();
+    let remedy = format!("start pjwd with --state-dir {}", private.state_dir().display());
+    assert!(warning.remedy.contains(&remedy), "{warning:?}");
+    drop(next);
+    let released = release_all_alone(&private.state_dir());
+    assert!(released.status.success(), "{released:?}");
 }

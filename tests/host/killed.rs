@@ -23,6 +23,8 @@ use crate::processes::{Shell, has_two_cores, mask};
 const DEFAULT_ROUNDS: u64 = 5;
 /// The daemon is killed within this time after the first command.
 const LONGEST_LIFE: u64 = 400;
+/// The configuration of the daemon.
+const INTERVAL: &str = "interval = \"50ms\"\n";
 /// The user of the jobs, if the tests run as root.
 const NOBODY: u32 = 65_534;
 /// The variable in the environment of all processes of a forker.
@@ -133,8 +135,59 @@ fn kill_at_any_moment(daemon: &mut Daemon, forkers: &[Forker; 2], round: u64) {
     daemon.kill();
 }
 
-/// No PU belongs to two jobs, by the daemon's account and by the cpusets with processes.
-fn check_owners(daemon: &Daemon) {
+/// Two new shells get cores, as far as there are free ones. Then no PU belongs to two jobs, by the daemon's account, by the
+/// cpusets with processes, and by the masks of the processes.
+fn check_owners(daemon: &Daemon, forkers: &[Forker; 2], machine: &CpuSet) {
+    let fresh = [Shell::start(), Shell::start()];
+    for (name, shell) in ["fresh-one", "fresh-two"].iter().zip(&fresh) {
+        match daemon.assign(name, 1, &[shell.pid()]) {
+            Ok(cpus) => assert!(mask(shell.pid()).is_subset(&cpus), "{name}: {}", mask(shell.pid())),
+            Err(refusal) => {
+                let status = daemon.status();
+                let held = status.jobs.iter().map(|job| job.cpus.parse::<CpuSet>().unwrap());
+                let held = held.fold(CpuSet::new(), |all, cpus| all.union(&cpus));
+                assert!(machine.is_subset(&held), "{name}: {refusal}, but jobs hold {held}");
+            }
+        }
+    }
+    check_cpusets_and_account(daemon);
+    // A process that was released a moment ago may have a child with its mask.
+    wait_until_empty("no PU has two owners", || shared_pus(daemon, forkers, &fresh, machine));
+    for name in ["fresh-one", "fresh-two"] {
+        if daemon.job(name).is_some() {
+            daemon.release(name).unwrap();
+        }
+    }
+}
+
+/// The PUs on which the masks of processes of two owners meet, with the processes. Except processes that the daemon names as
+/// those whose masks it can't know.
+fn shared_pus(
+    daemon: &Daemon,
+    forkers: &[Forker; 2],
+    fresh: &[Shell; 2],
+    machine: &CpuSet,
+) -> Vec<(u32, String)> {
+    let unknown = named(&warnings_text(daemon));
+    let of_forkers = forkers.iter().map(Forker::processes);
+    let of_shells = fresh.iter().map(|shell| vec![shell.pid()]);
+    let mut users: BTreeMap<u32, BTreeMap<usize, u32>> = BTreeMap::new();
+    for (owner, pids) in of_forkers.chain(of_shells).enumerate() {
+        for pid in pids.into_iter().filter(|pid| !unknown.contains_key(pid) && !is_ended(*pid)) {
+            let cpus = mask(pid);
+            // A process in no job may run everywhere.
+            if !machine.is_subset(&cpus) {
+                for pu in cpus.iter() {
+                    users.entry(pu.0).or_default().insert(owner, pid);
+                }
+            }
+        }
+    }
+    users.retain(|_, owners| owners.len() > 1);
+    users.into_iter().map(|(pu, owners)| (pu, format!("{owners:?}"))).collect()
+}
+
+fn check_cpusets_and_account(daemon: &Daemon) {
     let mut owners: BTreeMap<u32, String> = BTreeMap::new();
     let of_jobs = daemon.status().jobs.into_iter().map(|job| (job.id, job.cpus.parse().unwrap()));
     for (name, cpus) in of_jobs {
@@ -201,10 +254,10 @@ fn named(text: &str) -> BTreeMap<u32, String> {
 }
 
 /// Undoes everything, by the next daemon or without one. Returns the text that names unknown masks.
-fn undo(daemon: &mut Daemon, with_a_daemon: bool) -> String {
+fn undo(daemon: &mut Daemon, with_a_daemon: bool, forkers: &[Forker; 2], machine: &CpuSet) -> String {
     if with_a_daemon {
         daemon.spawn();
-        check_owners(daemon);
+        check_owners(daemon, forkers, machine);
         let done = daemon.pjwctl(&["release", "--all"]);
         assert!(done.status.success(), "{done:?}\n{}", daemon.log());
         return warnings_text(daemon);
@@ -230,45 +283,54 @@ struct Killed {
 }
 
 impl Killed {
-    fn at_any_moment(enforcement: Enforcement, round: u64) -> Self {
+    fn at_any_moment(mut daemon: Daemon, round: u64) -> Self {
         let forkers = [Forker::start("one"), Forker::start("two")];
         let first = forkers[0].shell.pid();
         let before = (mask(first), cgroup_of_process(first));
-        let mut daemon = Daemon::start_with(enforcement, "interval = \"50ms\"\n");
         kill_at_any_moment(&mut daemon, &forkers, round);
         Self { daemon, forkers, before }
     }
+}
+
+fn start_daemon(enforcement: Enforcement) -> Daemon {
+    Daemon::start_with(enforcement, INTERVAL)
 }
 
 fn kill_rounds(enforcement: Enforcement) {
     let mut found = 0;
     for round in 0..rounds() {
         // In the order in which they are dropped again: the daemon first.
-        let Killed { forkers, before, mut daemon } = Killed::at_any_moment(enforcement, round);
+        let killed = Killed::at_any_moment(start_daemon(enforcement), round);
+        let Killed { forkers, before, mut daemon } = killed;
         found += changed(&forkers, &before).len();
-        undo(&mut daemon, round % 2 == 0);
+        undo(&mut daemon, round % 2 == 0, &forkers, &before.0);
         wait_until_empty(&format!("no cgroup is left in round {round}"), || remaining_cgroups(daemon.tag()));
         wait_until_empty(&format!("everything is as before in round {round}"), || changed(&forkers, &before));
     }
-    // In a few rounds the daemon may be killed before every first command.
-    assert!(found > 0 || rounds() <= DEFAULT_ROUNDS, "there was nothing to undo");
+    // In the first round the daemon is killed after the answer to a command, so that there is a job.
+    assert!(found > 0, "there was nothing to undo");
 }
 
 fn kill_rounds_with_lost_state(enforcement: Enforcement) {
     let mut found = 0;
     for round in 0..rounds() {
         // In the order in which they are dropped again: the daemon first.
-        let Killed { forkers, before, mut daemon } = Killed::at_any_moment(enforcement, round);
-        found += changed(&forkers, &before).len();
         let with_a_daemon = round % 2 == 0;
+        let by_masks = with_a_daemon && enforcement == Enforcement::Affinity;
         // By the lock file a daemon knows that the directory is lost. A daemon beside another has no lock file.
-        if with_a_daemon && enforcement == Enforcement::Affinity {
+        let alone =
+            (by_masks && round % 4 == 0).then(|| Daemon::start_alone(enforcement, INTERVAL)).flatten();
+        let is_garbage = by_masks && alone.is_none();
+        let daemon = alone.unwrap_or_else(|| start_daemon(enforcement));
+        let Killed { forkers, before, mut daemon } = Killed::at_any_moment(daemon, round);
+        found += changed(&forkers, &before).len();
+        if is_garbage {
             daemon.damage_state();
         } else {
             daemon.lose_state();
         }
         forkers.iter().for_each(Forker::stop_forking);
-        let text = undo(&mut daemon, with_a_daemon);
+        let text = undo(&mut daemon, with_a_daemon, &forkers, &before.0);
         wait_until_empty(&format!("no cgroup is left in round {round}"), || remaining_cgroups(daemon.tag()));
         let unnamed = |text: &str| {
             let named = named(text);
@@ -292,8 +354,8 @@ fn kill_rounds_with_lost_state(enforcement: Enforcement) {
         }
         wait_until_empty("the named commands widen the masks", || changed(&forkers, &before));
     }
-    // In a few rounds the daemon may be killed before every first command.
-    assert!(found > 0 || rounds() <= DEFAULT_ROUNDS, "there was nothing to undo");
+    // In the first round the daemon is killed after the answer to a command, so that there is a job.
+    assert!(found > 0, "there was nothing to undo");
 }
 
 #[test]

@@ -10,14 +10,14 @@ use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use pjw_ipc::client::Client;
+use pjw_ipc::client::{Client, lock_dir};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
-use pjw_tests::waiting::wait_for;
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
 use crate::permissions::programs_are_reachable;
-use crate::processes::is_root;
+use crate::processes::{Shell, has_two_cores, is_root};
 
 /// A plain user that no other test of this program uses.
 const DAEMON_USER: u32 = 65_411;
@@ -178,6 +178,52 @@ fn without_a_runtime_directory_one_in_tmp_is_used_unless_another_user_made_it() 
     std::fs::remove_dir(&own_dir.0).unwrap();
     check_starts(pjwd_command(None), &own_dir.0.join("pjwd.sock"));
     assert_eq!(std::fs::symlink_metadata(&own_dir.0).unwrap().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn after_the_whole_directory_of_a_user_is_deleted_the_next_daemon_names_the_masks_that_it_can_not_know() {
+    if !is_root() || !programs_are_reachable() || !has_two_cores() {
+        return;
+    }
+    // It also keeps the other tests of this program from starting a daemon meanwhile.
+    let mut other = Daemon::start("");
+    other.stop();
+    let own_dir = RemoveOnDrop(PathBuf::from(format!("/tmp/pjwd-{DAEMON_USER}")));
+    let lock_dir = RemoveOnDrop(lock_dir(DAEMON_USER));
+    let start = || {
+        let mut command = Command::new(program_path("pjwd"));
+        command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+        let started = StartedDaemon(command.uid(DAEMON_USER).gid(DAEMON_USER).spawn().unwrap());
+        let connect = || Client::connect(&own_dir.0.join("pjwd.sock")).ok();
+        let answers = |client: &mut Client| client.call::<Value>("GetStatus", &json!({})).is_ok();
+        let client = wait_for("pjwd answers", || {
+            connect().and_then(|mut client| answers(&mut client).then_some(client))
+        });
+        (started, client)
+    };
+    let mut shell = Command::new("sh");
+    let shell = Shell::from_command({
+        shell.uid(DAEMON_USER).gid(DAEMON_USER);
+        shell
+    });
+    let (first, mut client) = start();
+    let job = format!("manual:hint.{}", std::process::id());
+    let request = json!({ "job": job, "cores": 1, "pids": [shell.pid()] });
+    client.call::<Value>("Assign", &request).unwrap();
+    drop(first);
+    std::fs::remove_dir_all(&own_dir.0).unwrap();
+    assert!(lock_dir.0.join("warden.lock").exists(), "the lock file is elsewhere");
+    let (_next, mut client) = start();
+    wait_until("the mask is named", || {
+        let status: Value = client.call("GetStatus", &json!({})).unwrap();
+        let warnings = status["status"]["warnings"].as_array().unwrap().clone();
+        let is_of_shell = |warning: &Value| {
+            let text = warning["text"].as_str().unwrap();
+            warning["code"] == "unknown-masks"
+                && text.split([' ', ',']).any(|word| word == shell.pid().to_string())
+        };
+        warnings.iter().any(is_of_shell)
+    });
 }
 
 #[test]

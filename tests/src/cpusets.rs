@@ -1,6 +1,7 @@
 //! The cpuset hierarchy in which the tests may make cgroups.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::unistd::Uid;
 use pjw_core::own_cgroups::OwnCgroupNames;
@@ -10,6 +11,9 @@ use pjw_linux::cgroup::CpusetMount;
 /// The reason why the tests can't use cpusets here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoCpusets(pub String);
+
+/// The number of cgroups that this program has made to find out whether it may. Tests run side by side.
+static PROBES: AtomicU32 = AtomicU32::new(0);
 
 /// Returns the cpuset hierarchy in which a daemon makes the cgroups of its jobs.
 ///
@@ -30,7 +34,8 @@ pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
         return unavailable("this kernel has no cpusets");
     }
     // In many containers the hierarchy is mounted read-only, or changes are forbidden.
-    let probe = hierarchy.mount_point.join(format!("pjw_test_{}", std::process::id()));
+    let number = PROBES.fetch_add(1, Ordering::Relaxed);
+    let probe = hierarchy.mount_point.join(format!("pjw_test_{}_{number}", std::process::id()));
     match std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)) {
         Ok(()) => Ok(hierarchy),
         Err(error) => unavailable(&format!("can't make {}: {error}", probe.display())),

@@ -108,6 +108,23 @@ impl Daemon {
         Self::start(&format!("{}{config}", enforcement.config_line()))
     }
 
+    /// Starts a daemon that does not run beside another one, and so takes the lock of this user, or of the machine for root.
+    /// `None`, with a report, if another daemon holds the lock.
+    #[must_use]
+    pub fn start_alone(enforcement: Enforcement, config: &str) -> Option<Self> {
+        let mut daemon = Self::new(&format!("{}{config}", enforcement.config_line()));
+        daemon.daemon.refuse_to_run_beside();
+        match daemon.daemon.start(&[], || Ok::<(), io::Error>(())) {
+            Ok(()) => Some(daemon),
+            Err(error) if daemon.log().contains("another pjwd runs") => {
+                skip(format_args!("the part with a daemon that holds the lock: {error}"));
+                daemon.kill();
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     /// Replaces the configuration file. The new configuration is in force after a reload or a start.
     pub fn configure(&self, config: &str) {
         self.daemon.configure(config).expect("a writable directory");

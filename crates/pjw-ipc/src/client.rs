@@ -315,6 +315,16 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
+/// Returns the directory of the lock against a second daemon of the user `uid`: the [`runtime_dir`] of this user without
+/// `$XDG_RUNTIME_DIR`, with `-lock` at the end of its name. Each daemon of the user must use the same directory, so it
+/// depends on no variable. It is not the directory of the state, because the lock file has to stay when that is deleted.
+#[must_use]
+pub fn lock_dir(uid: u32) -> PathBuf {
+    let mut dir = runtime_dir(uid, None).into_os_string();
+    dir.push("-lock");
+    PathBuf::from(dir)
+}
+
 /// Returns the path of the daemon's socket to which a client of the user `uid` connects. `chosen_path` is the path
 /// that the user chose, for example by an option. `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`. The first
 /// case that applies determines the path:

@@ -12,9 +12,10 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, User, gettid};
 use pjw_core::ids::{Pid, Tid};
+use pjw_core::plan::Warning;
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
 use pjw_ipc::bind::bind;
-use pjw_ipc::client::runtime_dir;
+use pjw_ipc::client::{lock_dir, runtime_dir};
 use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
 use pjw_linux::sys::{affinity, clock};
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -24,7 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
-use crate::control::inbox::{Message, MessageSender, message_channel};
+use crate::control::inbox::{Message, MessageReceiver, MessageSender, WarningOrigin, message_channel};
 use crate::host::{directories, notify, task_scan};
 use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
@@ -95,8 +96,14 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
     let state_dir = options.state_dir.clone().unwrap_or_else(usual);
-    let _lock = take_lock(options, LockHolder::this_process(None, &state_dir))?;
+    let mut lock = take_lock(options, LockHolder::this_process(None, &state_dir))?;
     let undone = undo::release_all(&state_dir, options.beside)?;
+    if let Some(lock) = lock.as_mut().filter(|_| undone.is_complete) {
+        let boot_id = clock::boot_id()?;
+        if lock.earlier_state_dir(&boot_id).is_some_and(|earlier| is_same_directory(earlier, &state_dir)) {
+            lock.forget_earlier_journal().context("can't write the lock file")?;
+        }
+    }
     for remark in &undone.remarks {
         writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
     }
@@ -108,9 +115,15 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
 
 /// Takes the lock by which one daemon serves this machine, or this user. `None` if the daemon is to run beside another.
 fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<DaemonLock>> {
+    let uid = Uid::effective().as_raw();
     // Not the directory that XDG_RUNTIME_DIR names: each daemon of the user must use the same.
-    let dir = runtime_dir(Uid::effective().as_raw(), None);
-    Ok((!options.beside).then(|| DaemonLock::acquire(&dir, holder)).transpose()?)
+    let (dir, older_dir) = (lock_dir(uid), runtime_dir(uid, None));
+    Ok((!options.beside).then(|| DaemonLock::acquire(&dir, &older_dir, holder)).transpose()?)
+}
+
+fn is_same_directory(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    real(one) == real(other)
 }
 
 fn checked_config(
@@ -147,7 +160,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     directories::make_state_directory(&state_dir, uid)?;
     let boot_id = clock::boot_id()?;
     let (listener, socket_file) = listen(passed, &socket_path)?;
-    let (journal, recovered) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
+    let (journal, recovered, other_records) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
     let own_files = WatchedFiles::new(lock, socket_file, state_dir.clone());
     let (reports, remarks) = ReportStore::open(&state_dir, config.settings().report_keep);
     for remark in recovered.remarks.iter().chain(&remarks) {
@@ -171,7 +184,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
-    let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
+    let (outbox, inbox) = channel_with_warnings(other_records)?;
 
     let (meter, metrics_receiver) = MetricsRecorder::new(config.settings());
     publisher.set_cpu_count_variables(&config.settings().cpu_count_variables);
@@ -196,25 +209,51 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))
 }
 
-/// Opens the journal. The lock file tells whether the journal of an earlier daemon was removed.
+/// Opens the journal. The lock file tells whether the journal of an earlier daemon was removed, or is in another
+/// directory. The warning about another directory is for the status.
 fn open_journal(
     state_dir: &Path,
     boot_id: &str,
     mut lock: Option<&mut DaemonLock>,
-) -> anyhow::Result<(FileJournal, RecoveredJournal)> {
-    let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(boot_id));
-    let lost = earlier.filter(|directory| !journal::has_journal_files(directory)).map(Path::to_owned);
+) -> anyhow::Result<(FileJournal, RecoveredJournal, Vec<Warning>)> {
+    let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(boot_id)).map(Path::to_owned);
+    let has_journal = earlier.as_deref().is_some_and(journal::has_journal_files);
     let (journal, mut recovered) = FileJournal::open(state_dir, boot_id)?;
-    if let Some(directory) = lost {
-        recovered.has_lost_records = true;
-        recovered.remarks.push(format!(
-            "the records of the pjwd before are gone from {}: the masks that it may have set are named in the status",
-            directory.display()
-        ));
+    let mut warnings = Vec::new();
+    match earlier {
+        Some(directory) if !has_journal => {
+            recovered.has_lost_records = true;
+            recovered.remarks.push(format!(
+                "the records of the pjwd before are gone from {}: the masks that it may have set are named in the status",
+                directory.display()
+            ));
+        }
+        Some(directory) if !is_same_directory(&directory, state_dir) => {
+            recovered.has_lost_records = true;
+            warnings.push(other_state_directory(&directory));
+        }
+        _ => {}
     }
     let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id));
     noted.context("can't write the lock file")?;
-    Ok((journal, recovered))
+    Ok((journal, recovered, warnings))
+}
+
+/// The channel to the event loop. Its first message has the warnings of the start.
+fn channel_with_warnings(warnings: Vec<Warning>) -> anyhow::Result<(MessageSender, MessageReceiver)> {
+    let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
+    let _ = outbox.send(Message::Warnings { origin: WarningOrigin::Start, warnings });
+    Ok((outbox, inbox))
+}
+
+/// The warning that the earlier daemon has its records in `directory`, which is not the state directory of this daemon.
+fn other_state_directory(directory: &Path) -> Warning {
+    let directory = directory.display();
+    let text = format!(
+        "the pjwd before kept its records in {directory}: this pjwd does not know the jobs and masks that are recorded there, and may give the same cores to other jobs"
+    );
+    let remedy = format!("its records are in {directory}: start pjwd with --state-dir {directory}");
+    Warning::new("other-state-directory", text, remedy)
 }
 
 /// Starts the thread of the event loop. The first receiver resolves after the first cycle. The second one is closed when
@@ -361,6 +400,30 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn records_in_another_directory_and_lost_records_are_told_and_those_in_the_same_directory_are_read() {
+        let above = tempfile::tempdir().unwrap();
+        let path = |name: &str| above.path().join(name);
+        let start = |name: &str| {
+            let (locks, state_dir) = (path("lock"), path(name));
+            let holder = LockHolder::this_process(None, &state_dir);
+            let mut lock = DaemonLock::acquire(&locks, &path("none"), holder).unwrap();
+            directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
+            let (_, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
+            let remedies: Vec<String> = warnings.into_iter().map(|warning| warning.remedy).collect();
+            (recovered.has_lost_records, remedies.concat())
+        };
+        assert_eq!(start("one"), (false, String::new()), "the first start");
+        std::os::unix::fs::symlink(path("one"), path("link")).unwrap();
+        assert_eq!(start("link"), (false, String::new()), "another path of the same directory");
+        let (is_lost, remedy) = start("two");
+        let expected = format!("start pjwd with --state-dir {}", path("link").display());
+        assert!(is_lost && remedy.ends_with(&expected), "{remedy}");
+        std::fs::remove_dir_all(path("two")).unwrap();
+        assert_eq!(start("two"), (true, String::new()));
+        assert_eq!(start("two"), (false, String::new()), "it has made a journal again");
+    }
 
     #[test]
     fn a_panic_of_the_loop_ends_the_daemon() {

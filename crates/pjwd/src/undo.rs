@@ -47,6 +47,9 @@ pub struct ReleaseSummary {
     /// Sentences for the user, for example about records that could not be used or processes whose masks may
     /// be wrong.
     pub remarks: Vec<String>,
+    /// Whether the records of an earlier pjwd were found, and none of them was lost. Then nothing of what that pjwd
+    /// changed is left.
+    pub is_complete: bool,
 }
 
 /// Undoes what an earlier pjwd changed for its jobs. Reads the records of these jobs from `state_dir`, the state
@@ -88,7 +91,11 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
 
     let is_any_unrecorded = warden.state().cpusets.leftover_cpuset_paths().next().is_some();
     let is_record_lost = !is_recorded || recovered.has_lost_records || is_any_unrecorded;
-    let mut undone = ReleaseSummary { released_jobs: Vec::new(), remarks: recovered.remarks };
+    let mut undone = ReleaseSummary {
+        released_jobs: Vec::new(),
+        remarks: recovered.remarks,
+        is_complete: !is_record_lost,
+    };
     if is_any_unrecorded {
         // The cpusets without a record become jobs, whose masks are read before the release.
         run_cycle(&mut warden, &[], has_events);
@@ -118,7 +125,7 @@ fn without_records(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<Relea
         state_dir.display()
     )];
     remarks.extend(mask_remarks(warden.state(), &unknown));
-    Ok(ReleaseSummary { released_jobs: Vec::new(), remarks })
+    Ok(ReleaseSummary { released_jobs: Vec::new(), remarks, is_complete: false })
 }
 
 /// The policy without batch systems and pinning.

@@ -142,6 +142,7 @@ fn the_group_and_the_directory_are_created() {
     assert_eq!((group.as_str(), directory.as_str()), ("", ""));
     assert!(fs::read_to_string(root.path().join("etc/group")).unwrap().starts_with("pjw:"));
     assert!(root.path().join("run/pjwd").is_dir());
+    assert!(root.path().join("run/pjwd-lock").is_dir());
 }
 
 /// Written to stderr directly, because the captured output of a test is shown only if the test fails.

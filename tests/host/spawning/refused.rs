@@ -45,7 +45,7 @@ fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
     let long = dir.path().join("long");
     std::fs::write(&long, format!("* touch {marker} {}", "x".repeat(200_000))).unwrap();
     let long = format!("-n 2 --multi {}", long.display());
-    let cases: [(&str, &[&str], i32, &str); 9] = [
+    let cases: [(&str, &[&str], i32, &str); 10] = [
         ("-n 0 --", &touch, 1, "the number of instances is 0: start at least 1"),
         ("-n 2 --", &["/no/such/program"], 127, "there is no program /no/such/program: check its name"),
         (
@@ -59,6 +59,7 @@ fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
         ("-n 2 --", &unknown, 1, "unknown placeholder %x: use %r for the rank"),
         ("-n 2 --map 0;8000 --", &touch, 1, "the part 8000 of the map is not inside the CPUs"),
         ("-n 100000000 --", &touch, 1, "there is room for"),
+        ("-n 2 --multi /dev/zero", &[], 1, "can't read /dev/zero: it has more than 1 MiB: name a file"),
         (&long, &[], 1, "too large: a string has 200001 bytes"),
     ];
     for (line, command, code, message) in cases {

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::CgroupCreator;
 use pjw_core::ids::Tid;
-use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::own_cgroups::{CgroupPlace, OwnCgroupNames};
 use pjw_linux::cgroup::CgroupDir;
 use pjw_linux::proc::procfs::parse_stat;
 use pjw_linux::sys::affinity;
 use pjw_tests::cpusets::{cgroup_of_process, find_hierarchy};
-use pjw_tests::daemon::Daemon;
+use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_until, wait_until_empty};
+use serde_json::{Value, json};
 
 use super::{all_cpus, cgroup_dir, cgroup_of_job, enforcement, move_process, read_file, start_daemon};
-use crate::processes::{KillOnDrop, Shell, has_cpusets, mask, masks};
+use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, mask, masks};
 
 /// Cgroups of other tests, which may run at the same time and remove these cgroups themselves.
 const OTHER_TESTS_CGROUPS: [&str; 3] = ["/made-by-test", "/slurm_doctor", "/pjw_test"];
@@ -164,6 +167,61 @@ fn release_all_leaves_nothing_behind() {
     let output = daemon.pjwctl(&["release", "--all"]);
     assert!(output.status.success(), "{output:?}");
     jobs.wait_until_restored(&daemon);
+}
+
+/// The names of files that the kernel makes in each cgroup.
+const FILE_NAMES: [&str; 4] = ["tasks", "cpuset.cpus", "cgroup.procs", "cpuset.mems"];
+
+/// Assigns a core to a job with the name of a file of a cgroup, releases the job, and checks that nothing is left.
+fn check_job_named_like_a_file(daemon: &mut Daemon, name: &str, enforced_by: &str) {
+    let shell = Shell::start();
+    let before = (mask(shell.pid()), cgroup_of_process(shell.pid()));
+    let id = format!("manual:{name}");
+    let request = json!({ "job": id, "cores": 1, "pids": [shell.pid()] });
+    let reply: Value = daemon.call("Assign", &request).unwrap();
+    assert_eq!(reply["job"]["enforcement"], enforced_by, "{reply}");
+    let granted: CpuSet = reply["job"]["cpus"].as_str().unwrap().parse().unwrap();
+    assert_eq!(mask(shell.pid()), granted);
+    let cgroup = (enforced_by == "cpuset").then(|| {
+        let names = daemon.own_cgroups().unwrap();
+        names.job_path(&id.parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Usual)
+    });
+    if let Some(cgroup) = &cgroup {
+        assert_eq!(cgroup_of_process(shell.pid()).as_ref(), Some(cgroup));
+        assert_eq!(read_file(cgroup, "cpuset.cpus"), granted.to_string());
+    }
+    daemon.call::<Value>("Release", &json!({ "job": id })).unwrap();
+    wait_until("the process is as before", || (mask(shell.pid()), cgroup_of_process(shell.pid())) == before);
+    assert!(cgroup.is_none_or(|cgroup| !cgroup_dir(&cgroup).exists()), "no cgroup is left");
+    assert!(!daemon.status().jobs.iter().any(|job| job.id == id));
+    drop(shell);
+    let records = |daemon: &Daemon| {
+        let read = |file| std::fs::read_to_string(daemon.state_dir().join(file)).unwrap_or_default();
+        read("state.json") + &read("journal.jsonl")
+    };
+    // The masks of a released job are kept until no child can have inherited one.
+    wait_until("the release is settled", || {
+        let records = records(daemon);
+        !records.contains("released_masks") || records.contains("release_settled")
+    });
+    // A daemon that starts writes the records that it still needs.
+    daemon.stop();
+    daemon.spawn();
+    assert!(!records(daemon).contains(&id), "{}", records(daemon));
+}
+
+#[test]
+fn a_job_that_is_named_like_a_file_of_a_cgroup_is_kept_and_released_without_a_trace() {
+    if !has_two_cores() {
+        return;
+    }
+    for by in Enforcement::available() {
+        let mut daemon = Daemon::start_with(by, "rescan_interval = \"50ms\"\ninterval = \"50ms\"\n");
+        for name in FILE_NAMES {
+            let enforced_by = if by == Enforcement::Cpuset { "cpuset" } else { "affinity" };
+            check_job_named_like_a_file(&mut daemon, name, enforced_by);
+        }
+    }
 }
 
 #[test]

@@ -224,6 +224,9 @@ pub struct UnassignedProcess {
     /// for processes of persons (user ids from `first_person_uid` on), because a person can choose any
     /// process name.
     pub belongs_to_scheduler: bool,
+    /// Whether the process belongs to a login itself, such as sshd or a login shell, or executes a program of pjw. Such
+    /// a process is not reported as one that belongs to no job.
+    pub is_no_stray: bool,
     /// The threads of the process. The diagnosis reads all threads of a process that belongs to no job only
     /// if its pid is among the 4,096 lowest pids of such processes. For a process with a higher pid, the list
     /// has one entry: the first thread, with its affinity mask and a CPU use of 0.

@@ -150,7 +150,8 @@ fn strays(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         input.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= input.first_person_uid).collect();
     let mut found: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
-    for other in input.unassigned_processes.iter().filter(|other| owners.contains(&other.uid)) {
+    let is_stray = |other: &&UnassignedProcess| owners.contains(&other.uid) && !other.is_no_stray;
+    for other in input.unassigned_processes.iter().filter(is_stray) {
         found.entry(other.uid).or_default().push(other);
     }
     let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();

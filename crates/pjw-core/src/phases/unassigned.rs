@@ -4,48 +4,10 @@
 //! (`membership.rs`). The processes of a user with several jobs are kept off every grant, because their job can't be
 //! known. Their original masks are restored when the user has fewer jobs.
 
-use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::draft::{Draft, Output};
 use crate::state::{Member, WardenState};
 use crate::terms::{Evidence, JobId, MaskAction, MaskActionKind, Policy, Process, Record, Warning};
-
-/// The names of pjw's own programs. Their processes never count as unassigned.
-const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
-
-/// The programs of a login itself: the session of an ssh client and of the server, the user's systemd and its services that
-/// every login has, and terminal multiplexers. Longer names are cut as the kernel cuts them (`TASK_COMM_LEN`).
-const LOGIN_PROGRAMS: [&str; 20] = [
-    "(sd-pam)",
-    "(systemd)",
-    "dbus-broker",
-    "dbus-broker-launch",
-    "dbus-daemon",
-    "gpg-agent",
-    "login",
-    "mosh-server",
-    "screen",
-    "sftp-server",
-    "ssh",
-    "ssh-agent",
-    "sshd",
-    "sshd-session",
-    "su",
-    "sudo",
-    "systemd",
-    "systemd-userwork",
-    "tmux: client",
-    "tmux: server",
-];
-
-/// Shells. One that leads its session is the shell of a login, of a terminal, or of a command over ssh.
-const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
-
-/// Whether the process belongs to a login, such as sshd or a login shell. Such a process is counted as a stray and not
-/// reported. Except processes that it starts: these are reported.
-fn belongs_to_login(process: &Process) -> bool {
-    let is_one_of = |names: &[&str]| names.iter().any(|name| process.comm == Comm::from(*name));
-    is_one_of(&LOGIN_PROGRAMS) || (process.session == process.id.pid && is_one_of(&SHELLS))
-}
 
 /// The job that adopts an unassigned process: the only job of its user. `None` if the process is not unassigned, its
 /// user has several jobs, or unassigned processes are not adopted.
@@ -78,40 +40,48 @@ pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap
 
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
-    let is_ours = || OUR_PROGRAMS.iter().any(|name| process.comm == Comm::from(*name));
     !process.is_kernel_thread
         && policy.own_pid != Some(pid)
         && !state.members.contains_key(&pid)
-        && !is_ours()
+        && !process.is_of_pjw()
 }
 
-/// Updates the unassigned processes, from the scanned processes and those that a changed job concerns.
-fn update_unassigned(draft: &mut Draft<'_>) {
+/// Updates the unassigned processes, from the scanned processes and those that a changed job concerns. Returns the users of
+/// whose processes one changed.
+fn update_unassigned(draft: &mut Draft<'_>) -> BTreeSet<Uid> {
+    let former_owners = draft.state.jobs.take_former_owners();
+    let mut changed = core::mem::take(&mut draft.state.users_with_changed_strays);
     if draft.recheck_all {
         let state = &mut *draft.state;
+        changed.extend(state.stray_warnings.keys());
         state.unassigned_pids_by_user = unassigned_pids_by_user(state, draft.policy);
-        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(belongs_to_login);
+        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(Process::belongs_to_login);
         let users = state.unassigned_pids_by_user.iter();
         let login_processes =
             users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
         state.login_pids_by_user = login_processes;
-        return;
+        changed.extend(state.unassigned_pids_by_user.keys());
+        return changed;
     }
-    let is_owner = |user: &Uid| draft.state.jobs.of_owner(*user).next().is_some();
     let mut unassigned = core::mem::take(&mut draft.state.unassigned_pids_by_user);
     let mut login_processes = core::mem::take(&mut draft.state.login_pids_by_user);
-    unassigned.retain(|user, _| is_owner(user));
-    login_processes.retain(|user, _| is_owner(user));
+    for user in former_owners {
+        unassigned.remove(&user);
+        login_processes.remove(&user);
+        changed.insert(user);
+    }
     for pid in draft.scanned_pids().chain(draft.recheck.iter().copied()) {
-        let Some(process) = draft.state.process(pid) else { continue };
-        if is_unassigned(draft, process) {
-            unassigned.entry(process.uid).or_default().insert(pid);
-            if belongs_to_login(process) {
-                login_processes.entry(process.uid).or_default().insert(pid);
-            }
+        let Some(process) = draft.state.process(pid).filter(|process| is_unassigned(draft, process)) else {
+            continue;
+        };
+        let of_user = login_processes.entry(process.uid).or_default();
+        let is_changed = if process.belongs_to_login() { of_user.insert(pid) } else { of_user.remove(&pid) };
+        if unassigned.entry(process.uid).or_default().insert(pid) || is_changed {
+            changed.insert(process.uid);
         }
     }
     (draft.state.unassigned_pids_by_user, draft.state.login_pids_by_user) = (unassigned, login_processes);
+    changed
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
@@ -125,8 +95,9 @@ fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
 /// Finds and reports the unassigned processes, and decides which of them must not run on the cores of jobs. Those are
 /// tracked like released processes, because pjw has to restore their original masks later.
 pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
-    update_unassigned(draft);
-    report(draft);
+    let changed = update_unassigned(draft);
+    update_warnings(draft.state, &changed);
+    draft.out.warnings.extend(draft.state.stray_warnings.values().cloned());
     let (state, policy) = (&*draft.state, draft.policy);
     let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
     if policy.adopt_unassigned_processes {
@@ -208,20 +179,28 @@ fn report_no_free_pus(out: &mut Output, excluded: &BTreeMap<Pid, JobId>) {
     out.warnings.push(Warning { pid, ..Warning::new("stray-on-jobs", why, remedy) });
 }
 
-/// Reports which users have processes outside their jobs.
-fn report(draft: &mut Draft<'_>) {
-    let state = &*draft.state;
-    for (user, pids) in &state.unassigned_pids_by_user {
-        let of_login = state.login_pids_by_user.get(user);
-        let is_reported = |pid: &&Pid| of_login.is_none_or(|of_login| !of_login.contains(*pid));
-        let Some(&first) = pids.iter().find(is_reported) else { continue };
-        let (count, belong) = match pids.len() - of_login.map_or(0, BTreeSet::len) {
-            1 => ("1 process".to_owned(), "belongs"),
-            several => (format!("{several} processes"), "belong"),
+/// Updates the warnings about these users, which say that a user has processes outside of the user's jobs.
+fn update_warnings(state: &mut WardenState, users: &BTreeSet<Uid>) {
+    for &user in users {
+        match warning(state, user) {
+            Some(warning) => state.stray_warnings.insert(user, warning),
+            None => state.stray_warnings.remove(&user),
         };
-        let why = format!("{count} of user {user} {belong} to no job, though the user has jobs here");
-        let remedy = "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself (on nodes \
-                      for jobs only)";
-        draft.out.warnings.push(Warning { pid: Some(first), ..Warning::new("stray", why, remedy) });
     }
+}
+
+/// The warning that a user has processes outside of the user's jobs. `None` if all of these belong to a login.
+fn warning(state: &WardenState, user: Uid) -> Option<Warning> {
+    let pids = state.unassigned_pids_by_user.get(&user)?;
+    let of_login = state.login_pids_by_user.get(&user);
+    let is_reported = |pid: &&Pid| of_login.is_none_or(|of_login| !of_login.contains(*pid));
+    let &first = pids.iter().find(is_reported)?;
+    let (count, belong) = match pids.len() - of_login.map_or(0, BTreeSet::len) {
+        1 => ("1 process".to_owned(), "belongs"),
+        several => (format!("{several} processes"), "belong"),
+    };
+    let why = format!("{count} of user {user} {belong} to no job, though the user has jobs here");
+    let remedy = "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself (on nodes \
+                  for jobs only)";
+    Some(Warning { pid: Some(first), ..Warning::new("stray", why, remedy) })
 }

@@ -49,6 +49,8 @@ struct Traces {
     visits: Cell<usize>,
     /// The jobs that were added, changed or removed since the last call of [`Jobs::take_changed_ids`].
     changed: BTreeSet<JobId>,
+    /// The users whose last job was removed since the last call of [`Jobs::take_former_owners`].
+    former_owners: BTreeSet<Uid>,
 }
 
 impl PartialEq for Traces {
@@ -122,6 +124,11 @@ impl Jobs {
         core::mem::take(&mut self.traces.changed)
     }
 
+    /// Returns the users who owned jobs at the last call of this method, or later, and own none now.
+    pub(crate) fn take_former_owners(&mut self) -> BTreeSet<Uid> {
+        core::mem::take(&mut self.traces.former_owners)
+    }
+
     fn count_visit(&self) {
         self.traces.visits.update(|count| count + 1);
     }
@@ -131,6 +138,7 @@ impl Jobs {
         let id = job.id.clone();
         self.remove(&id);
         self.by_owner.entry(job.owner).or_default().insert(id.clone());
+        self.traces.former_owners.remove(&job.owner);
         if let Some(path) = &job.cgroup {
             self.by_cgroup.entry(path.clone()).or_default().insert(id.clone());
         }
@@ -165,6 +173,9 @@ impl Jobs {
         self.traces.changed.insert(id.clone());
         self.change_count += 1;
         remove_from(&mut self.by_owner, &job.owner, id);
+        if !self.by_owner.contains_key(&job.owner) {
+            self.traces.former_owners.insert(job.owner);
+        }
         if let Some(path) = &job.cgroup {
             remove_from(&mut self.by_cgroup, path, id);
         }

@@ -99,6 +99,10 @@ pub struct WardenState {
     /// Those pids in `unassigned_pids_by_user` that belong to a login itself, such as sshd or the login shell, by
     /// user. pjw does not report these processes as unassigned.
     pub login_pids_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// The warnings about unassigned processes, by user, as of the last change of the processes of this user.
+    pub(crate) stray_warnings: BTreeMap<Uid, Warning>,
+    /// The users of whose unassigned processes one ended or joined a job since the last decision.
+    pub(crate) users_with_changed_strays: BTreeSet<Uid>,
     /// The threads for which an affinity request outside the grant was reported, and whose masks were not
     /// scanned since.
     pub(crate) affinity_requesters: AffinityRequesters,
@@ -146,6 +150,8 @@ impl WardenState {
             full_scan_due: true,
             unassigned_pids_by_user: BTreeMap::new(),
             login_pids_by_user: BTreeMap::new(),
+            stray_warnings: BTreeMap::new(),
+            users_with_changed_strays: BTreeSet::new(),
             affinity_requesters: AffinityRequesters::default(),
             attempts: BTreeMap::new(),
             fork_events_complete_since: None,
@@ -426,8 +432,8 @@ impl WardenState {
         let user = self.process(pid).map(|process| process.uid);
         let Some(user) = user else { return };
         for by_user in [&mut self.unassigned_pids_by_user, &mut self.login_pids_by_user] {
-            if let Some(pids) = by_user.get_mut(&user) {
-                pids.remove(&pid);
+            if by_user.get_mut(&user).is_some_and(|pids| pids.remove(&pid)) {
+                self.users_with_changed_strays.insert(user);
             }
         }
     }

@@ -9,6 +9,8 @@ mod address_space;
 
 use alloc::sync::Arc;
 
+mod login;
+
 use crate::basics::{
     CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_cgroup_within,
     prelude::*,

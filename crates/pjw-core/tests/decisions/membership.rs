@@ -288,6 +288,23 @@ fn an_orphan_of_a_job_is_recognised_by_its_mask() {
     assert_eq!(m.member(30), "-");
 }
 
+/// `systemd --user` adopts the orphans of its user.
+#[test]
+fn an_orphan_that_the_service_manager_of_its_user_adopted_is_recognised_by_its_mask() {
+    let mut m = machine();
+    m.spawn(5, 1, 1001).comm = Comm::from("systemd");
+    m.spawn(6, 1, 1001).comm = Comm::from("launcher");
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.advance(SECOND);
+    for (pid, parent, mask) in [(20, 5, "0-1"), (21, 5, "0-2"), (22, 6, "0-1")] {
+        m.spawn(pid, parent, 1001);
+        m.bind(pid, pid, mask);
+    }
+    m.settle();
+    assert_eq!([20, 21, 22].map(|pid| m.member(pid)), ["manual:a by Parent", "-", "-"]);
+}
+
 #[test]
 fn with_fork_events_a_mask_makes_no_member() {
     let mut m = machine();

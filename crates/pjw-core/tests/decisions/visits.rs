@@ -3,6 +3,7 @@
 use pjw_core::audit::{GrantAudit, audit_actions};
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::{ExhaustionPolicy, Policy};
@@ -16,15 +17,18 @@ use crate::machine::{Machine, ROOT, assign_of, machine_with};
 const OUTSIDE: u32 = 50;
 
 /// A machine with this number of jobs of one core and one process each, which are all idle. Fork events are monitored.
-/// The machine has this number of cores; if it has fewer cores than jobs, the jobs share them.
-fn with_jobs(jobs: u32, cores: u32) -> Machine {
-    let policy = Policy { exhaustion_policy: ExhaustionPolicy::Share, ..Policy::default() };
+/// The machine has this number of cores; if it has fewer cores than jobs, the jobs share them. Each job belongs to another
+/// user, who has a process outside of the job too.
+fn with_jobs(jobs: u32, cores: u32, hierarchy: CpusetHierarchy) -> Machine {
+    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true, ..CpusetSupport::default() };
+    let policy = Policy { exhaustion_policy: ExhaustionPolicy::Share, cpuset_support, ..Policy::default() };
     let mut machine = machine_with(regular_topology(1, 1, 1, cores, 1), policy);
     machine.audits_plans = false;
-    machine.world().pid_max = 1000;
+    machine.world().pid_max = 10_000;
     machine.spawn(OUTSIDE, 1, 1000);
     let assign = |n: u32| {
-        machine.spawn(100 + n, 1, 1000);
+        machine.spawn(100 + n, 1, 1001 + n);
+        machine.spawn(2000 + n, 1, 1001 + n);
         let assign = assign_of(&format!("idle-{n}"), Some(CpuRequest::Cores(1)));
         Command::Assign(AssignCommand { pids: vec![Pid(100 + n)], caller: ROOT, ..assign })
     };
@@ -34,6 +38,8 @@ fn with_jobs(jobs: u32, cores: u32) -> Machine {
         machine.run(&[]);
         machine.settle();
     }
+    let strays = machine.warnings().into_iter().filter(|code| *code == "stray").count();
+    assert_eq!(strays, jobs as usize);
     machine.state.fork_events_complete_since = Some(Nanos(0));
     machine.state.full_scan_due = false;
     // The node learns the CPU times of the idle processes.
@@ -73,8 +79,8 @@ fn visits_of_command(machine: &mut Machine, command: Command) -> usize {
     visits(machine, scan, &commands)
 }
 
-fn visits_of_each_change(jobs: u32, cores: u32) -> [(&'static str, usize); 4] {
-    let mut machine = with_jobs(jobs, cores);
+fn visits_of_each_change(jobs: u32, cores: u32, hierarchy: &CpusetHierarchy) -> [(&'static str, usize); 4] {
+    let mut machine = with_jobs(jobs, cores, hierarchy.clone());
     let idle = machine.state.scan_request(false);
     let idle = visits(&mut machine, idle, &[]);
     let (pids, amount) = (vec![Pid(OUTSIDE)], Some(CpuRequest::Cores(1)));
@@ -89,12 +95,22 @@ fn visits_of_each_change(jobs: u32, cores: u32) -> [(&'static str, usize); 4] {
     [("idle scan", idle), ("assign", assign), ("birth", birth), ("release", release)]
 }
 
+/// The same visits beside 20 and beside 600 jobs.
+fn check_visits(cores: u32, hierarchy: &CpusetHierarchy) {
+    assert_eq!(visits_of_each_change(20, cores, hierarchy), visits_of_each_change(600, cores, hierarchy));
+}
+
 #[test]
 fn an_idle_scan_a_birth_and_a_command_visit_the_same_number_of_jobs_beside_20_and_beside_600_jobs() {
-    assert_eq!(visits_of_each_change(20, 1024), visits_of_each_change(600, 1024));
+    check_visits(1024, &CpusetHierarchy::Unavailable { why: "a test".to_owned() });
 }
 
 #[test]
 fn they_visit_the_same_number_of_jobs_where_all_jobs_share_the_cores() {
-    assert_eq!(visits_of_each_change(20, 4), visits_of_each_change(600, 4));
+    check_visits(4, &CpusetHierarchy::Unavailable { why: "a test".to_owned() });
+}
+
+#[test]
+fn they_visit_the_same_number_of_jobs_where_cpusets_keep_the_jobs() {
+    check_visits(1024, &CpusetHierarchy::Unified);
 }

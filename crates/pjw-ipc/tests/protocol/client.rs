@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen};
-use pjw_ipc::client::{Client, ClientError, runtime_dir, socket_path};
+use pjw_ipc::client::{Client, ClientError, lock_dir, runtime_dir, socket_path};
 use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
@@ -250,6 +250,8 @@ fn a_directory_of_another_owner_in_the_users_name_is_ignored() {
 fn a_users_own_directory_is_that_of_the_session_or_one_with_the_user_id() {
     assert_eq!(runtime_dir(0, Some(Path::new("/run/user/0"))), PathBuf::from("/run/pjwd"));
     assert_eq!(runtime_dir(7, Some(Path::new("/x"))), PathBuf::from("/x/pjwd"));
+    assert_eq!(lock_dir(0), PathBuf::from("/run/pjwd-lock"));
+    assert_eq!(lock_dir(4_000_000_000), PathBuf::from("/tmp/pjwd-4000000000-lock"));
     let nobodys = 4_000_000_000;
     for useless in [None, Some(Path::new("relative")), Some(Path::new(""))] {
         assert_eq!(runtime_dir(nobodys, useless), PathBuf::from("/tmp/pjwd-4000000000"));

@@ -68,6 +68,8 @@ pub enum Message {
 /// of the same part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WarningOrigin {
+    /// The start of the daemon: an earlier daemon had another state directory.
+    Start,
     /// The files of the daemon: some were removed and can't be made again.
     OwnFiles,
     /// The readings of memory: a job will need more than there is.

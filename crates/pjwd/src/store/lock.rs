@@ -2,7 +2,9 @@
 //!
 //! The lock file is at a path that depends on the user only: not on the configuration, the socket or the state directory.
 //! The kernel drops the lock when the process ends (flock(2)). The file names the process that holds it, for the message
-//! to a second one, and tells the next one where the last one made its journal. Only its owner may open the file: with any descriptor of it, another user could take the lock.
+//! to a second one, and tells the next one where the last one made its journal. So the file has a directory of its own: it
+//! stays when the state directory is deleted. Only its owner may open the file: with any descriptor of it, another user
+//! could take the lock.
 
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
@@ -20,7 +22,7 @@ use thiserror::Error;
 
 use crate::host::{directories, inode::is_name_of};
 
-/// The name of the lock file in the user's runtime directory.
+/// The name of the lock file in its directory.
 const FILE_NAME: &str = "warden.lock";
 /// How long to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
 /// programs, which takes until every task was off its PU once.
@@ -68,6 +70,16 @@ pub struct LockHolder {
     /// and for `pjwd --release-all`.
     #[serde(default)]
     journal_of_boot: Option<String>,
+    /// The last journal that an earlier process made. `None` as soon as this process has made its own.
+    #[serde(default)]
+    earlier_journal: Option<JournalPlace>,
+}
+
+/// Where and when a process made its journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct JournalPlace {
+    state_dir: String,
+    boot_id: String,
 }
 
 impl LockHolder {
@@ -76,9 +88,18 @@ impl LockHolder {
     /// directory.
     #[must_use]
     pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
-        let text = |path: &Path| path.to_string_lossy().into_owned();
+        // The next process may have another working directory.
+        let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let text = |path: &Path| full(path).to_string_lossy().into_owned();
         let (socket, state_dir) = (socket.map(text), text(state_dir));
-        Self { pid: std::process::id(), socket, state_dir, journal_of_boot: None }
+        Self { pid: std::process::id(), socket, state_dir, journal_of_boot: None, earlier_journal: None }
+    }
+
+    /// The last journal that this process or an earlier one made.
+    fn last_journal(&self) -> Option<JournalPlace> {
+        let made = self.journal_of_boot.clone();
+        let own = made.map(|boot_id| JournalPlace { state_dir: self.state_dir.clone(), boot_id });
+        own.or_else(|| self.earlier_journal.clone())
     }
 
     fn read(mut file: &File) -> Option<Self> {
@@ -116,7 +137,7 @@ pub enum LockError {
         /// `for user 1000`.
         serves: String,
         /// The process that holds the lock. `None` if the lock file does not describe it.
-        holder: Option<LockHolder>,
+        holder: Option<Box<LockHolder>>,
     },
     /// The lock file or its directory can't be used.
     #[error("can't lock {path} against a second pjwd: {why}; {remedy}", path = path.display())]
@@ -130,7 +151,7 @@ pub enum LockError {
     },
 }
 
-fn of_holder(holder: &Option<LockHolder>) -> String {
+fn of_holder(holder: &Option<Box<LockHolder>>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
@@ -141,34 +162,64 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
 pub struct DaemonLock {
     path: PathBuf,
     holder: LockHolder,
-    /// The pjwd process that held the lock before this process. `None` if the lock file named none.
-    earlier: Option<LockHolder>,
     file: Flock<File>,
+    /// The lock file of earlier versions, which was in the state directory of the usual layout. `None` if there is none.
+    older_file: Option<Flock<File>>,
 }
 
 impl DaemonLock {
     /// Acquires the lock that prevents a second pjwd of the same user. The lock file is in the directory `dir`, which
-    /// is created if it is missing. `dir` must be the same for each pjwd of the user. `holder` describes this
-    /// process, and is written to the lock file. If another process holds the lock, waits for up to 5 s.
+    /// is created if it is missing. `dir` must be the same for each pjwd of the user. `older_dir` is the directory in
+    /// which earlier versions of pjwd have their lock file: a lock file there is locked too, so that no pjwd of such a
+    /// version runs at the same time. `holder` describes this process, and is written to the lock file. If another
+    /// process holds the lock, waits for up to 5 s.
     ///
     /// # Errors
     /// If another pjwd holds the lock. If the directory or the lock file can't be used, for example because the file
     /// belongs to another user or is a symbolic link.
-    pub fn acquire(dir: &Path, holder: LockHolder) -> Result<Self, LockError> {
+    pub fn acquire(dir: &Path, older_dir: &Path, mut holder: LockHolder) -> Result<Self, LockError> {
         let path = dir.join(FILE_NAME);
-        let (file, earlier) = lock_file(&path, &holder)?;
-        Ok(Self { path, holder, earlier, file })
+        let file = lock_file(&path, &mut holder)?;
+        let older_path = older_dir.join(FILE_NAME);
+        let older_file = if older_path.symlink_metadata().is_ok() {
+            match lock_file(&older_path, &mut holder) {
+                Ok(file) => Some(file),
+                Err(error @ LockError::Held { .. }) => return Err(error),
+                // An earlier version refuses to start with such a file.
+                Err(LockError::Unusable { .. }) => None,
+            }
+        } else {
+            None
+        };
+        let lock = Self { path, holder, file, older_file };
+        // The file of an earlier version may be the only one that names a journal.
+        lock.write_holder().map_err(|error| LockError::Unusable {
+            path: lock.path.clone(),
+            why: error.to_string(),
+            remedy: "make its directory writable",
+        })?;
+        Ok(lock)
     }
 
-    /// Returns the state directory of the pjwd that held this lock before this process. `boot_id` is the id of the
-    /// current boot. Returns `None` if there was no earlier pjwd, or if the earlier pjwd made no journal (the records
-    /// of its changes) in the current boot. The caller should check whether the journal is still in the directory. If
-    /// the journal is missing, nobody knows the original affinity masks of the threads that the earlier pjwd changed.
+    /// Returns the state directory of the last pjwd before this process that made a journal (the records of its
+    /// changes). `boot_id` is the id of the current boot. Returns `None` if no pjwd made a journal in the current boot,
+    /// and after [`DaemonLock::record_boot_id`]. The caller should check whether the journal is still in the directory.
+    /// If the journal is missing, nobody knows the original affinity masks of the threads that the earlier pjwd
+    /// changed.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
-        let earlier = self.earlier.as_ref();
-        let of_boot = earlier.filter(|earlier| earlier.journal_of_boot.as_deref() == Some(boot_id));
-        of_boot.map(|earlier| Path::new(&earlier.state_dir))
+        let of_boot = self.holder.earlier_journal.as_ref().filter(|journal| journal.boot_id == boot_id);
+        of_boot.map(|journal| Path::new(&journal.state_dir))
+    }
+
+    /// Removes the earlier journal from the lock file: everything that it recorded was undone. The next pjwd does not
+    /// miss this journal.
+    ///
+    /// # Errors
+    /// If the lock file can't be written.
+    pub fn forget_earlier_journal(&mut self) -> io::Result<()> {
+        self.holder.earlier_journal = None;
+        self.write_holder()
     }
 
     /// Records in the lock file that this process made its journal (the records of its changes) in the boot with the
@@ -178,6 +229,12 @@ impl DaemonLock {
     /// If the lock file can't be written.
     pub fn record_boot_id(&mut self, boot_id: &str) -> io::Result<()> {
         self.holder.journal_of_boot = Some(boot_id.to_owned());
+        self.holder.earlier_journal = None;
+        self.write_holder()
+    }
+
+    fn write_holder(&self) -> io::Result<()> {
+        self.older_file.as_ref().map_or(Ok(()), |file| write(file, &self.holder))?;
         write(&self.file, &self.holder)
     }
 
@@ -198,13 +255,14 @@ impl DaemonLock {
         if is_name_of(&self.path, &self.file) {
             return Ok(false);
         }
-        (self.file, _) = lock_file(&self.path, &self.holder)?;
+        self.file = lock_file(&self.path, &mut self.holder)?;
         Ok(true)
     }
 }
 
-/// Locks the file and writes `holder` into it. Returns the file, and the holder before.
-fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<LockHolder>), LockError> {
+/// Locks the file and writes `holder` into it, with the earlier journal that the file named. A process that ends before it
+/// has made its own journal leaves this one to the next process.
+fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockError> {
     let unusable = |why: String, remedy| LockError::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();
     if let Some(dir) = path.parent() {
@@ -227,7 +285,7 @@ fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<Lo
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EWOULDBLOCK => {
                 let serves = if uid == 0 { "on this machine".to_owned() } else { format!("for user {uid}") };
-                LockError::Held { serves, holder: LockHolder::read(&again) }
+                LockError::Held { serves, holder: LockHolder::read(&again).map(Box::new) }
             }
             other => of_io(other.into()),
         })?;
@@ -235,9 +293,11 @@ fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<Lo
         if !is_name_of(path, &locked) {
             continue;
         }
-        let earlier = LockHolder::read(&locked);
+        if holder.last_journal().is_none() {
+            holder.earlier_journal = LockHolder::read(&locked).and_then(|before| before.last_journal());
+        }
         write(&locked, holder).map_err(of_io)?;
-        return Ok((locked, earlier));
+        return Ok(locked);
     }
     Err(unusable("it is removed again and again".to_owned(), "find out which program removes it"))
 }
@@ -252,100 +312,4 @@ fn write(mut file: &File, holder: &LockHolder) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{MetadataExt, symlink};
-
-    use nix::sys::stat::Mode;
-
-    use super::*;
-
-    fn holder(state_dir: &str) -> LockHolder {
-        LockHolder::this_process(Some(Path::new("/tmp/a.sock")), Path::new(state_dir))
-    }
-
-    fn runtime_dir() -> tempfile::TempDir {
-        tempfile::tempdir().unwrap()
-    }
-
-    #[test]
-    fn a_second_lock_is_refused_and_names_the_first() {
-        let dir = runtime_dir();
-        let first = DaemonLock::acquire(dir.path(), holder("/tmp/state of one")).unwrap();
-        let refusal = DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
-        let expected = format!(
-            "(process {}, socket \"/tmp/a.sock\", state directory \"/tmp/state of one\"): stop it first",
-            std::process::id()
-        );
-        assert!(refusal.contains(&expected) && refusal.contains("--beside"), "{refusal}");
-        assert_eq!(refusal.lines().count(), 1);
-        drop(first);
-        DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap();
-    }
-
-    #[test]
-    fn a_removed_lock_file_is_made_again_and_still_keeps_a_second_daemon_away() {
-        let dir = runtime_dir();
-        let mut lock = DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
-        assert!(!lock.reacquire_if_removed().unwrap(), "nothing happened");
-        std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
-        assert!(lock.reacquire_if_removed().unwrap());
-        assert!(matches!(DaemonLock::acquire(dir.path(), holder("/tmp/two")), Err(LockError::Held { .. })));
-        std::fs::remove_dir_all(dir.path()).unwrap();
-        assert!(lock.reacquire_if_removed().unwrap(), "also the directory");
-        assert!(matches!(DaemonLock::acquire(dir.path(), holder("/tmp/two")), Err(LockError::Held { .. })));
-    }
-
-    #[test]
-    fn a_daemon_that_came_in_while_the_lock_file_was_removed_is_named() {
-        let dir = runtime_dir();
-        let mut lock = DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
-        std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
-        let second = DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap();
-        let fault = lock.reacquire_if_removed().unwrap_err().to_string();
-        assert!(fault.contains("state directory \"/tmp/two\""), "{fault}");
-        drop(second);
-        assert!(lock.reacquire_if_removed().unwrap(), "the lock is taken again after its end");
-    }
-
-    #[test]
-    fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
-        let dir = runtime_dir();
-        let take = || DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
-        assert_eq!(take().earlier_state_dir("boot"), None, "the first start");
-        assert_eq!(take().earlier_state_dir("boot"), None, "the start before failed without a journal");
-        take().record_boot_id("boot").unwrap();
-        let lock = take();
-        assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
-        assert_eq!(lock.earlier_state_dir("later"), None, "no process of that boot lives");
-    }
-
-    #[test]
-    fn a_pipe_a_link_or_a_directory_in_place_of_the_lock_file_is_refused_at_once() {
-        let dir = runtime_dir();
-        let path = dir.path().join(FILE_NAME);
-        let refusal = || DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap_err().to_string();
-        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
-        assert!(refusal().contains("it is not a regular file; remove it"), "{}", refusal());
-        std::fs::remove_file(&path).unwrap();
-        let target = dir.path().join("target");
-        symlink(&target, &path).unwrap();
-        assert!(refusal().contains("it is a symbolic link; remove it"), "{}", refusal());
-        assert!(!target.exists(), "no file was made through the link");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::create_dir(&path).unwrap();
-        assert!(refusal().contains(&format!("can't lock {}", path.display())), "{}", refusal());
-    }
-
-    #[test]
-    fn a_lock_file_is_readable_by_its_owner_only_and_one_without_a_name_is_refused_too() {
-        let dir = runtime_dir();
-        let path = dir.path().join(FILE_NAME);
-        std::fs::write(&path, "{torn").unwrap();
-        std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
-        let lock = DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        lock.file.set_len(0).unwrap();
-        let refusal = DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
-        assert!(refusal.contains("another pjwd runs") && !refusal.contains("process"), "{refusal}");
-    }
-}
+mod tests;

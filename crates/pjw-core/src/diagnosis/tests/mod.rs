@@ -117,6 +117,7 @@ fn other(pid: u32, uid: u32, name: &str, threads: Vec<ObservedThread>) -> Unassi
         uid: Uid(uid),
         comm: Comm::from(name),
         belongs_to_scheduler: false,
+        is_no_stray: false,
         threads,
     }
 }

@@ -26,6 +26,18 @@ fn unassigned_processes_are_a_problem_when_busy() {
 }
 
 #[test]
+fn a_login_is_no_stray() {
+    let mut input = node();
+    input.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
+    let shell = other(50, 1001, "bash", vec![thread(50, "0-15", 0, 900)]);
+    input.unassigned_processes = vec![UnassignedProcess { is_no_stray: true, ..shell }];
+    assert_eq!(of(&input, "stray"), []);
+    input.unassigned_processes.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 0)]));
+    let finding = only(&input, "stray");
+    assert!(finding.text.contains("user 1001 (1 process); none is busy"), "{}", finding.text);
+}
+
+#[test]
 fn busy_processes_of_users_without_jobs_are_reported() {
     let mut input = node();
     input.unassigned_processes = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];

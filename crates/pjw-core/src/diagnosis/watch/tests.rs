@@ -167,3 +167,23 @@ fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     );
     assert_eq!(others[0].threads.len(), 1, "without threads the mask of the first thread is used");
 }
+
+#[test]
+fn login_shells_and_programs_of_pjw_are_no_strays() {
+    let named = |pid: u32, leader: u32, name: &str| {
+        let (pid, mut observed) = process(pid, 1001, JobMarks::default(), vec![]);
+        if let Observed::Present(process) = &mut observed {
+            (process.comm, process.session) = (Comm::from(name), Pid(leader));
+        }
+        (pid, observed)
+    };
+    let processes = || {
+        let shells = [named(30, 30, "bash"), named(31, 30, "bash"), named(32, 32, "sshd")];
+        shells.into_iter().chain([named(33, 30, "pjwctl"), named(34, 34, "solver")]).collect()
+    };
+    let (_, others) =
+        watched(&snapshot(10 * SECOND, None, processes()), &snapshot(11 * SECOND, None, processes()));
+    let strays: Vec<u32> =
+        others.iter().filter(|other| !other.is_no_stray).map(|other| other.pid.0).collect();
+    assert_eq!(strays, [31, 34], "a shell that leads no session is a script");
+}

@@ -5,7 +5,7 @@
 //! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
-use crate::basics::{CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
@@ -142,11 +142,15 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
     state.jobs.of_owner(process.uid).find(born_inside).map(|job| &job.id)
 }
 
-/// Whether the parent of a process is not the process that started it, and no fork event names the one that did.
+/// The name of the service manager. The one of a user is a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`): it becomes the
+/// parent of the orphans of this user.
+const SERVICE_MANAGER: &str = "systemd";
+
+/// Whether the parent of a process may not be the process that started it, and no fork event names the one that did.
 pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
-    let parent = state.process(process.parent);
-    let is_orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.uid != process.uid);
+    let adopts = |parent: &Process| parent.uid != process.uid || parent.comm == Comm::from(SERVICE_MANAGER);
+    let is_orphan = process.parent == Pid(1) || state.process(process.parent).is_some_and(adopts);
     is_orphan && !state.has_known_descent(process.id.pid, process.id.start.earliest())
 }
 

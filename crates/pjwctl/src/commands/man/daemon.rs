@@ -26,9 +26,12 @@ pub(super) fn page(help: &str) -> Option<Page> {
         ),
         roff::section("FILES"),
         roff::item("/etc/pjw/pjwd.toml", "Root's configuration. See pjwd.toml(5)."),
+        roff::item("/run/pjwd/pjwd.sock", "Root's socket; state and undo journal are in the same directory."),
         roff::item(
-            "/run/pjwd/pjwd.sock",
-            "Root's socket; lock, state and undo journal are in the same directory.",
+            "/run/pjwd-lock/warden.lock",
+            "Root's lock against a second pjwd; another user's is in /run/user/UID/pjwd-lock, or in \
+             /tmp/pjwd-UID-lock where /run/user/UID is no directory. It stays when the state directory is deleted, \
+             and tells the next pjwd of that.",
         ),
         roff::item(
             "$XDG_RUNTIME_DIR/pjwd/pjwd.sock",

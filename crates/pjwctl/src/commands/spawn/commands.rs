@@ -5,11 +5,17 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use pjw_core::cpuset::CpuSet;
 
 use crate::cli::SpawnArgs;
+
+/// The longest file of commands that is read, in bytes. An endless file such as /dev/zero must not fill the memory.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A command with the ranks that execute it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +28,7 @@ pub(super) struct RankedCommand {
 /// Reads the commands of the command line or of the file.
 pub(super) fn read(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
     if let Some(path) = &request.multi_file {
-        let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()));
-        let text = text.map_err(|error| anyhow!("{error:#}"))?;
+        let text = read_file(path).map_err(|error| anyhow!("can't read {}: {error}", path.display()))?;
         return parse(&text, request.instances).map_err(|error| anyhow!("{}: {error}", path.display()));
     }
     let Some((program, arguments)) = request.command.split_first() else {
@@ -31,6 +36,16 @@ pub(super) fn read(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
     };
     let ranks = (0..request.instances.unwrap_or(0)).collect();
     Ok(vec![RankedCommand { ranks, program: program.clone(), arguments: arguments.to_vec() }])
+}
+
+/// Reads the file of commands, also if it is a pipe.
+fn read_file(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        bail!("it has more than {} MiB: name a file with a line for each program", MAX_FILE_BYTES >> 20);
+    }
+    Ok(text)
 }
 
 /// Parses a file of commands. Each rank below the number of instances must have one command. Without a number, the highest

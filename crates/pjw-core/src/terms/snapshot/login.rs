@@ -1,0 +1,55 @@
+//! The processes that are not reported as unassigned although their user has jobs: those of a login itself, and pjw's own
+//! programs.
+
+use crate::basics::Comm;
+use crate::terms::snapshot::Process;
+
+/// The names of pjw's own programs. Their processes never count as unassigned.
+const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
+
+/// The programs of a login itself: the session of an ssh client and of the server, the user's systemd and its services that
+/// every login has, and terminal multiplexers. Longer names are cut as the kernel cuts them (`TASK_COMM_LEN`).
+const LOGIN_PROGRAMS: [&str; 20] = [
+    "(sd-pam)",
+    "(systemd)",
+    "dbus-broker",
+    "dbus-broker-launch",
+    "dbus-daemon",
+    "gpg-agent",
+    "login",
+    "mosh-server",
+    "screen",
+    "sftp-server",
+    "ssh",
+    "ssh-agent",
+    "sshd",
+    "sshd-session",
+    "su",
+    "sudo",
+    "systemd",
+    "systemd-userwork",
+    "tmux: client",
+    "tmux: server",
+];
+
+/// Shells. One that leads its session is the shell of a login, of a terminal, or of a command over ssh.
+const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
+
+impl Process {
+    /// Whether the process executes a program of pjw itself, by its name. Such a process never counts as unassigned.
+    #[must_use]
+    pub fn is_of_pjw(&self) -> bool {
+        self.has_name_of(&OUR_PROGRAMS)
+    }
+
+    /// Whether the process belongs to a login itself, such as sshd or a login shell. Such a process is counted as
+    /// unassigned and not reported. Processes that it starts are reported.
+    #[must_use]
+    pub fn belongs_to_login(&self) -> bool {
+        self.has_name_of(&LOGIN_PROGRAMS) || (self.session == self.id.pid && self.has_name_of(&SHELLS))
+    }
+
+    fn has_name_of(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.comm == Comm::from(*name))
+    }
+}

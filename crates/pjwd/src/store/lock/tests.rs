@@ -1,0 +1,155 @@
+//! The lock file: the process that holds it, what the next process learns from it, and the files that are refused in its place.
+
+use std::os::unix::fs::{MetadataExt, symlink};
+
+use nix::sys::stat::Mode;
+
+use super::*;
+
+fn holder(state_dir: &str) -> LockHolder {
+    LockHolder::this_process(Some(Path::new("/tmp/a.sock")), Path::new(state_dir))
+}
+
+/// Acquires the lock in `dir`, where no earlier version has a lock file.
+fn acquire(dir: &Path, holder: LockHolder) -> Result<DaemonLock, LockError> {
+    DaemonLock::acquire(dir, &dir.join("none"), holder)
+}
+
+fn runtime_dir() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn a_second_lock_is_refused_and_names_the_first() {
+    let dir = runtime_dir();
+    let first = acquire(dir.path(), holder("/tmp/state of one")).unwrap();
+    let refusal = acquire(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+    let expected = format!(
+        "(process {}, socket \"/tmp/a.sock\", state directory \"/tmp/state of one\"): stop it first",
+        std::process::id()
+    );
+    assert!(refusal.contains(&expected) && refusal.contains("--beside"), "{refusal}");
+    assert_eq!(refusal.lines().count(), 1);
+    drop(first);
+    acquire(dir.path(), holder("/tmp/two")).unwrap();
+}
+
+#[test]
+fn a_removed_lock_file_is_made_again_and_still_keeps_a_second_daemon_away() {
+    let dir = runtime_dir();
+    let mut lock = acquire(dir.path(), holder("/tmp/one")).unwrap();
+    assert!(!lock.reacquire_if_removed().unwrap(), "nothing happened");
+    std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
+    assert!(lock.reacquire_if_removed().unwrap());
+    assert!(matches!(acquire(dir.path(), holder("/tmp/two")), Err(LockError::Held { .. })));
+    std::fs::remove_dir_all(dir.path()).unwrap();
+    assert!(lock.reacquire_if_removed().unwrap(), "also the directory");
+    assert!(matches!(acquire(dir.path(), holder("/tmp/two")), Err(LockError::Held { .. })));
+}
+
+#[test]
+fn a_daemon_that_came_in_while_the_lock_file_was_removed_is_named() {
+    let dir = runtime_dir();
+    let mut lock = acquire(dir.path(), holder("/tmp/one")).unwrap();
+    std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
+    let second = acquire(dir.path(), holder("/tmp/two")).unwrap();
+    let fault = lock.reacquire_if_removed().unwrap_err().to_string();
+    assert!(fault.contains("state directory \"/tmp/two\""), "{fault}");
+    drop(second);
+    assert!(lock.reacquire_if_removed().unwrap(), "the lock is taken again after its end");
+}
+
+#[test]
+fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
+    let dir = runtime_dir();
+    let take = |state_dir| acquire(dir.path(), holder(state_dir)).unwrap();
+    assert_eq!(take("/tmp/one").earlier_state_dir("boot"), None, "the first start");
+    assert_eq!(take("/tmp/one").earlier_state_dir("boot"), None, "the start before failed without a journal");
+    take("/tmp/one").record_boot_id("boot").unwrap();
+    let lock = take("/tmp/two");
+    assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
+    assert_eq!(lock.earlier_state_dir("later"), None, "no process of that boot lives");
+    drop(lock);
+    let released = LockHolder::this_process(None, Path::new("/tmp/three"));
+    drop(acquire(dir.path(), released).unwrap());
+    let mut lock = take("/tmp/two");
+    let earlier = lock.earlier_state_dir("boot");
+    assert_eq!(earlier, Some(Path::new("/tmp/one")), "two processes made no journal since");
+    lock.record_boot_id("boot").unwrap();
+    assert_eq!(lock.earlier_state_dir("boot"), None);
+    drop(lock);
+    let mut lock = take("/tmp/one");
+    assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/two")));
+    lock.forget_earlier_journal().unwrap();
+    drop(lock);
+    assert_eq!(take("/tmp/one").earlier_state_dir("boot"), None, "everything was undone");
+}
+
+#[test]
+fn a_removed_lock_file_that_is_made_again_still_names_the_journal() {
+    let dir = runtime_dir();
+    let mut lock = acquire(dir.path(), holder("/tmp/one")).unwrap();
+    lock.record_boot_id("boot").unwrap();
+    std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
+    assert!(lock.reacquire_if_removed().unwrap());
+    drop(lock);
+    let next = acquire(dir.path(), holder("/tmp/two")).unwrap();
+    assert_eq!(next.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
+}
+
+#[test]
+fn a_daemon_of_an_earlier_version_is_refused_and_its_journal_is_known_after_its_end() {
+    let (dir, older) = (runtime_dir(), runtime_dir());
+    // An earlier version writes neither the field `earlier_journal` nor another directory.
+    let path = older.path().join(FILE_NAME);
+    let text = format!(
+        r#"{{"pid":{},"socket":"/s","state_dir":"/tmp/one","journal_of_boot":"boot"}}"#,
+        std::process::id()
+    );
+    std::fs::write(&path, text).unwrap();
+    let of_earlier_version =
+        Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock).unwrap();
+    let start = || DaemonLock::acquire(dir.path(), older.path(), holder("/tmp/two"));
+    let refusal = start().unwrap_err().to_string();
+    assert!(refusal.contains("state directory \"/tmp/one\""), "{refusal}");
+    drop(of_earlier_version);
+    let lock = start().unwrap();
+    assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
+    let again = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock);
+    assert!(again.is_err(), "an earlier version is refused while this one runs");
+    drop(lock);
+    std::fs::remove_dir_all(older.path()).unwrap();
+    let earlier = start().unwrap();
+    assert_eq!(earlier.earlier_state_dir("boot"), Some(Path::new("/tmp/one")), "also without the old file");
+    assert!(!older.path().exists(), "no file is made for earlier versions");
+}
+
+#[test]
+fn a_pipe_a_link_or_a_directory_in_place_of_the_lock_file_is_refused_at_once() {
+    let dir = runtime_dir();
+    let path = dir.path().join(FILE_NAME);
+    let refusal = || acquire(dir.path(), holder("/tmp/one")).unwrap_err().to_string();
+    nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+    assert!(refusal().contains("it is not a regular file; remove it"), "{}", refusal());
+    std::fs::remove_file(&path).unwrap();
+    let target = dir.path().join("target");
+    symlink(&target, &path).unwrap();
+    assert!(refusal().contains("it is a symbolic link; remove it"), "{}", refusal());
+    assert!(!target.exists(), "no file was made through the link");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(refusal().contains(&format!("can't lock {}", path.display())), "{}", refusal());
+}
+
+#[test]
+fn a_lock_file_is_readable_by_its_owner_only_and_one_without_a_name_is_refused_too() {
+    let dir = runtime_dir();
+    let path = dir.path().join(FILE_NAME);
+    std::fs::write(&path, "{torn").unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    let lock = acquire(dir.path(), holder("/tmp/one")).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    lock.file.set_len(0).unwrap();
+    let refusal = acquire(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+    assert!(refusal.contains("another pjwd runs") && !refusal.contains("process"), "{refusal}");
+}
