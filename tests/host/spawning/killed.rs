@@ -20,10 +20,10 @@ const KILLS: usize = 50;
 const LAST_POINT_MICROSECONDS: u64 = 150_000;
 /// The signals that end a process, signal(7). Not SIGSEGV and SIGBUS: a handler of Rust's runtime takes the first one that
 /// another process sends before pjwctl has given them their default effect. Not SIGPIPE: Rust's runtime ignores it. The
-/// last three are real-time signals.
+/// numbers are SIGSTKFLT and SIGIO, whose names not every shell knows, and real-time signals.
 const SIGNALS: [&str; 22] = [
-    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "FPE", "KILL", "USR1", "USR2", "ALRM", "TERM", "STKFLT",
-    "XCPU", "XFSZ", "VTALRM", "PROF", "POLL", "PWR", "34", "50", "64",
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "FPE", "KILL", "USR1", "USR2", "ALRM", "TERM", "XCPU",
+    "XFSZ", "VTALRM", "PROF", "PWR", "16", "29", "34", "50", "64",
 ];
 
 /// Random numbers: splitmix64.

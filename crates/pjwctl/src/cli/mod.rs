@@ -2,6 +2,7 @@
 
 mod advise;
 mod core_count;
+mod cores_unit;
 pub mod doctor;
 mod hook;
 mod json;
@@ -27,6 +28,7 @@ use core_count::core_count;
 
 pub use advise::AdviseArgs;
 pub use core_count::CoreCountArg;
+pub use cores_unit::CoresUnitArg;
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use priority_class::PriorityClassArg;
@@ -307,16 +309,6 @@ pub enum PolicyArg {
     Spread,
     /// The CPUs given by --cpus
     Explicit,
-}
-
-/// The value of `--smt` of `pjwctl assign`, `run` and `spawn`: whether the number in `--cores` counts whole cores or hardware threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CoresUnitArg {
-    /// Whole cores with all their hardware threads
-    Whole,
-    /// Hardware threads (also: share); siblings may belong to another job if the configuration sets share_smt
-    #[value(alias = "share")]
-    Pus,
 }
 
 impl Cli {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pjw_core::parts::DivisionRule;
 
-use super::CoresUnitArg;
 use super::core_count::{CoreCountArg, core_count};
+use super::cores_unit::CoresUnitArg;
 use super::json::JsonArg;
 use super::priority_class::PriorityClassArg;
 use super::within_job::WithinJobArg;

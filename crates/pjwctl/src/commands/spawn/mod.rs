@@ -145,7 +145,7 @@ fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Resul
 /// Waits until all instances have begun, says how they were started, and waits for their end.
 fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
     group.wait_until_begun()?;
-    let mode = Mode::of(request, group);
+    let mode = Mode::of(request, group.templates());
     mode.announce(request.proxy);
     if request.proxy != ProxyArg::Never && request.share.is_none() {
         advice::print_without_proxy(group.executed_programs());

@@ -2,7 +2,6 @@
 
 use pjw_spawn::proxy::{ForkError, TemplateError};
 
-use super::group::Group;
 use crate::cli::{ProxyArg, SpawnArgs};
 use crate::output;
 
@@ -35,11 +34,11 @@ pub(super) enum Mode {
 
 impl Mode {
     /// Returns how the instances of a group were started. It is known when all have begun.
-    pub(super) fn of(request: &SpawnArgs, group: &Group) -> Self {
+    pub(super) fn of(request: &SpawnArgs, templates: TemplateUse) -> Self {
         if request.share.is_some() {
             return Self::Shared;
         }
-        Self::of_templates(request.proxy, group.templates())
+        Self::of_templates(request.proxy, templates)
     }
 
     fn of_templates(proxy: ProxyArg, templates: TemplateUse) -> Self {
