@@ -109,7 +109,7 @@ impl<'a> Host<'a> {
             // SAFETY: changes the address space only.
             unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
         }
-        let first_own = close_descriptors(plan);
+        let first_own = close_descriptors(plan)?;
         let [socket, file] = [plan.socket, plan.file].map(|descriptor| move_above(descriptor, first_own));
         let (socket, file) = (socket.map_err(of_clone)?, file.map_err(of_clone)?);
         // SAFETY: has no precondition.
@@ -338,7 +338,10 @@ impl<'a> Host<'a> {
 
 /// Closes the descriptors that execve(2) would close, except those that the host needs. Returns a number above all that are left:
 /// the tasks get the descriptors below it.
-fn close_descriptors(plan: &Plan) -> RawFd {
+fn close_descriptors(plan: &Plan) -> Result<RawFd, Failed> {
+    // Another thread of the parent may have opened more descriptors since their numbers were read.
+    let above = plan.highest_descriptor.max(plan.file).saturating_add(1);
+    birth::close_from(above).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
     let mut first_own = 3;
     for descriptor in 3..=plan.highest_descriptor {
         // SAFETY: asks only.
@@ -353,7 +356,7 @@ fn close_descriptors(plan: &Plan) -> RawFd {
             unsafe { libc::close(descriptor) };
         }
     }
-    first_own
+    Ok(first_own)
 }
 
 /// Moves a descriptor to a number that is at least `first_own`.

@@ -102,7 +102,7 @@ impl Space {
             size,
             launcher: launcher(&setup),
             heap_begin: heap_begin().ok_or_else(|| failed(Errno::ENOSYS))?,
-            highest_descriptor: highest_descriptor(),
+            highest_descriptor: highest_descriptor().max(socket.as_raw_fd()).max(of_host.as_raw_fd()),
             auxiliary: Auxiliary::own(),
             must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
             nonce,
@@ -351,8 +351,9 @@ fn comm(program: &CStr) -> [u8; COMM_BYTES] {
     comm
 }
 
+/// The highest open descriptor of the calling thread, which may have a table of descriptors of its own.
 fn highest_descriptor() -> RawFd {
-    let descriptors = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let descriptors = std::fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
     let numbers = descriptors.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers.max().unwrap_or(1024)
 }
