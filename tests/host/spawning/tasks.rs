@@ -155,6 +155,35 @@ fn a_signal_to_pjwctl_reaches_all_tasks_and_its_end_ends_them() {
 }
 
 #[test]
+fn the_output_of_an_asynchronous_group_ends_with_its_last_task() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    // pjwctl starts with the descriptors 0 to 2 only, as from a terminal.
+    let line = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; \
+                exec \"$0\" spawn --local --async --share memory -n 2 -- \"$1\" %r 0";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line]).arg(program_path("pjwctl")).arg(&program);
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut pjwctl = shell.spawn().unwrap();
+    let mut output = pjwctl.stdout.take().unwrap();
+    assert_eq!(pjwctl.wait().unwrap().code(), Some(0));
+    let reader = std::thread::spawn(move || std::io::read_to_string(&mut output).unwrap());
+    wait_until("no process holds the pipe", || reader.is_finished());
+    let printed = reader.join().unwrap();
+    assert_eq!(printed.lines().filter(|line| line.ends_with(" shared")).count(), 2, "{printed}");
+}
+
+#[test]
+fn a_program_inherits_no_address_of_other_tasks() {
+    let output = Command::new(program_path("pjwctl"))
+        .args(["spawn", "--local", "--", "/bin/sh", "-c", "echo ${PJW_TASKS-none}"])
+        .env("PJW_TASKS", "1000:1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "none\n", "{output:?}");
+}
+
+#[test]
 fn what_cannot_share_memory_starts_nothing_and_one_line_says_why() {
     let Some((task, _dir)) = program(&["-static-pie"]) else { return };
     let Some((dynamic, _dynamic_dir)) = program(&["-pie", "-fPIE"]) else { return };

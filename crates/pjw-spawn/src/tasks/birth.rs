@@ -1,7 +1,8 @@
 //! The birth of a task: from clone3(2) to the first instruction of its program.
 //!
-//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host. The host sleeps
-//! meanwhile. So at any time one of them uses the C library's thread-local variables, as after vfork(2).
+//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host: both have one `errno`,
+//! as after vfork(2). The host sleeps meanwhile, and looks every 100 ms whether the task lives. Each look may change `errno`.
+//! If a step of the task fails in that moment, the reported errno can be that of the look.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -220,15 +221,15 @@ fn prepare(birth: &Birth<'_>) -> Result<(), (SpawnStep, i32)> {
     Ok(())
 }
 
-/// Closes the copies of the host's own descriptors. close_range(2) is in Linux 5.9 and later.
-fn close_from(first: RawFd) -> Result<(), (SpawnStep, i32)> {
-    // SAFETY: the table of descriptors is that of the task alone.
+/// Closes all descriptors from a number on. close_range(2) is in Linux 5.9 and later.
+pub(super) fn close_from(first: RawFd) -> Result<(), (SpawnStep, i32)> {
+    // SAFETY: the table of descriptors is that of the calling process alone.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
     if closed == 0 || Errno::last() != Errno::ENOSYS {
         return checked(SpawnStep::Stdio, closed);
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one limit. The descriptors are those of the task alone.
+    // SAFETY: the kernel writes one limit. The descriptors are those of the calling process alone.
     unsafe {
         libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
         for descriptor in first..i32::try_from(limit.rlim_cur).unwrap_or(1 << 20) {

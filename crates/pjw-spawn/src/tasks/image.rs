@@ -164,6 +164,7 @@ fn shape(file: &File) -> Result<Shape, ImageError> {
     }
     let header: [u8; HEADER_BYTES] = read(file, 0)?;
     check_processor(&header)?;
+    let size = file.metadata().map_err(|error| ImageError::Unreadable(error.to_string()))?.len();
     let kind = number(&header, 16, 2);
     let (offset, count) = (number(&header, 32, 8), number(&header, 56, 2));
     if ![ET_EXEC, ET_DYN].contains(&kind) || number(&header, 54, 2) != PROGRAM_HEADER_BYTES as u64 {
@@ -186,7 +187,7 @@ fn shape(file: &File) -> Result<Shape, ImageError> {
         let at = offset.checked_add(index * PROGRAM_HEADER_BYTES as u64).ok_or(ImageError::NoElf)?;
         let header: [u8; PROGRAM_HEADER_BYTES] = read(file, at)?;
         match number(&header, 0, 4) {
-            PT_LOAD => shape.add(&header)?,
+            PT_LOAD => shape.add(&header, size)?,
             PT_DYNAMIC => dynamic = Some((number(&header, 8, 8), number(&header, 32, 8))),
             PT_INTERP => is_dynamic = true,
             PT_GNU_STACK => shape.has_executable_stack = number(&header, 4, 4) & PF_X != 0,
@@ -241,7 +242,9 @@ fn check_dynamic_section(file: &File, section: Option<(u64, u64)>) -> Result<(),
 }
 
 impl Shape {
-    fn add(&mut self, header: &[u8]) -> Result<(), ImageError> {
+    /// Adds the segment of a program header. A segment that ends after the file is refused: the kernel answers an access behind
+    /// the end of a mapped file with SIGBUS.
+    fn add(&mut self, header: &[u8], size_of_file: u64) -> Result<(), ImageError> {
         let flags = number(header, 4, 4);
         let protection = |flag, value| if flags & flag != 0 { value } else { 0 };
         let segment = Segment {
@@ -260,7 +263,7 @@ impl Shape {
         let alignment = number(header, 48, 8).max(1);
         let is_mappable = segment.file_bytes <= segment.memory_bytes
             && segment.address % PAGE == segment.file_offset % PAGE
-            && segment.file_offset.checked_add(segment.file_bytes).is_some_and(|end| end <= i64::MAX as u64)
+            && segment.file_offset.checked_add(segment.file_bytes).is_some_and(|end| end <= size_of_file)
             && alignment.is_power_of_two()
             && alignment <= MAX_SPAN;
         let (Some(end), true, Some(place)) = (end, is_mappable, self.segments.get_mut(self.count)) else {

@@ -61,12 +61,27 @@ fn other_files_are_refused() {
 }
 
 #[test]
+fn a_program_that_is_cut_off_is_refused() {
+    if task_program().is_none() {
+        return;
+    }
+    // Without symbols the segments reach nearly to the end of the file.
+    let Some(program) = compile("task.c", &["-O1", "-static-pie", "-s"]) else { return };
+    let bytes = fs::read(&program.path).unwrap();
+    for percent in [80, 90, 99] {
+        let path = executable(&program, "cut", &bytes[..bytes.len() * percent / 100]);
+        let refusal = refusal(&path);
+        assert!(refusal.starts_with("it is no complete ELF program; "), "{percent} %: {refusal}");
+    }
+}
+
+#[test]
 fn a_shared_library_is_refused() {
-    let flags = ["-shared", "-fPIC", "-Wl,-soname,task.so"];
-    let Some(program) = compile("task.c", &flags) else { return };
-    // Libraries name other libraries, which is found first.
+    // Without -nostdlib the library would name the C library, and be refused as a dynamic program.
+    let flags = ["-shared", "-fPIC", "-nostdlib", "-Wl,-soname,task.so"];
+    let Some(program) = task_program().and_then(|_| compile("task.c", &flags)) else { return };
     let refusal = refusal(&program.path);
-    assert!(refusal.contains("-static-pie"), "{refusal}");
+    assert!(refusal.starts_with("it is a shared library; "), "{refusal}");
 }
 
 #[test]
