@@ -93,7 +93,7 @@ fn the_report_of_a_job_has_the_shared_part_of_its_memory_if_that_was_read() {
 }
 
 #[test]
-fn the_calls_of_users_at_the_same_time_share_a_reading_and_some_are_refused() {
+fn the_calls_of_a_user_at_the_same_time_are_answered_or_refused_and_a_refused_one_causes_no_reading() {
     if !is_root() || !is_installed("python3") || !programs_are_reachable() {
         return;
     }
@@ -152,9 +152,11 @@ fn growing_workers_are_warned_of_before_their_memory_runs_out() {
     assert!(warning.text.contains("of their own will not fit"), "{warning:?}");
     assert!(warning.text.starts_with("4 workers x "), "{warning:?}");
     assert_eq!(memory(&daemon)["warning"]["code"], "memory");
+    daemon.configure("[memory]\nsample = \"1h\"\nbudget_permille = 1000\n");
+    assert!(daemon.pjwctl(&["reload"]).status.success());
     drop(shell);
     workers.into_iter().map(KillOnDrop).for_each(drop);
-    wait_until("the warning ends with the job", || {
+    wait_until("the warning ends with the job, long before the next sample", || {
         daemon.status().warnings.iter().all(|one| one.code != "memory")
     });
     drop(daemon);

@@ -118,7 +118,7 @@ fn read_rank_pid(file: &Path, run: &mut MpiRun) -> u32 {
 }
 
 /// Returns the PUs of the first and of the second core of the machine.
-fn first_and_second() -> (CpuSet, CpuSet) {
+pub fn first_and_second() -> (CpuSet, CpuSet) {
     let topology = load_topology(TopologySource::Live).unwrap();
     let mut cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
     (cores.next().unwrap(), cores.next().unwrap())

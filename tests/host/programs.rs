@@ -12,6 +12,7 @@ use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
+use crate::mpi::first_and_second;
 use crate::processes::{Shell, has_own_core_each, has_two_cores, is_installed, mask, masks};
 
 /// Two threads that compute until they are killed. Each prints its thread id and its mask to a file of its own.
@@ -317,6 +318,7 @@ fn all_processes_of_a_parallel_make_are_inside_from_their_first_instruction() {
     }
     let daemon = start_daemon();
     let dir = tempfile::tempdir().unwrap();
+    let pu = first_and_second().1.first().unwrap().to_string();
     // cat reads its own mask first of all.
     let rules = "TARGETS := $(addprefix t,$(shell seq 60))\nall: $(TARGETS)\n\
                  t%:\n\t@cat /proc/self/status >$@; n=0; while [ $$n -lt 2000 ]; do n=$$((n+1)); done\n";
@@ -326,7 +328,7 @@ fn all_processes_of_a_parallel_make_are_inside_from_their_first_instruction() {
         "--job",
         &daemon.job_id("a"),
         "--cpus",
-        "1",
+        &pu,
         "--",
         "make",
         "-s",
@@ -338,6 +340,6 @@ fn all_processes_of_a_parallel_make_are_inside_from_their_first_instruction() {
     for target in 1..=60 {
         let status = std::fs::read_to_string(dir.path().join(format!("t{target}"))).unwrap();
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-        assert_eq!(list.trim(), "1", "target {target}");
+        assert_eq!(list.trim(), pu, "target {target}");
     }
 }

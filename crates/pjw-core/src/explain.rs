@@ -44,7 +44,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
     }
     because.extend(provision_text(job));
     because.extend(wanted_cores_text(state, job));
-    because.extend(within_job_text(state, job));
+    because.extend(within_job_text(state, policy, job));
     because.extend(lending_text(state, policy, job));
     match members.as_slice() {
         [] => {}
@@ -78,12 +78,18 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
 }
 
 /// The sentence about the NUMA nodes of new processes. `None` if the job requested no rule for them.
-fn within_job_text(state: &WardenState, job: &Job) -> Option<String> {
+fn within_job_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     let rule = job.request.as_ref()?.within_job;
     if rule == WithinJob::Default {
         return None;
     }
     let grant = job.active_grant()?;
+    let managed = state.cpusets.cpuset_of(&job.id);
+    if !policy.pin_hot_threads && !managed.is_some_and(|managed| managed.job_cpuset.spec.isolated) {
+        return Some(format!(
+            "--within-job {rule} has no effect: no thread is pinned, because the configuration has balance.pin = false"
+        ));
+    }
     Some(match nodes_of(&state.topology, &grant.cpus).len() {
         0 | 1 => format!("--within-job {rule} has no effect: its CPUs are on one NUMA node"),
         _ => format!("a new busy process goes {} (--within-job {rule})", rule.description()),
@@ -256,7 +262,10 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
     let is_unbound = binding.is_some_and(|binding| !binding.is_restored);
     let lifted = binding.map(lifted_text).unwrap_or_default();
     if let Some(pu) = state.pinned_pu_of(member, tid) {
-        let node = member.numa_node.map(|node| format!(" (NUMA node {node} was chosen for its process)"));
+        let request = state.jobs.get(&member.job).and_then(|job| job.request.as_ref());
+        let has_rule = request.is_some_and(|request| request.within_job != WithinJob::Default);
+        let node = member.numa_node.filter(|_| has_rule);
+        let node = node.map(|node| format!(" (NUMA node {node} was chosen for its process)"));
         return format!("{wants} and is pinned to CPU {pu}{}{lifted}", node.unwrap_or_default());
     }
     let target = if is_unbound { grant } else { &own };

@@ -6,11 +6,12 @@
 //! PUs while others idle ([`crate::phases::overload`]), or if the policy lifts every binding: then the target is the whole grant.
 //! A lift that does not help is taken back. Running threads whose target is the whole grant are pinned to one PU.
 
-use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
-use crate::machine::{Topology, WithinJob};
-use crate::phases::membership::ancestors;
+mod nodes;
+
+use self::nodes::ChosenNodes;
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
+use crate::machine::Topology;
 use crate::phases::overload::overloaded_threads;
-use crate::phases::pinning::within_job::{BusyProcess, choose_nodes};
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
@@ -116,8 +117,9 @@ fn plan_job(
         BindingPolicy::Repair => find_overloaded(&draft.state.topology, &mut plans, &grant),
         BindingPolicy::Override => lift_all(&mut plans, &grant),
     }
-    let nodes = chosen_nodes(draft, id, &grant, &plans);
+    let nodes = ChosenNodes::choose(draft, id, &grant, &plans);
     let pins = pins(draft, id, &grant, &plans, &nodes);
+    let used_nodes = nodes.used(&draft.state.topology, &grant, &plans, &pins);
     let machine = draft.state.topology.cpus();
 
     let mut actions = Vec::new();
@@ -149,7 +151,7 @@ fn plan_job(
         });
     }
     own.into_iter().for_each(|thread| draft.stop_journaling(thread));
-    nodes.into_iter().for_each(|(pid, node)| draft.state.members.set_numa_node(pid, node));
+    used_nodes.into_iter().for_each(|(pid, node)| draft.state.members.set_numa_node(pid, node));
     draft.begin_writes(&actions);
     report_violations(draft, id, &grant, &actions, reported);
     actions
@@ -225,40 +227,6 @@ fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
     draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
 }
 
-/// The NUMA nodes of the processes with busy threads for which none was chosen before, in the order of the choices.
-fn chosen_nodes(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> Vec<(Pid, u32)> {
-    let state = &*draft.state;
-    let request = state.jobs.get(id).and_then(|job| job.request.as_ref());
-    let rule = request.map_or(WithinJob::Default, |request| request.within_job);
-    if rule == WithinJob::Default {
-        return Vec::new();
-    }
-    let mut busy: BTreeMap<Pid, BusyProcess> = BTreeMap::new();
-    for plan in plans.iter().filter(|plan| plan.thread.demand.is_hot) {
-        let ProcessId { pid, start } = plan.id.process;
-        let process = busy.entry(pid).or_insert_with(|| BusyProcess {
-            pid,
-            start,
-            numa_node: plan.member.numa_node,
-            ancestors: members_above(state, plan.member),
-            busy_threads: Vec::new(),
-            last_cpu: plan.thread.last_cpu,
-        });
-        let pin = plan.pinned(grant).map(CpuSet::from);
-        process.busy_threads.push(pin.unwrap_or_else(|| plan.target(grant).clone()));
-    }
-    let last = state.members.last_node_of(id);
-    choose_nodes(&state.topology, grant, rule, busy.into_values().collect(), last)
-}
-
-/// The ancestors of a process in the same job, the parent first, each with the NUMA node that was chosen for it.
-fn members_above(state: &WardenState, member: &Member) -> Vec<(Pid, Option<u32>)> {
-    let pids = state.process(member.id.pid).into_iter().flat_map(|process| ancestors(state, process));
-    let members = pids.map_while(|known| state.members.get(&known.process.id.pid));
-    let in_job = members.take_while(|above| above.job == member.job);
-    in_job.map(|above| (above.id.pid, above.numa_node)).collect()
-}
-
 /// Chooses the PUs to which threads are pinned. In an isolated partition the kernel does not balance threads between
 /// PUs, so every thread is pinned. The threads of a borrower are not pinned, because its PUs change often. An owner's
 /// threads are pinned to PUs that are not lent, if there are enough.
@@ -267,7 +235,7 @@ fn pins(
     id: &JobId,
     grant: &CpuSet,
     plans: &[ThreadPlan<'_>],
-    chosen_nodes: &[(Pid, u32)],
+    nodes: &ChosenNodes,
 ) -> BTreeMap<ThreadId, Pu> {
     if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
         return BTreeMap::new();
@@ -280,26 +248,23 @@ fn pins(
     let kept = grant.difference(&draft.state.pool.lent_cpus());
     // With fewer of these PUs than hot threads, some threads would wait while the borrower runs.
     let kept = if kept.len() < candidates.len() { grant } else { &kept };
-    let with_kept = |hot_thread: HotThread| {
+    let input = |plan: &ThreadPlan<'_>| {
+        let hot_thread = hot_thread(plan, grant);
         let mask = if hot_thread.mask == *grant { kept.clone() } else { hot_thread.mask };
-        let pid = hot_thread.thread.process.pid;
-        let chosen = chosen_nodes.iter().find(|(known, _)| *known == pid).map(|&(_, node)| node);
-        HotThread { mask, numa_node: chosen.or(hot_thread.numa_node), ..hot_thread }
+        HotThread { mask, numa_node: nodes.wanted(plan.member), ..hot_thread }
     };
-    let threads: Vec<HotThread> =
-        candidates.into_iter().map(|plan| with_kept(hot_thread(plan, grant))).collect();
+    let threads: Vec<HotThread> = candidates.into_iter().map(input).collect();
     let spread = OversubscriptionPolicy::Spread;
     let pin_all = || Policy { pin_hot_threads: true, oversubscription: spread, ..draft.policy.clone() };
     let pin_all = is_isolated.then(pin_all);
     choose_pins(&draft.state.topology, kept, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
-/// A thread as input for [`choose_pins`] and [`overloaded_threads`].
+/// A thread as input for [`choose_pins`] and [`overloaded_threads`], without a NUMA node.
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     let (thread, last_cpu) = (plan.id, plan.thread.last_cpu);
-    let (mask, pinned_pu, numa_node) =
-        (plan.target(grant).clone(), plan.pinned(grant), plan.member.numa_node);
-    HotThread { thread, last_cpu, mask, pinned_pu, numa_node }
+    let (mask, pinned_pu) = (plan.target(grant).clone(), plan.pinned(grant));
+    HotThread { thread, last_cpu, mask, pinned_pu, numa_node: None }
 }
 
 /// The kind of the change to the mask `target`, and its reason.

@@ -4,7 +4,7 @@ use pjw_core::command::{AssignCommand, Command};
 use pjw_core::explain;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::Policy;
+use pjw_core::policy::{OversubscriptionPolicy, Policy};
 use pjw_core::within_job::WithinJob;
 
 use super::machine::{Machine, assign_of, job, machine, machine_with, regular_topology, set};
@@ -162,6 +162,62 @@ fn two_threads_get_a_core_each_before_a_rule_puts_two_on_one_core() {
     let mut machine = machine_with(regular_topology(2, 1, 1, 2, 2), Policy::default());
     job_with_rule(&mut machine, 4, WithinJob::Packed);
     assert_eq!(start_one_by_one(&mut machine, &[20, 21, 22, 23]), ["0", "1", "2", "3"]);
+}
+
+/// The NUMA node that is recorded for each of these processes.
+fn recorded_nodes(machine: &Machine, pids: &[u32]) -> Vec<Option<u32>> {
+    pids.iter().map(|&pid| machine.state.members[&Pid(pid)].numa_node).collect()
+}
+
+#[test]
+fn the_default_rule_ends_the_choices_of_an_earlier_rule() {
+    for (later, expected) in [(Some(WithinJob::Default), "1"), (None, "4")] {
+        let mut machine = machine();
+        job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+        let pids = [20, 21];
+        assert_eq!(start_one_by_one(&mut machine, &pids), ["0", "4"]);
+        run_for_seconds(&mut machine, 10, &[20]);
+        change_rule(&mut machine, 8, later);
+        // The scheduler of the kernel has moved the process to PU 1.
+        let id = machine.state.members[&Pid(21)].threads.keys().next().copied().unwrap();
+        assert_eq!(id, Tid(21));
+        machine.bind(21, 21, "1");
+        machine.settle();
+        machine.bind(21, 21, "0-7");
+        run_for_seconds(&mut machine, 4, &pids);
+        assert_eq!(masks(&machine, &[21]), [expected], "{later:?}");
+        let member = &machine.state.members[&Pid(21)];
+        let text = explain::explain_mask(&machine.state, member, Tid(21), &member.threads[&Tid(21)]);
+        assert_eq!(text.contains("was chosen for its process"), later.is_none(), "{text}");
+    }
+}
+
+#[test]
+fn the_node_in_which_a_process_runs_is_recorded_and_not_a_full_one() {
+    let mut machine = machine();
+    job_with_rule(&mut machine, 8, WithinJob::Packed);
+    let pids = [20, 21, 22, 23, 24];
+    start_one_by_one(&mut machine, &pids);
+    assert_eq!(recorded_nodes(&machine, &pids), [Some(0), Some(0), Some(0), Some(0), Some(1)]);
+}
+
+#[test]
+fn a_process_that_is_not_pinned_gets_no_node() {
+    let float = Policy { oversubscription: OversubscriptionPolicy::Float, ..Policy::default() };
+    let off = Policy { pin_hot_threads: false, ..Policy::default() };
+    for (policy, pids) in [(float, 20..29), (off, 20..22)] {
+        let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+        job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+        let pids: Vec<u32> = pids.collect();
+        pids.iter().for_each(|&pid| drop(machine.spawn(pid, 10, 0)));
+        run_for_seconds(&mut machine, 4, &pids);
+        assert!(masks(&machine, &pids).iter().all(|mask| mask == "0-7"), "{:?}", masks(&machine, &pids));
+        assert!(recorded_nodes(&machine, &pids).iter().all(Option::is_none));
+        let job = &machine.state.jobs[&job("a")];
+        let text = explain::explain_job(&machine.state, &machine.policy, job).join("\n");
+        let is_off = !machine.policy.pin_hot_threads;
+        assert_eq!(text.contains("--within-job rr has no effect: no thread is pinned"), is_off, "{text}");
+    }
 }
 
 #[test]

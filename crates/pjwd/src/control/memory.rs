@@ -198,6 +198,15 @@ impl ControlService {
         }
     }
 
+    /// Forgets the readings of a job that has ended, and withdraws the warning about it from the status.
+    pub(super) fn forget_memory(&self, job: &JobId) {
+        self.memory_records.borrow_mut().forget(job);
+        let is_warned = !self.memory_warnings.borrow().is_empty();
+        if is_warned {
+            self.send_memory_warnings(self.memory_records.borrow().warnings());
+        }
+    }
+
     fn job_ids(&self) -> Vec<JobId> {
         self.status.borrow().jobs.iter().filter_map(|job| job.id.parse().ok()).collect()
     }

@@ -98,7 +98,7 @@ impl ControlService {
         if event.event == EventKind::Ended.name()
             && let Ok(job) = event.job.parse()
         {
-            self.memory_records.borrow_mut().forget(&job);
+            self.forget_memory(&job);
         }
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }

@@ -13,7 +13,7 @@ use super::reading::{JobReading, ReadingKind};
 
 /// The number of readings that are kept of each job: two hours with one reading in 30 s.
 const MAX_SAMPLES: usize = 240;
-/// A caller without administrator rights gets a reading again that is at most so many times older than its cost.
+/// A caller without administrator rights gets a reading again for at most so many times its cost after its end.
 const REUSE_FACTOR: u32 = 20;
 /// And at most so old, if it cost little.
 const MIN_REUSE: Duration = Duration::from_secs(1);
@@ -91,7 +91,7 @@ impl MemoryRecords {
     #[must_use]
     pub fn recent(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
         let latest = self.jobs.get(job)?.latest.get(&kind)?;
-        let age = Duration::from_nanos(now.0.saturating_sub(latest.at.since_boot.0));
+        let age = Duration::from_nanos(now.0.saturating_sub(latest.ended_at.0));
         let limit = latest.cost.saturating_mul(REUSE_FACTOR).max(MIN_REUSE);
         (age < limit).then(|| Arc::clone(latest))
     }
@@ -147,6 +147,10 @@ fn push_bounded<T>(values: &mut VecDeque<T>, value: T) {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::super::turns::{TooManyWaiting, Turn, TurnOwner, Turns};
     use super::*;
     use pjw_core::memory::JobMemory;
     use pjw_core::time::Moment;
@@ -158,6 +162,7 @@ mod tests {
         JobReading {
             kind: ReadingKind::Pages,
             at: Moment { since_boot, wall_clock: UnixMillis(0) },
+            ended_at: since_boot,
             cost: Duration::from_millis(500),
             sum: JobMemory { pss: own, ..JobMemory::default() },
             processes: Vec::new(),
@@ -167,6 +172,12 @@ mod tests {
             gone: 0,
             denied: Vec::new(),
         }
+    }
+
+    fn poll(
+        call: &mut Pin<Box<impl Future<Output = Result<Turn, TooManyWaiting>>>>,
+    ) -> Poll<Result<Turn, TooManyWaiting>> {
+        call.as_mut().poll(&mut Context::from_waker(Waker::noop()))
     }
 
     fn job() -> JobId {
@@ -205,6 +216,48 @@ mod tests {
             |seconds: u64, kind| records.recent(&job(), kind, Nanos(seconds * 1_000_000_000)).is_some();
         assert!(recent(109, ReadingKind::Pages) && !recent(111, ReadingKind::Pages));
         assert!(!recent(100, ReadingKind::PagesByNode), "that kind was not read");
+    }
+
+    #[test]
+    fn the_age_of_a_reading_counts_from_its_end() {
+        let mut records = MemoryRecords::default();
+        let slow = JobReading { ended_at: Nanos(400 * 1_000_000_000), ..reading(100, GIB, GIB) };
+        records.add(&job(), "12:00", slow);
+        let recent = |seconds: u64| {
+            records.recent(&job(), ReadingKind::Pages, Nanos(seconds * 1_000_000_000)).is_some()
+        };
+        assert!(recent(409) && !recent(411), "a reading that waited for a CPU is new when it ends");
+    }
+
+    #[test]
+    fn of_many_calls_of_a_user_some_wait_and_share_one_reading_and_the_others_are_refused() {
+        let turns = Turns::default();
+        let Poll::Ready(Ok(of_admin)) = poll(&mut Box::pin(turns.take(TurnOwner::User(0), 4))) else {
+            panic!("it waits")
+        };
+        let (mut waiting, mut refused) = (Vec::new(), 0);
+        for _ in 0..16 {
+            let mut call = Box::pin(turns.take(TurnOwner::User(1000), 4));
+            match poll(&mut call) {
+                Poll::Pending => waiting.push(call),
+                Poll::Ready(result) => {
+                    assert!(result.unwrap_err().to_string().starts_with("4 of your calls wait"));
+                    refused += 1;
+                }
+            }
+        }
+        assert_eq!((waiting.len(), refused), (4, 12));
+        drop(of_admin);
+        let mut records = MemoryRecords::default();
+        let mut readings = 0;
+        for mut call in waiting {
+            let Poll::Ready(Ok(_turn)) = poll(&mut call) else { panic!("the turn before has ended") };
+            if records.recent(&job(), ReadingKind::Pages, Nanos(101 * 1_000_000_000)).is_none() {
+                records.add(&job(), "12:00", reading(100, GIB, GIB));
+                readings += 1;
+            }
+        }
+        assert_eq!(readings, 1);
     }
 
     #[test]

@@ -136,11 +136,13 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     let used = format!("Of {} {} were used", cores(held), Tenths(mean));
     let option = option_for_cores(&report.id, needed, usage);
     if usage.serial_ns == 0 || usage.serial_ns >= usage.sampled_ns / 10 * 9 {
-        return vec![format!("{used}: ask for {option}.")];
+        let ask = option.map(|option| format!(": ask for {option}")).unwrap_or_default();
+        return vec![format!("{used}{ask}.")];
     }
     let parts =
         format!("for {} of {} one thread ran alone", seconds(usage.serial_ns), seconds(usage.sampled_ns));
-    vec![format!("{used}: {parts}. Let more threads do that part, or ask for {option}.")]
+    let ask = option.map(|option| format!(", or ask for {option}")).unwrap_or_default();
+    vec![format!("{used}: {parts}. Let more threads do that part{ask}.")]
 }
 
 fn waiting_advice(report: &JobReport) -> Vec<String> {
@@ -163,21 +165,26 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
     }
     let needed = report.mean_use_permille().div_ceil(1000).clamp(1, u64::from(usage.cores_max));
     let option = option_for_cores(&report.id, needed, usage);
-    vec![format!("{slept}. If that can't be changed, ask for {option}.")]
+    let ask =
+        option.map(|option| format!(" If that can't be changed, ask for {option}.")).unwrap_or_default();
+    vec![format!("{slept}.{ask}")]
 }
 
 /// The option by which a user asks the system that started the job for `needed` cores. Slurm and PBS count hardware
-/// threads where a core has several.
-fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> String {
+/// threads where a core has several. `None` if the job can't ask for less than it held.
+fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<String> {
     let (pus, cores) = (u64::from(usage.pus_max), u64::from(usage.cores_max));
+    if needed >= cores {
+        return None;
+    }
     let threads_per_core = pus.div_ceil(cores.max(1)).max(1);
-    match job.source() {
+    let option = match job.source() {
         JobSource::Slurm => {
             let options = ["--cpus-per-task", "--ntasks-per-node"];
-            option_for_tasks(options, needed * threads_per_core, pus, usage.tasks)
+            option_for_tasks(options, needed * threads_per_core, pus, usage.tasks)?
         }
         JobSource::Flux => {
-            option_for_tasks(["--cores-per-task", "--tasks-per-node"], needed, cores, usage.tasks)
+            option_for_tasks(["--cores-per-task", "--tasks-per-node"], needed, cores, usage.tasks)?
         }
         JobSource::Pbs => format!("`-l select=1:ncpus={}`", needed * threads_per_core),
         JobSource::Lsf => format!("`-n {needed}`"),
@@ -185,27 +192,36 @@ fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> String {
         JobSource::Condor => format!("`request_cpus = {needed}`"),
         JobSource::Oar => format!("`-l core={needed}`"),
         JobSource::Manual | JobSource::Session => format!("`--cores {needed}`"),
-    }
+    };
+    Some(option)
 }
 
 /// The option of a system that counts CPUs for each task. `per_task` is its option for the CPUs of a task, and `of_tasks` the one
-/// for the number of tasks on a node. `needed` and `held` count the CPUs of all tasks on this node.
-fn option_for_tasks([per_task, of_tasks]: [&str; 2], needed: u64, held: u64, tasks: Option<u32>) -> String {
+/// for the number of tasks on a node. `needed` and `held` count the CPUs of all tasks on this node. `None` if neither option leads
+/// to fewer CPUs than `held`.
+fn option_for_tasks(
+    [per_task, of_tasks]: [&str; 2],
+    needed: u64,
+    held: u64,
+    tasks: Option<u32>,
+) -> Option<String> {
+    if needed >= held {
+        return None;
+    }
     let Some(tasks) = tasks.map(u64::from).filter(|&tasks| tasks > 0) else {
-        return format!(
+        return Some(format!(
             "`{per_task}={needed}`, divided by the number of tasks on a node, if there are several"
-        );
+        ));
     };
     let for_each = needed.div_ceil(tasks);
-    let (now_for_each, fewer) = (held / tasks, needed.div_ceil((held / tasks).max(1)));
-    if tasks == 1 || for_each < now_for_each || fewer >= tasks {
-        return format!(
-            "`{per_task}={for_each}`{}",
-            if tasks > 1 { format!(" for each of {tasks} tasks") } else { String::new() }
-        );
+    let now_for_each = held / tasks;
+    if for_each < now_for_each {
+        let of_tasks = if tasks > 1 { format!(" for each of {tasks} tasks") } else { String::new() };
+        return Some(format!("`{per_task}={for_each}`{of_tasks}"));
     }
     // Each task has as few CPUs as it needs: only fewer tasks are less.
-    format!("`{of_tasks}={fewer}`")
+    let fewer = needed.div_ceil(now_for_each.max(1));
+    (fewer < tasks).then(|| format!("`{of_tasks}={fewer}`"))
 }
 
 /// Whether `part` is at least `permille` of `whole`.

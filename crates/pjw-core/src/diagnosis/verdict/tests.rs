@@ -125,7 +125,7 @@ fn fault_6_other_programs_on_the_cores_of_the_job() {
 #[test]
 fn each_scheduler_has_its_own_option() {
     let usage = JobUsage { pus_max: 8, cores_max: 4, tasks: Some(1), ..JobUsage::default() };
-    let option = |id: &str| option_for_cores(&job(id), 3, &usage);
+    let option = |id: &str| option_for_cores(&job(id), 3, &usage).unwrap();
     let ids = ["slurm:1", "pbs:1", "lsf:1", "sge:1", "condor:1.0", "flux:f1", "oar:1", "a"];
     assert_eq!(
         ids.map(option),
@@ -146,6 +146,7 @@ fn each_scheduler_has_its_own_option() {
 fn the_cores_that_a_job_needs_are_divided_by_its_tasks() {
     let option = |id: &str, needed: u64, (cores_max, pus_max): (u32, u32), tasks: Option<u32>| {
         option_for_cores(&job(id), needed, &JobUsage { cores_max, pus_max, tasks, ..JobUsage::default() })
+            .unwrap()
     };
     assert_eq!(option("slurm:1", 4, (16, 16), Some(2)), "`--cpus-per-task=2` for each of 2 tasks");
     assert_eq!(
@@ -167,6 +168,33 @@ fn the_cores_that_a_job_needs_are_divided_by_its_tasks() {
             option("slurm:1", 4, (16, 16), tasks),
             "`--cpus-per-task=4`, divided by the number of tasks on a node, if there are several"
         );
+    }
+}
+
+#[test]
+fn no_job_is_told_to_ask_for_what_it_has() {
+    let report_with = |tasks, used| {
+        let report = report("slurm:1", 16, &[(50, used, 0, 15), (100, 4000, 0, 4)]);
+        JobReport { usage: JobUsage { tasks, ..report.usage }, ..report }
+    };
+    let (word, advice) = judged(&report_with(Some(2), 14_900));
+    assert_eq!((word, advice.as_str()), ("serial", "Of 16 cores 7.6 were used."), "15 CPUs are 8 for each");
+    let (_, advice) = judged(&report_with(Some(2), 13_900));
+    assert_eq!(advice, "Of 16 cores 7.6 were used: ask for `--cpus-per-task=7` for each of 2 tasks.");
+    let (_, advice) = judged(&report_with(Some(1), 14_900));
+    assert_eq!(advice, "Of 16 cores 7.6 were used: ask for `--cpus-per-task=15`.");
+    let (word, advice) = judged(&report("manual:a", 2, &[(50, 2000, 0, 2), (100, 900, 0, 1)]));
+    assert_eq!((word, advice.contains("ask for")), ("serial", false), "{advice}");
+    for tasks in 1..40 {
+        for needed in 1..40 {
+            let usage = JobUsage { cores_max: 16, pus_max: 16, tasks: Some(tasks), ..JobUsage::default() };
+            let Some(option) = option_for_cores(&job("slurm:1"), needed, &usage) else { continue };
+            let count: String =
+                option.chars().skip_while(|c| *c != '=').skip(1).take_while(char::is_ascii_digit).collect();
+            let count: u32 = count.parse().unwrap();
+            let is_less = if option.contains("--cpus-per-task") { count * tasks < 16 } else { count < tasks };
+            assert!(is_less, "{needed} for {tasks} tasks: {option}");
+        }
     }
 }
 

@@ -381,6 +381,7 @@ fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Refusal> {
         (request.isolated, "an isolated partition"),
         (request.near_device.is_some(), "a device"),
         (request.bind_memory, "bound memory"),
+        (!request.within_job.is_default(), "a rule for its NUMA nodes (--within-job)"),
     ];
     match properties.into_iter().find(|(is_requested, _)| *is_requested) {
         Some((_, property)) => Err(Refusal::BorrowerWithProperty { job: id.clone(), property }),

@@ -72,7 +72,8 @@ fn own_node(topology: &Topology, process: &BusyProcess) -> Option<u32> {
     nodes.all(|node| node == Some(first)).then_some(first)
 }
 
-fn node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
+/// The kernel's number of the NUMA node that contains all of these PUs. `None` if there is none.
+pub(crate) fn node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let first = node_of(topology, cpus.first()?)?;
     cpus.iter().all(|pu| node_of(topology, pu) == Some(first)).then_some(first)
 }

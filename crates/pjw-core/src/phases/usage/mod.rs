@@ -41,6 +41,7 @@ pub fn processes_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<P
     if snapshot.scope == ScanScope::Full {
         let gone = state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         pids.extend(gone.flat_map(|member| with_parent(state, member)));
+        pids.extend(state.usage.expected_parents());
     }
     // Process 1 waits for all orphans of the machine.
     pids.retain(|pid| pid.0 > 1);
@@ -105,6 +106,11 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
             state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         gone.extend(missing.map(|member| member.id));
     }
+    let mut parents: BTreeSet<Pid> = living.iter().map(|(process, _)| process.parent).collect();
+    parents.extend(gone.iter().filter_map(|&id| Some(state.usage.process(id)?.parent)));
+    if full {
+        parents.extend(state.usage.expected_parents());
+    }
     // Children come before their parents, which then pass on what they got of the children.
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
     for id in gone {
@@ -135,6 +141,11 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
         }
     }
     read_outside_parents(draft);
+    // What was requested is complete only if anything was read at all: a snapshot of a fork has no CPU times.
+    if !snapshot.cpu_times.is_empty() {
+        let ended = parents.into_iter().filter(|parent| !snapshot.cpu_times.contains_key(parent));
+        draft.state.usage.expect_nothing_from(ended);
+    }
     jobs_read.extend(read);
     jobs_read
 }

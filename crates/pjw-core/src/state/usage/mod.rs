@@ -164,6 +164,21 @@ impl UsageState {
         }
     }
 
+    /// The parents outside from which the time of an ended child is still expected.
+    pub(crate) fn expected_parents(&self) -> impl Iterator<Item = Pid> {
+        self.expected_from.iter().copied()
+    }
+
+    /// Records that these processes ended before they were read: no time of a child is expected from them any more.
+    pub(crate) fn expect_nothing_from(&mut self, parents: impl Iterator<Item = Pid>) {
+        for pid in parents {
+            if let Some(parent) = self.outside_parents.get_mut(&pid) {
+                parent.expect_nothing();
+                self.note_expected(pid);
+            }
+        }
+    }
+
     /// Counts the events of the kinds `violation` and `repaired`, for the report on the job that each event
     /// names. An event `violation` reports an affinity mask outside the cores of its job. An event `repaired`
     /// reports that pjw corrected a mask, a cpuset or a cgroup.

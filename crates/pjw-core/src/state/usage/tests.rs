@@ -223,6 +223,18 @@ fn a_parent_that_never_waits_for_its_children_is_forgotten_with_the_job() {
 }
 
 #[test]
+fn a_parent_outside_that_ends_before_it_is_read_is_forgotten() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.end_process(ROOT, None);
+    assert_eq!(usage.expected_parents().collect::<Vec<_>>(), [SHELL]);
+    usage.expect_nothing_from([SHELL, Pid(77)].into_iter());
+    assert_eq!((usage.outside_parents.len(), usage.expected_parents().count()), (0, 0));
+    assert_eq!(cpu_ms(&usage, &a), 5);
+}
+
+#[test]
 fn a_process_whose_parent_ended_is_a_child_of_another_one() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));

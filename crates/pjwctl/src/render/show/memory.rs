@@ -24,9 +24,11 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     for far in memory.far.iter().take(MAX_ROWS) {
         text += &far_text(far, term);
     }
+    text += &more_rows(memory.far.len());
     for denied in memory.denied.iter().take(MAX_ROWS) {
         text += &wrap_text(&denied_text(denied), term.width, "  ! ", "    ");
     }
+    text += &more_rows(memory.denied.len());
     if !is_estimate {
         text += &processes_table(memory, term);
     }
@@ -97,6 +99,12 @@ fn far_text(far: &FarMemory, term: Terminal) -> String {
 
 fn denied_text(denied: &MemoryDenied) -> String {
     format!("process {} could not be read: {}", denied.pid, escape_control_characters(&denied.why))
+}
+
+/// The line about the processes of a list that are left out. Empty if there are none.
+fn more_rows(count: usize) -> String {
+    let more = count.saturating_sub(MAX_ROWS);
+    if more > 0 { format!("    and {more} more\n") } else { String::new() }
 }
 
 fn processes_table(memory: &Memory, term: Terminal) -> String {
@@ -286,6 +294,17 @@ mod tests {
         let text = memory_text(&Memory { far: vec![far], ..farm() }, PLAIN);
         assert!(text.contains("  ! process 7: 1 busy thread runs on NUMA node 0"), "{text}");
         assert!(text.contains("migratepages 7 1 0"), "{text}");
+    }
+
+    #[test]
+    fn of_many_processes_the_number_of_those_that_are_left_out_is_shown() {
+        let far = vec![FarMemory { text: "far".into(), ..FarMemory::default() }; MAX_ROWS];
+        let denied = vec![MemoryDenied { why: "denied".into(), ..MemoryDenied::default() }; MAX_ROWS + 2];
+        let mut memory = Memory { far, denied, ..farm() };
+        assert_eq!(memory_text(&memory, PLAIN).matches("    and ").count(), 1);
+        memory.far.push(FarMemory::default());
+        let text = memory_text(&memory, PLAIN);
+        assert!(text.contains("    and 1 more\n") && text.contains("    and 2 more\n"), "{text}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use nix::unistd::Uid;
 use pjw_core::diagnosis::memory::WorkerMemory;
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::memory::{JobMemory, ProcessMemory, common_cgroup, estimate_shared_permille};
-use pjw_core::time::Moment;
+use pjw_core::time::{Moment, Nanos};
 use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryMount, read_memory_peak};
 use pjw_linux::proc::memory_use::{MemoryCounters, SmapsRollup};
 use pjw_linux::proc::procfs::ProcDir;
@@ -57,6 +57,9 @@ pub struct JobReading {
     pub kind: ReadingKind,
     /// When the reading began.
     pub at: Moment,
+    /// When the reading ended, in ns since boot. A reading waits for a CPU with a low priority, so it may last much longer than
+    /// its CPU time.
+    pub ended_at: Nanos,
     /// The CPU time of the reading.
     pub cost: Duration,
     /// The sums over the processes. In an estimate, `pss` is what is charged to the cgroup, `uss` is 0, and the shared part
@@ -120,6 +123,7 @@ pub fn read_job(
     let mut reading = JobReading {
         kind,
         at,
+        ended_at: at.since_boot,
         cost: Duration::ZERO,
         sum: JobMemory::default(),
         processes: Vec::with_capacity(alive.len()),
@@ -139,6 +143,7 @@ pub fn read_job(
         }
     }
     reading.cost = clock::own_thread_cpu_time().saturating_sub(before);
+    reading.ended_at = clock::now().since_boot;
     Ok(reading)
 }
 
@@ -166,7 +171,10 @@ fn read_pages(
         let pid = process.pid;
         // The kernel reports the same pages for each process of an address space.
         if let Some(same) = address_space.and_then(|space| read.get(&space)) {
-            reading.processes.push(ProcessMemory { pid, ..same.clone() });
+            match is_alive(proc, process) {
+                true => reading.processes.push(ProcessMemory { pid, ..same.clone() }),
+                false => reading.gone += 1,
+            }
             continue;
         }
         match pages_of(proc, pid, reading.kind) {

@@ -1,0 +1,111 @@
+//! The NUMA nodes of the processes of a job: which are chosen in a cycle, and which are recorded.
+
+use super::{ThreadPlan, is_isolated};
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
+use crate::machine::{Topology, WithinJob, nodes_of};
+use crate::phases::draft::Draft;
+use crate::phases::membership::ancestors;
+use crate::phases::pinning::within_job::{BusyProcess, choose_nodes, node_containing};
+use crate::state::{Member, WardenState};
+use crate::terms::{Job, JobId, OversubscriptionPolicy};
+
+/// The NUMA nodes that are chosen in one cycle for the processes of a job.
+#[derive(Debug, Default)]
+pub(super) struct ChosenNodes {
+    /// Whether the job requests a rule now. Without one, the nodes that were recorded earlier have no effect.
+    has_rule: bool,
+    /// The processes for which none was recorded before, in the order of the choices.
+    chosen: Vec<(Pid, u32)>,
+}
+
+impl ChosenNodes {
+    /// Chooses nodes for the processes with busy threads for which none was recorded before. None if the threads of the job are
+    /// not pinned in this cycle: then a choice would have no effect.
+    pub(super) fn choose(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> Self {
+        let state = &*draft.state;
+        let request = state.jobs.get(id).and_then(|job| job.request.as_ref());
+        let rule = request.map_or(WithinJob::Default, |request| request.within_job);
+        if rule == WithinJob::Default {
+            return Self::default();
+        }
+        let none = Self { has_rule: true, chosen: Vec::new() };
+        let hot: Vec<&ThreadPlan<'_>> = plans.iter().filter(|plan| plan.thread.demand.is_hot).collect();
+        let nodes = nodes_of(&state.topology, grant);
+        let is_placed = |member: &Member| {
+            member.numa_node.is_some_and(|number| nodes.iter().any(|node| node.number == number))
+        };
+        if nodes.len() < 2
+            || hot.iter().all(|plan| is_placed(plan.member))
+            || !is_pinned(draft, id, grant, &hot)
+        {
+            return none;
+        }
+        // The other rules do not depend on the node of the parent.
+        let needs_parent = matches!(rule, WithinJob::Fill | WithinJob::Packed);
+        let mut busy: BTreeMap<Pid, BusyProcess> = BTreeMap::new();
+        for plan in hot {
+            let ProcessId { pid, start } = plan.id.process;
+            let asks_parent = needs_parent && !is_placed(plan.member);
+            let process = busy.entry(pid).or_insert_with(|| BusyProcess {
+                pid,
+                start,
+                numa_node: plan.member.numa_node,
+                ancestors: if asks_parent { members_above(state, plan.member) } else { Vec::new() },
+                busy_threads: Vec::new(),
+                last_cpu: plan.thread.last_cpu,
+            });
+            let pin = plan.pinned(grant).map(CpuSet::from);
+            process.busy_threads.push(pin.unwrap_or_else(|| plan.target(grant).clone()));
+        }
+        let last = state.members.last_node_of(id);
+        let chosen = choose_nodes(&state.topology, grant, rule, busy.into_values().collect(), last);
+        Self { chosen, ..none }
+    }
+
+    /// The node in which the threads of a process are pinned where there is room. `None` without a rule.
+    pub(super) fn wanted(&self, member: &Member) -> Option<u32> {
+        let chosen = self.chosen.iter().find(|(pid, _)| *pid == member.id.pid).map(|&(_, node)| node);
+        chosen.or(member.numa_node).filter(|_| self.has_rule)
+    }
+
+    /// The nodes to record: those in which the processes run from now on. That is another one than the chosen one if that
+    /// is full. A process gets none if no busy thread of it is restricted to one node, by a pin or by its program.
+    pub(super) fn used(
+        &self,
+        topology: &Topology,
+        grant: &CpuSet,
+        plans: &[ThreadPlan<'_>],
+        pins: &BTreeMap<ThreadId, Pu>,
+    ) -> Vec<(Pid, u32)> {
+        if self.chosen.is_empty() {
+            return Vec::new();
+        }
+        let mut nodes: BTreeMap<Pid, BTreeSet<u32>> = BTreeMap::new();
+        for plan in plans.iter().filter(|plan| plan.thread.demand.is_hot) {
+            let pin = pins.get(&plan.id).copied().map(CpuSet::from);
+            let node = node_containing(topology, pin.as_ref().unwrap_or_else(|| plan.target(grant)));
+            nodes.entry(plan.id.process.pid).or_default().extend(node);
+        }
+        let used = self.chosen.iter().filter_map(|&(pid, chosen)| {
+            let nodes = nodes.get(&pid)?;
+            let node = if nodes.contains(&chosen) { chosen } else { *nodes.first()? };
+            Some((pid, node))
+        });
+        used.collect()
+    }
+}
+
+/// Whether [`super::pins`] pins the hot threads of a job.
+fn is_pinned(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
+    let floats = draft.policy.oversubscription == OversubscriptionPolicy::Float && hot.len() > grant.len();
+    let is_borrower = draft.state.jobs.get(id).is_some_and(Job::is_borrower);
+    !is_borrower && (is_isolated(draft, id) || (draft.policy.pin_hot_threads && !floats))
+}
+
+/// The ancestors of a process in the same job, the parent first, each with the NUMA node that was recorded for it.
+fn members_above(state: &WardenState, member: &Member) -> Vec<(Pid, Option<u32>)> {
+    let pids = state.process(member.id.pid).into_iter().flat_map(|process| ancestors(state, process));
+    let members = pids.map_while(|known| state.members.get(&known.process.id.pid));
+    let in_job = members.take_while(|above| above.job == member.job);
+    in_job.map(|above| (above.id.pid, above.numa_node)).collect()
+}
