@@ -6,8 +6,8 @@
 //! on any machine.
 //!
 //! ```text
-//! Snapshot ─> observe ─> recovery ─> membership ─> attempts ─> usage ─> jobs ─> hotplug ─> commands ─> membership ─> jobs
-//!          ─> lending ─> unassigned ─> cpusets ─> masks, pinning ─> Plan ─> unknown masks ─> warnings, next scan ─> Decision
+//! Snapshot ─> observe ─> address spaces ─> recovery ─> membership ─> attempts ─> usage ─> jobs ─> hotplug ─> commands
+//!          ─> membership ─> jobs ─> lending ─> unassigned ─> cpusets ─> masks, pinning ─> Plan ─> unknown masks ─> warnings, next scan ─> Decision
 //! ```
 
 use crate::basics::prelude::*;
