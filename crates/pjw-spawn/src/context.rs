@@ -17,7 +17,7 @@ use crate::own_policy::own_mask;
 use crate::replicate::Replicas;
 use crate::setup::{Setup, TemplateKind};
 use crate::signals;
-use crate::tasks::{Image, SpaceError};
+use crate::tasks::{self, Image, SpaceError};
 
 /// The properties that all processes (instances) of a group have in common: the program, the environment, the
 /// credentials and the working directory. The functions of this type start the processes.
@@ -38,7 +38,8 @@ impl Context {
     /// slash, which is searched in the directories of `PATH`.
     ///
     /// The started processes inherit the environment, the limit of open descriptors and the blocked signals that the
-    /// calling thread has now.
+    /// calling thread has now. They do not inherit the variable `PJW_TASKS`, which names an address in the address space of
+    /// other [tasks](crate::tasks).
     ///
     /// # Errors
     /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be
@@ -53,7 +54,7 @@ impl Context {
     /// be executed, each start of a process fails.
     #[must_use]
     pub fn from_path(program: &Path) -> Self {
-        let environment = std::env::vars_os().filter_map(|(name, value)| variable(&name, &value));
+        let environment = std::env::vars_os().filter_map(|(name, value)| inherited(&name, &value));
         let setup = Setup {
             program: CString::new(program.as_os_str().as_bytes()).unwrap_or_default(),
             environment: environment.collect(),
@@ -73,14 +74,14 @@ impl Context {
 
     /// Sets the whole environment of the processes that will be started: `variables` contains the name and the value
     /// of each variable. The processes do not inherit the environment of the caller then. A variable with a NUL byte
-    /// is left out.
+    /// is left out, and so is `PJW_TASKS`.
     #[must_use]
     pub fn set_environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         mut self,
         variables: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
         let variables = variables.into_iter();
-        let variables = variables.filter_map(|(name, value)| variable(name.as_ref(), value.as_ref()));
+        let variables = variables.filter_map(|(name, value)| inherited(name.as_ref(), value.as_ref()));
         self.setup_mut().environment = variables.collect();
         self
     }
@@ -244,6 +245,11 @@ impl Context {
 /// Returns a variable as `NAME=value`. `None` for a text with a NUL byte.
 fn variable(name: &OsStr, value: &OsStr) -> Option<CString> {
     CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
+}
+
+/// The same, without the variable that a task has for itself alone.
+fn inherited(name: &OsStr, value: &OsStr) -> Option<CString> {
+    if name == tasks::VARIABLE { None } else { variable(name, value) }
 }
 
 fn is_named(variable: &CStr, name: &[u8]) -> bool {

@@ -173,6 +173,17 @@ fn the_output_of_an_asynchronous_group_ends_with_its_last_task() {
 }
 
 #[test]
+fn a_program_inherits_no_address_of_other_tasks() {
+    let output = Command::new(program_path("pjwctl"))
+        .args(["spawn", "--local", "-n", "1", "--", "/bin/sh", "-c", "echo ${PJW_TASKS-none}"])
+        .env("PJW_TASKS", "1000:1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "none\n", "{output:?}");
+}
+
+#[test]
 fn what_cannot_share_memory_starts_nothing_and_one_line_says_why() {
     let Some((task, _dir)) = program(&["-static-pie"]) else { return };
     let Some((dynamic, _dynamic_dir)) = program(&["-pie", "-fPIE"]) else { return };

@@ -9,7 +9,7 @@ const MAGIC: u64 = 0x3153_4b53_4154_4a50;
 /// `PJW_TASKS_NAMES_` of pjw_tasks.h.
 const NAMES: usize = 4096;
 /// The variable by which a task finds the directory.
-pub(super) const VARIABLE: &str = "PJW_TASKS";
+pub(crate) const VARIABLE: &str = "PJW_TASKS";
 
 /// `struct pjw_tasks_space_` of pjw_tasks.h. The process ids of the ranks follow it.
 #[repr(C)]

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use nix::errno::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
 use super::birth::{self, Beginning, Born, Descriptors};
@@ -30,6 +30,8 @@ const MAX_DESCRIPTORS: usize = 4;
 const SOCKET: u64 = u64::MAX;
 /// No task has the slot.
 const FREE: RawFd = -1;
+/// The end of the task in the slot will not be seen, so the slot is not used again.
+const LOST: RawFd = -2;
 
 /// What the host needs. All of it lies on the stack or in shared memory.
 pub(super) struct Plan {
@@ -169,8 +171,10 @@ impl<'a> Host<'a> {
         0
     }
 
-    /// The streams that tasks inherited from the host. A pipe has its end when no process holds it.
+    /// Ends the connection with the parent, which would wait for an answer for ever. Closes the streams that tasks inherited from
+    /// the host: a pipe has its end when no process holds it.
     fn close_unneeded(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Both);
         // SAFETY: epoll(7) forgets the descriptor with this call, and the event is ignored.
         unsafe {
             let (epoll, socket) = (self.epoll.as_raw_fd(), self.socket.as_raw_fd());
@@ -219,6 +223,12 @@ impl<'a> Host<'a> {
     }
 
     fn answer(&mut self, request: &Request, passed: &[Option<OwnedFd>]) -> bool {
+        let expected = request.head.streams.iter().filter(|is_passed| **is_passed).count()
+            + usize::from(request.head.has_cgroup);
+        // The kernel leaves out descriptors above the limit of the host (`MSG_CTRUNC`, recvmsg(2)).
+        if passed.iter().take(expected).any(Option::is_none) {
+            return send(self.socket.as_fd(), Answer::failed(SpawnStep::Stdio, Errno::EMFILE), None);
+        }
         let mut passed = passed.iter().map(|descriptor| descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         let mut next = |is_passed| if is_passed { passed.next().unwrap_or(-1) } else { -1 };
         let streams = request.head.streams.map(&mut next);
@@ -232,8 +242,13 @@ impl<'a> Host<'a> {
             None => Answer { pid: born.pid, ..Answer::default() },
             Some((step, errno)) => Answer { pid: born.pid, ..Answer::failed(step, errno) },
         };
-        // SAFETY: the table of slots keeps the descriptor open.
-        send(self.socket.as_fd(), answer, Some(unsafe { BorrowedFd::borrow_raw(born.pidfd) }))
+        // SAFETY: the table of slots keeps the descriptor open, if it is one.
+        let pidfd = (born.pidfd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(born.pidfd) });
+        let is_sent = send(self.socket.as_fd(), answer, pidfd);
+        if !is_sent {
+            kill(born.pid);
+        }
+        is_sent
     }
 
     /// Maps the program into a free slot, and starts the task.
@@ -267,10 +282,11 @@ impl<'a> Host<'a> {
                 Ok(Born { pidfd, ..born })
             }
             Err(errno) => {
-                // The slot stays as it is, because the end of the task would not be seen.
-                // SAFETY: the process is a child of the parent, which has not waited for it.
-                unsafe { libc::kill(born.pid.cast_signed(), libc::SIGKILL) };
-                Err((SpawnStep::Clone, errno))
+                kill(born.pid);
+                if let Some(slot) = self.slots.get_mut(index) {
+                    *slot = Slot { pidfd: LOST, pid: born.pid };
+                }
+                Ok(Born { pidfd: LOST, failure: Some((SpawnStep::Clone, errno)), ..born })
             }
         }
     }
@@ -317,7 +333,7 @@ impl<'a> Host<'a> {
             return;
         };
         let ended = std::mem::replace(slot, Slot { pidfd: FREE, pid: 0 });
-        if ended.pidfd == FREE {
+        if ended.pidfd < 0 {
             return;
         }
         // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that lives:
@@ -357,6 +373,12 @@ fn close_descriptors(plan: &Plan) -> Result<RawFd, Failed> {
         }
     }
     Ok(first_own)
+}
+
+/// Kills a task that the parent does not know, so that the parent has not waited for it.
+fn kill(pid: u32) {
+    // SAFETY: has no precondition.
+    unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }
 
 /// Moves a descriptor to a number that is at least `first_own`.

@@ -27,6 +27,7 @@ pub use image::ImageError;
 pub use room::SpaceError;
 pub use space::Space;
 
+pub(crate) use directory::VARIABLE;
 pub(crate) use image::Image;
 pub(crate) use room::check_room;
 pub(crate) use space::{MAX_POSTED, end_host};

@@ -164,15 +164,15 @@ impl Space {
         let (answer, pidfd) = received.map_err(of_clone)?;
         let child = pidfd.map(|pidfd| Child { pid: Pid(answer.pid), pidfd });
         match (answer.errno, child) {
-            (0, Some(child)) => Ok(child),
-            (0, None) => Err(of_clone(Errno::EMFILE)),
-            (_, child) => {
-                if let Some(child) = child {
-                    let _ = child.wait();
-                }
-                Err(error_of(answer))
+            (0, Some(child)) => return Ok(child),
+            (_, Some(child)) => {
+                let _ = child.wait();
             }
+            // No caller could wait for a task without a pidfd.
+            (_, None) if answer.pid != 0 => kill_and_wait(Pid(answer.pid)),
+            (_, None) => {}
         }
+        Err(if answer.errno == 0 { of_clone(Errno::EMFILE) } else { error_of(answer) })
     }
 
     fn write_request(&mut self, instance: &Instance, layout: &mut Layout) -> Result<usize, SpawnError> {
@@ -294,9 +294,14 @@ fn reap_hosts() {
 
 /// Ends a host and waits for it. The tasks go on: the address space lives as long as one of them.
 pub(crate) fn end_host(host: Pid) {
-    let host = nix::unistd::Pid::from_raw(host.0.cast_signed());
-    let _ = kill(host, Signal::SIGKILL);
-    let _ = waitpid(host, None);
+    kill_and_wait(host);
+}
+
+/// Kills a child process that nothing has waited for, and waits for its end.
+fn kill_and_wait(child: Pid) {
+    let child = nix::unistd::Pid::from_raw(child.0.cast_signed());
+    let _ = kill(child, Signal::SIGKILL);
+    let _ = waitpid(child, None);
 }
 
 fn launcher(setup: &Setup) -> i32 {

@@ -64,6 +64,14 @@ static int look(int argc, char **argv) {
     return 0;
 }
 
+/* Prints how many variables PJW_TASKS there are. */
+static int count_variables(void) {
+    int index, count = 0;
+    for (index = 0; environ[index] != NULL; index++) count += strncmp(environ[index], "PJW_TASKS=", 10) == 0;
+    printf("%d\n", count);
+    return 0;
+}
+
 static int list_descriptors(void) {
     DIR *directory = opendir("/proc/self/fd");
     struct dirent *entry;
@@ -114,6 +122,7 @@ int main(int argc, char **argv) {
     if (strcmp(act, "live") == 0) return live();
     if (strcmp(act, "brk") == 0) return call_brk();
     if (strcmp(act, "look") == 0) return look(argc, argv);
+    if (strcmp(act, "variables") == 0) return count_variables();
     if (strcmp(act, "descriptors") == 0) return list_descriptors();
     if (strcmp(act, "change") == 0) return change();
     if (strcmp(act, "unchanged") == 0) return is_unchanged();

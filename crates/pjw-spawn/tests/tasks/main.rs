@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use pjw_core::ids::Pid;
 use pjw_spawn::tasks::Space;
-use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, SpawnStep, Stdio};
 use tempfile::TempDir;
 
 /// A compiled program. It is removed with the directory.
@@ -156,8 +156,6 @@ fn a_task_inherits_the_descriptors_that_execve_would_leave_open() {
     let mut found: Vec<i32> = line.split_whitespace().map(|number| number.parse().unwrap()).collect();
     found.sort_unstable();
     nix::unistd::close(kept).unwrap();
-    let executed = Command::new("/bin/sh").args(["-c", "true"]).status().unwrap();
-    assert!(executed.success());
     assert_eq!(found.iter().filter(|number| **number < 3).count(), 3, "{line}");
     assert!(found.contains(&kept), "{line}");
     // Descriptors of the host, and of other tasks, would be above this one.
@@ -166,6 +164,34 @@ fn a_task_inherits_the_descriptors_that_execve_would_leave_open() {
         other.send_signal(libc::SIGKILL).unwrap();
         other.wait().unwrap();
     }
+}
+
+#[test]
+fn a_task_has_the_variable_of_its_own_address_space_alone() {
+    let Some(program) = task_program() else { return };
+    let context = context(&program).set_environment([("PJW_TASKS", "1000:1")]);
+    let mut space = Space::create(&context, 1, 1).unwrap();
+    let (child, line) = start_printing(&mut space, instance(&program, 0, 1, &["variables"]));
+    assert_eq!(child.wait(), Ok(ExitStatus::Code(0)));
+    assert_eq!(line, "1");
+}
+
+#[test]
+fn a_task_whose_streams_do_not_fit_the_host_is_not_started_and_the_next_one_is() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let Some(program) = task_program() else { return };
+    let mut space = Space::create(&context(&program), 1, 2).unwrap();
+    let host = Pid::from_raw(space.host().0.cast_signed());
+    let usual = rustix::process::getrlimit(Resource::Nofile);
+    prlimit(host, Resource::Nofile, Rlimit { current: Some(3), ..usual }).unwrap();
+    let (first, mut output) = with_output(instance(&program, 0, 2, &["variables"]));
+    let error = space.start(&first).unwrap_err();
+    assert_eq!((error.step, error.errno), (SpawnStep::Stdio, nix::errno::Errno::EMFILE));
+    drop(first);
+    assert_eq!(line(&mut output), "");
+    prlimit(host, Resource::Nofile, usual).unwrap();
+    let (child, line) = start_printing(&mut space, instance(&program, 1, 2, &["variables"]));
+    assert_eq!((child.wait(), line.as_str()), (Ok(ExitStatus::Code(0)), "1"));
 }
 
 #[test]
