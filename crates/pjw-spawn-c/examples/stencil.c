@@ -16,7 +16,8 @@
 /* How long a rank waits for another one. */
 #define LIMIT_MS 60000
 
-static int columns, steps;
+/* The plate is a square: it has as many rows as columns. */
+static int side, steps;
 
 /* The part of a rank, as all others see it: two copies of its rows, of the last step and of the next one. */
 struct part {
@@ -31,17 +32,17 @@ static void fail(const char *what) {
 
 /* The first row of a rank. */
 static int first_row(int rank) {
-    return (int)((long)columns * rank / pjw_tasks_size());
+    return (int)((long)side * rank / pjw_tasks_size());
 }
 
 static double *row(struct part *part, int copy, int number) {
-    return part->cells + ((size_t)copy * (size_t)part->rows + (size_t)(number - part->first_row)) * (size_t)columns;
+    return part->cells + ((size_t)copy * (size_t)part->rows + (size_t)(number - part->first_row)) * (size_t)side;
 }
 
 /* Memory of this rank, which the others find by the rank. */
 static struct part *make_part(int rank) {
     int first = first_row(rank), rows = first_row(rank + 1) - first;
-    size_t bytes = sizeof(struct part) + 2 * (size_t)rows * (size_t)columns * sizeof(double);
+    size_t bytes = sizeof(struct part) + 2 * (size_t)rows * (size_t)side * sizeof(double);
     struct part *part;
     char name[32];
     snprintf(name, sizeof name, "stencil.%d", rank);
@@ -71,10 +72,10 @@ static void step(struct part *above, struct part *own, struct part *below, int f
     for (number = own->first_row; number <= last; number++) {
         const double *up, *here = row(own, from, number), *down;
         double *next = row(own, to, number);
-        if (number == 0 || number == columns - 1) continue;
+        if (number == 0 || number == side - 1) continue;
         up = number == own->first_row ? row(above, from, number - 1) : row(own, from, number - 1);
         down = number == last ? row(below, from, number + 1) : row(own, from, number + 1);
-        for (column = 1; column < columns - 1; column++) {
+        for (column = 1; column < side - 1; column++) {
             next[column] = 0.25 * (up[column] + down[column] + here[column - 1] + here[column + 1]);
         }
     }
@@ -89,13 +90,13 @@ static double seconds(void) {
 int main(int argc, char **argv) {
     struct part *own, *above, *below;
     double begin, sum = 0;
-    int rank, size, copy, number, column, other;
-    columns = argc > 1 ? atoi(argv[1]) : 1024;
+    int rank, size, copy, done, number, column, other;
+    side = argc > 1 ? atoi(argv[1]) : 1024;
     steps = argc > 2 ? atoi(argv[2]) : 100;
     if (pjw_tasks_init() != 0) fail("start it by pjwctl spawn");
     rank = pjw_tasks_rank();
     size = pjw_tasks_size();
-    if (columns < size || columns < 3 || steps < 0) {
+    if (side < size || side < 3 || steps < 0) {
         fprintf(stderr, "usage: stencil [ROWS [STEPS]], with at least 3 rows, and one for each rank\n");
         return 2;
     }
@@ -108,8 +109,8 @@ int main(int argc, char **argv) {
     above = rank > 0 ? part_of(rank - 1) : NULL;
     below = rank + 1 < size ? part_of(rank + 1) : NULL;
     begin = seconds();
-    for (copy = 0; copy < steps; copy++) {
-        step(above, own, below, copy % 2, (copy + 1) % 2);
+    for (done = 0; done < steps; done++) {
+        step(above, own, below, done % 2, (done + 1) % 2);
         meet();
     }
     if (rank == 0) {
@@ -117,7 +118,7 @@ int main(int argc, char **argv) {
         for (other = 0; other < size; other++) {
             struct part *part = part_of(other);
             for (number = part->first_row; number < part->first_row + part->rows; number++) {
-                for (column = 0; column < columns; column++) sum += row(part, steps % 2, number)[column];
+                for (column = 0; column < side; column++) sum += row(part, steps % 2, number)[column];
             }
         }
         printf("sum %.6f\n", sum);

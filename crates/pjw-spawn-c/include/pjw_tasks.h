@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -295,7 +296,10 @@ static inline int pjw_tasks_publish_(const char *name, const void *address, size
         int spins = 0;
         if (rival == entry) continue;
         state = __atomic_load_n(&rival->state, __ATOMIC_SEQ_CST);
-        while ((state & 3) == PJW_TASKS_CLAIMED_ && other < index && spins++ < 100000) {
+        while ((state & 3) == PJW_TASKS_CLAIMED_ && other < index) {
+            /* The rival writes its name. A rank that has ended writes no more. */
+            if (++spins % 1000 == 0 && kill((pid_t)(state >> 2), 0) != 0 && errno == ESRCH) break;
+            sched_yield();
             state = __atomic_load_n(&rival->state, __ATOMIC_SEQ_CST);
         }
         if ((state & 3) == PJW_TASKS_PUBLISHED_ || ((state & 3) == PJW_TASKS_WRITTEN_ && other < index)) {
@@ -395,10 +399,18 @@ static inline void *pjw_tasks_find(const char *name, size_t *bytes, int limit_ms
             uint64_t state = __atomic_load_n(&entry->state, __ATOMIC_ACQUIRE);
             if ((state & 3) == PJW_TASKS_PUBLISHED_ && strncmp(entry->text, name, PJW_TASKS_NAME_MAX) == 0) {
                 uint32_t pid = (uint32_t)(state >> 2);
-                void *at = (void *)(uintptr_t)entry->address;
-                if (bytes != NULL) *bytes = entry->bytes;
-                if (entry->descriptor == 0 || pid == pjw_tasks_own_.pid) return at;
-                return pjw_tasks_open_(pid, entry->descriptor - 1, entry->bytes);
+                void *at = (void *)(uintptr_t)__atomic_load_n(&entry->address, __ATOMIC_RELAXED);
+                size_t length = __atomic_load_n(&entry->bytes, __ATOMIC_RELAXED);
+                uint32_t descriptor = __atomic_load_n(&entry->descriptor, __ATOMIC_RELAXED);
+                __atomic_thread_fence(__ATOMIC_ACQUIRE);
+                if (__atomic_load_n(&entry->state, __ATOMIC_RELAXED) != state) {
+                    /* The publisher has ended meanwhile, and another one may be writing the entry: the search begins again. */
+                    index = UINT32_MAX;
+                    continue;
+                }
+                if (bytes != NULL) *bytes = length;
+                if (descriptor == 0 || pid == pjw_tasks_own_.pid) return at;
+                return pjw_tasks_open_(pid, descriptor - 1, length);
             }
         }
         if (pjw_tasks_wait_(&space->names_changed, changed, limit_ms, &deadline)) {

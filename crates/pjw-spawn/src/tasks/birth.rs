@@ -1,7 +1,8 @@
 //! The birth of a task: from clone3(2) to the first instruction of its program.
 //!
-//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host. The host sleeps
-//! meanwhile. So at any time one of them uses the C library's thread-local variables, as after vfork(2).
+//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host: both have one `errno`,
+//! as after vfork(2). The host sleeps meanwhile, and looks every 100 ms whether the task lives. Each look may change `errno`.
+//! If a step of the task fails in that moment, the reported errno can be that of the look.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -394,8 +394,9 @@ fn move_above(descriptor: RawFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Reserves the addresses of all slots, so that no later start fails for lack of them. The first reservation is writable,
-/// because then the kernel checks all limits of memory. Returns the address of the first slot.
+/// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable at first:
+/// the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2. A later start can
+/// still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the first slot.
 fn reserve_slots(plan: &Plan) -> Result<u64, Errno> {
     let bytes = plan.slot.bytes_of(plan.capacity as u64).ok_or(Errno::ENOMEM)?;
     let at = map_anonymous(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)?;
