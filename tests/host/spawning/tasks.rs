@@ -175,7 +175,7 @@ fn the_output_of_an_asynchronous_group_ends_with_its_last_task() {
 #[test]
 fn a_program_inherits_no_address_of_other_tasks() {
     let output = Command::new(program_path("pjwctl"))
-        .args(["spawn", "--local", "--", "/bin/sh", "-c", "echo ${PJW_TASKS-none}"])
+        .args(["spawn", "--local", "-n", "1", "--", "/bin/sh", "-c", "echo ${PJW_TASKS-none}"])
         .env("PJW_TASKS", "1000:1")
         .stdin(Stdio::null())
         .output()

@@ -99,6 +99,28 @@ fn no_more_tasks_live_at_a_time_than_the_space_has_room_for() {
 }
 
 #[test]
+fn a_task_whose_end_the_host_could_not_see_is_killed_and_its_slot_is_not_used_again() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let Some(program) = task_program() else { return };
+    // The descriptors of the host are above this one, which the tasks inherit.
+    let kept = std::fs::File::open("/dev/null").unwrap();
+    let kept = nix::fcntl::fcntl(&kept, nix::fcntl::FcntlArg::F_DUPFD(700)).unwrap();
+    let mut space = Space::create(&context(&program), 2, 3).unwrap();
+    nix::unistd::close(kept).unwrap();
+    let host = Pid::from_raw(space.host().0.cast_signed());
+    let usual = getrlimit(Resource::Nofile);
+    // There is a number for the pidfd of a task, and none above 700 to keep it at.
+    prlimit(host, Resource::Nofile, Rlimit { current: Some(600), ..usual }).unwrap();
+    let error = space.start(&instance(&program, 0, 3, &["wait"])).unwrap_err();
+    assert_eq!((error.step, error.errno), (SpawnStep::Clone, nix::errno::Errno::EINVAL));
+    prlimit(host, Resource::Nofile, usual).unwrap();
+    let (second, _) = start_printing(&mut space, instance(&program, 1, 3, &["wait"]));
+    let error = space.start(&instance(&program, 2, 3, &["live"])).unwrap_err();
+    assert_eq!((error.step, error.errno), (SpawnStep::Clone, nix::errno::Errno::EAGAIN));
+    kill(&second);
+}
+
+#[test]
 fn the_host_of_a_group_ends_with_its_last_task() {
     let Some(program) = task_program() else { return };
     // The host holds this descriptor until it knows that no more tasks will come.
