@@ -32,7 +32,10 @@ struct Random(u64);
 impl Random {
     /// Makes random numbers, and prints where they begin.
     fn start() -> Self {
-        let of_time = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let of_time = || {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            now.as_secs() ^ (u64::from(now.subsec_nanos()) << 32)
+        };
         let seed = std::env::var(SEED).map_or_else(|_| of_time(), |text| text.parse().unwrap());
         println!("to do the same again: {SEED}={seed}");
         Self(seed)

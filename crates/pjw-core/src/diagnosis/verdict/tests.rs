@@ -180,7 +180,7 @@ fn no_job_is_told_to_ask_for_what_it_has() {
     let (word, advice) = judged(&report_with(Some(2), 14_900));
     assert_eq!((word, advice.as_str()), ("serial", "Of 16 cores 7.6 were used."), "15 CPUs are 8 for each");
     let (_, advice) = judged(&report_with(Some(2), 13_900));
-    assert_eq!(advice, "Of 16 cores 7.6 were used: ask for `--cpus-per-task=7` for each of 2 tasks.");
+    assert_eq!(advice, "Of 16 cores 7.3 were used: ask for `--cpus-per-task=7` for each of 2 tasks.");
     let (_, advice) = judged(&report_with(Some(1), 14_900));
     assert_eq!(advice, "Of 16 cores 7.6 were used: ask for `--cpus-per-task=15`.");
     let (word, advice) = judged(&report("manual:a", 2, &[(50, 2000, 0, 2), (100, 900, 0, 1)]));
