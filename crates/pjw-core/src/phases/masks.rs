@@ -7,15 +7,17 @@
 //! A lift that does not help is taken back. Running threads whose target is the whole grant are pinned to one PU.
 
 mod nodes;
+mod thread_plan;
 
 use self::nodes::ChosenNodes;
+use self::thread_plan::{ThreadPlan, is_isolated};
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::Topology;
 use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
-use crate::state::{MaskEntry, Member, MemberThread, WardenState};
+use crate::state::{Member, WardenState};
 use crate::terms::{
     BindingPolicy, Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
 };
@@ -29,65 +31,6 @@ pub(crate) fn plan(
 ) -> Vec<MaskAction> {
     let jobs = draft.jobs_to_plan().into_iter();
     jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
-}
-
-/// A thread of a job, with the facts that decide which mask it gets.
-struct ThreadPlan<'a> {
-    id: ThreadId,
-    /// The process of the thread.
-    member: &'a Member,
-    thread: &'a MemberThread,
-    entry: &'a MaskEntry,
-    /// The part of the grant to which the program bound the thread; the whole grant if it did not bind the thread.
-    own: CpuSet,
-    /// Whether pjw lifted that binding in an earlier cycle, and it is not in force again.
-    was_unbound: bool,
-    /// Whether a binding that was lifted is put in force again, because the lift did not help.
-    is_rebound: bool,
-    /// Whether the binding was lifted, and that did not help. It is not lifted again.
-    has_lift_failed: bool,
-    /// Whether this cycle lifts that binding, and why.
-    lifted: Option<LiftReason>,
-    /// Whether the thread is in the cpuset of its job.
-    in_cpuset: bool,
-    /// Whether that cpuset is exactly the grant, so that a thread that requests every PU gets the grant.
-    follows_cpuset: bool,
-}
-
-impl ThreadPlan<'_> {
-    /// The mask that the thread should have, unless it is pinned.
-    fn target<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
-        if self.is_unbound() { grant } else { &self.own }
-    }
-
-    fn is_unbound(&self) -> bool {
-        self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
-    }
-
-    /// The PU to which pjw pinned the thread.
-    fn pinned(&self, grant: &CpuSet) -> Option<Pu> {
-        self.entry.pinned_pu().filter(|&pin| self.target(grant).only_pu() != Some(pin))
-    }
-
-    /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
-    fn has_left(&self, grant: &CpuSet) -> bool {
-        let requested_all = self.in_cpuset && self.own == *grant;
-        self.entry.is_overridden_by_program()
-            && (requested_all || !self.thread.effective_mask.is_subset(grant))
-    }
-
-    /// The mask for sched_setaffinity(2) that results in the effective mask `mask`.
-    fn request(&self, mask: &CpuSet, grant: &CpuSet, machine: &CpuSet, online: &CpuSet) -> CpuSet {
-        let is_everything = online.is_subset(mask) || (self.follows_cpuset && mask == grant);
-        if is_everything { machine.clone() } else { mask.clone() }
-    }
-
-    /// Whether the kernel remembers a request of pjw that the cpuset hides: the request would take effect in another
-    /// cgroup, and children inherit it.
-    fn is_request_hidden(&self, grant: &CpuSet) -> bool {
-        let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
-        self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
-    }
 }
 
 fn plan_job(
@@ -221,10 +164,6 @@ fn lift_all(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
         let is_inside = plan.thread.effective_mask.is_subset(grant);
         plan.lifted = (is_inside && is_bound).then_some(LiftReason::Policy);
     }
-}
-
-fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
-    draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
 }
 
 /// Chooses the PUs to which threads are pinned. In an isolated partition the kernel does not balance threads between

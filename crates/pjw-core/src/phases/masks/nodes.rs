@@ -1,6 +1,6 @@
 //! The NUMA nodes of the processes of a job: which are chosen in a cycle, and which are recorded.
 
-use super::{ThreadPlan, is_isolated};
+use super::thread_plan::{ThreadPlan, is_isolated};
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::{Topology, WithinJob, nodes_of};
 use crate::phases::draft::Draft;
@@ -45,12 +45,12 @@ impl ChosenNodes {
         let mut busy: BTreeMap<Pid, BusyProcess> = BTreeMap::new();
         for plan in hot {
             let ProcessId { pid, start } = plan.id.process;
-            let asks_parent = needs_parent && !is_placed(plan.member);
+            let follows_parent = needs_parent && !is_placed(plan.member);
             let process = busy.entry(pid).or_insert_with(|| BusyProcess {
                 pid,
                 start,
                 numa_node: plan.member.numa_node,
-                ancestors: if asks_parent { members_above(state, plan.member) } else { Vec::new() },
+                ancestors: if follows_parent { members_above(state, plan.member) } else { Vec::new() },
                 busy_threads: Vec::new(),
                 last_cpu: plan.thread.last_cpu,
             });

@@ -1,0 +1,71 @@
+//! A thread of a job as input for the choice of its mask.
+
+use crate::basics::{CpuSet, Pu, ThreadId};
+use crate::phases::draft::Draft;
+use crate::state::masks::lifted::LiftReason;
+use crate::state::{MaskEntry, Member, MemberThread};
+use crate::terms::JobId;
+
+/// A thread of a job, with the facts that decide which mask it gets.
+pub(super) struct ThreadPlan<'a> {
+    pub(super) id: ThreadId,
+    /// The process of the thread.
+    pub(super) member: &'a Member,
+    pub(super) thread: &'a MemberThread,
+    pub(super) entry: &'a MaskEntry,
+    /// The part of the grant to which the program bound the thread; the whole grant if it did not bind the thread.
+    pub(super) own: CpuSet,
+    /// Whether pjw lifted that binding in an earlier cycle, and it is not in force again.
+    pub(super) was_unbound: bool,
+    /// Whether a binding that was lifted is put in force again, because the lift did not help.
+    pub(super) is_rebound: bool,
+    /// Whether the binding was lifted, and that did not help. It is not lifted again.
+    pub(super) has_lift_failed: bool,
+    /// Whether this cycle lifts that binding, and why.
+    pub(super) lifted: Option<LiftReason>,
+    /// Whether the thread is in the cpuset of its job.
+    pub(super) in_cpuset: bool,
+    /// Whether that cpuset is exactly the grant, so that a thread that requests every PU gets the grant.
+    pub(super) follows_cpuset: bool,
+}
+
+impl ThreadPlan<'_> {
+    /// The mask that the thread should have, unless it is pinned.
+    pub(super) fn target<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
+        if self.is_unbound() { grant } else { &self.own }
+    }
+
+    pub(super) fn is_unbound(&self) -> bool {
+        self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
+    }
+
+    /// The PU to which pjw pinned the thread.
+    pub(super) fn pinned(&self, grant: &CpuSet) -> Option<Pu> {
+        self.entry.pinned_pu().filter(|&pin| self.target(grant).only_pu() != Some(pin))
+    }
+
+    /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
+    pub(super) fn has_left(&self, grant: &CpuSet) -> bool {
+        let requested_all = self.in_cpuset && self.own == *grant;
+        self.entry.is_overridden_by_program()
+            && (requested_all || !self.thread.effective_mask.is_subset(grant))
+    }
+
+    /// The mask for sched_setaffinity(2) that results in the effective mask `mask`.
+    pub(super) fn request(&self, mask: &CpuSet, grant: &CpuSet, machine: &CpuSet, online: &CpuSet) -> CpuSet {
+        let is_everything = online.is_subset(mask) || (self.follows_cpuset && mask == grant);
+        if is_everything { machine.clone() } else { mask.clone() }
+    }
+
+    /// Whether the kernel remembers a request of pjw that the cpuset hides: the request would take effect in another
+    /// cgroup, and children inherit it.
+    pub(super) fn is_request_hidden(&self, grant: &CpuSet) -> bool {
+        let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
+        self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
+    }
+}
+
+/// Whether the job has an isolated partition, in which the kernel does not balance threads between PUs.
+pub(super) fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
+    draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
+}
