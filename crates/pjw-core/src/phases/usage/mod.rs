@@ -106,11 +106,6 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
             state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         gone.extend(missing.map(|member| member.id));
     }
-    let mut parents: BTreeSet<Pid> = living.iter().map(|(process, _)| process.parent).collect();
-    parents.extend(gone.iter().filter_map(|&id| Some(state.usage.process(id)?.parent)));
-    if full {
-        parents.extend(state.usage.expected_parents());
-    }
     // Children come before their parents, which then pass on what they got of the children.
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
     for id in gone {
@@ -141,10 +136,11 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
         }
     }
     read_outside_parents(draft);
-    // What was requested is complete only if anything was read at all: a snapshot of a fork has no CPU times.
-    if !snapshot.cpu_times.is_empty() {
-        let ended = parents.into_iter().filter(|parent| !snapshot.cpu_times.contains_key(parent));
-        draft.state.usage.expect_nothing_from(ended);
+    // A full scan lists every process, so a parent that is missing has ended, and no time is expected from it any more.
+    if full {
+        let has_ended = |parent: &Pid| !matches!(snapshot.processes.get(parent), Some(Observed::Present(_)));
+        let ended: Vec<Pid> = draft.state.usage.expected_parents().filter(has_ended).collect();
+        draft.state.usage.expect_nothing_from(ended.into_iter());
     }
     jobs_read.extend(read);
     jobs_read
