@@ -81,8 +81,9 @@ impl Descendant {
     }
 }
 
-/// The forked processes that the kernel's process events reported: which of them descend from processes of
-/// jobs, and which of them must be scanned because of an event.
+/// What pjw knows about forked processes from the kernel's process events, before a scan reads these processes.
+/// For each forked process, pjw records whether it descends from a process of a job. A queue has the processes
+/// that the daemon must scan after a fork, exec or exit event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     /// The processes that descend from a process of a job, by pid.
@@ -310,9 +311,9 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence that a process belongs to the job of its parent. `evidence` is the evidence that the
-/// parent belongs to this job. The result is [`Evidence::Adopted`] if `evidence` is [`Evidence::Adopted`], and
-/// [`Evidence::Parent`] otherwise.
+/// Returns the evidence that a forked process belongs to the same job as its parent. `evidence` is the evidence
+/// for the parent. The result is [`Evidence::Parent`], with one exception. If the parent belongs to the job
+/// only because its user has no other job ([`Evidence::Adopted`]), the result is [`Evidence::Adopted`] too.
 #[must_use]
 pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

@@ -155,8 +155,10 @@ impl MaskEntry {
         &self.newest().original_mask
     }
 
-    /// Returns the mask in the last request for the thread. `None` if several requests with different masks may
-    /// be the last request.
+    /// Returns the affinity mask that was requested last for the thread. pjw or the program of the thread
+    /// requests a mask by sched_setaffinity(2). A mask that the kernel set by itself counts as requested too.
+    /// Returns `None` if pjw does not know which request was the last one, and the possible requests have
+    /// different masks.
     #[must_use]
     pub fn requested_mask(&self) -> Option<&CpuSet> {
         let newest = self.newest();

@@ -12,15 +12,17 @@ use crate::basics::{CpuSet, Nanos};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskLimits;
 
-/// The longest time for which a kernel before Linux 6.2 may change affinity masks after a PU (logical CPU) went
-/// offline or online: 3 seconds. Later kernels make no such change.
+/// The maximum delay with which a kernel before Linux 6.2 changes affinity masks after a PU (logical CPU) went
+/// offline or online: 3 s. Linux 6.2 and later do not change masks in this case.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// Returns the time [`HOTPLUG_DELAY`] before `read_at`, in ns since boot. `read_at` is the time at which a scan
-/// read affinity masks. A kernel before Linux 6.2 changes masks some time after a PU went offline or online:
+/// Returns the time 3 s ([`HOTPLUG_DELAY`]) before `read_at`, in ns since boot. `read_at` is the time at which
+/// a scan read affinity masks. When a PU goes offline or online, a kernel before Linux 6.2 changes affinity
+/// masks at most 3 s later:
 ///
-/// - If the PU went offline or online before the returned time, the scan saw all these changes.
-/// - If the PU went offline or online later, some of the changes may have followed after the scan.
+/// - If a PU went offline or online before the returned time, the scan read the masks after the kernel had
+///   changed them.
+/// - If a PU went offline or online after the returned time, the kernel may have changed masks after the scan.
 #[must_use]
 pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);

@@ -54,8 +54,8 @@ impl JobSource {
         self.into()
     }
 
-    /// Whether the source is a batch system, such as Slurm. False only for `Manual` (a user's command) and
-    /// `Session` (a login session).
+    /// Whether the source of the job is a batch system, such as Slurm. False if a user's command (`Manual`) or
+    /// a login session (`Session`) started the job.
     #[must_use]
     pub fn is_scheduler(self) -> bool {
         !matches!(self, JobSource::Manual | JobSource::Session)
