@@ -93,8 +93,8 @@ pub struct AffinityRequest {
     pub refused: bool,
 }
 
-/// The result of reading a process or a cgroup in a scan: either the facts that were read, or that the
-/// process or cgroup does not exist.
+/// What a scan found about a process or a cgroup: either the facts that the scan read, or that the process or
+/// cgroup does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
     /// The process or cgroup exists, and these facts were read.

@@ -190,8 +190,8 @@ impl CpusetRegistry {
         self.recovered = recovered;
     }
 
-    /// Returns the cpuset that pjw created or changed for a job, or is about to create or change. `None` if
-    /// pjw manages no cpuset for the job, or if the job no longer needs its cpuset.
+    /// Returns the cpuset that pjw created or changed for a job, or is about to create or change. `None` if pjw
+    /// manages no cpuset for the job, or if the job no longer needs its cpuset.
     #[must_use]
     pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {
         self.managed.get(self.wanted.get(job)?)

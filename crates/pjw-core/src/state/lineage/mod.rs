@@ -15,9 +15,9 @@ use crate::state::masks::request::MaskRequest;
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of entries in each of two lists of [`Lineage`]. One list has the forked processes that
-/// descend from processes of jobs. The other list has all other forked processes that no scan has read. If a
-/// list is full, pjw drops the next fork event for this list and then scans all processes.
+/// The maximum number of records of forked processes in each of two lists. One list has the forked processes
+/// that descend from processes of jobs. The other list has all other forked processes that no scan has read. If
+/// a list is full, pjw ignores the next fork event for this list and then scans all processes.
 pub const MAX_FORK_RECORDS: usize = 65_536;
 
 /// The record of a forked process that descends from a process of a job. The record says to which job the
@@ -208,9 +208,9 @@ impl Lineage {
     }
 
     /// Whether the process `pid` may descend from a process of a job although pjw has no record of this
-    /// descent. True if pjw did not know an ancestor of the process at the time of the fork: no scan had read
-    /// this ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of the
-    /// process `pid`.
+    /// descent. True if an ancestor of the process was unknown to pjw when the process was forked: no scan had
+    /// read this ancestor, and pjw had received no fork event for it. False if pjw received no fork event for
+    /// the process `pid` itself.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
@@ -234,8 +234,9 @@ impl Lineage {
         self.scan_queue.exited(pid);
     }
 
-    /// Returns the record of the process `pid`, if it is a forked process that descends from a process of a
-    /// job. `None` if it does not descend from such a process, or if pjw did not read its fork event.
+    /// Returns the record of the process `pid`, if this process was forked by a process of a job or by one of
+    /// its descendants. `None` if the process does not descend from a process of a job, or if pjw has no record
+    /// of this descent.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)

@@ -198,8 +198,8 @@ impl MaskEntry {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time since when the journal has the original mask of the thread (the mask before pjw changed
-    /// it), in ns since boot. `None` if the journal does not have this mask.
+    /// Returns the time from which on the journal must contain the original mask of the thread (the mask before
+    /// pjw changed it), in ns since boot. `None` if the journal need not contain this mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
@@ -362,8 +362,8 @@ impl MaskEntry {
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the scan before. The
-    /// caller must know that the online PUs and the PUs of the thread's cpuset did not change between the two
+    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the previous scan. Must
+    /// be called only if the online PUs and the PUs of the thread's cpuset did not change between these two
     /// scans.
     pub fn record_unchanged_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {

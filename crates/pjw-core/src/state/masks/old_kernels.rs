@@ -29,14 +29,15 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects the recorded writer of a thread's affinity mask from the program to the kernel, if the kernel may
-/// have set the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset when the cpuset or the
-/// online PUs change. `now` is the present time, in ns since boot. `limits` must have every set of PUs that was
-/// online and in the thread's cpuset since the time [`hotplug_window_start`]`(now)`. The writer is corrected if
-/// all of these conditions hold:
+/// Corrects the record of who set the affinity mask of a thread: replaces the program by the kernel if the
+/// kernel may have set the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset when the cpuset
+/// or the online PUs change. `now` is the present time, in ns since boot. `limits` must have every set of PUs
+/// that was online and in the thread's cpuset since the time [`hotplug_window_start`]`(now)`. The record is
+/// corrected if all of these conditions hold:
 ///
 /// 1. `limits.kernel_may_have_reset_mask` is true.
-/// 2. The recorded writer is the program, and `entry` also contains an earlier request for the thread.
+/// 2. The record says that the program set the mask, and `entry` also contains an earlier request for the
+///    thread.
 /// 3. The first scan that read the mask did so at most [`HOTPLUG_DELAY`] before `now`.
 /// 4. The mask equals one of the sets in `limits.possible_cpus`.
 /// 5. No other thread in the same cpuset had a PU outside the mask. Such a PU would prove that the mask is not
