@@ -131,10 +131,11 @@ pub fn nodes_of(topology: &Topology, cpus: &CpuSet) -> Vec<NodeLoad> {
 /// - `parent` is the NUMA node that was chosen for the parent of the process, or for the nearest ancestor that
 ///   has one. `None` if there is no such ancestor.
 ///
-/// `RoundRobin` chooses the NUMA node after `last`. `Packed` and `Fill` begin with `parent`. If this NUMA node
-/// is `None` or not in `nodes`, these rules choose or begin with the first entry of `nodes`. If no NUMA node
-/// has an idle core, `Fill` chooses like `LeastLoaded`. If several NUMA nodes have the lowest load,
-/// `LeastLoaded` chooses the first of them.
+/// `RoundRobin` chooses the NUMA node after `last`, or the first of `nodes` if `last` is unknown. `Packed`
+/// chooses `parent`. `Fill` chooses the first NUMA node with an idle core, beginning with `parent`. If `parent`
+/// is unknown, `Packed` and `Fill` use the first of `nodes` instead. If no NUMA node has an idle core, `Fill`
+/// chooses like `LeastLoaded`. If several NUMA nodes have the lowest load, `LeastLoaded` chooses the first of
+/// them.
 #[must_use]
 pub fn choose_node(
     rule: WithinJob,
