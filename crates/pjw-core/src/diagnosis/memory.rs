@@ -101,8 +101,8 @@ fn duration(seconds: u64) -> String {
 /// - `available` is the memory that the job can still get from its cgroup and the machine, in bytes.
 ///
 /// The prediction covers ten times the time between the first and the last of these measurements, but at most
-/// ten minutes. The assumed growth is the mean growth in this time, or in its second half if the growth is
-/// slower there. A growth of less than 8 MiB is ignored.
+/// ten minutes. The assumed growth is the mean growth over all of these measurements, or over their second half
+/// if the growth is slower there. A growth of less than 8 MiB is ignored.
 #[must_use]
 pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<MemoryShortage> {
     let newest = readings.last().filter(|newest| newest.workers > 0)?;
