@@ -78,7 +78,8 @@ impl<'a> Farm<'a> {
     }
 
     /// Makes the farm return the results in the order of the item numbers. By default, results are returned in the
-    /// order in which they are ready. A result that is ready too early is kept in the memory of the calling process.
+    /// order in which they are ready. A result that is ready too early is kept in the memory of the calling process
+    /// until its turn.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.settings.is_in_order = true;

@@ -201,7 +201,7 @@ fn microseconds(nanoseconds: u64) -> String {
 }
 
 /// Returns the CSV file of `pjwctl simulate --per-job`: one line for each job that got cores in the simulation, with
-/// its times and its cores.
+/// the time of its submission, the time of its end and its CPUs.
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();

@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 
-/// Returns `text` with escaped control characters and text direction characters, such as `\n` or `\u{202e}`. The
-/// escapes are those of Rust source text. Users choose the names of jobs and processes, and an escaped name can't
-/// disturb the terminal.
+/// Returns `text`, with an escape such as `\n` or `\u{202e}` in place of each control character and each character
+/// that changes the text direction. The escapes are those of Rust source text. Users choose the names of jobs and
+/// processes, and an escaped name can't disturb the terminal.
 #[must_use]
 pub fn escape_control_characters(text: &str) -> String {
     let harmful = |c: char| {
