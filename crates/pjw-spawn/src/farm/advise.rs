@@ -42,8 +42,8 @@ impl FarmCosts {
     }
 
     /// Returns the efficiency of the farm for `items` items, in thousandths, rounded down. The efficiency is the time
-    /// that a single core needs without a farm, divided by the core time that the farm occupies. 1000 means that no
-    /// core ever waits.
+    /// that a single core needs without a farm, divided by the core time that the farm occupies. At 1000, no core of
+    /// the farm ever waits.
     #[must_use]
     pub fn efficiency_permille(&self, items: u64) -> u32 {
         let held = self.wall_ns(items).saturating_mul(u128::from(self.workers));

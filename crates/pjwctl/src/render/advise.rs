@@ -152,7 +152,9 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
 }
 
 /// Returns the text that `pjwctl advise` prints: the times of the farm, how many items the farm needs for several
-/// efficiencies, and the advice in one sentence. A farm is a group of worker processes that compute numbered items.
+/// efficiencies, and the advice in one sentence. The efficiency is the time that one core needs without a farm,
+/// divided by the core time that the farm occupies. A farm is a group of worker processes that compute numbered
+/// items.
 #[must_use]
 pub fn advice_text(advice: &Advice, term: Terminal) -> String {
     let heading = format!(
