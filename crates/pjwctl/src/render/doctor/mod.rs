@@ -51,7 +51,7 @@ pub struct DoctorFinding {
 }
 
 /// A job in the report of `pjwctl doctor`: the number of cores that it requested, the CPUs that it has, and the CPUs
-/// that pjwd would give to it.
+/// that the daemon pjwd would give to the job if pjwd ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job, such as `slurm:7`.
