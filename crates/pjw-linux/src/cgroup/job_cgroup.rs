@@ -92,8 +92,9 @@ impl CgroupMounts {
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for this
-    /// cgroup, or if the cgroup does not exist in the hierarchy with the memory controller.
+    /// Reads the largest amount of memory, in bytes, that the kernel has ever charged to the cgroup at `path`
+    /// and to the cgroups below it. `path` is as in `/proc/PID/cgroup`. `None` if the kernel does not record
+    /// this value for the cgroup, or if the cgroup does not exist in the hierarchy with the memory controller.
     #[must_use]
     pub fn read_memory_peak(&self, path: &str) -> Option<u64> {
         read_memory_peak(&MemoryMount::from_mounts(self)?.cgroup(path)?)
@@ -101,8 +102,8 @@ impl CgroupMounts {
 
     /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `path`, a path
     /// as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the v1
-    /// hierarchy with the cpuset controller. If neither directory exists, returns the directories of the cgroup
-    /// in the other v1 hierarchies. The list is empty if the cgroup has no directory.
+    /// hierarchy with the cpuset controller. If both do not exist, these are the directories of the cgroup in
+    /// all other v1 hierarchies. The list is empty if the cgroup has no directory.
     #[must_use]
     pub fn dirs_to_watch(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');

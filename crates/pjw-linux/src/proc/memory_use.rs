@@ -47,9 +47,9 @@ pub struct MemoryCounters {
 }
 
 impl ProcDir {
-    /// Reads from `/proc/PID/smaps_rollup` how much memory the process `pid` has, and how much of it no other
-    /// process shares. The kernel takes 20 to 35 us per MiB of resident memory. All sizes are 0 for a process
-    /// without memory of its own, such as a zombie.
+    /// Reads from `/proc/PID/smaps_rollup` how much memory the process `pid` uses, and how much of this memory
+    /// no other process shares. The kernel takes 20 to 35 us per MiB of resident memory. All sizes are 0 for a
+    /// process without memory of its own, such as a zombie.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the file.
@@ -62,9 +62,9 @@ impl ProcDir {
         }
     }
 
-    /// Reads from `/proc/PID/status` how much memory the process `pid` has. Much faster than
-    /// [`ProcDir::smaps_rollup`], but does not tell which memory other processes share. All sizes are 0 for a
-    /// process without memory of its own, such as a zombie or a kernel thread.
+    /// Reads from `/proc/PID/status` how much memory the process `pid` uses. Much faster than
+    /// [`ProcDir::smaps_rollup`], but does not tell how much of the memory is shared with other processes. All
+    /// sizes are 0 for a process without memory of its own, such as a zombie or a kernel thread.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -73,9 +73,9 @@ impl ProcDir {
         Ok(parse_memory_counters(self.text()))
     }
 
-    /// Reads from `/proc/PID/numa_maps` how much memory the process `pid` has on each NUMA node. Returns the
-    /// size in bytes for each node number. The kernel walks the page tables of the process, which takes time
-    /// for each MiB.
+    /// Reads from `/proc/PID/numa_maps` how much memory the process `pid` uses on each NUMA node. Returns the
+    /// size in bytes by the number of the node. The time of this call grows with the size of the process,
+    /// because the kernel walks the page tables of the process.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended, or if the kernel has no file `numa_maps` (`CONFIG_NUMA`).
