@@ -64,8 +64,9 @@ impl LentCpuMonitor {
         Err(TaskScanUnavailable::NotCompiled.into())
     }
 
-    /// In a build with the cargo feature `bpf`, this function sets the PUs (logical CPUs) to be watched, which
-    /// jobs lend to other jobs. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function sets which PUs (logical CPUs) jobs lend to other
+    /// jobs, so that the BPF program watches these PUs. In this build the function can't be called, because no
+    /// value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -73,8 +74,9 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs), which
-    /// jobs lend to other jobs. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that
+    /// jobs lend to other jobs. In this build the function can't be called, because no value of this type
+    /// exists.
     #[must_use]
     pub fn lent(&self) -> &CpuSet {
         match *self {}

@@ -23,15 +23,16 @@ use super::{
 use crate::sys::errno::{from_io, is_gone};
 
 impl CgroupMounts {
-    /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, and its
-    /// cpuset. `path` is as in `/proc/PID/cgroup`: relative to the root of each hierarchy. `populated_cache`
-    /// remembers a process for each v1 cgroup, so that the next search for processes is faster.
+    /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, its cpuset, its
+    /// CPU time and its largest memory use. `path` is as in `/proc/PID/cgroup`: relative to the root of each
+    /// hierarchy. `populated_cache` remembers a process for each v1 cgroup, so that the next search for processes
+    /// is faster.
     ///
     /// Combines the states in all mounted hierarchies, v1 and v2:
     ///
     /// - The cgroup exists if there is a cgroup at `path` in at least one hierarchy.
-    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `path` or
-    ///   in a cgroup below it.
+    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `path` or in
+    ///   a cgroup below it.
     /// - The cpuset is read in the hierarchy with the cpuset controller.
     ///
     /// Returns `None` if the state is unknown, for one of these reasons: no hierarchy is mounted, `path` is the

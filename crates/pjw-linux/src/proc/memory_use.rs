@@ -17,8 +17,9 @@ use crate::sys::errno::from_io;
 /// The largest file that is read, in bytes. A process may have as many mappings as `vm.max_map_count`, 65,530 by default.
 const MAX_NUMA_MAPS_BYTES: u64 = 32 << 20;
 
-/// The memory of a process, as the file `/proc/PID/smaps_rollup` shows it: how much memory is resident, how
-/// much of it no other process shares, and how much is swapped out. All sizes are in bytes.
+/// The memory use of a process, as the file `/proc/PID/smaps_rollup` shows it: how much memory is resident, how
+/// much of the resident memory no other process shares, and how much memory is swapped out. All sizes are in
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SmapsRollup {
     /// The resident set size: all pages in memory that the process maps.
@@ -31,9 +32,9 @@ pub struct SmapsRollup {
     pub swap: u64,
 }
 
-/// The memory of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous part of
-/// it, the page tables, and the swapped-out memory. The kernel maintains these values as counters, so that
-/// reading them is fast. All sizes are in bytes.
+/// The memory use of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous part
+/// of the resident memory, the page tables, and the swapped-out memory. The kernel maintains these values as
+/// counters, so that reading them is fast. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryCounters {
     /// The resident set size: all pages in memory that the process maps.

@@ -118,9 +118,9 @@ impl SystemdClient {
     }
 
     /// Sets the cpuset of the systemd unit named `unit`. `cpus` has the PUs (logical CPUs) on which the
-    /// processes of the unit can run (`AllowedCPUs=`). `mems` has the NUMA nodes whose memory they can use
-    /// (`AllowedMemoryNodes=`). `None` leaves the present PUs or NUMA nodes unchanged. The setting is valid
-    /// until the next boot.
+    /// processes of the unit can run (`AllowedCPUs=`). With `None`, the present PUs stay. `mems` has the NUMA
+    /// nodes whose memory these processes can use (`AllowedMemoryNodes=`). With `None`, the present NUMA nodes
+    /// stay. The setting is valid until the next boot.
     ///
     /// # Errors
     /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,

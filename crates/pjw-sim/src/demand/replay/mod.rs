@@ -265,9 +265,10 @@ fn nanos(time: Duration) -> Nanos {
 }
 
 impl DemandReplay {
-    /// Returns the utilisation of the machine in the replay, from 0 to 1. This is the core time that all jobs
-    /// used, divided by the core time of all cores that jobs can use ([`DemandReplay::usable_cores`]). Core
-    /// time is a number of cores multiplied by a time. Returns 0 if jobs can use no core.
+    /// Returns the utilisation of the machine in the replay, from 0 to 1: the core time that all jobs used,
+    /// divided by the core time that they could have used. Core time is a number of cores multiplied by a time.
+    /// Jobs could have used [`DemandReplay::usable_cores`] cores for the whole time of the replay. Returns 0 if
+    /// jobs can use no core.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let used: f64 = self.owners.iter().map(|one| one.used_core_s).sum();
