@@ -81,20 +81,20 @@ impl JobMemory {
 /// Estimates how much of the anonymous memory of some processes is shared between them, in permille. Returns 0
 /// if there are fewer than two processes with memory.
 ///
-/// - `charged` is the anonymous memory of the cgroup of the processes, in bytes. The kernel counts each page
+/// - `cgroup_bytes` is the anonymous memory of the cgroup of the processes, in bytes. The kernel counts each page
 ///   once.
-/// - `of_processes` is the anonymous memory of each process, in bytes. A shared page counts for each process
+/// - `process_bytes` is the anonymous memory of each process, in bytes. A shared page counts for each process
 ///   that maps the page.
 ///
 /// The estimate assumes that all processes map each shared page, like workers that were forked from one parent.
 /// A process that is much smaller than the largest processes has little effect on the result.
 #[must_use]
-pub fn estimate_shared_permille(charged: u64, of_processes: &[u64]) -> u32 {
+pub fn estimate_shared_permille(cgroup_bytes: u64, process_bytes: &[u64]) -> u32 {
     // In pages, so that squares of any sizes fit.
     let pages = |bytes: u64| u128::from(bytes >> 12);
-    let total: u128 = of_processes.iter().map(|&size| pages(size)).sum();
-    let squares: u128 = of_processes.iter().map(|&size| pages(size) * pages(size)).sum();
-    let doubled = total.saturating_sub(pages(charged));
+    let total: u128 = process_bytes.iter().map(|&size| pages(size)).sum();
+    let squares: u128 = process_bytes.iter().map(|&size| pages(size) * pages(size)).sum();
+    let doubled = total.saturating_sub(pages(cgroup_bytes));
     // With n processes of equal size, total² / squares is n. A page that all map is counted n times, and n - 1 times too
     // often: shared = doubled * n / (n - 1), where n / (n - 1) = total² / (total² - squares).
     let others = total.saturating_mul(total).saturating_sub(squares);

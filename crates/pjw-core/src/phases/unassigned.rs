@@ -44,7 +44,7 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     !process.is_kernel_thread
         && policy.own_pid != Some(pid)
         && !state.members.contains_key(&pid)
-        && !process.is_of_pjw()
+        && !process.has_pjw_program_name()
 }
 
 /// Updates the unassigned processes, from the scanned processes and those that a changed job concerns. Returns the users of

@@ -59,7 +59,7 @@ impl MemoryRecords {
     /// Removes the stored measurements of an earlier job that had the same id as the present job `job`. `since` is
     /// the start time of the present job, as text from the published status. The measurements belong to an earlier
     /// job if they were stored with another start time.
-    pub fn forget_other(&mut self, job: &JobId, since: &str) {
+    pub fn forget_earlier_job(&mut self, job: &JobId, since: &str) {
         if self.jobs.get(job).is_some_and(|record| record.since != since) {
             self.jobs.remove(job);
         }
@@ -70,7 +70,7 @@ impl MemoryRecords {
     /// text from the published status. Stored measurements of an earlier job with the same id but another start time
     /// are removed.
     pub fn add(&mut self, job: &JobId, since: &str, reading: JobReading) -> Arc<JobReading> {
-        self.forget_other(job, since);
+        self.forget_earlier_job(job, since);
         let fresh = || JobRecord { since: since.to_owned(), ..JobRecord::default() };
         let record = self.jobs.entry(job.clone()).or_insert_with(fresh);
         let sample = MemorySample {
@@ -106,7 +106,7 @@ impl MemoryRecords {
     /// Returns the start time of the latest stored measurement of the job's memory use by [`ReadingKind::Pages`], in
     /// ns since boot. `None` if there is no such measurement.
     #[must_use]
-    pub fn last_pages(&self, job: &JobId) -> Option<Nanos> {
+    pub fn last_page_reading_at(&self, job: &JobId) -> Option<Nanos> {
         Some(self.jobs.get(job)?.latest.get(&ReadingKind::Pages)?.at.since_boot)
     }
 
@@ -214,11 +214,11 @@ mod tests {
     fn a_new_job_with_the_id_of_an_earlier_one_begins_without_its_readings() {
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", reading(0, GIB, GIB));
-        records.forget_other(&job(), "12:00");
+        records.forget_earlier_job(&job(), "12:00");
         assert_eq!(records.samples(&job()).count(), 1);
         records.add(&job(), "12:05", reading(0, 1, GIB));
         assert_eq!((records.samples(&job()).count(), records.largest(&job())), (1, 1));
-        records.forget_other(&job(), "12:10");
+        records.forget_earlier_job(&job(), "12:10");
         assert_eq!(records.jobs().count(), 0, "nothing is kept of a job without a reading");
     }
 

@@ -113,7 +113,7 @@ impl ScanPair<'_> {
                 uid: process.uid,
                 comm: process.comm,
                 belongs_to_scheduler: role != BatchRole::Ordinary && by_system,
-                is_no_stray: process.belongs_to_login() || process.is_of_pjw(),
+                is_no_stray: process.belongs_to_login() || process.has_pjw_program_name(),
                 threads,
             }
         };

@@ -40,7 +40,7 @@ impl Process {
     /// counts such a process as unassigned. A process is unassigned if it belongs to no job although its user
     /// has a job.
     #[must_use]
-    pub fn is_of_pjw(&self) -> bool {
+    pub fn has_pjw_program_name(&self) -> bool {
         self.has_name_of(&OUR_PROGRAMS)
     }
 
