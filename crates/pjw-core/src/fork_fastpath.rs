@@ -30,10 +30,10 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the affinity masks that newly forked processes of jobs should have, by pid. The result has only
-/// those processes that pjw must scan at once, because pjw has not yet found that their real masks are right
+/// Returns the affinity mask that each unchecked fork should have, by pid. An unchecked fork is a newly forked
+/// process of a job whose real mask is wrong or was not read yet. The daemon must scan such a process at once
 /// ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
-/// [`expected_fork_masks`] returns the expected masks of all newly forked processes.
+/// [`expected_fork_masks`] returns the masks of all newly forked processes.
 #[must_use]
 pub fn expected_masks_of_unchecked_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));

@@ -6,7 +6,8 @@
 
 use crate::basics::{Pid, prelude::*};
 
-/// The memory of one process. All sizes are in bytes.
+/// The memory of one process: its resident, proportional and unique set size (RSS, PSS, USS), its page tables,
+/// its swapped-out memory, and its memory on each NUMA node. All sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessMemory {
     /// The process id.
@@ -28,7 +29,8 @@ pub struct ProcessMemory {
     pub by_node: BTreeMap<u32, u64>,
 }
 
-/// The memory of a job: the sums over its address spaces. All sizes are in bytes.
+/// The memory of a job: the sums of the memory sizes of its processes. If several processes share an address
+/// space, only one of them counts. All sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMemory {
     /// The sum of the resident set sizes. A page that n address spaces map is counted n times.
@@ -51,8 +53,8 @@ pub struct JobMemory {
 }
 
 impl JobMemory {
-    /// Returns the sums over these processes. An address space counts once, also if several processes share it: the kernel
-    /// reports the same memory for each of them.
+    /// Returns the sums of the memory sizes of `processes`. If several processes share an address space, only
+    /// the first of them counts, because the kernel reports the same memory for each.
     #[must_use]
     pub fn sum(processes: &[ProcessMemory]) -> Self {
         let mut seen = BTreeSet::new();
@@ -76,19 +78,23 @@ impl JobMemory {
     }
 }
 
-/// Estimates which part of the anonymous memory of a group of processes is shared, in permille.
+/// Estimates how much of the anonymous memory of some processes is shared between them, in permille. Returns 0
+/// if there are fewer than two processes with memory.
 ///
-/// `charged` is the anonymous memory of the cgroup of the group, in which each page is charged once. `of_processes` is the
-/// anonymous memory of each process, in which a shared page is counted for each process that maps it. The estimate
-/// assumes that each shared page is mapped by all processes, as in a farm of forked workers. Processes that are small
-/// beside the others hardly count: the number of processes is weighted by their sizes.
+/// - `cgroup_bytes` is the anonymous memory of the cgroup of the processes, in bytes. The kernel counts each page
+///   once.
+/// - `process_bytes` is the anonymous memory of each process, in bytes. A shared page counts for each process
+///   that maps the page.
+///
+/// The estimate assumes that all processes map each shared page, like workers that were forked from one parent.
+/// A process that is much smaller than the largest processes has little effect on the result.
 #[must_use]
-pub fn estimate_shared_permille(charged: u64, of_processes: &[u64]) -> u32 {
+pub fn estimate_shared_permille(cgroup_bytes: u64, process_bytes: &[u64]) -> u32 {
     // In pages, so that squares of any sizes fit.
     let pages = |bytes: u64| u128::from(bytes >> 12);
-    let total: u128 = of_processes.iter().map(|&size| pages(size)).sum();
-    let squares: u128 = of_processes.iter().map(|&size| pages(size) * pages(size)).sum();
-    let doubled = total.saturating_sub(pages(charged));
+    let total: u128 = process_bytes.iter().map(|&size| pages(size)).sum();
+    let squares: u128 = process_bytes.iter().map(|&size| pages(size) * pages(size)).sum();
+    let doubled = total.saturating_sub(pages(cgroup_bytes));
     // With n processes of equal size, total² / squares is n. A page that all map is counted n times, and n - 1 times too
     // often: shared = doubled * n / (n - 1), where n / (n - 1) = total² / (total² - squares).
     let others = total.saturating_mul(total).saturating_sub(squares);
@@ -99,8 +105,8 @@ pub fn estimate_shared_permille(charged: u64, of_processes: &[u64]) -> u32 {
     u32::try_from(shared.min(1000)).unwrap_or(1000)
 }
 
-/// Returns the deepest path that contains all of `paths`, paths of cgroups that begin with `/`. `None` if there is no path,
-/// or if only the root `/` contains all.
+/// Returns the path of the deepest cgroup that contains the cgroups at all of `paths`. Each path begins with
+/// `/`. Returns `None` if `paths` is empty, or if only the root cgroup contains all of these cgroups.
 #[must_use]
 pub fn common_cgroup<'p>(paths: impl IntoIterator<Item = &'p str>) -> Option<String> {
     let mut paths = paths.into_iter();

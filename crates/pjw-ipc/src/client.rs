@@ -315,9 +315,10 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the directory of the lock against a second daemon of the user `uid`: the [`runtime_dir`] of this user without
-/// `$XDG_RUNTIME_DIR`, with `-lock` at the end of its name. Each daemon of the user must use the same directory, so it
-/// depends on no variable. It is not the directory of the state, because the lock file has to stay when that is deleted.
+/// Returns the directory of the lock file that prevents a second daemon of the user `uid`. Example: `/run/pjwd-lock`
+/// for root. The path is that of [`runtime_dir`] without `$XDG_RUNTIME_DIR`, followed by `-lock`. So all daemons of
+/// the user have the same directory, whatever their environment variables are. The directory differs from the state
+/// directory, because the lock file must stay if the state directory is deleted.
 #[must_use]
 pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();

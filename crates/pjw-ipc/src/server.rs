@@ -102,9 +102,9 @@ pub async fn serve<S: Service>(
     serve_with_new_listeners(listener, none, service, limits, stop).await
 }
 
-/// Serves clients as [`serve`] does, and also lets the caller replace the listener. After each new listener that
-/// arrives on the channel `new_listeners`, the server listens on this one only. For example, the caller sends a new
-/// listener after the socket file was removed and created again. Open connections stay open.
+/// Serves clients as [`serve`] does, and also lets the caller replace the listener. The caller sends a new listener
+/// on the channel `new_listeners`, for example after the socket file was removed and created again. From then on, the
+/// server accepts new connections only from the new listener. Open connections stay open.
 ///
 /// # Errors
 /// If a listener cannot be registered with the runtime.

@@ -21,7 +21,8 @@ use crate::failure::{Failure, returned};
 #[derive(Debug)]
 pub struct PjwJob(Job);
 
-/// The C type `pjw_cores_t`: the cores of a job at one time. The fields are those of `pjw_job.h`, in the same order.
+/// The C type `pjw_cores_t`: the cores of a job at one time, as numbers of cores and CPUs. The fields are those of
+/// the C type in `pjw_job.h`, in the same order.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PjwCores {
@@ -60,8 +61,9 @@ impl From<&Cores> for PjwCores {
 }
 
 /// Opens a job. `directory` is the path of the directory with the files of the job. NULL stands for the job to which
-/// this process belongs. The environment variables say which job this is. If there is no such job, the cores are
-/// those in the affinity mask of the calling thread. Returns NULL and sets `errno` only after a fault in the library.
+/// this process belongs. The environment variables say which job this is. If there is no such job, [`pjw_job_cores`]
+/// returns the cores in the affinity mask of the calling thread. Returns NULL and sets `errno` only after a fault in
+/// the library.
 ///
 /// # Safety
 /// `directory` must be NULL or a C string.
@@ -93,8 +95,8 @@ pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
     }
 }
 
-/// Writes the cores that the job has into `cores`. Returns 0. Returns -1 and sets `errno` to `EINVAL` if
-/// `job` or `cores` is NULL.
+/// Writes the cores that the job has now into `cores`, as numbers: for example, how many CPUs the job may use.
+/// Returns 0. Returns -1 and sets `errno` to `EINVAL` if `job` or `cores` is NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for the value.

@@ -18,7 +18,8 @@ use crate::page::{CoreMapError, CoreMapReader};
 /// How often a program without a core map looks for one, and for a change of its mask.
 const MASK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The source from which a program knows the cores of its job: the core map that pjwd publishes, or an affinity mask.
+/// The source of the cores that a program reads for its job: the core map (a file in which pjwd publishes the CPUs of
+/// the job), or the affinity mask of the calling thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoresSource {
     /// The core map: the CPUs of the job, as pjwd publishes them in the file `coremap` in the directory of
@@ -29,8 +30,8 @@ pub enum CoresSource {
     AffinityMask,
 }
 
-/// The cores of a job at one time, as sets of CPUs. They come from the core map, a file in which pjwd publishes the
-/// CPUs of the job. If there is no core map, they come from the affinity mask of the calling thread.
+/// The cores of a job at one time, as sets of CPUs. The values come from the core map, a file in which pjwd publishes
+/// the CPUs of the job. If there is no core map, the values come from the affinity mask of the calling thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cores {
     /// The number of the state of the core map from which these values come. Each change of the core map gives it
@@ -122,7 +123,7 @@ pub enum WantError {
 
 /// A job, as its programs see it. A program can read which cores the job has, wait for changes, and tell pjwd how
 /// many cores the job wants. If pjwd publishes no files for the job, its cores are those in the affinity mask of the
-/// calling thread. Several threads of a program can share one value.
+/// calling thread. Several threads of a program can share one value of this type.
 #[derive(Debug)]
 pub struct Job {
     /// The directory with the files of the job.
@@ -162,7 +163,7 @@ impl Job {
         self.directory.as_deref()
     }
 
-    /// Returns the cores that the job has now. They come from the core map, the file `coremap` in which pjwd
+    /// Returns the cores that the job has now. The cores come from the core map: the file `coremap` in which pjwd
     /// publishes the CPUs of the job. The file stays mapped into memory, so further calls usually make no system
     /// call. If there is no core map, the cores are those in the affinity mask of the calling thread.
     #[must_use]

@@ -43,13 +43,13 @@ pub const SIZE_OFFSET: usize = 12;
 /// the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a
-/// job). pjwd changes the sequence counter by an operation of futex(2) that also wakes the programs that wait for a
-/// second word. When a write begins, pjwd names this word as the second one. No program waits for it, so none is
-/// woken before the write is complete.
+/// job). pjwd changes the sequence counter by the operation `FUTEX_WAKE_OP` of futex(2), which also wakes the
+/// programs that wait for a second word. At the begin of a write, this word is the second word. No program waits for
+/// this word, so no program is woken before the write is complete.
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
-/// 8-byte number that has a new value after each change of the core map. When pjwd writes the core map, it replaces
-/// all bytes from this offset to the end. Before this offset, it changes only the sequence counter.
+/// 8-byte number that has a new value after each change of the core map. Each write of pjwd replaces all bytes from
+/// this offset to the end. Of the bytes before this offset, a write changes only the sequence counter.
 pub const EPOCH_OFFSET: usize = 24;
 /// The number of 8-byte words that each of the four sets of CPUs occupies in the core map (the file `coremap` of a
 /// job). Each bit stands for one CPU.
@@ -57,13 +57,13 @@ pub const WORDS_PER_CPU_SET: usize = 126;
 /// The number of bits in each set of CPUs of the core map (the file `coremap` of a job). Each bit stands for one CPU.
 /// A CPU whose number is [`MAX_CPUS`] or more can't be in the core map.
 pub const MAX_CPUS: u32 = 64 * 126;
-/// A bit in the flags of the core map (the file `coremap` of a job). It is set as long as pjwd keeps this file up to
-/// date. If it is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and all sets of CPUs in the
-/// file are empty.
+/// A bit in the flags of the core map (the file `coremap` of a job). The bit is set as long as pjwd keeps this file
+/// up to date. If the bit is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and all sets of
+/// CPUs in the file are empty.
 pub const LIVE_FLAG: u32 = 1;
-/// A bit in the flags of the core map (the file `coremap` of a job). It is set if the job has CPUs that are missing
-/// in the core map, because their numbers are [`MAX_CPUS`] or more. The file `coremap.json` in the same directory
-/// lists all CPUs.
+/// A bit in the flags of the core map (the file `coremap` of a job). The bit is set if the job has CPUs that are
+/// missing in the core map, because their numbers are [`MAX_CPUS`] or more. The file `coremap.json` in the same
+/// directory lists all CPUs.
 pub const TRUNCATED_FLAG: u32 = 2;
 
 const LEAVING_AT_OFFSET: usize = 32;
@@ -153,9 +153,9 @@ impl CoreMapContent {
     }
 
     /// Reads the content of a core map (the file `coremap` of a job) from its bytes. `words` contains all bytes of
-    /// the file, as 8-byte words. A field of the file says how many words of each set of CPUs are in use. `None` if
-    /// this number is larger than [`WORDS_PER_CPU_SET`]. The first fields of the file ([`MAGIC`], the version and the
-    /// size) are not checked.
+    /// the file, as 8-byte words. A field of the file says how many words of each set of CPUs are in use. Returns
+    /// `None` if this number is larger than [`WORDS_PER_CPU_SET`]. The first fields of the file ([`MAGIC`], the
+    /// version and the size) are not checked.
     #[must_use]
     pub fn decode(words: &[u64; COREMAP_WORDS]) -> Option<Self> {
         let number = |offset: usize| half(words, offset);

@@ -44,9 +44,10 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks. `online` is the set of online
-/// PUs (logical CPUs), whose frequency governors are read. The caller must set the fields `in_container` and
-/// `incomplete_scan_reason` of the result: this function sets them to false and `None`.
+/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks, such as the kernel release and
+/// the isolated CPUs. `online` is the set of online PUs (logical CPUs). The function reads the frequency
+/// governor of each of these PUs. It does not determine two fields of the result, which the caller must set:
+/// `in_container` (here false) and `incomplete_scan_reason` (here `None`).
 #[must_use]
 pub fn read_host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
@@ -131,8 +132,8 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
 }
 
 /// Determines in which cgroup hierarchy pjw can create cpusets, or why pjw can create none. Only reads files:
-/// unlike [`probe::probe_cpuset_support`], this function creates no cpuset for a test. So these fields of the
-/// result are derived, and not tested:
+/// unlike [`probe::probe_cpuset_support`], this function does not create a cpuset as a test. So these fields of
+/// the result are derived, and not tested:
 ///
 /// - [`CpusetSupport::affinity_persists`] is derived from the kernel version.
 /// - [`CpusetSupport::idle_priority`] and [`CpusetSupport::can_freeze`] are derived from the kernel version and

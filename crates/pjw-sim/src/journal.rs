@@ -13,9 +13,8 @@ use crate::faults::Faults;
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;
 
-/// The simulated journal of pjwd. From the journal, a restarted daemon restores its state. Unlike the real
-/// journal, which is a file, this journal has its records in memory. All clones of a value share the same
-/// records.
+/// The simulated journal of the daemon pjwd: the records from which a restarted daemon restores its state. The
+/// real journal is a file. This journal has its records in memory. All clones of a value share the same records.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -25,8 +24,8 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// Makes an empty journal. `faults` decides at random which writes to the journal fail. It also decides
-    /// whether the daemon is killed just before or after records are appended.
+    /// Makes an empty journal. `faults` decides at random which writes to the journal fail, and whether the
+    /// daemon is killed just before or after it appends records.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), is_reserved: false, faults }

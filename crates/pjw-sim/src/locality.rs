@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::topology::{Level, Topology};
 
-/// What a processor means in a job log, which contains the number of processors of each job: a core or a PU
-/// (logical CPU).
+/// What a processor is in a job log: a core, or a PU (logical CPU). A job log contains the number of processors
+/// of each job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessorUnit {
     /// Whole cores.

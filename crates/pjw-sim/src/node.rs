@@ -32,9 +32,9 @@ const MASK_CHECK_INTERVAL: u32 = 4;
 /// The probability, in permille per step of the daemon, that no delayed change of a cpuset is completed.
 const HOLD_PERMILLE: u32 = 800;
 
-/// The interface of pjwd to a simulated machine: an implementation of the trait [`MachineInterface`]. Scans and
-/// changes fail at random. The processes of the machine change at random before each scan, mask change and
-/// cpuset change of pjwd.
+/// The interface of the daemon pjwd to a simulated machine: an implementation of the trait [`MachineInterface`].
+/// Before a scan, a mask change or a cpuset change of pjwd, the processes of the machine change at random.
+/// Scans, mask changes and cpuset changes fail at random.
 #[derive(Debug, Clone)]
 pub struct SimMachineInterface {
     world: Rc<RefCell<World>>,
@@ -62,9 +62,9 @@ pub struct SimMachineInterface {
 }
 
 impl SimMachineInterface {
-    /// Makes the interface of pjwd to the simulated machine `world`. `workload` changes processes at random
-    /// before each scan, mask change and cpuset change of pjwd. `faults` decides at random how often these
-    /// changes happen, and which scans, mask changes and cpuset changes fail.
+    /// Makes the interface of pjwd to the simulated machine `world`. `workload` changes processes of the
+    /// machine, before some of the scans, mask changes and cpuset changes of pjwd. `faults` decides at random
+    /// when `workload` does so, and which scans, mask changes and cpuset changes fail.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {

@@ -8,16 +8,16 @@
 pub struct RandomStream(u64);
 
 impl RandomStream {
-    /// Makes a random number generator with the seed `seed`. Each simulation run has a number, which is the
-    /// seed of its generator.
+    /// Makes a random number generator with the seed `seed`. In a simulation, the seed is the number of the run.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// Returns a new random number generator for one purpose. `purpose` is a name such as `workload`. The seed
-    /// of the new generator depends on `purpose` and on the present state of `self`. Because each purpose has a
-    /// generator of its own, the random choices for one purpose do not affect those for another purpose.
+    /// Returns a new random number generator for one purpose. `purpose` is the name of the purpose, such as
+    /// `workload`. The seed of the new generator depends on `purpose` and on the present state of `self`.
+    /// Because each purpose has a generator of its own, the random choices for one purpose do not affect the
+    /// choices for another purpose.
     #[must_use]
     pub fn substream(&self, purpose: &str) -> Self {
         Self(

@@ -33,7 +33,7 @@ pub struct LoggedJob {
 }
 
 /// A parsed job log in the Standard Workload Format: the jobs that ran on a cluster, as the cluster's batch
-/// system recorded them. A replay assigns cores to the same jobs again.
+/// system recorded them. A replay simulates how pjw or another system would choose the cores of these jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobLog {
     /// The jobs, ascending by submit time. Jobs with the same submit time are in the order of their lines in

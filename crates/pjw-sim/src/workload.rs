@@ -31,8 +31,8 @@ impl Workload {
         Self { random: random.substream("workload"), next_job: 1, hotplug, is_stopped: false }
     }
 
-    /// Makes a workload that changes nothing: [`Workload::step`] has no effect. For simulation runs without a
-    /// random workload.
+    /// Makes a workload that changes nothing, for simulation runs without a random workload. [`Workload::step`]
+    /// has no effect on such a workload.
     #[must_use]
     pub fn stopped() -> Self {
         Self { is_stopped: true, ..Self::new(&RandomStream::from_seed(0), false) }

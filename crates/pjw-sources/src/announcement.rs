@@ -70,8 +70,9 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
 }
 
 /// Reads the description of a job from `attributes`: the environment in which Slurm runs its prolog, epilog and
-/// task prolog scripts. `host` describes this machine. The number of CPUs of the job on this machine is found
-/// by the name in `host`.
+/// task prolog scripts. The environment has the numbers of CPUs of the job on all its machines. The number for
+/// this machine is found by the variable `SLURMD_NODENAME` or, if this variable is not set, by the host name in
+/// `host`.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
@@ -101,8 +102,9 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
 }
 
 /// Reads the description of a job from `attributes`: the environment in which LSF runs its pre-execution
-/// commands, its post-execution commands and its job starter. `host` describes this machine. The number of
-/// cores of the job on this machine is found by the name in `host`.
+/// commands, its post-execution commands and its job starter. The environment has the numbers of slots of the
+/// job on all its machines. The number for the host name in `host` becomes the number of cores of the job on
+/// this machine.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
@@ -138,7 +140,8 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputErro
 
 /// Reads the description of a job from the arguments that Torque passes to its prologue and epilogue scripts.
 /// These are the job id, the user, the group, the job name and the list of resource limits. Newer versions of
-/// Torque also pass the list of hosts. Fewer arguments are allowed: only the job id is required.
+/// Torque also pass the list of hosts. Fewer arguments are allowed: only the job id is required. The number of
+/// cores on this machine is computed from the resource limits and the list of hosts.
 ///
 /// # Errors
 /// If the first argument is no valid job id. Without a valid owner or number of cores, the call succeeds, and
@@ -176,13 +179,13 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, Ho
 /// epilog and its starter method. `host` describes this machine.
 ///
 /// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog or
-/// epilog. `None` if the command line does not contain `$job_owner`, such as that of a starter method. The
-/// field `owner` of the result is an error then.
+/// epilog. `None` if the command line does not contain `$job_owner`, such as that of a starter method. The field
+/// `owner` of the result is an error then.
 ///
-/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`: the slots of the job on each
-/// of its machines. `None` if the job has no such file. The number of cores is read from `attributes` then. The
-/// variables there contain only the total number for all machines. So if the job has several machines, the
-/// field `cpu_request` of the result is an error.
+/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. This file lists the slots of
+/// the job on each of its machines. `None` if the job has no such file: the number of cores is then read from
+/// `attributes`. The variables there contain only the total number for all machines. So if the job has several
+/// machines, the field `cpu_request` of the result is an error.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,

@@ -8,8 +8,9 @@ use thiserror::Error;
 
 use crate::hostlist::host_names_match;
 
-/// Error: a batch system's list with a job's number of CPUs, slots or tasks on each machine is invalid. Either
-/// the list is empty, or it can't be parsed, or it has numbers for more or fewer machines than the job has.
+/// Error: a list of a batch system is invalid. Such a list has the number of CPUs, slots or tasks that a job has
+/// on each machine. Either the list is empty, or it can't be parsed, or it has numbers for more or fewer
+/// machines than the job has.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
     /// The list is empty.

@@ -2,9 +2,9 @@
 
 use pjw_core::ids::Uid;
 
-/// The properties of this machine with which pjw recognises the jobs on this machine. These are the host name,
-/// which pjw searches for in the batch systems' lists of hosts, and the user id of the batch system Flux, by
-/// which pjw recognises the cgroups of Flux's jobs.
+/// The properties of this machine with which pjw recognises the jobs of batch systems. pjw searches for the host
+/// name in the batch systems' lists of hosts. By the user id of the batch system Flux, pjw recognises the
+/// cgroups of Flux's jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
     /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.

@@ -59,8 +59,8 @@ pub enum HostlistError {
     },
 }
 
-/// The result of [`find_node`]: the position of a machine in a list of machines in Slurm's form, such as
-/// `n[1-3,7],login2`, and the number of machines in the list.
+/// The result of [`find_node`]: the position of the searched machine in a list of machines, and the number of
+/// machines in the list. The list has Slurm's form, such as `n[1-3,7],login2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePosition {
     /// The position of the machine in the list, counted from 0. `None` if the list does not contain the
@@ -71,9 +71,9 @@ pub struct NodePosition {
 }
 
 /// Searches for the machine named `node` in `list`, a list of machines in Slurm's form, such as
-/// `n[1-3,7],login2`. Returns the position of the machine, and the number of machines in the list. The position
-/// is `None` if the list does not contain the machine. A name without a domain matches the same name with a
-/// domain.
+/// `n[1-3,7],login2`. Returns the position of the machine, counted from 0, and the number of machines in the
+/// list. The position is `None` if the list does not contain the machine. A name without a domain matches the
+/// same name with a domain.
 ///
 /// # Errors
 /// If the text is not such a list, is longer than 65,536 bytes, or names more than 2^24 machines.

@@ -51,16 +51,16 @@ pub fn identifying_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// Returns the batch systems whose job cpusets pjwd can narrow. Such a batch system gives each job a cgroup
-/// with a cpuset. To narrow the cpuset means to remove the PUs (logical CPUs) that pjw has not granted to the
-/// job.
+/// Returns the batch systems whose job cpusets pjwd can narrow. Such a batch system gives each job a cgroup with
+/// a cpuset. pjwd narrows the cpuset: it removes the PUs (logical CPUs) that pjw has not granted to the job.
 #[must_use]
 pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
-/// Returns the batch system that has a launcher with the program name `comm`. A launcher is a daemon whose
-/// child processes belong to a job. Returns `None` if no batch system has a launcher with this name.
+/// Returns the batch system to which a launcher with the program name `comm` belongs. A launcher is a daemon of
+/// a batch system whose child processes belong to a job. `None` if no batch system has a launcher with this
+/// name.
 ///
 /// Every user can choose program names. So the caller must check the user of the process.
 #[must_use]
@@ -70,21 +70,21 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Finds the jobs to which a process possibly belongs. `comm` is the program name of the process. `attributes`
-/// contains the cgroups, environment and command line of the process. `host` describes this machine. Batch
-/// systems that are not in `enabled` are ignored. Returns a [`JobMark`] for each job that was found: an
-/// attribute of the process that contains the id of the job. Also returns the role of the process in its batch
-/// system.
+/// Finds the jobs to which a process possibly belongs, and the role of the process in its batch system, such as
+/// launcher. `comm` is the program name of the process. `attributes` contains the cgroups, environment and
+/// command line of the process. `host` describes this machine. Batch systems that are not in `enabled` are
+/// ignored.
 ///
-/// The marks are returned in this order:
+/// The result contains a mark ([`JobMark`]) for each job that was found. A mark is an attribute of the process
+/// that contains the id of the job. The marks are in this order:
 /// 1. The job that the cgroup path names. A user can create directories below the directory of an own job, and
 ///    can name them like the directory of another job. So if several directories of the path have the form of a
 ///    job's directory, the outermost one counts.
 /// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
 ///    cgroup path names another job of the same batch system.
 ///
-/// The number of cores in a mark comes from the environment variables. No marks are returned if the process is
-/// in a cgroup that a batch system uses only for its own processes.
+/// The number of cores in a mark comes from the environment variables. There are no marks if the process is in a
+/// cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,

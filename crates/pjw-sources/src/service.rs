@@ -6,8 +6,8 @@
 use pjw_core::diagnosis::{JobBinding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// A batch system or container orchestrator that `pjwctl doctor` recognises on this machine by the program
-/// names of its daemons. Its configuration files show whether it binds jobs to cores.
+/// A batch system or container orchestrator that `pjwctl doctor` can recognise on this machine. It is recognised
+/// by the program names of its daemons. Its configuration files show whether it binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
     /// The name of the scheduler, for display, such as `Grid Engine`.
@@ -110,19 +110,20 @@ pub const SCHEDULERS: [Scheduler; 9] = [
 ];
 
 impl Scheduler {
-    /// Returns whether a process with the program name `comm` and the user id `uid` is a daemon of this batch
-    /// system or container orchestrator. `uid_min` is the lowest user id of people (`UID_MIN` in
-    /// login.defs(5)). Always false if `uid` is `uid_min` or higher, because people can give their processes
-    /// any name.
+    /// Returns whether a process is a daemon of this batch system or container orchestrator. `comm` is the
+    /// program name of the process, and `uid` is its user id. `uid_min` is the lowest user id of people
+    /// (`UID_MIN` in login.defs(5)). Always false if `uid` is `uid_min` or higher, because people can give their
+    /// processes any name.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, uid_min: u32) -> bool {
         uid.0 < uid_min && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// Returns how this batch system or container orchestrator binds jobs to cores, and what this means for
-    /// pjwd. `pjwctl doctor` shows the result. `configuration` is the text of all its configuration files, one
-    /// after the other. `None` if the files can't be read: the result then says that the binding is unknown.
-    /// `None` is also correct for a system without configuration files.
+    /// Returns how this scheduler (a batch system or container orchestrator) binds jobs to cores, and what this
+    /// means for pjwd. `pjwctl doctor` shows the result. `configuration` is the text of all configuration files
+    /// of the scheduler, one after the other. `None` if the files can't be read: the result then says that the
+    /// binding is unknown. Callers also pass `None` for a scheduler without configuration files, whose binding
+    /// is known.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.config_files.is_empty();

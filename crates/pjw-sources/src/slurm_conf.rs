@@ -19,8 +19,9 @@ pub struct SlurmConf {
 /// files. A text must be empty if its file is missing. `has_only_v2` must be true if this machine has only
 /// cgroup v2, and false if it has cgroup v1.
 ///
-/// Lines without a needed setting are ignored. A missing setting has Slurm's default value, with one exception:
-/// if `slurm.conf` is missing or includes other files, a missing `TaskPlugin` is assumed to be `task/cgroup`.
+/// Settings that pjwd does not need are ignored. A missing setting has Slurm's default value, with one
+/// exception: if `slurm.conf` is missing or includes other files, a missing `TaskPlugin` is assumed to be
+/// `task/cgroup`.
 #[must_use]
 pub fn parse(slurm_conf: &str, cgroup_conf: &str, has_only_v2: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");

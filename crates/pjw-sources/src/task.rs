@@ -28,9 +28,9 @@ pub struct SlurmTaskCpus {
 /// Reads the CPU counts of a Slurm task (a process of a parallel job) from `attributes`, the environment of the
 /// task. `host` describes this machine.
 ///
-/// The programs that a batch script starts inherit the environment of the script, and can together use all CPUs
-/// of the job. So if the process is a batch script, `step_cpus` and `task_count` in the result are the numbers
-/// of the whole job on this machine.
+/// The task can also be a batch script. The programs that the script starts inherit its environment, and can
+/// together use all CPUs of the job. So for a batch script, `step_cpus` and `task_count` in the result are the
+/// numbers of the whole job on this machine.
 #[must_use]
 pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[

@@ -107,8 +107,8 @@ pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_c
 
 /// Starts `nspawns` processes of the program of the context `ctx`, all with the arguments `argv`. Waits until each
 /// process has begun the program or has failed to start. Writes one value per process into `pids`: the process id, or
-/// a negative `errno` if the process could not be started. Returns the number of processes that have begun the
-/// program, or -1 with `errno` if none has.
+/// a negative `errno` if the process could not be started. If `pids` is NULL, writes nothing. Returns the number of
+/// processes that have begun the program, or -1 with `errno` if none has.
 ///
 /// # Safety
 /// The requirements of [`pspawn`]. `pids` must be NULL or point to memory for `nspawns` values.
@@ -145,8 +145,8 @@ pub unsafe extern "C" fn pspawn_n(
 /// - `PSPAWN_ARGV_EACH` (1): `argv` contains one argument list for each process, one after the other. Each list ends
 ///   with NULL. Without this flag, `argv` is one list for all processes.
 /// - `PSPAWN_ENVP_EACH` (2): `envp` contains one environment for each process, in the same way.
-/// - `PSPAWN_FORK_LATE` (4): the program must call [`pspawn_fork_here`]. The processes are forks of the program at this
-///   call.
+/// - `PSPAWN_FORK_LATE` (4): the program must call [`pspawn_fork_here`]. The processes are forked from a process of
+///   the program that is stopped in this call.
 ///
 /// Waits until each process has begun the program or has failed to start. The values in `pids` and the return value
 /// are those of [`pspawn_n`].
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
 
 /// Makes the calling process a template: a process that stops in this call and never returns from it. The processes
 /// that [`pspawn_v`] or [`ipspawn`] starts are forked from the template. In each forked process, the call returns 1.
-/// It then writes the number of arguments of this process to `argc`, and the list of these arguments to `argv`.
+/// The call then writes the number of arguments of this process to `argc`, and the list of these arguments to `argv`.
 /// Nothing is written to a NULL pointer.
 ///
 /// Returns 0 at once and writes nothing if the program was started in any other way than with the flag

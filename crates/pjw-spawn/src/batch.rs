@@ -71,8 +71,9 @@ impl Context {
     /// Begins to start one process for each element of `instances`, and returns without waiting for the starts. The
     /// returned [`Batch`] gives the results. Threads of the calling process, called spawner threads, start the
     /// processes. If the context has replicas ([`Context::replicas`]), the call waits until the files of the program
-    /// have been copied. The soft limit of open descriptors of the calling process is raised if it is too low for the
-    /// new processes.
+    /// have been copied. If the processes share memory ([`Context::share_memory`]), the call waits until their
+    /// address space exists. The soft limit of open descriptors of the calling process is raised if it is too low for
+    /// the new processes.
     ///
     /// # Errors
     /// If [`Context::check`] fails, or if a resource for the batch can't be created. No process is started then.
@@ -125,8 +126,8 @@ impl Context {
     /// failed to start. Returns one result for each element, in the same order.
     ///
     /// If `instances` has a single element, the calling thread starts the process, without changing the affinity mask
-    /// and the memory policy of this thread. With [`Context::kill_when_launcher_ends`] or [`Context::replicas`],
-    /// another thread starts the process.
+    /// and the memory policy of this thread. With [`Context::kill_when_launcher_ends`], [`Context::replicas`] or
+    /// [`Context::share_memory`], another thread starts the process.
     ///
     /// # Errors
     /// The errors of [`Context::start`]. No process is started then.
@@ -144,7 +145,8 @@ impl Context {
     /// Starts one process of the program. Waits until the process has begun the program or has failed to start.
     ///
     /// # Errors
-    /// - The outer error: a check of [`Context::check`] has failed, or a resource is missing. No process was created.
+    /// - The outer error: a check of [`Context::check`] has failed, or a resource such as a descriptor is missing. No
+    ///   process was created.
     /// - The inner error: the start of the process has failed after these checks. The error contains the failed step.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
         let result = self.spawn_n(vec![instance])?.pop();
@@ -240,8 +242,8 @@ impl Batch {
     }
 
     /// Stops the starts of this batch: the threads that start its instances (processes) start no further ones.
-    /// Returns at once. Instances that are started already continue to run. The batch returns no result for an
-    /// instance that is not started.
+    /// Returns at once. Instances that are started already continue to run. As an iterator, the batch returns no
+    /// result for an instance that is not started.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -253,24 +255,27 @@ impl Batch {
         self.next_result(false)
     }
 
-    /// Returns why a spawner thread of the batch has no [template](crate::proxy::Template), a process that has already
-    /// loaded the program. The instances (processes) of this thread are then started by exec. `None` if the context
-    /// uses no templates, or if no such reason is known yet.
+    /// Returns the reason why a spawner thread (a thread that starts instances of the batch) has no
+    /// [template](crate::proxy::Template). A template is a process that has already loaded the program. Without a
+    /// template, the thread starts its instances (processes) by exec. `None` if the context uses no templates, or if
+    /// no such reason is known yet.
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
     }
 
-    /// Returns why the first instance that could not be forked from its template was started by exec. `None` if there
-    /// is no such instance yet. [`Batch::template_error`] has the reason of instances without a template.
+    /// Returns the reason why an instance (process) of the batch could not be forked from a template, and was started
+    /// by exec instead. A template is a process that has already loaded the program. If there are several such
+    /// instances, the reason is that of the first one. `None` if there is none yet. For instances without any
+    /// template, [`Batch::template_error`] returns the reason instead.
     #[must_use]
     pub fn fork_error(&self) -> Option<ForkError> {
         self.mismatch.get().copied()
     }
 
-    /// Returns how many instances (processes) of the batch are forks of a template so far. All others were started by
-    /// exec, or were not started. The number is final when the batch has returned all results
-    /// ([`Batch::is_finished`]).
+    /// Returns how many instances (processes) of the batch were forked from a template so far. A template is a
+    /// process that has already loaded the program. All other instances were started without a template, or were not
+    /// started. The number is final when the batch has returned all results ([`Batch::is_finished`]).
     #[must_use]
     pub fn forked_count(&self) -> usize {
         self.forked.load(Ordering::Relaxed)
@@ -286,7 +291,7 @@ impl Batch {
     /// Returns the begin and the end of the period in which the instances (processes) of the batch were started, as
     /// times of `CLOCK_MONOTONIC`. The period begins just before the first process was created. It ends when the last
     /// instance had begun the program or had failed to start. Only the results that this batch has received so far
-    /// are considered. `None` if there are none.
+    /// are considered. `None` if the batch has received no results yet.
     #[must_use]
     pub fn start_period(&self) -> Option<(Duration, Duration)> {
         self.busy

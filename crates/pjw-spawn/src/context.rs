@@ -38,8 +38,8 @@ impl Context {
     /// slash, which is searched in the directories of `PATH`.
     ///
     /// The started processes inherit the environment, the limit of open descriptors and the blocked signals that the
-    /// calling thread has now. They do not inherit the variable `PJW_TASKS`, which names an address in the address space of
-    /// other [tasks](crate::tasks).
+    /// calling thread has now. They do not inherit the variable `PJW_TASKS`. This variable is valid only in
+    /// [tasks](crate::tasks), which are processes that share one address space: it contains an address there.
     ///
     /// # Errors
     /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be
@@ -74,7 +74,8 @@ impl Context {
 
     /// Sets the whole environment of the processes that will be started: `variables` contains the name and the value
     /// of each variable. The processes do not inherit the environment of the caller then. A variable with a NUL byte
-    /// is left out, and so is `PJW_TASKS`.
+    /// is left out. The variable `PJW_TASKS` is also left out, because pjw itself sets this variable for processes
+    /// that share memory ([`Context::share_memory`]).
     #[must_use]
     pub fn set_environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         mut self,
@@ -152,11 +153,13 @@ impl Context {
         self
     }
 
-    /// Starts the instances as [tasks](crate::tasks): processes that share one address space. The program must be a static
-    /// executable that runs at any address (`-static-pie`), for x86-64. Templates and replicas are not used then.
+    /// Starts the processes (instances) as [tasks](crate::tasks): processes that share one address space. The program
+    /// must be for x86-64, and must be a static executable that runs at any address (linked with `-static-pie`).
+    /// Undoes earlier calls of [`Context::use_templates`], [`Context::use_fork_here_templates`] and
+    /// [`Context::replicas`].
     ///
     /// # Errors
-    /// [`SpaceError::Program`] if the program can't run as a task.
+    /// [`CheckError::Space`] if the program can't run as a task. The error contains the reason.
     pub fn share_memory(mut self) -> Result<Self, CheckError> {
         let image = Image::read(&self.setup.program).map_err(|why| SpaceError::Program {
             program: self.setup.program.to_string_lossy().into_owned(),
@@ -179,10 +182,10 @@ impl Context {
         self
     }
 
-    /// Lets the processes (instances) use copies of the files in `replicas` that are in the memory of their own NUMA
-    /// node. An instance uses the copies on the preferred NUMA node of its [`Placement`](crate::Placement). An
-    /// instance without such a node uses the original files. In the mount namespace of the instance, the copies are
-    /// mounted over the files. The caller does not see the copies.
+    /// Lets each process (instance) read the files in `replicas` from copies in the memory of its own NUMA node. This
+    /// is the preferred NUMA node of the instance's [`Placement`](crate::Placement). An instance without a preferred
+    /// node uses the original files. In the mount namespace of the instance, the copies are mounted over the files.
+    /// The caller does not see the copies.
     ///
     /// [`Context::start`] makes the copies. They are removed after the last instance has ended. One thread starts all
     /// instances of a NUMA node, so [`Context::max_spawner_threads`] has no effect.
@@ -218,9 +221,11 @@ impl Context {
     /// - `instances` is not empty.
     /// - The affinity mask of each instance is inside the mask of the caller.
     /// - The arguments and the environment of at least one instance are within the limits of execve(2).
+    /// - If the instances are to share memory ([`Context::share_memory`]), one address space has room for all of
+    ///   them.
     /// - There is enough free memory for the copies that [`Context::replicas`] requests.
-    /// - The limits on the number of processes allow all instances, and what starts them
-    ///   ([`Context::starter_count`]). This is not checked for a single instance.
+    /// - The limits on the number of processes allow all instances, and the threads and processes that start the
+    ///   instances ([`Context::starter_count`]). This is not checked for a single instance.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.
@@ -228,9 +233,10 @@ impl Context {
         checks::check(&self.setup, instances, self.starter_count(instances))
     }
 
-    /// Returns the number of threads and processes that exist in addition to `instances` while [`Context::start`]
-    /// starts them: the spawner threads, and a template of each if instances are forked from templates. They count in
-    /// the limits on the number of processes.
+    /// Returns how many threads and processes [`Context::start`] uses to start `instances`: the spawner threads,
+    /// which start the instances, and one template for each spawner thread if the context uses templates. A template
+    /// is a process from which instances are forked. The limits on the number of processes count these threads and
+    /// processes too.
     #[must_use]
     pub fn starter_count(&self, instances: &[Instance]) -> usize {
         let threads = self.spawner_count(instances);

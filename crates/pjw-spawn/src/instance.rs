@@ -30,8 +30,8 @@ pub struct Instance {
     pub stdio: Stdio,
 }
 
-/// The descriptors that become the standard streams of a started process. If a descriptor is `None`, the process has
-/// this standard stream of the caller.
+/// The descriptors that become the standard input, standard output and standard error of a started process. If a
+/// descriptor is `None`, the process inherits this stream from the caller.
 #[derive(Debug, Clone, Default)]
 pub struct Stdio {
     /// The descriptor for standard input. `None` for the standard input of the caller.

@@ -72,8 +72,8 @@ pub struct EndedWorker {
 }
 
 impl WorkerPool {
-    /// Starts one worker process for each element of `instances`, and makes as many spares as `spares` says. A spare
-    /// is a stopped process of the same program, and replaces a worker that fails. All elements must have the same
+    /// Starts one worker process for each element of `instances`, and makes `spares` spares. A spare is a stopped
+    /// process of the same program that replaces a worker when the worker fails. All elements must have the same
     /// cgroup, the same number of arguments, and the same number of environment variables. The calling thread becomes
     /// the parent of all workers.
     ///
@@ -146,7 +146,8 @@ impl WorkerPool {
 
     /// Waits until a worker ends, and returns this worker. If the worker has failed, a new worker replaces it. A
     /// worker has failed if a signal killed it, or if its exit status is not 0. Returns `None` if no worker has ended
-    /// within `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit.
+    /// within `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit: for ever if no worker runs
+    /// any more.
     ///
     /// Replacing a worker uses up a spare: a stopped process that was made in advance. If no worker has ended yet,
     /// this call first makes new spares for those that were used.

@@ -19,8 +19,8 @@ use crate::{cli::JsonArg, render::Terminal, render::text::escape_control_charact
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
-/// Returns the width of the terminal at standard output in columns, and whether texts for it can have colours. If
-/// standard output is not a terminal, returns a width of 80 columns.
+/// Returns the properties of standard output: the width of its terminal in columns, and whether text that is printed
+/// there can have colours. If standard output is no terminal, or if the width is unknown, the width is 80 columns.
 #[must_use]
 pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
@@ -29,7 +29,7 @@ pub fn stdout_terminal() -> Terminal {
     Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, has_colours }
 }
 
-/// Prints `text` to standard output.
+/// Prints `text` to standard output as it is, without a further line break.
 ///
 /// # Errors
 /// If standard output cannot be written. If the reason is that the reader closed the pipe, [`is_closed_pipe`] is true
@@ -46,7 +46,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 /// Prints `value` to standard output as indented JSON on several lines.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// If `value` cannot be converted to JSON, or if standard output cannot be written.
 pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
 }
@@ -56,7 +56,7 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
 /// Returns the exit code for success.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// If `reply` cannot be converted to JSON, or if standard output cannot be written.
 pub fn print_reply<T: Serialize>(
     json: JsonArg,
     reply: &T,
@@ -74,7 +74,7 @@ pub fn print_reply<T: Serialize>(
 /// function.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// If `value` cannot be converted to JSON, or if standard output cannot be written.
 pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string(value).context("can't write the reply as JSON")? + "\n"))
 }

@@ -58,8 +58,8 @@ pub struct ReleaseSummary {
 /// [`ReleaseSummary::remarks`] names the processes whose masks an earlier pjwd possibly set. If there are neither
 /// records nor such cpusets, changes nothing and does not create `state_dir`.
 ///
-/// `beside` must be true if the earlier pjwd was started with `--beside`. The cpusets of such a pjwd have other
-/// names: these contain a hash of the path `state_dir`.
+/// `beside` must be true if the earlier pjwd was started with `--beside`, as a second pjwd of the same user. The names
+/// of its cpusets contain a hash of the path `state_dir`.
 ///
 /// # Errors
 /// If a running daemon uses `state_dir`. If the journal (the files with the records) can't be used. If an affinity

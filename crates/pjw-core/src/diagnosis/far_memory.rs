@@ -9,7 +9,8 @@ const MIN_FAR_PERMILLE: u128 = 750;
 /// Less memory than this fits into caches, so that its place matters little, in bytes.
 const MIN_FAR_BYTES: u64 = 64 << 20;
 
-/// A process with busy threads, and where its memory is.
+/// A process, as input for [`find_far_memory`]: the PUs on which its busy threads last ran, and the size of its
+/// memory on each NUMA node. A thread is busy if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusyProcessMemory {
     /// The process id.
@@ -20,8 +21,8 @@ pub struct BusyProcessMemory {
     pub by_node: BTreeMap<u32, u64>,
 }
 
-/// A process most of whose memory is on NUMA nodes where none of its busy threads runs. A busy thread then reads and writes
-/// memory through the link between the nodes, with a higher latency and a lower bandwidth.
+/// A finding about a process: most of its memory is far memory, which is on NUMA nodes where none of the busy
+/// threads of the process runs. Access to far memory has a higher latency and a lower bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FarMemory {
     /// The process id.
@@ -39,8 +40,9 @@ pub struct FarMemory {
 }
 
 impl FarMemory {
-    /// Returns the diagnosis as one sentence, without the pid. Example: `2 busy threads run on NUMA node 0, and 900.0 MiB of
-    /// 1000.0 MiB of the memory is on node 1`.
+    /// Returns one sentence for users that says where the busy threads of the process run and where its memory
+    /// is. The sentence does not name the process. Example: `2 busy threads run on NUMA node 0, and 900.0 MiB
+    /// of 1000.0 MiB of the memory is elsewhere, most of it on node 1`.
     #[must_use]
     pub fn sentence(&self) -> String {
         let verb = if self.busy_threads == 1 { "runs" } else { "run" };
@@ -55,7 +57,9 @@ impl FarMemory {
         )
     }
 
-    /// Returns what the user can do: a command that moves the memory to the threads, and a way to avoid this the next time.
+    /// Returns a text for users that says how to correct the placement of the memory. The text names a command
+    /// that moves the memory of the process to the NUMA node of its threads. It also names a `pjwctl` option
+    /// that prevents far memory in new processes.
     #[must_use]
     pub fn remedy(&self) -> String {
         let to = self.thread_nodes.first().copied().unwrap_or_default();
@@ -67,9 +71,10 @@ impl FarMemory {
     }
 }
 
-/// Finds the processes most of whose memory is far from their busy threads: at least 750 permille of it, and at least 64 MiB.
-/// Memory on a NUMA node without PUs, such as a memory expander, is far from every thread, and is left out. On a machine
-/// with one NUMA node with PUs the result is empty.
+/// Returns the processes in `processes` with much far memory: memory on NUMA nodes where none of the busy
+/// threads of the process runs. The far memory must be at least 64 MiB, and at least three quarters of the
+/// memory of the process. Memory on a NUMA node without PUs (such as a memory expander) is ignored, because it
+/// is far from every thread. A process without busy threads is never in the result.
 #[must_use]
 pub fn find_far_memory(topology: &Topology, processes: &[BusyProcessMemory]) -> Vec<FarMemory> {
     processes.iter().filter_map(|process| far_memory(topology, process)).collect()

@@ -15,7 +15,9 @@ const REACH: u64 = 10;
 /// The smallest growth of all workers together between two readings that is more than noise, in bytes.
 const MIN_GROWTH: u64 = 8 << 20;
 
-/// A reading of the memory that the workers of a job have for themselves.
+/// One measurement of the private memory of the workers of a job. Private memory is memory that no other
+/// address space maps (the unique set size, USS). A worker is a process of the job with much private memory,
+/// unlike a shell or a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerMemory {
     /// When the memory was read.
@@ -27,8 +29,10 @@ pub struct WorkerMemory {
 }
 
 impl WorkerMemory {
-    /// Returns the reading for these unique set sizes, one for each address space of the job. A process is a worker if it has
-    /// at least a quarter of the memory of the largest one: a shell, a launcher or a master that has forked is none.
+    /// Makes a measurement from `unique_set_sizes`, the private memory of each address space of the job in
+    /// bytes. `at` is the time of the measurement, in ns since boot. An address space counts as a worker if its
+    /// private memory is at least a quarter of the largest value. So a shell, a launcher, or a parent that
+    /// shares its memory with forked workers does not count.
     #[must_use]
     pub fn of(at: Nanos, unique_set_sizes: impl IntoIterator<Item = u64>) -> Self {
         let sizes: Vec<u64> = unique_set_sizes.into_iter().collect();
@@ -40,7 +44,8 @@ impl WorkerMemory {
     }
 }
 
-/// A prediction that the memory of a job's workers will not fit.
+/// A prediction that the private memory of a job's workers will soon exceed the available memory. The workers
+/// are the processes of the job with much private memory (memory that no other process maps).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryShortage {
     /// The number of workers.
@@ -56,7 +61,9 @@ pub struct MemoryShortage {
 }
 
 impl MemoryShortage {
-    /// Returns the prediction as one sentence. Example: `8 workers x 1.2 GiB of their own will not fit: ...`.
+    /// Returns the prediction as one sentence for users: the private memory that each worker has now and will
+    /// need in ten minutes, its growth, and the time until no memory is left. Example: `8 workers x 1.2 GiB of
+    /// their own will not fit: ...`.
     #[must_use]
     pub fn sentence(&self) -> String {
         let minutes = HORIZON_SECONDS / 60;
@@ -73,7 +80,8 @@ impl MemoryShortage {
         )
     }
 
-    /// Returns what the user can do.
+    /// Returns a text that says what the user can do against the predicted shortage, such as to start fewer
+    /// workers.
     #[must_use]
     pub fn remedy() -> &'static str {
         "start fewer workers, fork them later, or ask for more memory"
@@ -84,13 +92,17 @@ fn duration(seconds: u64) -> String {
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) }
 }
 
-/// Predicts whether the memory of a job's workers runs out within ten minutes, or within ten times the time for which they were
-/// seen growing.
+/// Predicts whether the private memory of a job's workers, if its growth continues, will soon exceed the memory
+/// that is left. Private memory is memory that no other process maps. Returns `None` if no shortage is
+/// predicted.
 ///
-/// `readings` are the readings of the job, oldest first. Only the latest ones with the same number of workers count: a
-/// fork is no growth. `available` is the memory that the job can still get, in bytes: what its cgroup or the machine has
-/// left. `None` if nothing grows, or if it fits. The growth is that over all of these readings or over their second half: the slower
-/// of the two.
+/// - `readings` has the measurements of the job, oldest first. The function uses the newest measurement, and
+///   the measurements right before it that have the same number of workers and are at most ten minutes older.
+/// - `available` is the memory that the job can still get from its cgroup and the machine, in bytes.
+///
+/// The prediction covers ten times the time between the first and the last of these measurements, but at most
+/// ten minutes. The assumed growth is the mean growth over all of these measurements, or over their second half
+/// if the growth is slower there. A growth of less than 8 MiB is ignored.
 #[must_use]
 pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<MemoryShortage> {
     let newest = readings.last().filter(|newest| newest.workers > 0)?;

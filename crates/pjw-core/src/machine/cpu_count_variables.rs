@@ -72,7 +72,8 @@ pub struct CpuCountVariable {
     unit: CpuCountUnit,
 }
 
-/// The reason why a text is not a valid [`CpuCountVariable`].
+/// The reason why the configuration of an environment variable is not valid. A valid text is `NAME=cores` or
+/// `NAME=pus`, such as `OMP_NUM_THREADS=cores`. No variable may be listed twice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuCountVariableError {
     /// The text contains no equals sign.

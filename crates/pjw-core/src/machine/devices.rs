@@ -64,8 +64,8 @@ pub enum DeviceClass {
     Storage,
 }
 
-/// A device, such as a GPU or a network card, and the PUs that are near it. A job can request cores near a
-/// device.
+/// A device, such as a GPU or a network card, and the PUs that are nearest to the device. A user can request
+/// cores near a device for a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// The class of the device, such as GPU or network card.

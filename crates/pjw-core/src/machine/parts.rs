@@ -30,7 +30,8 @@ pub enum DivisionRule {
     Lists(Vec<CpuSet>),
 }
 
-/// The reason why a text is not a valid [`DivisionRule`].
+/// The reason why a value of the option `--map` of `pjwctl spawn` is not valid. A valid value is `core`, `pu`,
+/// `l3`, `numa`, or CPU lists with semicolons between them, such as `0-1;2-3` ([`DivisionRule`]).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DivisionRuleError {
     /// A part of the text (parts are separated by semicolons) is not a valid CPU list.

@@ -10,8 +10,9 @@ use thiserror::Error;
 use crate::basics::{CpuSet, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule by which a NUMA node is chosen for each new process of a job whose PUs are in several NUMA nodes: the value of
-/// the option `--within-job`. Except `Default`, the rules are the launch policies of mpsched(1) of HP-UX.
+/// The rule by which pjw chooses a NUMA node for each new process of a job that has PUs in several NUMA nodes.
+/// The rule is the value of the option `--within-job`. All rules except `Default` are launch policies of
+/// mpsched(1) of HP-UX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub enum WithinJob {
     /// No NUMA node is chosen. A busy thread gets a PU in the NUMA node in which it runs, if one is idle there.
@@ -32,7 +33,8 @@ pub enum WithinJob {
     Packed,
 }
 
-/// The reason why a text is not a valid [`WithinJob`].
+/// The error for an invalid value of the option `--within-job`. The valid values are `default`, `rr`, `ll`,
+/// `fill` and `packed` ([`WithinJob`]).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text:?} is no rule for the processes of a job: use default, rr, ll, fill or packed")]
 pub struct WithinJobError {
@@ -41,7 +43,7 @@ pub struct WithinJobError {
 }
 
 impl WithinJob {
-    /// All rules, in the order in which they are shown to users.
+    /// All rules for the choice of a NUMA node, in the order in which they are shown to users.
     pub const ALL: [Self; 5] = [Self::Default, Self::RoundRobin, Self::LeastLoaded, Self::Fill, Self::Packed];
 
     /// Returns the name of the rule on the command line, in JSON and in the journal: `default`, `rr`, `ll`, `fill` or
@@ -57,7 +59,8 @@ impl WithinJob {
         }
     }
 
-    /// Returns what the rule says about a new process, as the end of a sentence.
+    /// Returns a phrase for users that says to which NUMA node a new process goes by this rule, such as `to the
+    /// NUMA node of the parent`. The phrase is the end of a sentence.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
@@ -89,7 +92,8 @@ impl FromStr for WithinJob {
     }
 }
 
-/// A NUMA node with PUs of a job.
+/// The load of a NUMA node by one job: the number of the job's cores in the NUMA node, and the number of the
+/// job's busy threads there. A thread is busy if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeLoad {
     /// The kernel's number of the NUMA node.
@@ -106,7 +110,9 @@ impl NodeLoad {
     }
 }
 
-/// Returns the NUMA nodes in which `cpus` has PUs, in hwloc's logical order, without busy threads.
+/// Returns the NUMA nodes that contain PUs of `cpus`, in hwloc's logical order, each with the number of its
+/// cores that have a PU in `cpus`. The number of busy threads is 0 in each entry: the caller counts the
+/// threads.
 #[must_use]
 pub fn nodes_of(topology: &Topology, cpus: &CpuSet) -> Vec<NodeLoad> {
     let load = |number, pus: &CpuSet| {
@@ -117,12 +123,19 @@ pub fn nodes_of(topology: &Topology, cpus: &CpuSet) -> Vec<NodeLoad> {
     nodes.filter_map(|node| load(node.number, &topology.cpus_belonging_to(node).intersection(cpus))).collect()
 }
 
-/// Chooses the NUMA node for a new process of a job. `nodes` are the NUMA nodes of the job. `last` is the NUMA node that was
-/// chosen last for a process of the job, `parent` that of the nearest ancestor in the job for which one was chosen.
+/// Chooses a NUMA node for a new process of a job, by the rule `rule`. Returns the kernel's number of the NUMA
+/// node. Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes.
 ///
-/// A NUMA node that is not in `nodes` counts as `None`. Without a parent, `Fill` and `Packed` begin with the first of the
-/// nodes. If no node has an idle core, `Fill` chooses as `LeastLoaded` does. Of several nodes with equal load,
-/// `LeastLoaded` takes the first. Returns `None` for `Default`, and if there are fewer than two nodes.
+/// - `nodes` lists the NUMA nodes of the job, with their busy threads.
+/// - `last` is the NUMA node that was chosen last for any process of the job. `None` if none was chosen yet.
+/// - `parent` is the NUMA node that was chosen for the parent of the process, or for the nearest ancestor that
+///   has one. `None` if there is no such ancestor.
+///
+/// `RoundRobin` chooses the NUMA node after `last`, or the first of `nodes` if `last` is unknown. `Packed`
+/// chooses `parent`. `Fill` chooses the first NUMA node with an idle core, beginning with `parent`. If `parent`
+/// is unknown, `Packed` and `Fill` use the first of `nodes` instead. If no NUMA node has an idle core, `Fill`
+/// chooses like `LeastLoaded`. If several NUMA nodes have the lowest load, `LeastLoaded` chooses the first of
+/// them.
 #[must_use]
 pub fn choose_node(
     rule: WithinJob,
@@ -148,11 +161,16 @@ pub fn choose_node(
     node.map(|node| node.number)
 }
 
-/// Puts the parts of a job into the order in which `pjwctl spawn` gives them to its instances: instance i gets part i. Each
-/// part belongs to the NUMA node with its first PU. `LeastLoaded` counts an instance as a busy thread, and a part as a core.
+/// Sorts `parts` (sets of PUs of a job) by `rule`, and returns the sorted list. `pjwctl spawn` starts several
+/// processes of one program. The first process gets the first part, the second process the second part, and so
+/// on. A part belongs to the NUMA node of its first PU.
 ///
-/// `Fill` and `Packed` use all parts of a NUMA node before those of the next one. With `Default`, the order does not change. The
-/// parts of one NUMA node keep their order.
+/// - `Default` does not change the order.
+/// - `Fill` and `Packed` list all parts of one NUMA node before the parts of the next NUMA node.
+/// - `RoundRobin` takes one part from each NUMA node in turn.
+/// - `LeastLoaded` takes each part from the NUMA node of which the smallest fraction of parts was taken before.
+///
+/// The parts of one NUMA node keep their order.
 #[must_use]
 pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: WithinJob) -> Vec<CpuSet> {
     let node_of = |part: &CpuSet| {

@@ -37,11 +37,11 @@ pub struct HotThread {
 
 /// Chooses a PU for each hot thread of a job. A thread is hot if it runs or waits for a PU most of the time.
 /// `grant` is the set of PUs that the job holds. The hot threads are spread over these PUs as evenly as
-/// possible. A hot thread whose mask has only a part of the grant is not pinned, but counts as a thread on one
-/// PU of its mask.
+/// possible.
 ///
-/// Returns the chosen PUs by thread. A thread that is not in the result is not to be pinned. The result is
-/// empty in each of these cases:
+/// Returns the chosen PUs by thread. A thread that is not in the result is not to be pinned. For example, a
+/// thread that its program has bound to only some PUs of the grant is not pinned. It counts as a thread on one
+/// of these PUs. The result is empty in each of these cases:
 ///
 /// - The policy forbids pinning.
 /// - The grant has only one PU.

@@ -26,8 +26,9 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
 }
 
 /// Returns the pids of the processes that belong to no job, for each person who owns a job on this machine. A
-/// person is a user whose user id is at least `first_person_uid` of the policy. A person without such processes
-/// has an empty set. Processes of pjw's own programs are not included.
+/// person is a user whose user id is at least `first_person_uid` of the policy. The set of a person is empty if
+/// all processes of the person belong to jobs. Kernel threads and the processes of pjw's own programs are not
+/// included.
 #[must_use]
 pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);
@@ -43,7 +44,7 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     !process.is_kernel_thread
         && policy.own_pid != Some(pid)
         && !state.members.contains_key(&pid)
-        && !process.is_of_pjw()
+        && !process.has_pjw_program_name()
 }
 
 /// Updates the unassigned processes, from the scanned processes and those that a changed job concerns. Returns the users of

@@ -364,8 +364,9 @@ impl Members {
     /// for a PU (its [`Demand`] is not 0). Some scans of a process with many threads read only these threads.
     /// Returns `None` in each of these cases, in which a scan must read all threads:
     ///
-    /// - The process has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads, or belongs to no job.
-    /// - At the last reading of all threads, no thread or more than one thread in 16 was busy.
+    /// - The process belongs to no job, or has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads.
+    /// - The last scan of all threads found no busy thread.
+    /// - The last scan of all threads found that more than one thread in 16 is busy.
     #[must_use]
     pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
         self.busy_threads.get(&pid).map(|busy| &busy.tids)

@@ -168,8 +168,8 @@ impl PuPool {
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Makes the job borrow the PUs `cpus` and no other PUs. A PU in `cpus` that another job already borrows
-    /// stays with this other job. Returns these PUs, which the job did not get.
+    /// Makes the PUs `cpus` the only PUs that the job borrows. A PU in `cpus` that another job already borrows
+    /// stays with the other job. Returns the PUs of `cpus` that stay with other jobs.
     ///
     /// A job of the class besteffort borrows PUs that are free or that another job leaves idle. The holders of
     /// the PUs do not change, and offers of the allocator ([`Offer`]) stay valid.

@@ -66,12 +66,12 @@ impl WardenState {
 
     /// Returns the request for a scan of every process of the machine. The scan reads the threads of each
     /// active process of a job, and of each process in [`WardenState::processes_to_restore`]. A process is
-    /// active if its threads used CPU time recently, and idle otherwise. The scan reads the threads of an idle
-    /// process of a job only in each of these cases:
+    /// active if one of its threads recently ran or waited for a PU, and idle otherwise. The scan reads the
+    /// threads of an idle process of a job only in each of these cases:
     ///
     /// - The process has used CPU time since the last check, or was never checked.
-    /// - Only affinity masks keep the process on the PUs of its job, and one of these masks contains another
-    ///   PU.
+    /// - Only affinity masks keep the process on the PUs of its job, and one of these masks contains a PU that
+    ///   the job does not hold.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }

@@ -392,10 +392,10 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the fork(2)
-    /// that creates the thread may not have ended yet. At its end, fork(2) may give the thread the mask of its
-    /// parent again. Until the next scan, pjw then does not know which of the two masks the thread has. Must be
-    /// called after [`WardenState::record_mask_applied`].
+    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the kernel
+    /// may still be creating the thread by fork(2). At the end of fork(2), the kernel may give the thread the
+    /// mask of its parent again. Until the next scan, pjw then does not know which of the two masks the thread
+    /// has. Must be called after [`WardenState::record_mask_applied`].
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.add_inherited_requests_again();

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::basics::{CpuSet, ProcessId, Uid, prelude::*};
 use crate::terms::job::JobId;
 
-/// The config key `enforcement`: whether pjw restricts jobs to their cores by cpusets or by affinity masks.
+/// The value of the config key `enforcement`: whether pjw restricts jobs to their cores by cpusets or by
+/// affinity masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Enforcement {
     /// By a cpuset if the job can have a cpuset, else by affinity masks.

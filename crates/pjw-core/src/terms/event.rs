@@ -3,8 +3,8 @@
 use crate::basics::{CpuSet, Pid, Tid, prelude::*};
 use crate::terms::job::JobId;
 
-/// The kind of an event. The names of the kinds in `pjwctl events --json` are stable, because scripts rely on
-/// them.
+/// The kind of an event. An event is something that happened on the machine, or that pjw did. The names of the
+/// kinds in `pjwctl events --json` never change, because scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum EventKind {

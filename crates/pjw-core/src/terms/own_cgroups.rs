@@ -108,12 +108,12 @@ impl OwnCgroupNames {
         self.path_for_name(&directory_name(job), cgroup_creator, place)
     }
 
-    /// Returns the path of a cgroup with the name `unescaped_name` in the place of a job's cgroup. No character
-    /// of the name is escaped. `cgroup_creator` and `place` have the same meaning as in
-    /// [`OwnCgroupNames::job_path`].
+    /// Returns the path of a cgroup of the daemon whose name contains `unescaped_name` without any change. The
+    /// daemon creates such a cgroup to test whether the machine supports cpusets.
     ///
-    /// The daemon uses such a cgroup to test the support for cpusets. The name of this cgroup contains a `-`.
-    /// Its path therefore differs from the path of every job's cgroup, in which a `-` is escaped.
+    /// `cgroup_creator` (the daemon itself or systemd) and `place` determine the parent of the cgroup. A job's
+    /// cgroup with the same creator and place has the same parent. The test cgroup never has the path of a
+    /// job's cgroup, because its name contains a `-`. In the name of a job's cgroup, a `-` is escaped.
     #[must_use]
     pub fn path_for_name(
         &self,

@@ -42,10 +42,12 @@ pub struct MaskAction {
 }
 
 impl MaskAction {
-    /// Makes a planned change of the affinity mask of `thread`, which requests exactly `target_mask` from the
-    /// kernel. `current_mask` is the effective mask of the thread, as the last scan read it. `reason` is the
-    /// reason for the change, for users. Some changes that are made without this function request more PUs than
-    /// `target_mask`: see [`MaskAction::requested_mask`].
+    /// Makes a planned change of the affinity mask of `thread` to `target_mask`. pjw passes exactly this mask
+    /// to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`.
+    ///
+    /// - `kind` is the purpose of the change, and `job` the job for which the mask changes.
+    /// - `current_mask` is the effective mask of the thread, as the last scan read it.
+    /// - `reason` is the reason for the change, in one sentence for users.
     #[must_use]
     pub fn with_exact_request(
         kind: MaskActionKind,

@@ -49,9 +49,9 @@ pub enum CpusetRecord {
     },
 }
 
-/// The content of two journal records. [`Record::Joined`] says that a process belongs to a job.
-/// [`Record::Left`] says that the process no longer belongs to the job. The content includes facts about the
-/// process that a restarted daemon could not read again.
+/// A process, the job to which the process belongs or belonged, and facts about the process that a restarted
+/// daemon could not read again. This is the content of the journal record [`Record::Joined`] (the process
+/// belongs to the job from now on) and of [`Record::Left`] (the process no longer belongs to the job).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// The process that belongs or belonged to the job.

@@ -54,7 +54,8 @@ pub struct Snapshot {
     pub address_spaces: Option<Arc<AddressSpaceList>>,
 }
 
-/// The CPU time of a process, and the CPU time of its ended children, as the kernel counts them.
+/// The CPU time that a process has used since its start, and the CPU time of its ended children, in ns. The
+/// kernel adds the CPU time of a child to the second value when the process waits for the child (wait4(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessTimes {
     /// The start time of the process, which differs from that of an earlier process with the same pid.
@@ -92,8 +93,8 @@ pub struct AffinityRequest {
     pub refused: bool,
 }
 
-/// The result of reading a process or a cgroup in a scan: either the facts that were read, or that the
-/// process or cgroup does not exist.
+/// What a scan found about a process or a cgroup: either the facts that the scan read, or that the process or
+/// cgroup does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
     /// The process or cgroup exists, and these facts were read.
@@ -314,8 +315,8 @@ pub struct Cgroup {
     pub usage: CgroupUsage,
 }
 
-/// The CPU time and the memory that the processes in a cgroup used since the cgroup was made. Processes that
-/// have ended are included.
+/// The total CPU time and the peak memory use of all processes in a cgroup since the cgroup was created.
+/// Processes that have ended are included.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CgroupUsage {
     /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this cgroup.
@@ -343,7 +344,8 @@ impl Cgroup {
     }
 }
 
-/// The settings of a cpuset and their effect, as a scan read them from the files of a cgroup.
+/// The cpuset of a cgroup, as a scan read it from the files of the cgroup: the requested PUs and NUMA nodes,
+/// and the effective PUs. The effective PUs are the PUs that the kernel allows to the processes in the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {
     /// `cpuset.cpus`: the PUs that were requested for the cpuset. Empty in cgroup v2 if no PUs were

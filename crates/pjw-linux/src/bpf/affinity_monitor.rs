@@ -52,9 +52,10 @@ impl std::fmt::Debug for AffinityMonitor {
 }
 
 impl AffinityMonitor {
-    /// Loads the BPF program into the kernel, and attaches it to the kernel function of sched_setaffinity(2).
-    /// As a test, calls this function once, and checks that the BPF program reports the call. From then on, the
-    /// BPF program reports the calls of all processes except this process.
+    /// Loads the BPF program into the kernel, and attaches the program to the kernel function of
+    /// sched_setaffinity(2). As a test, this process then makes one call of sched_setaffinity(2), and checks
+    /// that the BPF program reports the call. Afterwards, the BPF program reports the calls of all processes
+    /// except this process.
     ///
     /// # Errors
     /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the

@@ -9,14 +9,13 @@ use super::fault::{
 };
 use super::task::{DrainedRequests, OwnerRunTime, TaskRecord, TaskScanSummary, TaskScope};
 
-/// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf`, no
-/// value of this type exists.
+/// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature
+/// `bpf`, no value of this type exists.
 #[derive(Debug)]
 pub enum TaskScan {}
 
 impl TaskScan {
-    /// Always fails with [`TaskScanUnavailable::NotCompiled`], because this build has no BPF programs (cargo feature
-    /// `bpf`).
+    /// Always fails, because this build has no BPF programs (cargo feature `bpf`).
     ///
     /// # Errors
     /// Always [`TaskScanUnavailable::NotCompiled`].
@@ -38,8 +37,8 @@ impl TaskScan {
     }
 }
 
-/// Placeholder for the BPF program that reports calls of sched_setaffinity(2). In a build without the cargo feature
-/// `bpf`, no value of this type exists.
+/// Placeholder for the BPF program that reports calls of sched_setaffinity(2). In a build without the cargo
+/// feature `bpf`, no value of this type exists.
 #[derive(Debug)]
 pub enum AffinityMonitor {}
 
@@ -65,8 +64,9 @@ impl LentCpuMonitor {
         Err(TaskScanUnavailable::NotCompiled.into())
     }
 
-    /// In a build with the cargo feature `bpf`, this function sets the PUs (logical CPUs) to be watched, which
-    /// jobs lend to other jobs. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function sets which PUs (logical CPUs) jobs lend to other
+    /// jobs, so that the BPF program watches these PUs. In this build the function can't be called, because no
+    /// value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -74,16 +74,17 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs), which
-    /// jobs lend to other jobs. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that
+    /// jobs lend to other jobs. In this build the function can't be called, because no value of this type
+    /// exists.
     #[must_use]
     pub fn lent(&self) -> &CpuSet {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns a file descriptor that poll(2) shows as
-    /// readable when the BPF program has reported a PU. In this build it can't be called, because no value of
-    /// this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns a file descriptor. poll(2) shows the
+    /// descriptor as readable when a thread of a lending job has run on a PU (logical CPU) that the job lends to
+    /// another job. In this build the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match *self {}
@@ -95,8 +96,9 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the PUs in `_cpus`
-    /// once more. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the PUs (logical
+    /// CPUs) in `_cpus` once more, when a thread of the lending job runs there again. In this build the function
+    /// can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.

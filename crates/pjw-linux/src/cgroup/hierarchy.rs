@@ -16,8 +16,8 @@ use crate::sys::errno::{from_io, is_gone};
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
 /// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1, the controllers cpu and
-/// freezer can have hierarchies of their own. If a job needs one of these controllers, pjw creates a cgroup in
-/// that hierarchy too, at the same path as the job's cpuset.
+/// freezer can have hierarchies of their own. If a job needs one of these controllers, pjw also creates a cgroup
+/// in the hierarchy of this controller, at the same path as the job's cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
@@ -107,9 +107,9 @@ pub struct CgroupDir {
     pub(super) unified: bool,
 }
 
-/// The configured PUs (logical CPUs), NUMA nodes and partition type of a cgroup's cpuset, read from the files
-/// of the cgroup. The effective cpuset can have fewer PUs and NUMA nodes, because the cgroups above it and
-/// hotplug limit it too.
+/// The configured PUs (logical CPUs), NUMA nodes and partition type of a cgroup's cpuset, read from the files of
+/// the cgroup. The effective cpuset can have fewer PUs and NUMA nodes: the kernel leaves out those that are
+/// offline, and those that a cgroup above does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
     /// `cpuset.cpus`: the requested PUs. In cgroup v2, empty if no PUs were requested.

@@ -23,15 +23,16 @@ use super::{
 use crate::sys::errno::{from_io, is_gone};
 
 impl CgroupMounts {
-    /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, and its
-    /// cpuset. `path` is as in `/proc/PID/cgroup`: relative to the root of each hierarchy. `populated_cache`
-    /// remembers a process for each v1 cgroup, so that the next search for processes is faster.
+    /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, its cpuset, its
+    /// CPU time and its largest memory use. `path` is as in `/proc/PID/cgroup`: relative to the root of each
+    /// hierarchy. `populated_cache` remembers a process for each v1 cgroup, so that the next search for processes
+    /// is faster.
     ///
     /// Combines the states in all mounted hierarchies, v1 and v2:
     ///
     /// - The cgroup exists if there is a cgroup at `path` in at least one hierarchy.
-    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `path` or
-    ///   in a cgroup below it.
+    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `path` or in
+    ///   a cgroup below it.
     /// - The cpuset is read in the hierarchy with the cpuset controller.
     ///
     /// Returns `None` if the state is unknown, for one of these reasons: no hierarchy is mounted, `path` is the
@@ -92,8 +93,9 @@ impl CgroupMounts {
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for this
-    /// cgroup, or if the cgroup does not exist in the hierarchy with the memory controller.
+    /// Reads the largest amount of memory, in bytes, that the kernel has ever charged to the cgroup at `path`
+    /// and to the cgroups below it. `path` is as in `/proc/PID/cgroup`. `None` if the kernel does not record
+    /// this value for the cgroup, or if the cgroup does not exist in the hierarchy with the memory controller.
     #[must_use]
     pub fn read_memory_peak(&self, path: &str) -> Option<u64> {
         read_memory_peak(&MemoryMount::from_mounts(self)?.cgroup(path)?)
@@ -101,8 +103,8 @@ impl CgroupMounts {
 
     /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `path`, a path
     /// as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the v1
-    /// hierarchy with the cpuset controller. If neither directory exists, returns the directories of the cgroup
-    /// in the other v1 hierarchies. The list is empty if the cgroup has no directory.
+    /// hierarchy with the cpuset controller. If both do not exist, these are the directories of the cgroup in
+    /// all other v1 hierarchies. The list is empty if the cgroup has no directory.
     #[must_use]
     pub fn dirs_to_watch(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');

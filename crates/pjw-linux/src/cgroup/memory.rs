@@ -21,7 +21,7 @@ pub struct MemoryMount {
     is_unified: bool,
 }
 
-/// The memory that the kernel charges to a cgroup and to the cgroups below it, so that it counts towards the
+/// The memory that the kernel charges to a cgroup and to the cgroups below it. Charged memory counts towards the
 /// memory limit of the cgroup. Also contains how much more memory can be charged until a limit is reached. All
 /// sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,10 +91,10 @@ impl CgroupDir {
         Ok(CgroupMemory { anonymous, mapped_files, available: self.available_memory() })
     }
 
-    /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until a memory limit of
-    /// this cgroup or of a cgroup above it is reached. Page cache that was not used recently counts as free.
-    /// `None` if there is no limit. `None` also if the cgroup is not in the hierarchy with the memory
-    /// controller. [`MemoryMount::cgroup`] returns a cgroup in this hierarchy.
+    /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until a memory limit of this
+    /// cgroup or of a cgroup above it is reached. Page cache that was not used recently counts as free. `None`
+    /// if there is no limit, or if this cgroup is not in the hierarchy with the memory controller.
+    /// [`MemoryMount::cgroup`] returns the cgroups of that hierarchy.
     #[must_use]
     pub fn available_memory(&self) -> Option<u64> {
         let mut least: Option<u64> = None;

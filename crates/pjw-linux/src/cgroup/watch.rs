@@ -27,9 +27,9 @@ pub struct CgroupWatch {
 
 impl CgroupWatch {
     /// Starts to watch the cgroup at `path` for changes. Has no effect if the cgroup is already watched.
-    /// Otherwise, this function calls `dirs`, which must return the directories of the cgroup in the cgroup
-    /// hierarchies. If the kernel refuses to watch a directory, [`CgroupWatch::take_changed`] returns the
-    /// cgroup at each call.
+    /// Otherwise calls `dirs`, which must return the directories of the cgroup in all hierarchies. If the kernel
+    /// refuses to watch one of these directories, [`CgroupWatch::take_changed`] returns the cgroup at each call,
+    /// as if it had changed.
     pub fn add(&mut self, path: &str, dirs: impl FnOnce() -> Vec<PathBuf>) {
         if self.watched.contains(path) {
             return;
@@ -50,9 +50,9 @@ impl CgroupWatch {
     }
 
     /// Stops watching the cgroup at `path`. Later changes of the cgroup are ignored. Must be called only after
-    /// the directories of the cgroup in all hierarchies were removed, because the kernel then ends their
-    /// inotify watches. The inotify watch of a directory that still exists does not end, and still counts
-    /// against the user's limit of watches.
+    /// the directories of the cgroup were removed in all hierarchies. For a removed directory, the kernel ends
+    /// the inotify watch. This function does not end the inotify watch of a directory that still exists, which
+    /// continues to count against the user's limit of watches.
     pub fn remove(&mut self, path: &str) {
         self.changed.remove(path);
         self.watched.remove(path);

@@ -49,8 +49,8 @@ use task_pass::PassResult;
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The interface of pjwd to the machine on which pjwd runs: the implementation of the trait
-/// [`MachineInterface`] for Linux. Reads processes, affinity masks and cgroups from the kernel, and sets
+/// The Linux implementation of the trait [`MachineInterface`], through which the daemon pjwd observes and
+/// changes the machine on which it runs. Reads processes, affinity masks and cgroups from the kernel, and sets
 /// affinity masks and cpusets.
 #[derive(Debug)]
 pub struct LinuxMachine {
@@ -86,8 +86,8 @@ pub struct LinuxMachine {
 }
 
 impl LinuxMachine {
-    /// Makes the interface of pjwd to this machine, and opens `/proc`. `wanted_variables` has the names of the
-    /// environment variables that scans read from each process.
+    /// Makes the interface of the daemon pjwd to this machine, and opens `/proc`. `wanted_variables` has the
+    /// names of the environment variables that scans read from each process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -135,8 +135,8 @@ impl LinuxMachine {
     }
 
     /// Returns whether a watched cgroup of a job has changed since the last scan ([`MachineInterface::scan`]).
-    /// The next scan reads the changed cgroups again. The cgroup of a job is watched from the first time that a
-    /// scan reads it.
+    /// The next scan reads the changed cgroups again. The first scan that reads the cgroup of a job also starts
+    /// to watch this cgroup.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
     }
@@ -171,11 +171,11 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets whether the affinity mask of a thread stays in force when the cpuset of the thread changes. This is
-    /// the field [`CpusetSupport::affinity_persists`] of `support`. The other fields are ignored. Before the
-    /// first call of this function, the value follows from the kernel version: true on Linux 6.2 and later,
-    /// false on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`], because this
-    /// function ends the thread that changes cpusets.
+    /// Sets whether this interface assumes that the affinity mask of a thread stays in force when the cpuset of
+    /// the thread changes. This is the field [`CpusetSupport::affinity_persists`] of `support`; the other fields
+    /// are ignored. Before the first call, the kernel version decides: true on Linux 6.2 and later, false on
+    /// older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`], because this function ends
+    /// the thread that `start_cpuset_thread` starts.
     ///
     /// # Errors
     /// If `/proc` can't be opened again, for the changes of cpusets.
@@ -195,17 +195,17 @@ impl LinuxMachine {
         self.cpuset_changer.start_thread()
     }
 
-    /// Returns the file descriptor that poll(2) shows as readable when a delayed change of a cpuset is
-    /// complete. A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`]
-    /// for the change. `None` if [`MachineInterface::take_finished_cpuset_changes`] has returned the outcomes
-    /// of all delayed changes, or if there was no delayed change.
+    /// Returns a file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete. A
+    /// change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the
+    /// change. `None` if no change was delayed, or if [`MachineInterface::take_finished_cpuset_changes`] has
+    /// already returned the outcome of each delayed change.
     #[must_use]
     pub fn cpuset_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cpuset_changer.fd()
     }
 
-    /// Returns whether [`MachineInterface::take_finished_cpuset_changes`] has an outcome to return. This is so
-    /// when a delayed change of a cpuset is complete, and its outcome was not returned yet. A change is delayed
+    /// Returns whether a delayed change of a cpuset is complete, and
+    /// [`MachineInterface::take_finished_cpuset_changes`] has not returned its outcome yet. A change is delayed
     /// if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()

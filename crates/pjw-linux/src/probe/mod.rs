@@ -30,9 +30,9 @@ pub struct KernelSupport {
 }
 
 /// Determines what the kernel allows this process to do: whether this process can set the affinity masks of all
-/// users' threads, and in which cgroup hierarchy it can create cpusets. If there is such a hierarchy, this
-/// function creates a cpuset with one process for a test, and removes both again. `own_cgroups` has the names
-/// of pjwd's own cgroups, below which the test cpuset is created.
+/// users' threads, and in which cgroup hierarchy it can create cpusets. If there is such a hierarchy, the
+/// function tests it with a temporary cpuset and a temporary process. Both are removed before the function
+/// returns. `own_cgroups` has the names of pjwd's own cgroups, below which the test cpuset is created.
 #[must_use]
 pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
@@ -56,16 +56,16 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
 }
 
 /// Determines in which cgroup hierarchy this process can create cpusets, or why it can create none. Also
-/// determines whether the affinity mask of a thread stays in force when the cpuset of the thread changes. For
-/// this purpose, creates a cpuset with one process for a test, and removes both again. `own_cgroups` has the
-/// names of pjwd's own cgroups, below which the test cpuset is created.
+/// determines whether the affinity mask of a thread stays in force when the cpuset of the thread changes. The
+/// function tests this with a temporary cpuset and a temporary process. Both are removed before the function
+/// returns. `own_cgroups` has the names of pjwd's own cgroups, below which the test cpuset is created.
 #[must_use]
 pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find(own_cgroups).0
 }
 
-/// Opens the socket on which the kernel reports process events (fork, exec and exit). With these events, pjwd
-/// detects new processes without polling `/proc`.
+/// Opens the socket on which the kernel reports process events (fork, exec and exit). From these events, pjwd
+/// learns of new processes without polling `/proc`.
 ///
 /// # Errors
 /// If process events are not available. The error is a sentence for the user that says why.

@@ -22,7 +22,7 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// The content of `/proc/interrupts` at one moment. For each interrupt number, this is the name of the
+/// The content of `/proc/interrupts` when it was read. For each interrupt number, contains the name of the
 /// interrupt, and how often the interrupt has occurred on each CPU since boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
@@ -48,10 +48,11 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// Returns each interrupt in `self`, with the number of times that the interrupt occurred on each CPU since
-    /// `earlier` was read. CPUs on which the interrupt did not occur are left out. An interrupt that is missing
-    /// in `earlier` gets no counts, because its earlier counts are unknown. `target_cpus_of` must return the
-    /// CPUs to which the kernel sends the interrupt with a given number. Callers pass [`target_cpus`].
+    /// Returns each interrupt in `self`, with the number of times that the interrupt occurred on each CPU
+    /// between the readings `earlier` and `self`. CPUs on which the interrupt did not occur are left out. An
+    /// interrupt that is missing in `earlier` has no counts in the result. `target_cpus_of` is called with each
+    /// interrupt number, and must return the CPUs to which the kernel sends this interrupt. Callers pass
+    /// [`target_cpus`].
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, target_cpus_of: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {

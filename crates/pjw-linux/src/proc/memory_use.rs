@@ -17,8 +17,9 @@ use crate::sys::errno::from_io;
 /// The largest file that is read, in bytes. A process may have as many mappings as `vm.max_map_count`, 65,530 by default.
 const MAX_NUMA_MAPS_BYTES: u64 = 32 << 20;
 
-/// The memory of a process, as the file `/proc/PID/smaps_rollup` shows it: how much memory is resident, how
-/// much of it no other process shares, and how much is swapped out. All sizes are in bytes.
+/// The memory use of a process, as the file `/proc/PID/smaps_rollup` shows it: how much memory is resident, how
+/// much of the resident memory no other process shares, and how much memory is swapped out. All sizes are in
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SmapsRollup {
     /// The resident set size: all pages in memory that the process maps.
@@ -31,9 +32,9 @@ pub struct SmapsRollup {
     pub swap: u64,
 }
 
-/// The memory of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous part of
-/// it, the page tables, and the swapped-out memory. The kernel maintains these values as counters, so that
-/// reading them is fast. All sizes are in bytes.
+/// The memory use of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous part
+/// of the resident memory, the page tables, and the swapped-out memory. The kernel maintains these values as
+/// counters, so that reading them is fast. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryCounters {
     /// The resident set size: all pages in memory that the process maps.
@@ -47,9 +48,9 @@ pub struct MemoryCounters {
 }
 
 impl ProcDir {
-    /// Reads from `/proc/PID/smaps_rollup` how much memory the process `pid` has, and how much of it no other
-    /// process shares. The kernel takes 20 to 35 us per MiB of resident memory. All sizes are 0 for a process
-    /// without memory of its own, such as a zombie.
+    /// Reads from `/proc/PID/smaps_rollup` how much memory the process `pid` uses, and how much of this memory
+    /// no other process shares. The kernel takes 20 to 35 us per MiB of resident memory. All sizes are 0 for a
+    /// process without memory of its own, such as a zombie.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the file.
@@ -62,9 +63,9 @@ impl ProcDir {
         }
     }
 
-    /// Reads from `/proc/PID/status` how much memory the process `pid` has. Much faster than
-    /// [`ProcDir::smaps_rollup`], but does not tell which memory other processes share. All sizes are 0 for a
-    /// process without memory of its own, such as a zombie or a kernel thread.
+    /// Reads from `/proc/PID/status` how much memory the process `pid` uses. Much faster than
+    /// [`ProcDir::smaps_rollup`], but does not tell how much of the memory is shared with other processes. All
+    /// sizes are 0 for a process without memory of its own, such as a zombie or a kernel thread.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -73,9 +74,9 @@ impl ProcDir {
         Ok(parse_memory_counters(self.text()))
     }
 
-    /// Reads from `/proc/PID/numa_maps` how much memory the process `pid` has on each NUMA node. Returns the
-    /// size in bytes for each node number. The kernel walks the page tables of the process, which takes time
-    /// for each MiB.
+    /// Reads from `/proc/PID/numa_maps` how much memory the process `pid` uses on each NUMA node. Returns the
+    /// size in bytes by the number of the node. The time of this call grows with the size of the process,
+    /// because the kernel walks the page tables of the process.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended, or if the kernel has no file `numa_maps` (`CONFIG_NUMA`).

@@ -135,9 +135,9 @@ impl ProcDir {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads two values from `/proc/PID/task/TID/stat`: the start time of the thread `tid`, and the CPU time of
-    /// the children of the process `pid` that have ended and for which the process has waited (wait4(2)). The
-    /// CPU time is in clock ticks. Also works for a zombie.
+    /// Reads two values from `/proc/PID/task/TID/stat`. The first is the start time of the thread `tid`. The
+    /// second is the CPU time, in clock ticks, that ended children of the process `pid` have used. Only children
+    /// for which the process has waited (wait4(2)) count. Also works for a zombie.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread does not exist. `EIO` if the text is malformed.
@@ -177,8 +177,8 @@ impl ProcDir {
     }
 
     /// Reads the cgroups of the process `pid` from `/proc/PID/cgroup`. Returns a pair (controllers, path) for
-    /// each hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas. It is
-    /// empty for v2. `path` is the path of the process's cgroup, relative to the root of the hierarchy.
+    /// each hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas, or empty
+    /// for v2. `path` is the path of the process's cgroup, relative to the root of the hierarchy.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -194,8 +194,8 @@ impl ProcDir {
     }
 
     /// Reads from `/proc/PID/environ` the environment variables of the process `pid` whose names are in
-    /// `wanted_names`. Returns the value of each such variable that the process has, by its name. A value is
-    /// cut to 4096 bytes. Only about the first MiB of the environment is read.
+    /// `wanted_names`. Returns the values by name. Variables that the process does not have are left out. A
+    /// value is cut to 4096 bytes. Only about the first MiB of the environment is read.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the
@@ -345,8 +345,8 @@ pub fn parse_status(text: &[u8]) -> Option<Status> {
 }
 
 /// Parses `text`, the content of `/proc/PID/cgroup` (cgroups(7)). Returns a pair (controllers, path) for each
-/// hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas. It is empty for
-/// v2. `path` is the path of the process's cgroup. Malformed lines are skipped.
+/// hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas, or empty for v2.
+/// `path` is the path of the process's cgroup. Malformed lines are skipped.
 #[must_use]
 pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(text);

@@ -18,10 +18,11 @@ struct SchedulingAttributes {
     period: u64,
 }
 
-/// Gives the calling thread the policy `SCHED_OTHER` with the nice value `value` (-20 to 19), and the slice `slice`: the time for which
-/// the scheduler lets the thread run before it looks for another one. With a short slice, a thread that wakes up on the same
-/// PU (logical CPU) waits for a shorter time. Other threads of the process are not affected. The kernel cuts the slice to 0.1 to 100 ms. Before Linux 6.12, the kernel ignores
-/// the slice (`__setparam_fair`, kernel/sched/syscalls.c).
+/// Sets the policy `SCHED_OTHER`, the nice value `value` (-20 to 19) and the time slice `slice` for the calling
+/// thread. Other threads of the process are not affected. The slice is the time for which the scheduler lets the
+/// thread run before it looks for another thread. With a short slice, a thread that wakes up on the same PU
+/// (logical CPU) waits for a shorter time. The kernel limits the slice to 0.1 to 100 ms. A kernel before Linux
+/// 6.12 ignores the slice (`__setparam_fair`, kernel/sched/syscalls.c).
 ///
 /// # Errors
 /// `EPERM` if `value` is lower than the present nice value, and this user has no permission to lower it.

@@ -34,8 +34,9 @@ pub(crate) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// The properties of a new scope. A scope is a systemd unit with a cgroup, for processes that systemd did not
-/// start itself. systemd removes the scope when its last process has ended.
+/// The properties of a scope that [`SystemdClient::start_scope`] starts. A scope is a systemd unit with a
+/// cgroup, for processes that systemd did not start itself. systemd removes the scope when its last process has
+/// ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
     /// The name of the unit, which ends in `.scope`.
@@ -53,9 +54,9 @@ pub struct TransientScope {
     pub mems: Option<CpuSet>,
 }
 
-/// A D-Bus client for the systemd manager of this machine. Starts scopes and slices (units with a cgroup),
-/// stops units, and sets the cpusets and CPU weights of units. Each call blocks for at most [`CALL_TIMEOUT`].
-/// After a timeout, further calls fail at once for 10 s.
+/// A D-Bus client for the systemd manager of this machine. Starts scopes and slices (units with a cgroup), stops
+/// units, and sets the cpusets and CPU weights of units. Each call waits at most [`CALL_TIMEOUT`] for the reply
+/// of systemd. After a call without a reply, all further calls fail at once for 10 s.
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
@@ -117,9 +118,9 @@ impl SystemdClient {
     }
 
     /// Sets the cpuset of the systemd unit named `unit`. `cpus` has the PUs (logical CPUs) on which the
-    /// processes of the unit can run (`AllowedCPUs=`). `mems` has the NUMA nodes whose memory they can use
-    /// (`AllowedMemoryNodes=`). `None` leaves the present PUs or NUMA nodes unchanged. The setting is valid
-    /// until the next boot.
+    /// processes of the unit can run (`AllowedCPUs=`). With `None`, the present PUs stay. `mems` has the NUMA
+    /// nodes whose memory these processes can use (`AllowedMemoryNodes=`). With `None`, the present NUMA nodes
+    /// stay. The setting is valid until the next boot.
     ///
     /// # Errors
     /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,

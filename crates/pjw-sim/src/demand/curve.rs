@@ -45,7 +45,7 @@ pub struct Owner {
 }
 
 /// A point of a curve of CPU demand: how many cores each owner uses from a certain time on. An owner is a job
-/// that owns cores.
+/// that owns cores, and lends the cores that it does not use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandPoint {
     /// The time from which the owners use these numbers of cores, as in the file: the file may begin at any time.
@@ -55,9 +55,8 @@ pub struct DemandPoint {
     pub cores_used: Vec<f64>,
 }
 
-/// Error: a text is not a valid curve of CPU demand. Such a curve lists over time how many cores each owner
-/// uses. An owner is a job that owns cores, and can use fewer cores than it owns. Lines of the text are counted
-/// from 1.
+/// Error: a text is not a valid curve of CPU demand. Such a curve says how many cores each owner uses over time.
+/// An owner is a job that owns cores, and uses all or some of them. The numbers of lines count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CurveError {
     /// The text has no line with a demand.
@@ -163,12 +162,13 @@ pub enum CurveError {
     },
 }
 
-/// Parses `bytes`, the content of a file with a curve of CPU demand: how many cores each owner uses over time.
-/// An owner is a job that owns cores. The documentation of this module describes the format.
+/// Parses `bytes`, the content of a file with a curve of CPU demand. The curve says how many cores each owner
+/// uses over time. An owner is a job that owns cores, and lends the cores that it does not use. The
+/// documentation of this module describes the format.
 ///
 /// # Errors
-/// If the text is no valid curve. The error says what is wrong. Unless the text has no demand at all, the error
-/// also contains the number of the wrong line.
+/// If the text is no valid curve. The error says what is wrong, and on which line. If the text contains no
+/// demand, the error contains no line number.
 pub fn parse(bytes: &[u8]) -> Result<DemandCurve, CurveError> {
     let text = String::from_utf8_lossy(bytes);
     // Spreadsheet programs begin a file with a byte order mark.

@@ -9,8 +9,8 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{ProcessorUnit, PuLocations};
 use cells::cells;
 
-/// A rule for the choice of a job's cores, other than the rule of pjw's allocator: a very simple rule, or the
-/// rule of Kubernetes. A replay of a job log uses such a rule for comparison with pjw.
+/// A rule by which a replay of a job log chooses the cores of a job, for comparison with the rule of pjw's
+/// allocator: a very simple rule, or the rule of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
@@ -24,21 +24,22 @@ pub enum ReferencePolicy {
 }
 
 impl ReferencePolicy {
-    /// All reference policies: the rules, other than the rule of pjw's allocator, by which a replay of a job
-    /// log can choose cores.
+    /// All reference policies. A reference policy is a rule by which a replay of a job log chooses the cores of
+    /// a job, for comparison with the rule of pjw's allocator.
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
-    /// Returns the name of this reference policy, as in the option `--reference` of `pjwctl simulate` and in
-    /// its output.
+    /// Returns the name of this reference policy, such as `first-fit`. The option `--reference` of `pjwctl
+    /// simulate` accepts this name, and the output of the command contains it.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Chooses `count` whole cores or single PUs (logical CPUs) from `free`, the set of free PUs. `unit` says
-    /// whether cores or PUs are counted. `locality` has the location of each PU. Returns the chosen PUs. `None`
-    /// if `count` is 0, or if `free` has fewer whole cores or PUs.
+    /// Chooses `count` whole cores or single PUs (logical CPUs) from `free`, the set of free PUs, by the rule of
+    /// this policy. `unit` says whether cores or PUs are counted. `locality` has the location of each PU.
+    /// Returns the PUs of the chosen cores, or the chosen PUs. `None` if `count` is 0, or if `free` has fewer
+    /// whole cores or PUs.
     #[must_use]
     pub fn choose_pus(
         self,

@@ -23,12 +23,12 @@ use crate::swf::{JobLog, LoggedJob};
 
 pub use crate::locality::ProcessorUnit;
 
-/// The maximum number of samples in [`ReplayResult::free_cores_samples`]. The samples of a long job log are
-/// therefore taken at longer intervals.
+/// The maximum number of samples of the free cores that a replay of a job log takes
+/// ([`ReplayResult::free_cores_samples`]). For a long job log, the time between two samples is longer.
 pub const MAX_SAMPLES: u32 = 100;
 
 /// The algorithm that chooses the cores of each job in a replay of a job log: pjw's allocator, or a reference
-/// policy (the rule of another system).
+/// policy (another rule, for comparison).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreChooser {
     /// pjw's allocator. The field says whether the cores of each job are close together or spread over the
@@ -38,9 +38,9 @@ pub enum CoreChooser {
     Reference(ReferencePolicy),
 }
 
-/// The options of a replay of a job log: the algorithm that chooses the cores, what a processor means in the
-/// log (a core or a PU), and the housekeeping PUs. Housekeeping PUs are reserved for the system, so that no job
-/// gets them.
+/// The options of a replay of a job log: the algorithm that chooses the cores, what a processor means in the log
+/// (a core or a PU), and the housekeeping PUs. These PUs (logical CPUs) are reserved for the system, so that no
+/// job gets them.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// Whether the processor counts in the job log are numbers of cores or of PUs.
@@ -75,9 +75,8 @@ impl StartedJob {
     }
 }
 
-/// The free cores of the machine at one time of a replay of a job log. These are four numbers: how many cores
-/// one new job could get inside one L3 cache, inside one NUMA node, inside one package, and on the whole
-/// machine.
+/// How many cores were free at one time of a replay of a job log. Contains four numbers: the cores that one new
+/// job could get inside one L3 cache, inside one NUMA node, inside one package, and on the whole machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
@@ -87,8 +86,8 @@ pub struct FreeCoresSample {
     pub largest_requests: LargestRequests,
 }
 
-/// The result of a replay of a job log: the jobs that got cores, the number of jobs that did not, and the free
-/// cores over time.
+/// The result of a replay of a job log: the jobs that got cores, the number of refused jobs, and samples of the
+/// free cores over time.
 #[derive(Debug, Clone)]
 pub struct ReplayResult {
     /// The jobs that got cores, ascending by start time. The start time of a job is its submit time.
@@ -109,7 +108,8 @@ pub struct ReplayResult {
 }
 
 /// The decision about one job in a replay of a job log: the PUs (logical CPUs) that were chosen for the job, or
-/// a refusal. Also has the use of each PU of the machine just before the decision.
+/// a refusal. Also says for each PU of the machine whether the PU was free just before the decision, granted to
+/// a job, or reserved for the system.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job, as the log describes it.
@@ -121,8 +121,8 @@ pub struct JobDecision<'r> {
 }
 
 /// Replays the job log `log` on a simulated machine with the topology `topology`. Each job gets cores at its
-/// submit time, or is refused if too few cores are free. A started job frees its cores after its run time.
-/// Calls `on_decision` with the decision about each job, before the job gets the cores. Returns the started
+/// submit time, or is refused if too few cores are free. After its run time, a job frees its cores. For each
+/// job, the function calls `on_decision` with the decision, before the job gets the cores. Returns the started
 /// jobs and statistics.
 pub fn replay(
     topology: &Topology,

@@ -7,10 +7,10 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Records that pjw can't know the original cgroup of the process `pid` and of all its descendants. The
-    /// original cgroup is the cgroup to which pjw must return a process when pjw releases its job. After this
-    /// call, the simulation run does not check to which cgroup pjw returns these processes. Has no effect if
-    /// there is no such process.
+    /// Records that pjw can't know the original cgroup of the process `pid` and of its descendants. The original
+    /// cgroup of a process is the cgroup to which pjw must return the process when pjw releases the job of the
+    /// process. After this call, the simulation run does not check to which cgroup pjw returns these processes.
+    /// Has no effect if there is no process `pid`.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -21,9 +21,9 @@ impl World {
     }
 
     /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would. This
-    /// cgroup becomes the original cgroup of the process: the cgroup to which pjw must return the process when
-    /// pjw releases its job. On a simulated kernel before Linux 6.2, the move also replaces the requested masks
-    /// of all threads by all PUs.
+    /// cgroup becomes the original cgroup of the process. pjw must return a process to its original cgroup when
+    /// pjw releases the job of the process. On a simulated kernel before Linux 6.2, the move also replaces the
+    /// requested masks of all threads by all PUs.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -36,7 +36,8 @@ impl World {
     }
 
     /// Moves the process `pid` to the cgroup at the path `cgroup`, as pjw would. The original cgroup of the
-    /// process stays the same: the cgroup to which pjw must return the process when pjw releases its job.
+    /// process stays the same. pjw must return a process to its original cgroup when pjw releases the job of the
+    /// process.
     pub fn move_process_for_pjw(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
@@ -47,7 +48,8 @@ impl World {
     }
 
     /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`. With `None`, removes the
-    /// cpuset. If the cpuset changes, the affinity masks of the processes in this cgroup and in the cgroups
+    /// cpuset, and also what pjw has set for the cgroup: its owner, its origin, its freezing and its idle
+    /// priority. If the cpuset changes, the affinity masks of the processes in this cgroup and in the cgroups
     /// below it change too, as for [`World::rewrite_cgroup_masks`].
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
@@ -67,7 +69,7 @@ impl World {
     }
 
     /// Updates the affinity masks of all threads in the cgroup at `path` and in the cgroups below it, as the
-    /// kernel does after a change of the cpuset of this cgroup. If `only_process` is a pid, updates only the
+    /// kernel does after a change of the cpuset of this cgroup. With a pid in `only_process`, updates only the
     /// threads of this process. With `None`, updates the threads of all processes.
     ///
     /// The new mask of a thread is the intersection of its requested mask with the cpuset, or the whole cpuset
@@ -102,8 +104,8 @@ impl World {
     }
 
     /// Returns the PUs (logical CPUs) on which the simulated kernel allows processes of the cgroup at the path
-    /// `cgroup` to run (`cpuset.cpus.effective`). If the cgroup has a cpuset, the value is out of date between
-    /// [`World::set_active_pus`] and [`World::rewrite_masks_after_hotplug`].
+    /// `cgroup` to run (`cpuset.cpus.effective`). If the cgroup has a cpuset, PUs that [`World::set_active_pus`]
+    /// switches on or off are considered only after the next call of [`World::rewrite_masks_after_hotplug`].
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -121,8 +123,8 @@ impl World {
         }
     }
 
-    /// Returns the effective affinity mask of a thread that has requested the mask `requested` and is in the
-    /// cgroup at the path `cgroup`. No such thread needs to exist.
+    /// Returns the effective affinity mask that a thread would have in the cgroup at the path `cgroup`, if the
+    /// mask `requested` was requested for the thread. No such thread needs to exist.
     #[must_use]
     pub fn effective_mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
         let mask = self.stored_mask(cgroup, requested).intersection(&self.active);
@@ -154,9 +156,9 @@ impl World {
     }
 
     /// Records that the daemon has read the mask of the thread `tid` of the process `pid`. If a program
-    /// requested this mask, the simulation run checks from now on that the daemon knows the mask. This function
-    /// only changes [`SimThread::program_request`] from [`ProgramRequest::Unread`] to [`ProgramRequest::Read`].
-    /// Any other value stays.
+    /// requested this mask, the simulation run checks from now on that the daemon knows the mask. For this
+    /// purpose, [`SimThread::program_request`] changes from [`ProgramRequest::Unread`] to
+    /// [`ProgramRequest::Read`]. If the field has another value, the function has no effect.
     pub fn record_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
         if let Some(thread) = thread.filter(|thread| thread.program_request == ProgramRequest::Unread) {
@@ -166,7 +168,7 @@ impl World {
 
     /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as pjw would. The original
     /// mask of the thread stays the same: the mask that pjw must restore when pjw releases the job. Returns
-    /// whether the simulated kernel accepts the request.
+    /// whether the simulated kernel accepts the request. False also if there is no such thread.
     pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
@@ -177,16 +179,17 @@ impl World {
     }
 
     /// Records that pjw is about to request the affinity mask `mask` for some thread. If a program later
-    /// requests the same mask for any thread, the daemon can't know whether pjw or the program requested it. So
-    /// the simulation then sets [`SimThread::program_request`] of that thread to [`ProgramRequest::Hidden`].
-    /// The record stays even if the simulated kernel refuses the request of pjw.
+    /// requests the same mask for any thread, the daemon can't know whether pjw or the program requested this
+    /// mask. [`SimThread::program_request`] of that thread then becomes [`ProgramRequest::Hidden`]. The record
+    /// stays even if the simulated kernel refuses the request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
 
     /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as a program would. If the
     /// simulated kernel accepts the request, `mask` becomes the original mask of the thread: the mask that pjw
-    /// must restore when pjw releases the job. Returns whether the kernel accepts the request.
+    /// must restore when pjw releases the job. Returns whether the kernel accepts the request. False also if
+    /// there is no such thread.
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);
@@ -220,9 +223,10 @@ impl World {
     }
 
     /// Simulates a program that calls sched_setaffinity(2) twice for the thread `tid` of the process `pid`:
-    /// first with every PU (logical CPU), then with the mask that the thread had before. The simulated kernel
-    /// reports only the first call to the daemon, and only if [`World::reports_affinity_requests`] is true. A
-    /// scan sees no change. So a test can check that the daemon learns of the first call by the report alone.
+    /// first with all PUs (logical CPUs), then with the mask that the thread had before. A scan sees no change.
+    /// The simulated kernel reports the first call to the daemon if [`World::reports_affinity_requests`] is
+    /// true. It never reports the second call. So a test can check that the daemon learns of the first call from
+    /// the report alone.
     ///
     /// If pjw had requested the mask that the thread had before, the daemon can't distinguish the second call
     /// from its own request. [`SimThread::program_request`] becomes [`ProgramRequest::Hidden`] then.
@@ -257,10 +261,10 @@ impl World {
     }
 
     /// Makes the simulated kernel run threads only on the PUs (logical CPUs) in `active`, as at the start of a
-    /// hotplug operation. [`World::rewrite_masks_after_hotplug`] later updates the affinity masks of the
-    /// threads in cpusets. Until then, a thread whose mask has no active PU gets a fallback mask
+    /// hotplug operation. If the mask of a thread has no active PU, the thread gets a fallback mask
     /// ([`SimThread::fallback_mask`]): all PUs of its cpuset. If the thread has no cpuset, or its cpuset has no
-    /// active PU, the fallback mask is all PUs of the machine.
+    /// active PU, the fallback mask is all PUs of the machine. [`World::rewrite_masks_after_hotplug`] completes
+    /// the operation.
     pub fn set_active_pus(&mut self, active: &CpuSet) {
         self.active = active.clone();
         let mut processes = std::mem::take(&mut self.processes);
@@ -276,9 +280,9 @@ impl World {
         self.processes = processes;
     }
 
-    /// Completes a hotplug operation, as the kernel does some time after PUs (logical CPUs) were switched off
-    /// or on. Updates the affinity masks of the threads in each cpuset that contains a switched PU. A PU counts
-    /// as switched if it was switched since the last call of this function.
+    /// Completes a hotplug operation, as the kernel does some time after PUs (logical CPUs) were switched off or
+    /// on. Updates the affinity masks of the threads in each cpuset with such a PU. Only PUs that were switched
+    /// since the last call of this function count.
     pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));

@@ -23,8 +23,8 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// Whether a program has requested an affinity mask for a thread, and whether the daemon can know which mask a
-/// program requested last. A new thread inherits this value from the thread that created it.
+/// Whether a program has requested an affinity mask for a thread. If so, also says whether the daemon can know
+/// which mask the program requested last. A new thread inherits this value from the thread that created it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramRequest {
     /// No program requested a mask for the thread.
@@ -41,7 +41,7 @@ pub enum ProgramRequest {
     Hidden,
 }
 
-/// A thread of a simulated process, with its affinity masks and its run time.
+/// A thread of a simulated process, with its start time, its affinity masks and its run time.
 #[derive(Debug, Clone)]
 pub struct SimThread {
     /// The start time of the thread, in clock ticks of 10 ms since boot.
@@ -295,8 +295,8 @@ impl World {
         Moment { since_boot: Nanos(self.now), wall_clock }
     }
 
-    /// Advances the simulated time by `ns` nanoseconds. Each busy thread runs for this time, unless the cgroup
-    /// of its process is frozen.
+    /// Advances the simulated time by `ns` nanoseconds. Each busy thread uses CPU time for `ns` nanoseconds,
+    /// unless the cgroup of its process, or a cgroup above it, is frozen.
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
         let frozen = &self.frozen_cgroups;
@@ -414,11 +414,12 @@ impl World {
     }
 
     /// Records that pjw moves a process from the cgroup at `from` into the cgroup at `to`, which pjw created.
-    /// The entry for `to` in [`World::cgroup_origins`] becomes `from`, with two exceptions:
+    /// For each such cgroup, [`World::cgroup_origins`] contains the path from which its processes came. The path
+    /// for `to` becomes `from`, with two exceptions:
     ///
-    /// - If pjw created the cgroup at `from` too, the entry for `from` is copied instead.
-    /// - If the entry for `to` already has another path, the entry becomes empty, because the processes in `to`
-    ///   come from several cgroups.
+    /// - If pjw created the cgroup at `from` too, the path for `from` is copied instead.
+    /// - If `to` already has another path, the path becomes empty, because the processes in `to` come from
+    ///   several cgroups.
     pub fn record_origin_cgroup(&mut self, to: &str, from: &str) {
         let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
         let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());

@@ -5,8 +5,9 @@ use pjw_core::cpuset_group::CpusetSpec;
 use super::{SimProcess, World, is_in_any};
 
 impl World {
-    /// Freezes the cgroup at `path` if `spec.frozen` is true, and otherwise lets its processes run. Sets idle
-    /// priority for its processes if `spec.idle` is true, and otherwise normal priority.
+    /// Freezes the cgroup at `path` if `spec.frozen` is true, and otherwise thaws it. No thread of a frozen
+    /// cgroup runs. Also sets the priority of the cgroup's processes: idle priority if `spec.idle` is true, and
+    /// otherwise normal priority. The other fields of `spec` are ignored.
     pub fn set_frozen_and_idle(&mut self, path: &str, spec: &CpusetSpec) {
         for (groups, is_set) in [(&mut self.frozen_cgroups, spec.frozen), (&mut self.idle_cgroups, spec.idle)]
         {
@@ -19,8 +20,9 @@ impl World {
         self.log(|| format!("  cgroup {path}: frozen {}, idle {}", spec.frozen, spec.idle));
     }
 
-    /// Lets the processes of the cgroup at `path` run again, as a write of 0 to the file `cgroup.freeze` does.
-    /// pjw makes this write before it removes a cgroup. Has no effect if the cgroup is not frozen.
+    /// Ends the freezing of the cgroup at `path`, so that its processes run again, like a write of 0 to the file
+    /// `cgroup.freeze`. pjw makes this write before it removes a cgroup. Has no effect if the cgroup is not
+    /// frozen.
     pub fn thaw(&mut self, path: &str) {
         self.frozen_cgroups.remove(path);
     }

@@ -6,11 +6,12 @@ use libc::pid_t;
 use spawn::ExitStatus;
 use spawn::farm::{Item, ItemResult, Outcome, Progress};
 
-/// The C type `pjw_farm_bytes_t`: an array of bytes that grows. A function of the program appends a result or an item
-/// to it by [`super::pjw_farm_append`].
+/// The C type `pjw_farm_bytes_t`: an array of bytes that grows, for one item or one result of a farm (a group of
+/// worker processes that compute items). The functions of the program append bytes by [`super::pjw_farm_append`].
 pub struct PjwFarmBytes(pub(crate) Vec<u8>);
 
-/// The C type `pjw_farm_item_t`: one of the items that a farm computes, as a worker process gets it.
+/// The C type `pjw_farm_item_t`: one of the items that a farm (a group of worker processes) computes, as a worker
+/// process gets the item.
 #[repr(C)]
 pub struct PjwFarmItem {
     number: u64,

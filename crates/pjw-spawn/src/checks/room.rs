@@ -25,9 +25,9 @@ struct Limit {
 }
 
 /// Checks whether the limits on the number of processes allow `instances` more processes, and `starters` more threads
-/// and processes that start them. [`crate::Context::starter_count`] returns the number of starters. The kernel counts a
-/// thread as a process. The limits are those of the system, of the caller's user, and of the cgroups that contain the
-/// caller. A limit that can't be read is not checked.
+/// and processes that start them. [`crate::Context::starter_count`] returns the number of starters. The kernel counts
+/// a thread as a process. The limits are those of the system, of the caller's user, and of the cgroups that contain
+/// the caller. A limit that can't be read is not checked.
 ///
 /// # Errors
 /// [`CheckError::ProcessLimit`] if a limit is too low.

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-/// The times and the number of workers of a farm, from which its efficiency is computed. A farm is a group of worker
-/// processes that compute numbered items. Part of its time is serial: a single process works, such as at the start
-/// and at the end.
+/// The serial time, the time of one item and the number of workers of a farm, from which its efficiency is computed.
+/// A farm is a group of worker processes that compute numbered items. In the serial time, a single process works, for
+/// example at the start and at the end of the farm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FarmCosts {
     /// The time in which one process works and the workers wait or do not exist: initialisation, merging, the end.
@@ -20,8 +20,8 @@ pub struct FarmCosts {
 }
 
 impl FarmCosts {
-    /// Returns the wall-clock time that the farm needs for `items` items: the serial time, plus the time that the
-    /// worker with the most items needs for its items.
+    /// Returns the wall-clock time that the farm needs for `items` items: the serial time (in which a single process
+    /// works), plus the time that the worker with the most items needs for its items.
     #[must_use]
     pub fn wall_time(&self, items: u64) -> Duration {
         duration(self.wall_ns(items))
@@ -42,8 +42,8 @@ impl FarmCosts {
     }
 
     /// Returns the efficiency of the farm for `items` items, in thousandths, rounded down. The efficiency is the time
-    /// that a single core needs without a farm, divided by the core time that the farm occupies. 1000 means that no
-    /// core ever waits.
+    /// that a single core needs without a farm, divided by the core time that the farm occupies. At 1000, no core of
+    /// the farm ever waits.
     #[must_use]
     pub fn efficiency_permille(&self, items: u64) -> u32 {
         let held = self.wall_ns(items).saturating_mul(u128::from(self.workers));
@@ -51,10 +51,10 @@ impl FarmCosts {
         permille.map_or(0, |permille| u32::try_from(permille).unwrap_or(u32::MAX))
     }
 
-    /// Returns the smallest number of items with which the farm has at least the efficiency `efficiency_permille`.
-    /// Only multiples of the number of workers are considered, so that all workers have the same number of items.
-    /// [`FarmCosts::efficiency_permille`] defines the efficiency. Values outside of 1 to 999 count as 1 or 999.
-    /// `None` if the number of items has more than 64 bits.
+    /// Returns the smallest number of items with which the farm has at least the efficiency `efficiency_permille`, in
+    /// thousandths. [`FarmCosts::efficiency_permille`] defines the efficiency. A value below 1 counts as 1, and a
+    /// value above 999 counts as 999. Only multiples of the number of workers are considered, so that all workers
+    /// have the same number of items. `None` if no number of 64 bits is enough.
     #[must_use]
     pub fn min_items_for(&self, efficiency_permille: u32) -> Option<u64> {
         let (efficiency, workers) = (u128::from(efficiency_permille.clamp(1, 999)), u128::from(self.workers));
@@ -65,9 +65,9 @@ impl FarmCosts {
         u64::try_from(rounds.checked_mul(workers)?).ok()
     }
 
-    /// Returns the largest number of workers with which `items` items have at least the efficiency
-    /// `efficiency_permille`, in thousandths. The result is at most the number of workers of this farm. It is 1 if no
-    /// number of workers has this efficiency.
+    /// Returns the largest number of workers with which a farm has at least the efficiency `efficiency_permille`, in
+    /// thousandths, for `items` items. [`FarmCosts::efficiency_permille`] defines the efficiency. The result is at
+    /// most the number of workers of this farm. If no number of workers has this efficiency, the result is 1.
     #[must_use]
     pub fn max_workers_for(&self, items: u64, efficiency_permille: u32) -> u32 {
         let has_it = |workers: &u32| {

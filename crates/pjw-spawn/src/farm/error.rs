@@ -28,7 +28,7 @@ impl fmt::Display for IoProcess {
 }
 
 /// Error: a farm can't be started, or can't continue. A farm is a master process, with worker processes that are
-/// forked from the master. Each message is one line.
+/// forked from the master. The text of each error is one line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FarmError {
     /// An option has a value that is not allowed.

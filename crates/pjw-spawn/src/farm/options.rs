@@ -70,7 +70,8 @@ impl<'a> Farm<'a> {
 
     /// Sets how often an item is tried if its worker dies each time: 1 to 1,000, by default 3. After that many
     /// deaths, the item is given up, and its result is [`super::Outcome::Killed`]. The number also applies to the
-    /// reader and the writer. If one of them dies that often at the same item, the farm ends with an error.
+    /// reader and the writer. If the reader or the writer dies that often at the same item, the farm ends with
+    /// [`FarmError::IoProcessDies`].
     #[must_use]
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.settings.attempts = attempts;
@@ -78,7 +79,8 @@ impl<'a> Farm<'a> {
     }
 
     /// Makes the farm return the results in the order of the item numbers. By default, results are returned in the
-    /// order in which they are ready. A result that is ready too early is kept in the memory of the calling process.
+    /// order in which they are ready. A result that is ready too early is kept in the memory of the calling process
+    /// until its turn.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.settings.is_in_order = true;

@@ -2,7 +2,8 @@
 
 use crate::child::ExitStatus;
 
-/// One of the numbered items that a farm computes, as the worker process gets it.
+/// One of the numbered items that a farm computes, as the worker process gets it. A farm is a group of worker
+/// processes that compute such items.
 #[derive(Debug, Clone, Copy)]
 pub struct Item<'a> {
     /// The number of the item, from 0 in the order of the source.
@@ -57,7 +58,8 @@ impl Outcome {
     }
 }
 
-/// The number of an item and its outcome. A farm returns exactly one such value for each item.
+/// The number of an item and its outcome. A farm (a group of worker processes that compute numbered items) returns
+/// exactly one such value for each item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ItemResult {
     /// The number of the item, from 0 in the order of the source.
@@ -66,7 +68,8 @@ pub struct ItemResult {
     pub outcome: Outcome,
 }
 
-/// The progress of a farm: how many items are done, how many failed, and how many worker processes run.
+/// The progress of a farm: how many items are done, how many failed, how many worker processes run, and how many
+/// processes were replaced after they died. A farm is a group of worker processes that compute numbered items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// The number of all items. `None` as long as the reader has not reached the end of the input.

@@ -23,8 +23,9 @@ pub struct Template(Infallible);
 #[derive(Debug)]
 pub struct Spare(Infallible);
 
-/// Always returns `Ok(None)` on this architecture. On x86_64, the function stops the calling process, and other
-/// processes of its program are then forked from it. Here, each process of the program is started by exec.
+/// On architectures other than x86_64, always returns `Ok(None)`, because each process of the program is started by
+/// exec there. On x86_64, the function stops the calling process, and other processes of its program are then forked
+/// from the stopped process.
 ///
 /// # Errors
 /// None.
@@ -33,8 +34,8 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
 }
 
 impl Template {
-    /// Always returns an error on this architecture. On x86_64, the function starts a template: a process from which
-    /// other processes of the same program are forked.
+    /// On architectures other than x86_64, always returns an error. On x86_64, the function starts a template: a
+    /// process from which other processes of the same program are forked.
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
@@ -42,9 +43,9 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// Always returns an error on this architecture. On x86_64, the function starts a template, and waits until the
-    /// program has called [`fork_here`]. A template is a process from which other processes of the same program are
-    /// forked.
+    /// On architectures other than x86_64, always returns an error. On x86_64, the function starts a template, and
+    /// waits until the program has called [`fork_here`]. A template is a process from which other processes of the
+    /// same program are forked.
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
@@ -58,21 +59,21 @@ impl Template {
     }
 
     /// On x86_64, returns the process id of the template: the process from which other processes of its program are
-    /// forked. On this architecture, the function can't be called, because no value of this type exists.
+    /// forked. On other architectures, the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn pid(&self) -> Pid {
         match self.0 {}
     }
 
-    /// On x86_64, returns whether the file of the program has not changed since the template was loaded. On this
-    /// architecture, the function can't be called, because no value of this type exists.
+    /// On x86_64, returns whether the file of the program has not changed since the template was loaded. On other
+    /// architectures, the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         match self.0 {}
     }
 
-    /// On x86_64, makes a process of the program as a fork of the template. On this architecture, the function can't
-    /// be called, because no value of this type exists.
+    /// On x86_64, makes a process of the program as a fork of the template. On other architectures, the function
+    /// can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -80,7 +81,7 @@ impl Template {
         match self.0 {}
     }
 
-    /// On x86_64, makes a spare: a process of the program that is stopped before `main`. On this architecture, the
+    /// On x86_64, makes a spare: a process of the program that is stopped before `main`. On other architectures, the
     /// function can't be called, because no value of this type exists.
     ///
     /// # Errors
@@ -90,7 +91,7 @@ impl Template {
     }
 
     /// On x86_64, turns a spare (a process that is stopped before `main`) into a running process of the program. On
-    /// this architecture, the function can't be called, because no value of this type exists.
+    /// other architectures, the function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -98,8 +99,8 @@ impl Template {
         match self.0 {}
     }
 
-    /// On x86_64, makes several processes of the program as forks of the template. On this architecture, the function
-    /// can't be called, because no value of this type exists.
+    /// On x86_64, makes several processes of the program as forks of the template. On other architectures, the
+    /// function can't be called, because no value of this type exists.
     pub fn fork_all<'a>(
         &mut self,
         _: impl IntoIterator<Item = &'a Instance>,

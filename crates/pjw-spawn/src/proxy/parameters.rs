@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char};
 use std::ptr;
 
 /// The arguments and environment variables of one instance: a process that is forked from a [`super::Template`]. In
-/// the instance, [`fork_here`](super::fork_here) returns this value. The strings themselves are in the memory of the
-/// instance, where the process that started the instance has written them.
+/// the instance, [`fork_here`](super::fork_here) returns this value. This value contains only pointers to the strings
+/// in the memory of the instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstanceParameters {
     /// The address of the list of pointers to the arguments. A null pointer ends the list.

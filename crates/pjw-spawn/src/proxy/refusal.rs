@@ -5,8 +5,8 @@ use thiserror::Error;
 
 use crate::failure::SpawnError;
 
-/// Error: the program can't have a [template](super::Template). This is a process that has loaded the program, and
-/// from which further processes of the program (instances) are forked. Each message is one line.
+/// Error: the program can't have a [template](super::Template). A template is a process that has loaded the program,
+/// and from which further processes of the program (instances) are forked. The text of each error is one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TemplateError {
     /// The machine is not x86_64. Templates exist for x86_64 only.

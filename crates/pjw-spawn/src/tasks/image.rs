@@ -38,7 +38,8 @@ const DT_SONAME: u64 = 14;
 const HOW_TO_LINK: &str =
     "link it with -static-pie (cc -static-pie; Rust: RUSTFLAGS='-C target-feature=+crt-static')";
 
-/// Error: a program can't run as a task, that is, in one address space with others.
+/// Error: a program can't run as a task. A task is a process that shares its address space with other processes of
+/// the same program. The program must be a static executable for x86-64 that runs at any address (`-static-pie`).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ImageError {
     /// The file could not be read.

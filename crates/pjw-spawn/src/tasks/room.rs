@@ -10,7 +10,8 @@ use crate::failure::SpawnError;
 
 /// The mappings of a task: guard, stack, the segments of its program, and what malloc(3) and its first thread take.
 const MAPPINGS_OF_A_TASK: u64 = 12;
-/// Error: an address space for tasks can't be made. No task was started.
+/// Error: an address space for tasks can't be made, so no task was started. A task is a process that shares its
+/// address space with other processes of the same program.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SpaceError {
     /// The program can't run as a task.

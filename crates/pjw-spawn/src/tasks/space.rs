@@ -40,11 +40,12 @@ pub(crate) const MAX_POSTED: usize = 32;
 /// The bytes of the name of a process in /proc/PID/comm, with its NUL byte.
 const COMM_BYTES: usize = 16;
 
-/// An address space for tasks: processes of one program that share their memory. See the [module](super) for how it works.
+/// An address space in which tasks are started. Tasks are processes of one program that share their memory; the
+/// [module](super) describes them. A small additional process, the host, owns the address space and starts the tasks.
 ///
-/// Dropping the space ends no task if the context was made without
-/// [`kill_when_launcher_ends`](Context::kill_when_launcher_ends). The host then ends with the last task. Otherwise the drop
-/// kills the host, and the kernel kills the tasks when the thread that made the space ends.
+/// Dropping this value ends no task, and the host ends after the last task. With
+/// [`Context::kill_when_launcher_ends`], dropping this value kills the host. The kernel then kills the tasks when the
+/// thread that made the space ends.
 #[derive(Debug)]
 pub struct Space {
     setup: Arc<Setup>,
@@ -61,14 +62,16 @@ pub struct Space {
 }
 
 impl Space {
-    /// Makes an address space for tasks of the program of `context`, which [`Context::share_memory`] was called for. At most
-    /// `capacity` tasks live in it at a time. The ranks of the tasks must be below `size`.
+    /// Makes an address space for tasks (processes that share their memory) of the program of `context`. The caller
+    /// must have called [`Context::share_memory`]. `capacity` is the maximum number of tasks that run at the same
+    /// time. `size` is the number of ranks: the rank of each task must be less than `size`.
     ///
-    /// The tasks become children of the calling process. With [`Context::kill_when_launcher_ends`] they end when the calling
-    /// thread ends.
+    /// The tasks become children of the calling process. With [`Context::kill_when_launcher_ends`], the kernel kills
+    /// the tasks when the calling thread ends.
     ///
     /// # Errors
-    /// If the context does not share memory, or the host can't be made.
+    /// If `context` does not share memory or has [`Context::credentials`]. If a limit does not allow `capacity`
+    /// tasks. If the process that owns the address space can't be started.
     pub fn create(context: &Context, capacity: usize, size: u32) -> Result<Self, SpaceError> {
         Self::of_setup(Arc::clone(&context.setup), capacity, size)
     }
@@ -120,16 +123,20 @@ impl Space {
         }
     }
 
-    /// Returns the process id of the host. Its memory in /proc is that of all tasks.
+    /// Returns the process id of the host: the process that owns the address space of the tasks. The files about
+    /// memory in /proc/PID of the host show the memory of all tasks.
     #[must_use]
     pub fn host(&self) -> Pid {
         self.host
     }
 
-    /// Starts a task. Returns when it has begun its program or has failed.
+    /// Starts one task: a process that shares its memory with the other tasks of this address space. `instance`
+    /// contains its rank, arguments, placement and standard streams. Waits until the task has begun its program or
+    /// has failed to start.
     ///
     /// # Errors
-    /// The step that failed, with its errno. `EAGAIN` in the step clone means that as many tasks live as the space has room for.
+    /// The step that failed, with its error number. In the step [`SpawnStep::Clone`], `EAGAIN` can mean that the
+    /// maximum number of tasks runs already, and `EINVAL` that the rank is too large.
     pub fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         let setup = Arc::clone(&self.setup);
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);

@@ -1,6 +1,7 @@
 //! The number of cores in the option `--cores` of `pjwctl assign`, `run` and `spawn`.
 
-/// The value of the command line option `--cores`: a number of cores, or the word `all`.
+/// The value of the command line option `--cores`: a number of cores, or the word `all` for the free cores and the
+/// cores that the job holds already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreCountArg {
     /// This number of cores.

@@ -2,7 +2,8 @@
 
 use clap::ValueEnum;
 
-/// The value of `--smt` of `pjwctl assign`, `run` and `spawn`: whether the number in `--cores` counts whole cores or hardware threads.
+/// The value of `--smt` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`: whether the number after `--cores`
+/// counts whole cores or hardware threads (logical CPUs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CoresUnitArg {
     /// Whole cores with all their hardware threads

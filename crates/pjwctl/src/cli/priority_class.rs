@@ -2,8 +2,8 @@
 
 use clap::ValueEnum;
 
-/// The value of the command line option `--class`: the priority class of a job. It says whether the job has cores of
-/// its own, and whether other jobs can use them while they are idle.
+/// The value of the command line option `--class`: the priority class of a job. The class says whether the job has
+/// cores of its own, and whether other jobs can use these cores while the job leaves them idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PriorityClassArg {
     /// Cores of its own; those that it leaves idle may be lent, and come back when it needs them. Nothing is lent

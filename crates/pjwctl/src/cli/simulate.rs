@@ -99,8 +99,8 @@ pub enum SimulatePolicyArg {
     Spread,
 }
 
-/// The value of `pjwctl simulate --reference`: a simple policy that chooses cores, such as that of the kubelet of
-/// Kubernetes. It is simulated instead of pjw's own policy, for comparison.
+/// The value of `pjwctl simulate --reference`: a simple policy for choosing the cores of a job, such as the policy of
+/// Kubernetes. The simulation uses this policy instead of pjw's own policy, so that the two can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReferencePolicyArg {
     /// The first free cores

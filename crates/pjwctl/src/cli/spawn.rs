@@ -30,8 +30,8 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
 #[command(
     override_usage = "pjwctl spawn [OPTIONS] -n <N> -- <CMD>...\n       pjwctl spawn [OPTIONS] [-n <N>] --multi <FILE>"
 )]
-/// The command line options of `pjwctl spawn`, which starts several instances (processes) of a command. Each instance runs
-/// on its own part of a job's cores.
+/// The command line options of `pjwctl spawn`, which starts several instances (processes) of a command. Each instance
+/// runs on its own part of a job's cores.
 pub struct SpawnArgs {
     /// The number of instances
     #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi_file")]
@@ -88,15 +88,16 @@ pub struct SpawnArgs {
     pub command: Vec<OsString>,
 }
 
-/// The value of `pjwctl spawn --share`: what the instances (processes) have in common.
+/// The value of `pjwctl spawn --share`: what the started instances (processes) share. The only value is `memory`, for
+/// one address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ShareArg {
     /// One address space
     Memory,
 }
 
-/// The value of `pjwctl spawn --proxy`: how the instances (processes) of the program are started. They are either
-/// forked from a process that has already loaded the program, or execute the program themselves.
+/// The value of `pjwctl spawn --proxy`: whether each instance (process) executes the program itself, or is forked
+/// from a process that has already loaded the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ProxyArg {
     /// Each instance executes the program

@@ -3,8 +3,8 @@
 use clap::ValueEnum;
 use pjw_core::within_job::WithinJob;
 
-/// The value of `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`: the rule by which a NUMA node is chosen for
-/// each new process of a job whose cores are in several NUMA nodes.
+/// The value of `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`: the rule that chooses a NUMA node
+/// for each new process of a job. The rule matters only if the cores of the job are in several NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WithinJobArg {
     /// No NUMA node is chosen: a busy thread stays in the NUMA node in which it runs, if a core is idle there

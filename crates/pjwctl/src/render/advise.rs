@@ -14,8 +14,9 @@ const EFFICIENCIES: [u32; 5] = [500, 750, 900, 950, 990];
 const GOOD: u32 = 900;
 
 /// The result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of worker
-/// processes that compute numbered items. Times are in seconds. An efficiency is a number from 0 to 1: the time that
-/// one core needs without a farm, divided by the core time that the farm occupies. `--json` prints this type as JSON.
+/// processes that compute numbered items. Times are in seconds. The efficiency is a number from 0 to 1: the core time
+/// that the same items need without a farm, divided by the core time that the farm occupies. Core time is a number of
+/// cores multiplied by a time. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
     /// The serial part.
@@ -32,8 +33,9 @@ pub struct Advice {
     pub advice: String,
 }
 
-/// The times and the efficiency of a farm with the number of items in `pjwctl advise --items`. A farm is a group of
-/// worker processes that compute numbered items. Part of the JSON of `pjwctl advise`.
+/// The times and the efficiency of a farm for one number of items: the number after `--items` of `pjwctl advise`. A
+/// farm is a group of worker processes that compute numbered items. The efficiency is the time that one core needs
+/// without a farm, divided by the core time that the farm occupies. Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FarmEstimate {
     /// The number of items.
@@ -54,8 +56,9 @@ pub struct FarmEstimate {
     pub workers_for_90_percent: u32,
 }
 
-/// The number of items with which a farm has a given efficiency. A farm is a group of worker processes that compute
-/// numbered items. Part of the JSON of `pjwctl advise`.
+/// The smallest number of items with which a farm reaches an efficiency. A farm is a group of worker processes that
+/// compute numbered items. The efficiency is the time that one core needs without a farm, divided by the core time
+/// that the farm occupies. Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NeededItems {
     /// The efficiency.
@@ -68,7 +71,8 @@ pub struct NeededItems {
 
 impl Advice {
     /// Computes the advice for a farm with the times and the number of workers in `costs`. `items` is the number of
-    /// items that the farm will compute. If `items` is `None`, the advice only says how many items are needed.
+    /// items that the farm will compute. If `items` is `None`, the advice only says how many items the farm needs for
+    /// an efficiency of 90 %.
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
@@ -147,8 +151,10 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     }
 }
 
-/// Returns the text that `pjwctl advise` prints: the times of the farm, how many items it needs for several
-/// efficiencies, and the advice in one sentence. A farm is a group of worker processes that compute numbered items.
+/// Returns the text that `pjwctl advise` prints: the times of the farm, how many items the farm needs for several
+/// efficiencies, and the advice in one sentence. The efficiency is the time that one core needs without a farm,
+/// divided by the core time that the farm occupies. A farm is a group of worker processes that compute numbered
+/// items.
 #[must_use]
 pub fn advice_text(advice: &Advice, term: Terminal) -> String {
     let heading = format!(

@@ -9,9 +9,9 @@ use super::{Terminal, style};
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// Whether the text of [`defrag_text`] describes moves of jobs that are only planned, or moves that are done. Such a
-/// defragmentation moves jobs to other cores, so that the cores of a job are closer together, or larger requests can
-/// be served.
+/// The stage of a defragmentation that [`defrag_text`] describes: the moves of jobs are only planned, or are done. A
+/// defragmentation moves jobs to other cores, so that the cores of each job are closer together, or so that larger
+/// requests for cores can be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefragStage {
     /// The moves are planned.
@@ -20,9 +20,9 @@ pub enum DefragStage {
     Done,
 }
 
-/// Returns the text of `pjwctl plan --defrag` and `pjwctl defrag`: which jobs move to which other cores, and why. The
-/// text also says how large a request for cores can be before and after the moves. `stage` says whether the moves are
-/// planned or done.
+/// Returns the text of `pjwctl plan --defrag` and `pjwctl defrag`: a table of the jobs that move to other cores, with
+/// the reasons, and the largest request for cores that fits before and after the moves. If no job moves, the text is
+/// a sentence. `stage` says whether the moves are planned or done.
 #[must_use]
 pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
     if reply.moves.is_empty() {

@@ -62,7 +62,7 @@ pub struct OwnerSummary {
 }
 
 /// The settings of lending in the result of `pjwctl simulate --demand`. Jobs lend cores that they own and do not use.
-/// Each field has the name and the meaning of a configuration key in the table `lending`.
+/// The fields are the values of the configuration keys `lending.buffer`, `lending.lend_after` and `lending.at_once`.
 #[derive(Debug, Clone, Serialize)]
 pub struct LendingSettings {
     /// The number of idle cores of each owner that are not lent.

@@ -61,8 +61,8 @@ pub struct SimulationResult {
     pub fragmentation: Vec<FragmentationSample>,
 }
 
-/// The median and the 99th percentile of the durations of decisions, in nanoseconds. A decision is the choice of the
-/// cores for one job that is started.
+/// How long decisions took, in nanoseconds: the median and the 99th percentile. A decision is the choice of the cores
+/// for one job that is started.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct DurationPercentiles {
     /// The median of the durations, in ns.
@@ -71,8 +71,8 @@ pub struct DurationPercentiles {
     pub p99: u64,
 }
 
-/// The free cores of the simulated machine at one time. Contains the number of free cores, and the sizes of the
-/// largest requests that a single L3 cache, NUMA node or package can serve.
+/// The free cores of the simulated machine at one time: the number of all free cores, and the largest number of free
+/// cores in a single L3 cache, in a single NUMA node and in a single package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
@@ -201,7 +201,7 @@ fn microseconds(nanoseconds: u64) -> String {
 }
 
 /// Returns the CSV file of `pjwctl simulate --per-job`: one line for each job that got cores in the simulation, with
-/// its times and its cores.
+/// the time of its submission, the time of its end and its CPUs.
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();

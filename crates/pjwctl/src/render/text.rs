@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 
-/// Returns `text` with escaped control characters and text direction characters, such as `\n` or `\u{202e}`. The
-/// escapes are those of Rust source text. Users choose the names of jobs and processes, and an escaped name can't
-/// disturb the terminal.
+/// Returns `text`, with an escape such as `\n` or `\u{202e}` in place of each control character and each character
+/// that changes the text direction. The escapes are those of Rust source text. Users choose the names of jobs and
+/// processes, and an escaped name can't disturb the terminal.
 #[must_use]
 pub fn escape_control_characters(text: &str) -> String {
     let harmful = |c: char| {
@@ -68,8 +68,8 @@ pub fn char_count(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Returns the CPU list `list` in at most `width` columns. If the list is too long, it is cut, and the number of its
-/// CPUs follows, as in `0,2,…(8)`.
+/// Returns the CPU list `list` in at most `width` columns. A list that is too long is cut, and the number of all CPUs
+/// in `list` follows, as in `0,2,…(8)` for eight CPUs. Control characters are escaped.
 #[must_use]
 pub fn shorten_cpu_list(list: &str, width: usize) -> String {
     if char_count(list) <= width {
@@ -88,8 +88,8 @@ pub fn shorten_cpu_list(list: &str, width: usize) -> String {
     escape_control_characters(&(short + &rest))
 }
 
-/// Returns the CPU list `list` with a noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. If the list is wider than
-/// `width` columns, it is cut, and the number of its CPUs follows.
+/// Returns the CPU list `list` with a noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. A list that is wider than
+/// `width` columns is cut, and the number of all CPUs in `list` follows.
 #[must_use]
 pub fn cpus_phrase(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {

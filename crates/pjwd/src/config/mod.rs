@@ -54,11 +54,11 @@ pub struct Config {
 
 impl Config {
     /// Reads the configuration file at `path`. If `path` is `None`, reads the [default file](Config::default_path).
-    /// If there is no default file, all keys have their defaults.
+    /// If the default file does not exist, all keys have their defaults.
     ///
     /// # Errors
-    /// If the file has mistakes: all mistakes, in the order of the file. If the file can't be read: a single error. A
-    /// missing file at `path` is an error, and a missing default file is none.
+    /// If the file has mistakes: all mistakes, in the order of the file. If the file can't be read, or if there is no
+    /// file at `path`: a single error.
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::text(path)?),
@@ -69,7 +69,7 @@ impl Config {
 
     /// Returns the path of the default configuration file of the user who runs this process. For root this is
     /// `/etc/pjw/pjwd.toml`. For another user it is `$XDG_CONFIG_HOME/pjw/pjwd.toml`. If `$XDG_CONFIG_HOME` is not an
-    /// absolute path, `$HOME/.config` replaces it. Returns `None` if `$HOME` is no absolute path either.
+    /// absolute path, `$HOME/.config` replaces it. Returns `None` if neither variable is an absolute path.
     #[must_use]
     pub fn default_path() -> Option<PathBuf> {
         if Uid::effective().is_root() {
@@ -104,25 +104,25 @@ impl Config {
     }
 
     /// Returns the time between two scans of the processes of jobs: the value of the configuration key `interval`.
-    /// Each scan reads the processes of jobs that ran since the previous scan, with their threads.
+    /// Each of these scans reads those processes of jobs that have run since the previous scan, with their threads.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.settings.scan_interval
     }
 
     /// Returns the time between two periodic scans: the value of the configuration key `rescan_interval`. A periodic
-    /// scan reads the processes of jobs, and also the processes that belong to no job. Most periodic scans read only
-    /// processes that have possibly changed. The time is never shorter than [`Config::interval`], because pjwd
-    /// refuses a configuration with a shorter time.
+    /// scan reads the processes of jobs, and also processes that belong to no job. Of the processes without a job,
+    /// most periodic scans read only new ones and those that have used CPU time. The returned time is never shorter
+    /// than [`Config::interval`], because pjwd refuses such a configuration.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval
     }
 
-    /// Returns the policy for the machine with the topology `topology`. The policy has the settings on which
-    /// decisions about jobs depend. Among them are the housekeeping PUs: the PUs (logical CPUs) that are reserved for
-    /// the system. The caller must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and
-    /// `own_cgroups`, which do not come from the configuration.
+    /// Returns the policy: the settings on which pjwd's decisions about jobs depend. `topology` is the topology of
+    /// the machine. The housekeeping PUs in the policy (the logical CPUs that are reserved for the system) depend on
+    /// it. The caller must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`,
+    /// which do not come from the configuration.
     ///
     /// # Errors
     /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.

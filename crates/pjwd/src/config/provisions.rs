@@ -31,8 +31,8 @@ impl ProvisionSettings {
         format!("{}: {} cores{rule}", self.job.name(), self.cores)
     }
 
-    /// Returns the size of the provision as a request for CPUs: the number of whole cores that pjwd keeps for the
-    /// service.
+    /// Returns the size of the provision (the cores that pjwd keeps for one service) as a request for CPUs: a number
+    /// of whole cores.
     #[must_use]
     pub fn cpu_request(&self) -> CpuRequest {
         CpuRequest::Cores(self.cores)

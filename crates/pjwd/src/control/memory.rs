@@ -118,7 +118,7 @@ impl ControlService {
     /// Returns when a job began, as the status shows it. Forgets what is known of an earlier job with the same id.
     fn begin_of_job(&self, id: &JobId) -> Result<String, CallError> {
         let since = self.published_job(id)?.since;
-        self.memory_records.borrow_mut().forget_other(id, &since);
+        self.memory_records.borrow_mut().forget_earlier_job(id, &since);
         Ok(since)
     }
 
@@ -213,12 +213,17 @@ impl ControlService {
 
     /// Whether the pages of a job were read so recently that a sample is not due yet.
     fn has_new_reading(&self, id: &JobId, interval: Duration) -> bool {
-        let last = self.memory_records.borrow().last_pages(id);
+        let last = self.memory_records.borrow().last_page_reading_at(id);
         last.is_some_and(|at| clock::now().since_boot.0.saturating_sub(at.0) < nanos(interval / 2))
     }
 
-    /// Reads the memory of all jobs in turns, as the configuration says. Runs until the future is dropped, or the event loop
-    /// has ended.
+    /// Measures the memory use of each job at the configured interval (`memory.sample`), and stores the results for
+    /// the memory history of the job. If a job will probably run out of memory, sends a warning for the status.
+    /// Pauses after each job, so that the measurements use at most the configured share of one PU
+    /// (`memory.budget_permille`).
+    ///
+    /// Measures nothing while `memory.sample` is off. Changed settings apply at once. Runs until the future is
+    /// dropped, or the event loop has ended.
     pub async fn sample_memory(self: Rc<Self>) {
         let mut settings = self.settings.clone();
         let sample = async |memory| self.sample_jobs(memory).await;

@@ -21,7 +21,7 @@ const OTHERS_MAY_WRITE: u32 = 0o002;
 ///
 /// # Errors
 /// If the directory can't be created, is not a directory, or belongs to another user. If another user can replace
-/// files in it.
+/// files in the directory.
 pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     let made = DirBuilder::new().mode(mode).create(dir);
@@ -98,8 +98,9 @@ fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the file of pjwd at `path` with `options`, which can also create the file. Refuses symbolic links, hard
-/// links, pipes and files of other users, because any user can put these into a directory such as /tmp.
+/// Opens one of pjwd's own files, such as the lock file. `path` is the path of the file. `options` say how to open
+/// the file, and whether to create a missing file. Refuses symbolic links, hard links, pipes and files of other
+/// users, because any user can put these into a directory such as /tmp.
 ///
 /// # Errors
 /// If the file can't be opened, is not a regular file of the daemon's user, or has a second name (hard link).

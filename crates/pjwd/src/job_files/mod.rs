@@ -170,11 +170,11 @@ impl JobFiles {
     }
 
     /// Publishes `content` in the files of the job `id`. Writes only those files whose content changes. If the job
-    /// has a new owner, removes all files of the job and makes them again. If `content` is `None`, removes the files
-    /// of the job, and wakes the programs that wait for a change of the job's cores.
+    /// now belongs to another user, removes all files of the job and recreates them. If `content` is `None`, removes
+    /// the files of the job, and wakes the programs that wait for a change of the job's cores.
     ///
-    /// If a file can't be written, the failure is logged, and [`JobFiles::warnings`] returns the failure. Later calls
-    /// of this function and of [`JobFiles::take_wanted_cores_updates`] try again.
+    /// If a file can't be written, the failure is logged, and [`JobFiles::warnings`] returns a warning about the job.
+    /// Later calls of this function and of [`JobFiles::take_wanted_cores_updates`] try again.
     pub fn publish(&mut self, id: &JobId, content: Option<JobFilesContent>) {
         let Some(content) = content else { return self.remove(id) };
         let before = self.jobs.get(id);
@@ -283,8 +283,8 @@ impl JobFiles {
     }
 
     /// Reads the file `want` of each job with a changed file. A program writes the number of cores that its job wants
-    /// into this file. Returns the numbers that differ from those that the daemon already knew. Also makes missing
-    /// files of these jobs again. Returns an empty list, without reading, if no reading is due at the time `now`
+    /// into this file. Returns the numbers that differ from those that the daemon already knew. Also recreates
+    /// missing files of these jobs. Returns an empty list, without reading, if no reading is due at the time `now`
     /// ([`JobFiles::next_read_at`]).
     pub fn take_wanted_cores_updates(&mut self, now: Instant) -> Vec<WantedCoresUpdate> {
         if self.due.is_none_or(|due| due > now) {

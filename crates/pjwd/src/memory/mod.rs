@@ -10,7 +10,8 @@ pub mod turns;
 
 use std::time::Duration;
 
-/// When the memory of jobs is read without a request: the keys `[memory]` of the configuration.
+/// The values of the configuration table `[memory]`: how often pjwd measures the memory use of each job without a
+/// request of a client, and how much CPU time these measurements can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySettings {
     /// `memory.sample`: the time between two readings of a job. `None` if no memory is read without a request.
@@ -26,8 +27,9 @@ impl Default for MemorySettings {
 }
 
 impl MemorySettings {
-    /// Returns how long the next reading must wait after a reading that kept a PU busy for `cost`, so that readings use no
-    /// more than the budget.
+    /// Returns how long pjwd must wait after a memory measurement before the next one. `cost` is the CPU time of the
+    /// measurement that has just ended. With these pauses, the measurements use at most the configured share of one
+    /// PU (logical CPU).
     #[must_use]
     pub fn pause_after(&self, cost: Duration) -> Duration {
         let permille = self.budget_permille.clamp(1, 1000);

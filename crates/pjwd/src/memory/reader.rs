@@ -30,7 +30,8 @@ struct ReadRequest {
     reply: oneshot::Sender<Result<JobReading, ReadingError>>,
 }
 
-/// The thread that reads the memory of jobs. The thread ends when this value is dropped and its present reading is done.
+/// Measures the memory use of jobs in a background thread, one job at a time. The first request starts the thread.
+/// After this value is dropped, the thread handles the requests that were already sent, and then ends.
 #[derive(Debug, Default)]
 pub struct MemoryReader {
     requests: RefCell<Option<Sender<ReadRequest>>>,
@@ -39,11 +40,16 @@ pub struct MemoryReader {
 }
 
 impl MemoryReader {
-    /// Requests to read the memory of a job with these processes. The future waits for the result. The reading is given up,
-    /// or not begun, as soon as nothing holds the value of `wanted` any more.
+    /// Sends a request to the background thread: measure the memory use of a job that has the processes `processes`,
+    /// by the method `kind`. The returned future waits for the result.
+    ///
+    /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of
+    /// this `Arc` has been dropped, the thread skips the request. If the thread is already reading the pages of
+    /// processes, it stops before the next process. The result is then [`ReadingError::Abandoned`].
     ///
     /// # Errors
-    /// If the thread can't be started, and as [`read_job`].
+    /// The future returns [`ReadingError::NoThread`] if the thread can't be started or has ended. Otherwise, the
+    /// errors of [`read_job`].
     pub fn request(
         &self,
         processes: Vec<ProcessId>,

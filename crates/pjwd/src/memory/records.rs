@@ -18,7 +18,7 @@ const REUSE_FACTOR: u32 = 20;
 /// And at most so old, if it cost little.
 const MIN_REUSE: Duration = Duration::from_secs(1);
 
-/// An earlier reading of the memory of a job. All sizes are in bytes.
+/// A summary of one measurement of a job's memory use, for the memory history of the job. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySample {
     /// The UTC time of the reading.
@@ -48,24 +48,29 @@ struct JobRecord {
     shortage: Option<MemoryShortage>,
 }
 
-/// The latest readings of the memory of each job.
+/// The stored measurements of the memory use of each job: the latest full results, a history of summaries, and the
+/// prediction of a memory shortage.
 #[derive(Debug, Default)]
 pub struct MemoryRecords {
     jobs: BTreeMap<JobId, JobRecord>,
 }
 
 impl MemoryRecords {
-    /// Forgets what is known of the job if it is another one with the same id: one that began at another time. `since` is the
-    /// time at which the job began, as the status shows it.
-    pub fn forget_other(&mut self, job: &JobId, since: &str) {
+    /// Removes the stored measurements of an earlier job that had the same id as the present job `job`. `since` is
+    /// the start time of the present job, as text from the published status. The measurements belong to an earlier
+    /// job if they were stored with another start time.
+    pub fn forget_earlier_job(&mut self, job: &JobId, since: &str) {
         if self.jobs.get(job).is_some_and(|record| record.since != since) {
             self.jobs.remove(job);
         }
     }
 
-    /// Adds a reading of the job that began at the time `since`. Returns the reading.
+    /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it. Also updates the
+    /// prediction of a memory shortage, unless `reading` is an estimate. `since` is the start time of the job, as
+    /// text from the published status. Stored measurements of an earlier job with the same id but another start time
+    /// are removed.
     pub fn add(&mut self, job: &JobId, since: &str, reading: JobReading) -> Arc<JobReading> {
-        self.forget_other(job, since);
+        self.forget_earlier_job(job, since);
         let fresh = || JobRecord { since: since.to_owned(), ..JobRecord::default() };
         let record = self.jobs.entry(job.clone()).or_insert_with(fresh);
         let sample = MemorySample {
@@ -87,7 +92,9 @@ impl MemoryRecords {
         reading
     }
 
-    /// Returns a reading of this kind that is new enough for a caller who may not cause much work. `None` if there is none.
+    /// Returns the latest measurement of the job's memory use by the method `kind` if it is recent enough to answer
+    /// another call. The time since its end must be shorter than 20 times its CPU time, or shorter than one second.
+    /// Returns `None` if there is no such measurement. `now` is the current time in ns since boot.
     #[must_use]
     pub fn recent(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
         let latest = self.jobs.get(job)?.latest.get(&kind)?;
@@ -96,24 +103,30 @@ impl MemoryRecords {
         (age < limit).then(|| Arc::clone(latest))
     }
 
-    /// Returns when the last reading of the pages of a job began. `None` without a reading.
+    /// Returns the start time of the latest stored measurement of the job's memory use by [`ReadingKind::Pages`], in
+    /// ns since boot. `None` if there is no such measurement.
     #[must_use]
-    pub fn last_pages(&self, job: &JobId) -> Option<Nanos> {
+    pub fn last_page_reading_at(&self, job: &JobId) -> Option<Nanos> {
         Some(self.jobs.get(job)?.latest.get(&ReadingKind::Pages)?.at.since_boot)
     }
 
-    /// Returns the readings of a job, oldest first.
+    /// Returns the memory history of the job `job`: summaries of its latest measurements, oldest first. At most 240
+    /// are stored. Empty if no measurement of the job is stored.
     pub fn samples(&self, job: &JobId) -> impl Iterator<Item = &MemorySample> {
         self.jobs.get(job).into_iter().flat_map(|record| &record.samples)
     }
 
-    /// Returns the largest amount of memory that a reading of the job found. 0 without a reading.
+    /// Returns the largest memory use of the job `job` that any measurement has found so far, in bytes. The memory
+    /// use is the sum of the proportional set sizes (PSS) of the job's processes, or for an estimate, the memory that
+    /// is charged to the job's cgroup. 0 if no measurement of the job is stored.
     #[must_use]
     pub fn largest(&self, job: &JobId) -> u64 {
         self.jobs.get(job).map_or(0, |record| record.largest)
     }
 
-    /// Returns the prediction that the memory of a job will not suffice. `None` if it suffices, or if that is unknown.
+    /// Returns a warning if the memory of the job `job` will probably run out soon. The prediction comes from the
+    /// growth of the job's private memory in the stored measurements. `None` if no shortage is predicted, or if there
+    /// are too few measurements for a prediction.
     #[must_use]
     pub fn warning(&self, job: &JobId) -> Option<Warning> {
         let shortage = self.jobs.get(job)?.shortage?;
@@ -121,18 +134,19 @@ impl MemoryRecords {
         Some(Warning { job: Some(job.clone()), ..warning })
     }
 
-    /// Returns the predictions for all jobs.
+    /// Returns one warning for each job whose memory will probably run out soon ([`MemoryRecords::warning`]). Empty
+    /// if no shortage is predicted.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
         self.jobs.keys().filter_map(|job| self.warning(job)).collect()
     }
 
-    /// Returns the jobs of which something is known.
+    /// Returns the ids of the jobs with at least one stored measurement of their memory use.
     pub fn jobs(&self) -> impl Iterator<Item = &JobId> {
         self.jobs.keys()
     }
 
-    /// Forgets a job that has ended.
+    /// Removes all stored measurements of the memory use of the job `job`. Must be called when the job has ended.
     pub fn forget(&mut self, job: &JobId) {
         self.jobs.remove(job);
     }
@@ -200,11 +214,11 @@ mod tests {
     fn a_new_job_with_the_id_of_an_earlier_one_begins_without_its_readings() {
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", reading(0, GIB, GIB));
-        records.forget_other(&job(), "12:00");
+        records.forget_earlier_job(&job(), "12:00");
         assert_eq!(records.samples(&job()).count(), 1);
         records.add(&job(), "12:05", reading(0, 1, GIB));
         assert_eq!((records.samples(&job()).count(), records.largest(&job())), (1, 1));
-        records.forget_other(&job(), "12:10");
+        records.forget_earlier_job(&job(), "12:10");
         assert_eq!(records.jobs().count(), 0, "nothing is kept of a job without a reading");
     }
 

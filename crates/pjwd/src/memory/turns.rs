@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-/// Who waits for a turn.
+/// The party for which a memory measurement is made: a user who called pjwd, or pjwd itself, which can measure the
+/// memory of jobs at an interval. [`Turns`] treats all owners equally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnOwner {
     /// The calls of the user with this id.
@@ -15,7 +16,8 @@ pub enum TurnOwner {
     Sampler,
 }
 
-/// Error: too many calls of a user wait already.
+/// The error of [`Turns::take`]: the owner already has the maximum number of calls that wait for a memory
+/// measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{waiting} of your calls wait for readings of memory already, which are made one after the other: try again when one of \
@@ -26,12 +28,14 @@ pub struct TooManyWaiting {
     pub waiting: usize,
 }
 
-/// Gives turns: at each time at most one [`Turn`] exists. Each owner with waiting calls gets a turn before any other owner gets
-/// a second one, so a user with many calls does not delay the calls of other users.
+/// The queue of the calls that wait for the memory reader thread, which measures one job at a time. At most one
+/// [`Turn`] exists at a time, and only its holder should use the thread. An owner is a user, or pjwd itself. The
+/// owners with waiting calls get the turns in rotation: a user with many calls does not block the other owners.
 #[derive(Debug, Default)]
 pub struct Turns(Rc<RefCell<Queue>>);
 
-/// A turn. It ends when this value is dropped, and the next one begins.
+/// The right to use the memory reader thread, which measures the memory use of jobs. Only one turn exists at a time.
+/// When this value is dropped, the next call that waits in [`Turns::take`] gets a turn.
 #[derive(Debug)]
 pub struct Turn(Rc<RefCell<Queue>>);
 
@@ -43,10 +47,11 @@ struct Queue {
 }
 
 impl Turns {
-    /// Waits for a turn. A future that is dropped waits no longer.
+    /// Waits until the caller can use the memory reader thread, and returns this right. The call is made for `owner`.
+    /// If the future is dropped, the call leaves the queue.
     ///
     /// # Errors
-    /// At once, if `max_waiting` calls of this owner wait already.
+    /// If `max_waiting` calls of `owner` already wait. The error is returned at once, without waiting.
     pub async fn take(&self, owner: TurnOwner, max_waiting: usize) -> Result<Turn, TooManyWaiting> {
         let receiver = {
             let mut queue = self.0.borrow_mut();

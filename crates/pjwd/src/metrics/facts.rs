@@ -9,8 +9,9 @@ use pjw_linux::sys::own_usage::ResourceUsage;
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
 
-/// The value of the metrics label `jobid` in the samples (values) that sum over all jobs without samples of their
-/// own. This text differs from every job id, because each job id contains a colon.
+/// The value of the metrics label `jobid` for sums over several jobs. The metrics list only a limited number of jobs
+/// one by one (configuration key `metrics.max_jobs`), and have sums for all further jobs. This text differs from
+/// every job id, because each job id contains a colon.
 pub const OTHER_JOBS_LABEL_VALUE: &str = "other";
 
 /// The values of the metrics of one job, or the sums of these values over several jobs.

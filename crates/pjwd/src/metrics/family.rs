@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::counters::{BUCKET_BOUNDS, Histogram};
 use super::facts::MetricValues;
 
-/// The Prometheus type of a metric.
+/// The Prometheus type of a metric: counter, gauge or histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
     /// The value only grows. It starts at 0 again when the daemon restarts, and when metrics are switched on again. The

@@ -143,10 +143,11 @@ struct Readable {
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs, `inbox`
-    /// receives the messages of other threads, and `publisher` sends the status to clients. `settings` has the
-    /// configuration. The caller must then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread
-    /// of the loop.
+    /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs. `inbox`
+    /// receives the messages of other threads. `publisher` sends the status to the control server, which answers
+    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files, and `reports`
+    /// stores the reports of ended jobs. The caller must then call [`EventLoop::run_first_cycle`] and
+    /// [`EventLoop::run`] on the thread of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, FileJournal>,
         inbox: MessageReceiver,

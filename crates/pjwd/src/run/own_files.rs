@@ -62,14 +62,15 @@ impl WatchedFiles {
         Self { lock, socket, state_dir }
     }
 
-    /// Watches the files of the daemon, and makes removed files again. Never returns. Must run inside a tokio
+    /// Watches the files of the daemon, so that removed files are recreated. Never returns. Must run inside a tokio
     /// runtime.
     ///
-    /// - The lock file and the socket: this function makes them again. Each new socket is sent to `listeners`. If a
-    ///   file can't be made again, a warning ([`Message::Warnings`]) is sent to the event loop through `outbox`. A
-    ///   socket of the service manager (systemd) is not made again.
-    /// - The files of the journal (the records of pjwd's changes): the event loop makes them again. After a removal,
-    ///   [`Message::CheckJournal`] is sent to the event loop through `outbox`.
+    /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
+    ///   this fails, a warning ([`Message::Warnings`]) is sent to the event loop through `outbox`.
+    /// - A socket that systemd created (socket activation): only systemd can recreate such a socket. The function
+    ///   sends a warning to the event loop.
+    /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After a file
+    ///   was removed, [`Message::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,

@@ -40,9 +40,10 @@ const MAX_SETTLING_SAMPLES: u32 = 5;
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
-/// Measures how many cores each owner uses. An owner is a job whose idle cores pjwd can lend to borrowers: jobs of
-/// the class besteffort, which have no cores of their own. pjwd uses the measured values to decide when to lend
-/// cores, and when to take lent cores back. Nothing is measured while no job can borrow cores.
+/// Measures how many cores each owner uses. An owner is a job whose idle cores pjwd can lend to other jobs, the
+/// borrowers. Borrowers are the jobs of the class besteffort, which have no cores of their own. pjwd uses the
+/// measured values to decide when to lend cores, and when to take lent cores back. Nothing is measured while no job
+/// can borrow cores.
 #[derive(Debug, Default)]
 pub struct OwnerCpuSampler {
     /// The measured jobs.

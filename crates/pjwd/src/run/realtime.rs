@@ -128,7 +128,7 @@ impl RealtimePriority {
         })
     }
 
-    /// Returns the latest time at which the caller must next call [`RealtimePriority::enforce_bounds`]. `now` is the
+    /// Returns the time by which the caller must call [`RealtimePriority::enforce_bounds`] again. `now` is the
     /// current time. `None` if the real-time priority is off.
     #[must_use]
     pub fn next_check_at(&self, now: Instant) -> Option<Instant> {

@@ -13,9 +13,9 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The stored reasons for the next cycle (scan, decision and changes) of the event loop: two timers that have
-/// expired, and the need to scan every process. Process events of the kernel and commands also cause cycles, but are
-/// not stored here.
+/// The stored reasons for the next cycle (scan, decision and changes) of the event loop: whether each of two timers
+/// has expired, and whether every process must be scanned. Process events of the kernel and commands also cause
+/// cycles, but are not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
     /// Whether the scan of the processes of jobs is due. It reads no others. The configuration key `interval` is the

@@ -84,8 +84,8 @@ struct JournalPlace {
 
 impl LockHolder {
     /// Describes this process as the holder of the lock against a second pjwd. `socket` is the path of the control
-    /// socket of this process, or `None` for `pjwd --release-all`, which has no socket. `state_dir` is its state
-    /// directory.
+    /// socket of this process, or `None` for `pjwd --release-all`, which has no socket. `state_dir` is the state
+    /// directory of this process.
     #[must_use]
     pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         // The next process may have another working directory.
@@ -201,19 +201,21 @@ impl DaemonLock {
         Ok(lock)
     }
 
-    /// Returns the state directory of the last pjwd before this process that made a journal (the records of its
-    /// changes). `boot_id` is the id of the current boot. Returns `None` if no pjwd made a journal in the current boot,
-    /// and after [`DaemonLock::record_boot_id`]. The caller should check whether the journal is still in the directory.
-    /// If the journal is missing, nobody knows the original affinity masks of the threads that the earlier pjwd
-    /// changed.
+    /// Returns the state directory in which an earlier pjwd made its journal (the records of its changes), according
+    /// to the lock file. `boot_id` is the id of the current boot. Returns `None` if the lock file names no earlier
+    /// journal of this boot, or after a call of [`DaemonLock::record_boot_id`].
+    ///
+    /// The caller should check whether the journal is still in the directory. If the journal is missing, nobody knows
+    /// the original affinity masks of the threads that the earlier pjwd changed.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
         let of_boot = self.holder.earlier_journal.as_ref().filter(|journal| journal.boot_id == boot_id);
         of_boot.map(|journal| Path::new(&journal.state_dir))
     }
 
-    /// Removes the earlier journal from the lock file: everything that it recorded was undone. The next pjwd does not
-    /// miss this journal.
+    /// Removes the entry about the journal (the records of changes) of an earlier pjwd from the lock file. Must be
+    /// called only after all recorded changes were undone. Without the entry, a later pjwd does not look for this
+    /// journal.
     ///
     /// # Errors
     /// If the lock file can't be written.
@@ -222,8 +224,8 @@ impl DaemonLock {
         self.write_holder()
     }
 
-    /// Records in the lock file that this process made its journal (the records of its changes) in the boot with the
-    /// id `boot_id`. After a restart, the next pjwd needs this record for [`DaemonLock::earlier_state_dir`].
+    /// Records in the lock file that this process has made its journal (the records of its changes) in the current
+    /// boot. `boot_id` is the id of this boot. The next pjwd needs this entry for [`DaemonLock::earlier_state_dir`].
     ///
     /// # Errors
     /// If the lock file can't be written.

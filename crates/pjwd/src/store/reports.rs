@@ -78,8 +78,8 @@ impl ReportStore {
     }
 
     /// Stores the report of a job that has ended. Drops the oldest reports if the store then has too many, or if the
-    /// file can't be written, for example because the disk is full. A failed write is logged once, until a write
-    /// succeeds again. If the maximum number of reports is 0, does nothing.
+    /// file can't be written, for example because the disk is full. Logs the first failed write. Logs no further
+    /// failure until a write has succeeded. If the maximum number of reports is 0, does nothing.
     pub fn add(&mut self, report: Report) {
         if self.max_reports == 0 {
             return;
@@ -123,7 +123,7 @@ impl ReportStore {
         }
     }
 
-    /// Writes the file with the reports again if another program removed or replaced the file.
+    /// Recreates the file with the reports of ended jobs if another program removed or replaced the file.
     pub fn restore_removed_file(&mut self) {
         if self.file.is_some() && !self.is_in_place() {
             self.make_again();

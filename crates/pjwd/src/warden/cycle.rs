@@ -74,9 +74,10 @@ pub struct Warden<N, J> {
 }
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Makes a warden that continues where an earlier daemon stopped. `records` are the records of the earlier
-    /// daemon's journal, oldest first, and are applied to `state`. `policy` has the configured rules. `host` has the
-    /// properties of this machine by which jobs are recognised. Scans and changes nothing yet.
+    /// Makes a warden that continues where an earlier daemon stopped. `machine_interface` is the interface to the
+    /// machine, and `journal` is the storage for the records of pjwd's changes. `records` are the records of the
+    /// earlier daemon's journal, oldest first, and are applied to `state`. `policy` has the configured rules. `host`
+    /// has the properties of this machine by which jobs are recognised. Scans and changes nothing yet.
     pub fn new(
         machine_interface: N,
         journal: J,
@@ -177,10 +178,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the affinity masks of the processes that processes of jobs forked since the last scan. Decides for each
-    /// such process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask is the
-    /// set of online PUs that the job holds, or if the process was forked into the cpuset of the job. Otherwise, the
-    /// scan is urgent. Must be called after process events were read, unless a cycle follows at once.
+    /// Reads the affinity masks of new processes: those that processes of jobs forked since the last scan. Decides
+    /// for each new process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask
+    /// is the set of online PUs that the job holds, or if the process was forked into the cpuset of the job.
+    /// Otherwise, the scan is urgent. Must be called after process events were read, unless a cycle follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
         defer_scans_of_right_forks(&mut self.node, &mut self.state);
     }

@@ -32,9 +32,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Writes the journal (the records of pjwd's changes) again from the current state if another program removed its
-    /// files. If the write fails, [`Warden::ongoing_failures`] has the error, and each later cycle (scan, decision
-    /// and changes) tries again.
+    /// Recreates the files of the journal (the records of pjwd's changes) from the current state if another program
+    /// removed one of them. If the write fails, [`Warden::ongoing_failures`] has the error, and each later cycle
+    /// (scan, decision and changes) tries again.
     pub fn recreate_journal_if_removed(&mut self) {
         if self.ongoing_failures.journal_error.is_none() && !self.journal.is_in_place() {
             self.ongoing_failures.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());

@@ -251,9 +251,9 @@ pub struct LargestRequests {
 /// Returns the numbers of whole cores in the largest requests that the free cores can serve: inside one L3,
 /// inside one NUMA node, inside one package, and on the whole machine.
 ///
-/// A machine without L3s, NUMA nodes or packages has no value of its own for this part. The result then repeats
-/// the value of the next larger part. The parts are, from small to large: L3, NUMA node, package, whole
-/// machine.
+/// If the machine has no L3s, the value for the L3 equals the value for the NUMA node. If it has no NUMA nodes,
+/// the value for the NUMA node equals the value for the package. If it has no packages, the value for the
+/// package equals the value for the whole machine.
 #[must_use]
 pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
     let allocator =

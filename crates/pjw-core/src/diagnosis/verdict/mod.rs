@@ -9,7 +9,8 @@ use crate::basics::prelude::*;
 use crate::diagnosis::words;
 use crate::terms::{JobId, JobReport, JobSource, JobUsage};
 
-/// A job that was sampled for a shorter time gets no verdict, in ns: its start and its end are most of it.
+/// The minimum time, in ns, for which the use of a job's cores must have been measured so that the job gets a
+/// verdict: 10 s. A shorter job consists mostly of its start and its end.
 pub const MIN_JUDGED_NS: u64 = 10_000_000_000;
 /// A job that used at least this share of its cores on average used them well, in permille. jobstats (Princeton) marks
 /// jobs below 65 % too.
@@ -22,7 +23,7 @@ const MOST_PERMILLE: u64 = 500;
 /// So much of a core, in permille, is no reason to ask for one core more.
 const TOLERATED_PERMILLE: u64 = 100;
 
-/// How well a job used its cores.
+/// The verdict of pjw on how well an ended job used its cores: `Fine`, or the main problem of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum VerdictKind {
@@ -39,14 +40,15 @@ pub enum VerdictKind {
 }
 
 impl VerdictKind {
-    /// Returns the word for the verdict, as in JSON, such as `serial`.
+    /// Returns the word for the verdict in JSON output and in messages to users, such as `serial`.
     #[must_use]
     pub fn word(self) -> &'static str {
         self.into()
     }
 }
 
-/// The verdict on a job, with its reason and a remedy.
+/// The verdict of pjw on how well an ended job used its cores: the kind of the verdict, and advice for the
+/// user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// How well the job used its cores.
@@ -55,11 +57,12 @@ pub struct Verdict {
     pub advice: Vec<String>,
 }
 
-/// Returns the verdict on a job that has ended. `None` in these cases:
+/// Judges how well an ended job used its cores, from the report on the job. Returns `None` in each of these
+/// cases:
 ///
-/// - The job was sampled for less than 10 s ([`MIN_JUDGED_NS`]).
-/// - The job held no cores, or no process of it ran.
-/// - The job was a provision: its cores may be idle.
+/// - The use of the cores was measured for less than 10 s ([`MIN_JUDGED_NS`]).
+/// - The job held no cores or used no CPU time.
+/// - The job was a provision: its cores were promised to a service, and may be idle.
 #[must_use]
 pub fn verdict(report: &JobReport) -> Option<Verdict> {
     let usage = &report.usage;
@@ -105,8 +108,9 @@ pub fn verdict(report: &JobReport) -> Option<Verdict> {
     Some(Verdict { kind, advice })
 }
 
-/// Returns one sentence for an event or a log: the figures of a job, with the verdict and the first advice if there are
-/// any.
+/// Returns a short text about an ended job, for an event. The text says how long the job ran, how much CPU time
+/// it used, and how many of its cores it used on average. If `verdict` is not `None`, the text also has the
+/// word for the verdict and the first advice.
 #[must_use]
 pub fn summary(report: &JobReport, verdict: Option<&Verdict>) -> String {
     let used = Tenths(report.mean_use_permille());

@@ -11,9 +11,9 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the pids of the processes of which the diagnosis (`pjwctl doctor`) reads all threads. These are
-/// all processes of jobs, and the 4,096 processes with the lowest pids that belong to no job. Kernel threads
-/// are not included. Of any other process, the diagnosis reads only the first thread.
+/// Returns the pids of the processes of which the diagnosis (`pjwctl doctor`) reads all threads. These are all
+/// processes of jobs, and up to 4,096 processes that belong to no job: those with the lowest pids, without
+/// kernel threads. The diagnosis reads only the first thread of any other process.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -113,7 +113,7 @@ impl ScanPair<'_> {
                 uid: process.uid,
                 comm: process.comm,
                 belongs_to_scheduler: role != BatchRole::Ordinary && by_system,
-                is_no_stray: process.belongs_to_login() || process.is_of_pjw(),
+                is_no_stray: process.belongs_to_login() || process.has_pjw_program_name(),
                 threads,
             }
         };

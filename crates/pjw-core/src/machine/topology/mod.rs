@@ -162,7 +162,7 @@ impl From<Topology> for Parts {
     }
 }
 
-/// The reason why [`Topology::new`] can't build a topology from the given cores and domains.
+/// The reason why [`Topology::new`] can't build a topology: no core has a PU, or two cores have the same PU.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TopologyError {
     /// No core has a PU.
@@ -176,8 +176,8 @@ pub enum TopologyError {
     },
 }
 
-/// The shape of a regular machine, in which all packages, all NUMA nodes, all L3s and all cores have the
-/// same structure. Used in tests and for capacity planning.
+/// The shape of a regular machine, given by five counts: packages, NUMA nodes per package, L3s per NUMA node,
+/// cores per L3, and PUs per core. Used in tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegularShape {
     /// The number of packages (sockets) of the machine.

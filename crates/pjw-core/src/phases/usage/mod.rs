@@ -53,8 +53,9 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
     core::iter::once(member.id.pid).chain(parent)
 }
 
-/// Returns the jobs whose last process this scan found gone, each with the paths of its cgroups. These cgroups should be read
-/// before the decision, which ends the jobs: a scheduler may then remove them at once.
+/// Returns the jobs that end because the scan `snapshot` found none of their processes. Each item is a job and
+/// the path of one of its cgroups. The caller must read the memory use of these cgroups before the next
+/// decision. When the decision has ended a job, the batch system may remove its cgroups.
 #[must_use]
 pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(JobId, String)> {
     let is_gone = |member: &Member| match snapshot.processes.get(&member.id.pid) {

@@ -12,7 +12,9 @@ use core::time::Duration;
 use crate::basics::{Nanos, Pid, ProcessId, prelude::*};
 use crate::terms::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser};
 
-/// The groups of processes that share an address space, and the processes that may soon belong to one.
+/// Groups of processes that share an address space (clone(2) with `CLONE_VM`). A process joins a group when two
+/// scans, at least about one scan interval apart, have found that it shares the address space. So a child of
+/// vfork(2), which shares the address space for a short time, does not count.
 #[derive(Debug, Clone, Default)]
 pub struct AddressSpaceGroups {
     /// The list of the last scan, and whether nothing can change while the list stays the same.
@@ -38,27 +40,29 @@ struct SharingProcess {
 }
 
 impl AddressSpaceGroups {
-    /// Returns the number of the group of the process `id`. Processes with the same number share an address space. Returns
-    /// `None` if the process shares its address space with no other process, or if this is not known.
+    /// Returns the number of the group to which the process `id` belongs. All processes of a group share one
+    /// address space. Returns `None` if pjw has not confirmed that the process shares its address space with
+    /// another process.
     #[must_use]
     pub fn group_of(&self, id: ProcessId) -> Option<u32> {
         self.sharing.get(&id.pid).filter(|known| known.id.is_same_process(id))?.group
     }
 
-    /// Iterates over the groups: the number of the group, and the pids of its processes. Each group has at least
-    /// two processes.
+    /// Iterates over the groups of processes that share an address space. Each item is the number of a group
+    /// and the pids of its processes. Each group has at least two processes.
     pub fn groups(&self) -> impl Iterator<Item = (u32, &BTreeSet<Pid>)> {
         self.groups.iter().map(|(&number, pids)| (number, pids))
     }
 
-    /// Returns the pids of the processes in a group, including those that belong to no job. Empty if there is no
-    /// such group.
+    /// Iterates over the pids of the processes in the group with the number `group`. All processes of a group
+    /// share one address space. Processes that belong to no job are included. Yields nothing if there is no
+    /// group with this number.
     pub fn pids_of(&self, group: u32) -> impl Iterator<Item = Pid> + '_ {
         self.groups.get(&group).into_iter().flatten().copied()
     }
 
-    /// Returns why pjw can't find out for some processes whether they share an address space, in one sentence.
-    /// `None` if nothing hinders that.
+    /// Returns the reason, in one sentence for users, why pjw can't find out whether some processes share an
+    /// address space. Returns `None` if pjw can find this out for all processes, or if no scan has tried yet.
     #[must_use]
     pub fn unread_reason(&self) -> Option<&str> {
         self.last.as_ref()?.0.unread_reason.as_deref()

@@ -190,8 +190,8 @@ impl CpusetRegistry {
         self.recovered = recovered;
     }
 
-    /// Returns the cpuset that pjw created or changed for a job, or is about to create or change. `None` if
-    /// pjw manages no cpuset for the job, or if the job no longer needs its cpuset.
+    /// Returns the cpuset that pjw created or changed for a job, or is about to create or change. `None` if pjw
+    /// manages no cpuset for the job, or if the job no longer needs its cpuset.
     #[must_use]
     pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {
         self.managed.get(self.wanted.get(job)?)
@@ -274,9 +274,9 @@ impl CpusetRegistry {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether the kernel or systemd refused to remove the cpuset at the cgroup path `path`, since the last
-    /// scan of all processes. pjw first gives such a cpuset all PUs, and then removes its cgroup. A refusal of
-    /// either step counts. pjw tries again only after the next scan of all processes.
+    /// Whether the last attempt to remove the cpuset at the cgroup path `path` failed: the kernel or systemd
+    /// refused to allow all PUs in the cpuset, or to remove its cgroup. pjw forgets the failure at the next
+    /// scan of all processes, and then tries again.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)

@@ -5,11 +5,12 @@ use crate::state::cpusets::CpusetRegistry;
 use crate::terms::{CgroupCreator, CpusetAction, CpusetChange};
 
 impl CpusetRegistry {
-    /// Records that the change `action` of a cpuset was refused, usually by the kernel or systemd. `reason`
-    /// is the reason, as text for users. pjw makes the next attempt after the next scan of all processes.
+    /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as
+    /// text for users. pjw makes the next attempt after the next scan of all processes.
     ///
-    /// There is one exception. If a process can't be moved from a cgroup of pjw back to its original cgroup,
-    /// pjw does not wait and tries to move the process to the root cgroup.
+    /// There is one exception: the change moves a process from a cpuset that pjw itself created back to the
+    /// original cgroup of the process. In this case, pjw does not wait, and tries to move the process to the
+    /// root cgroup.
     pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {

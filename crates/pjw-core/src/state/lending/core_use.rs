@@ -61,8 +61,8 @@ pub struct LentCoreSample {
     pub cpu_time: Duration,
 }
 
-/// The use that an owner (a job whose idle cores may be lent) makes of its cores: moving averages over
-/// measurements of its CPU time.
+/// How much an owner (a job whose idle cores may be lent) uses its cores. pjw measures the CPU time of the
+/// owner from time to time. This type has moving averages of the measurements, over about 100 ms.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CoreUse {
     /// The average use of all cores together, in millionths of one core.
@@ -102,8 +102,11 @@ impl Span {
 }
 
 impl CoreUse {
-    /// Returns whether the owner of the cores (a job) is idle. It is idle if it used less than a tenth of one
-    /// core on average, or in each measurement of the last 50 ms.
+    /// Whether the owner (a job whose idle cores may be lent) was idle at the last measurement of its CPU time.
+    /// Also true before the first measurement. The owner is idle in each of these cases:
+    ///
+    /// - The moving average of its CPU use, over about 100 ms, is less than a tenth of one core.
+    /// - Every measurement of the last 50 ms has shown a use of less than a tenth of one core.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.busy_for.is_zero()
@@ -112,16 +115,19 @@ impl CoreUse {
     /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number
     /// of cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
     ///
-    /// - A lent core in [`OwnerCpuSample::lent`] is in use if the owner runs on it for at least nine tenths of the
-    ///   time. If the core has several PUs, one tenth of the time is enough.
+    /// - The owner uses a lent core ([`OwnerCpuSample::lent`]) if it runs on this core for at least nine tenths
+    ///   of the time. If the core has several PUs, one tenth of the time is enough.
     /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
     ///
-    /// These shares of the time are moving averages. In each of these cases, the measurement `sample` alone is
-    /// enough:
+    /// The shares of the time are moving averages over about 100 ms. A lent core is also in use in each of
+    /// these cases, in which `sample` alone decides:
     ///
-    /// - The owner was idle before, and `sample` covers at least 10 ms and shows such a share.
-    /// - The owner was idle before, and has run on the lent core for 1.3 ms.
-    /// - The owner ran for at least 99 % of the time, and `sample` covers at least 10 ms.
+    /// - `sample` covers at least 10 ms and shows such a share, and the owner was idle until at most 20 ms ago.
+    /// - `sample` covers less than 10 ms and shows that the owner ran on the core for at least 1.3 ms, and the
+    ///   owner was idle until at most 20 ms ago.
+    /// - `sample` covers at least 10 ms, and the owner ran on the core for at least 99 % of this time.
+    ///
+    /// Short measurements of the other cores are judged in a similar way, several measurements together.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.

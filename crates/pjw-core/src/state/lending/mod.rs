@@ -49,7 +49,8 @@ pub struct OwnerLendingState {
 }
 
 impl LendingState {
-    /// Records how many of its cores an owner (a job whose idle cores may be lent) uses.
+    /// Records the result of a measurement: how many of its cores an owner (a job whose idle cores may be lent)
+    /// uses.
     ///
     /// - `used_cores` is the number of cores that the owner uses, and `core_count` the number of all its cores.
     /// - `used_lent_cpus` is the set of the lent PUs on which the owner itself runs.

@@ -15,9 +15,9 @@ use crate::state::masks::request::MaskRequest;
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of entries in each of two lists of [`Lineage`]. One list has the forked processes that
-/// descend from processes of jobs. The other list has all other forked processes that no scan has read. If a
-/// list is full, pjw drops the next fork event for this list and then scans all processes.
+/// The maximum number of records of forked processes in each of two lists. One list has the forked processes
+/// that descend from processes of jobs. The other list has all other forked processes that no scan has read. If
+/// a list is full, pjw ignores the next fork event for this list and then scans all processes.
 pub const MAX_FORK_RECORDS: usize = 65_536;
 
 /// The record of a forked process that descends from a process of a job. The record says to which job the
@@ -81,8 +81,9 @@ impl Descendant {
     }
 }
 
-/// The forked processes that the kernel's process events reported: which of them descend from processes of
-/// jobs, and which of them must be scanned because of an event.
+/// What pjw knows about forked processes from the kernel's process events, before a scan reads these processes.
+/// For each forked process, pjw records whether it descends from a process of a job. A queue has the processes
+/// that the daemon must scan after a fork, exec or exit event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     /// The processes that descend from a process of a job, by pid.
@@ -207,9 +208,9 @@ impl Lineage {
     }
 
     /// Whether the process `pid` may descend from a process of a job although pjw has no record of this
-    /// descent. True if pjw did not know an ancestor of the process at the time of the fork: no scan had read
-    /// this ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of the
-    /// process `pid`.
+    /// descent. True if an ancestor of the process was unknown to pjw when the process was forked: no scan had
+    /// read this ancestor, and pjw had received no fork event for it. False if pjw received no fork event for
+    /// the process `pid` itself.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
@@ -233,8 +234,9 @@ impl Lineage {
         self.scan_queue.exited(pid);
     }
 
-    /// Returns the record of the process `pid`, if it is a forked process that descends from a process of a
-    /// job. `None` if it does not descend from such a process, or if pjw did not read its fork event.
+    /// Returns the record of the process `pid`, if this process was forked by a process of a job or by one of
+    /// its descendants. `None` if the process does not descend from a process of a job, or if pjw has no record
+    /// of this descent.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
@@ -310,9 +312,9 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence that a process belongs to the job of its parent. `evidence` is the evidence that the
-/// parent belongs to this job. The result is [`Evidence::Adopted`] if `evidence` is [`Evidence::Adopted`], and
-/// [`Evidence::Parent`] otherwise.
+/// Returns the evidence that a forked process belongs to the same job as its parent. `evidence` is the evidence
+/// for the parent. The result is [`Evidence::Parent`], with one exception. If the parent belongs to the job
+/// only because its user has no other job ([`Evidence::Adopted`]), the result is [`Evidence::Adopted`] too.
 #[must_use]
 pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

@@ -155,8 +155,10 @@ impl MaskEntry {
         &self.newest().original_mask
     }
 
-    /// Returns the mask in the last request for the thread. `None` if several requests with different masks may
-    /// be the last request.
+    /// Returns the affinity mask that was requested last for the thread. pjw or the program of the thread
+    /// requests a mask by sched_setaffinity(2). A mask that the kernel set by itself counts as requested too.
+    /// Returns `None` if pjw does not know which request was the last one, and the possible requests have
+    /// different masks.
     #[must_use]
     pub fn requested_mask(&self) -> Option<&CpuSet> {
         let newest = self.newest();
@@ -196,8 +198,8 @@ impl MaskEntry {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time since when the journal has the original mask of the thread (the mask before pjw changed
-    /// it), in ns since boot. `None` if the journal does not have this mask.
+    /// Returns the time from which on the journal must contain the original mask of the thread (the mask before
+    /// pjw changed it), in ns since boot. `None` if the journal need not contain this mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
@@ -360,8 +362,8 @@ impl MaskEntry {
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the scan before. The
-    /// caller must know that the online PUs and the PUs of the thread's cpuset did not change between the two
+    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the previous scan. Must
+    /// be called only if the online PUs and the PUs of the thread's cpuset did not change between these two
     /// scans.
     pub fn record_unchanged_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {

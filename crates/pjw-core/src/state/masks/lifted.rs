@@ -11,7 +11,8 @@ const TRIAL: Duration = Duration::from_secs(10);
 /// have been moved to a core of its own, which the waiting time does not show.
 const LEAST_WAITING_PERMILLE: u32 = 100;
 
-/// Why pjw lifted the binding of a thread.
+/// The reason why pjw lifted the binding of a thread. A binding is an affinity mask, inside the cores of the
+/// job, that the program requested. pjw lifts a binding by giving the thread other PUs of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiftReason {
     /// Too many hot threads were bound to the same PUs, while other PUs of the job were idle.
@@ -20,8 +21,8 @@ pub enum LiftReason {
     Policy,
 }
 
-/// A binding that pjw lifted: the program had restricted the thread to some PUs of the job, and pjw gave the thread
-/// other PUs of the job.
+/// A binding that pjw lifted. A binding is an affinity mask, inside the cores of the job, that the program
+/// requested for a thread. pjw lifts a binding by giving the thread other PUs of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiftedBinding {
     /// The PUs of the job to which the program had bound the thread.
@@ -37,10 +38,16 @@ pub struct LiftedBinding {
 }
 
 impl LiftedBinding {
-    /// Whether the lift did not help, so that the binding must be put in force again: between 10 and 20 seconds after
-    /// the lift, the busy thread with the demand `demand` still waits for a PU at least three quarters as long as before.
-    /// A later change has other causes. False if the thread waited for less than a tenth of the time before the lift, or
-    /// if the policy lifts every binding.
+    /// Whether the lift of the binding did not help the thread, so that pjw must put the binding in force
+    /// again. `demand` is the present demand of the thread, and `now` the present time, in ns since boot. The
+    /// result is true if all of these conditions hold:
+    ///
+    /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]),
+    ///   and has not put the binding in force again.
+    /// - The lift was from 10 s to 20 s ago.
+    /// - Before the lift, the thread waited for a PU for at least a tenth of the time.
+    /// - The thread is hot (busy), and the present share of waiting time is at least three quarters of the
+    ///   earlier share.
     #[must_use]
     pub fn has_not_helped(&self, demand: &Demand, now: Nanos) -> bool {
         let is_judged = self.reason == LiftReason::Overload

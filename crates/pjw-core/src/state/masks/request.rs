@@ -42,10 +42,10 @@ pub struct MaskRequest {
 }
 
 impl MaskRequest {
-    /// Returns whether pjw must restore the field `original_mask` when the job of the thread ends or is
-    /// released. The result is valid only if no later request for the thread is made until then. True if pjw or
-    /// the kernel made the request, and the requested mask differs from `original_mask`. False if the program
-    /// made the request.
+    /// Whether this request replaced the original mask of the thread, so that pjw must restore the mask in the
+    /// field `original_mask` when the job of the thread ends or is released. True if pjw or the kernel made the
+    /// request, and the requested mask differs from `original_mask`. False if the program made the request. The
+    /// result counts only if this is the last request for the thread.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask

@@ -7,8 +7,8 @@
 
 use crate::basics::{Nanos, Tid, prelude::*};
 
-/// The least number of threads that a process must have so that a scan may read only its busy threads. Of a
-/// process with fewer threads, every scan reads all threads.
+/// The minimum number of threads of a process for which a scan may read only the busy threads. A thread is busy
+/// if it recently ran or waited for a PU. If a process has fewer threads, every scan reads all of them.
 pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
 /// At most one thread of so many is busy. Otherwise, all threads are read.
 const MIN_THREADS_PER_BUSY: usize = 16;

@@ -193,8 +193,12 @@ impl UsageState {
         }
     }
 
-    /// Notes for the report of a job what a reading of its memory found: the shared part, and the largest amount that was
-    /// charged to its memory cgroup, in bytes. An estimate does not replace a reading of pages.
+    /// Stores the result of a memory measurement of the job, for the report on the job. Has no effect if the
+    /// job has already ended.
+    ///
+    /// - `shared` is the shared part of the job's memory. An estimate does not replace an exact value.
+    /// - `peak` is the largest memory use of the job's cgroup up to now, in bytes. `None` if unknown. The
+    ///   report has the largest of these values.
     pub fn note_memory(&mut self, job: &JobId, shared: SharedMemory, peak: Option<u64>) {
         let Some(open) = self.jobs.get_mut(job) else { return };
         let usage = &mut open.usage;
@@ -204,7 +208,9 @@ impl UsageState {
         }
     }
 
-    /// Notes for the report of a job the largest amount that was charged to a cgroup of it, in bytes.
+    /// Stores the peak memory use of a cgroup of the job, in bytes, for the report on the job. The report has
+    /// the largest of all stored values. Has no effect if `peak` is `None` (unknown) or if the job has already
+    /// ended.
     pub fn note_memory_peak(&mut self, job: &JobId, peak: Option<u64>) {
         if let Some(open) = self.jobs.get_mut(job) {
             open.usage.memory_peak = open.usage.memory_peak.max(peak);

@@ -54,8 +54,8 @@ impl JobSource {
         self.into()
     }
 
-    /// Whether the source is a batch system, such as Slurm. False only for `Manual` (a user's command) and
-    /// `Session` (a login session).
+    /// Whether the source of the job is a batch system, such as Slurm. False if a user's command (`Manual`) or
+    /// a login session (`Session`) started the job.
     #[must_use]
     pub fn is_scheduler(self) -> bool {
         !matches!(self, JobSource::Manual | JobSource::Session)
@@ -181,8 +181,8 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job: whether the job has cores of its own, and whether pjw may lend these cores
-/// while the job leaves them idle.
+/// The priority class of a job: guaranteed, normal or besteffort. The class says whether the job has cores of
+/// its own, and whether pjw may lend these cores to other jobs while the job leaves them idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
@@ -235,9 +235,10 @@ impl CpuRequest {
         }
     }
 
-    /// Returns the number of cores that this request needs on the machine with this topology. The result may be
-    /// too high for a request for PUs if the cores of the machine have different numbers of PUs. Each core then
-    /// counts as if it had as few PUs as the smallest core.
+    /// Returns the number of cores that this request needs on the machine with this topology. For a list of
+    /// PUs, this is the number of cores with at least one of these PUs. For a number of PUs, each core counts
+    /// as if it had as few PUs as the smallest core. So the result may be too high if the cores of the machine
+    /// have different numbers of PUs.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
         match self {
@@ -419,12 +420,13 @@ impl Job {
         self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.ownership == Ownership::Owned)
     }
 
-    /// Returns the upper limit of the number of cores that the job can use at present. A user or a program
-    /// tells pjw this number ([`WantedCores`]), and pjw replaces a larger number by this limit. The limit is:
+    /// Returns the largest number of cores that the job may want. A user or a program in the job tells pjw how
+    /// many cores the job can use at present ([`WantedCores`]). pjw replaces a number above the limit by the
+    /// limit:
     ///
-    /// - For a job of the class besteffort, the number of cores of the machine.
-    /// - For any other job, the number of cores that the job requested or holds, whichever is larger. `None` if
-    ///   the job has no request and holds no cores.
+    /// - For a job of the class besteffort, the limit is the number of cores of the machine.
+    /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is
+    ///   larger. `None` if the job has no request and holds no cores.
     #[must_use]
     pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
         let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
@@ -436,9 +438,9 @@ impl Job {
         requested.max(granted)
     }
 
-    /// Returns the number of cores that the job can use at present. A user (`pjwctl want`) or a program in the
-    /// job told pjw this number. The result is at most [`Job::max_wanted_cores`]. `None` if pjw was told no
-    /// number: the job can then use all cores that it holds.
+    /// Returns the number of cores that the job can use at present, as a user (`pjwctl want`) or a program in
+    /// the job told pjw. The result is at most [`Job::max_wanted_cores`]. `None` if nobody told pjw a number:
+    /// the job can then use all cores that it holds.
     #[must_use]
     pub fn wanted_core_count(&self, topology: &Topology) -> Option<u32> {
         let given = self.wanted_cores?.count;

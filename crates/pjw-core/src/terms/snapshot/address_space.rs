@@ -2,8 +2,8 @@
 
 use crate::basics::{ProcessId, prelude::*};
 
-/// The address spaces that several processes share, as the scans until now found them. Threads of one process do
-/// not count: they always share an address space.
+/// The address spaces that several processes share (clone(2) with `CLONE_VM`), as found by all scans up to now.
+/// An address space that only the threads of one process share is not in the list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressSpaceList {
     /// The address spaces with at least two processes, by number.
@@ -13,7 +13,7 @@ pub struct AddressSpaceList {
     pub unread_reason: Option<String>,
 }
 
-/// An address space that several processes use.
+/// An address space that several processes share (clone(2) with `CLONE_VM`), with these processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedAddressSpace {
     /// The number of the address space. No two address spaces in a list have the same number. An address space keeps its
@@ -23,7 +23,8 @@ pub struct SharedAddressSpace {
     pub users: Vec<AddressSpaceUser>,
 }
 
-/// A process that uses a shared address space.
+/// A process that shares its address space with other processes, and what the last scan found about the
+/// process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressSpaceUser {
     /// The process.
@@ -32,7 +33,8 @@ pub struct AddressSpaceUser {
     pub look: AddressSpaceLook,
 }
 
-/// What a scan found of a process that uses a shared address space.
+/// What a scan found about a process that shares its address space with other processes. A child of vfork(2)
+/// uses the address space of its parent only for a short time, so pjw distinguishes this case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressSpaceLook {
     /// The process uses the address space, and does not use it for a vfork(2) only.

@@ -36,14 +36,17 @@ const LOGIN_PROGRAMS: [&str; 20] = [
 const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
 
 impl Process {
-    /// Whether the process executes a program of pjw itself, by its name. Such a process never counts as unassigned.
+    /// Whether the command name of the process is that of a program of pjw (`pjwctl` or `pjwd`). pjw never
+    /// counts such a process as unassigned. A process is unassigned if it belongs to no job although its user
+    /// has a job.
     #[must_use]
-    pub fn is_of_pjw(&self) -> bool {
+    pub fn has_pjw_program_name(&self) -> bool {
         self.has_name_of(&OUR_PROGRAMS)
     }
 
-    /// Whether the process belongs to a login itself, such as sshd or a login shell. Such a process is counted as
-    /// unassigned and not reported. Processes that it starts are reported.
+    /// Whether the process is part of a login, such as sshd, a login shell or a terminal multiplexer. If such a
+    /// process belongs to no job, pjw counts it as unassigned, but does not report it. The processes that it
+    /// starts are reported.
     #[must_use]
     pub fn belongs_to_login(&self) -> bool {
         self.has_name_of(&LOGIN_PROGRAMS) || (self.session == self.id.pid && self.has_name_of(&SHELLS))

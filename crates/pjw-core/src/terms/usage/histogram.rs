@@ -8,9 +8,9 @@ use crate::basics::prelude::*;
 const STEPS: u64 = 64;
 
 /// A histogram of the number of PUs (logical CPUs) that a job used. Each class of the histogram is a range of
-/// numbers of PUs, with the total time in which the job used a number of PUs in this range. Below 64 permille
-/// of one PU, a class has a width of 1 permille. Above, its width is at most 1/64 of its values. So the size of
-/// the histogram is bounded, however long the job runs.
+/// numbers of PUs, with the total time in which the number of used PUs was in this range. Classes below 64
+/// permille of one PU have a width of 1 permille. All other classes have a width of at most 1/64 of their
+/// values. So the size of the histogram is bounded, even if the job runs for a long time.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UseHistogram {
@@ -26,10 +26,10 @@ impl UseHistogram {
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns a percentile of the number of PUs that the job used, in permille of one PU. The job used more
-    /// PUs than the result for at most `time_above_permille` of the time. For example, 50 permille give the
-    /// 95th percentile. The result is rounded up by at most 1/64, but never exceeds `upper_limit` (also in
-    /// permille of one PU). The result is 0 if the histogram is empty.
+    /// Returns the number of PUs that the job exceeded for at most `time_above_permille` of the time (a
+    /// percentile), in permille of one PU. For example, the result for 50 permille is the 95th percentile. The
+    /// result is rounded up by at most 1/64. It is never more than `upper_limit`, which is also in permille of
+    /// one PU. The result is 0 if the histogram is empty.
     #[must_use]
     pub fn exceeded_for(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();

@@ -40,7 +40,8 @@ pub struct UsageSample {
     pub has_bound_waiters: bool,
 }
 
-/// Which part of the memory of a job is shared, as a reading of its memory found.
+/// The part of a job's memory that several processes share. The value is exact if it was computed from the
+/// pages of the processes. It is an estimate if it was computed from the counters of the job's cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
     /// The shared part in permille: of the sum of the resident set sizes, or, in an estimate, of the anonymous memory.

@@ -106,11 +106,11 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. The BPF program reports a lent
-    /// PU once, when a thread that is not at idle priority starts to run there. If such a thread already runs
-    /// there during this call, the program reports the PU when the thread stops running. PUs that are in `lent`
-    /// and were already lent before this call keep their state. While `lent` is empty, the program is detached
-    /// from the kernel.
+    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. The BPF program
+    /// reports a lent PU once, when a thread of the owner starts to run there. Each thread that is not at idle
+    /// priority counts as a thread of the owner. If such a thread already runs on the PU during this call, the
+    /// program reports the PU when the thread stops running. PUs that were already lent before this call are not
+    /// affected. While `lent` is empty, the program is detached from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
@@ -140,17 +140,18 @@ impl LentCpuMonitor {
         &self.lent
     }
 
-    /// Returns a file descriptor that poll(2) shows as readable when [`LentCpuMonitor::take`] has PUs to
-    /// return.
+    /// Returns a file descriptor that poll(2) shows as readable when the BPF program has reported a PU (logical
+    /// CPU) that a job lends to another job. A PU is reported when a thread of the lending job has run there.
+    /// The caller then calls [`LentCpuMonitor::take`], which returns the reported PUs.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
-    /// Returns the lent PUs (logical CPUs) that the BPF program has reported since the last call of this
-    /// function. A thread of the owner, the job that lends the PU, has run on each of these PUs. A PU is
-    /// returned once after it was lent, and once more after each call of [`LentCpuMonitor::rearm`] for the PU.
-    /// Makes no system call.
+    /// Returns the lent PUs that the BPF program has reported since the last call of this function. A lent PU is
+    /// a PU (logical CPU) that a job, the owner, lends to another job. On each returned PU, a thread of the
+    /// owner has run. A PU is returned once after it was lent, and once more after each call of
+    /// [`LentCpuMonitor::rearm`] for the PU. Makes no system call.
     pub fn take(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
         while let Some(record) = self.ring.next() {
@@ -161,9 +162,9 @@ impl LentCpuMonitor {
         reported.intersection(&self.lent)
     }
 
-    /// Makes the BPF program report each lent PU in `cpus` once more, and sets its run time
-    /// ([`LentCpuMonitor::run_times`]) to zero. A PU (logical CPU) is lent if a job lends it to another job.
-    /// PUs in `cpus` that are not lent are ignored.
+    /// Makes the BPF program report each lent PU in `cpus` once more, as if the PU had just been lent. A lent PU
+    /// is a PU (logical CPU) that a job, the owner, lends to another job. Also sets the run time of the owner on
+    /// these PUs ([`LentCpuMonitor::run_times`]) to zero. PUs in `cpus` that are not lent are ignored.
     ///
     /// # Errors
     /// If the kernel refuses to change the BPF map of the program.
@@ -174,10 +175,10 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns for each lent PU (logical CPU) how long threads that are not at idle priority have run there.
-    /// These are threads of the owner: the job that lends the PU to another job. The time counts since the PU
-    /// was lent, or since the last call of [`LentCpuMonitor::rearm`] for the PU. The list is empty if the
-    /// kernel refuses to read the BPF map of the program.
+    /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU)
+    /// that a job, the owner, lends to another job. Each thread that is not at idle priority counts as a thread
+    /// of the owner. The time counts since the PU was lent, or since the last call of [`LentCpuMonitor::rearm`]
+    /// for the PU. The list is empty if the kernel refuses to read the BPF map of the program.
     #[must_use]
     pub fn run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };

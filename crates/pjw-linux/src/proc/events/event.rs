@@ -3,9 +3,9 @@
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// Whether process events (fork, exec and exit) were lost.
-/// [`ProcEventSocket::drain_events`](super::ProcEventSocket::drain_events) returns this value. After a loss,
-/// the caller must scan all processes, because it does not know which processes started or ended.
+/// Whether process events (fork, exec and exit) were lost, as returned by
+/// [`ProcEventSocket::drain_events`](super::ProcEventSocket::drain_events). After a loss, the caller must scan
+/// all processes, because the caller can't know which processes started or ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventLoss {
     /// Whether events were lost since the previous call. Possible causes: the receive buffer of the socket overflowed,

@@ -35,7 +35,7 @@ const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
 /// The options of a replay of a curve of CPU demand: the housekeeping PUs, which are reserved for the system,
 /// and the settings of lending. In the replay, the jobs of the curve lend the cores that they do not use. One
-/// additional job of the class besteffort borrows these cores, and also uses the free cores.
+/// additional job, the besteffort job, has no cores of its own. It uses the lent cores and the free cores.
 #[derive(Debug, Clone)]
 pub struct DemandReplayOptions {
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
@@ -45,8 +45,8 @@ pub struct DemandReplayOptions {
 }
 
 /// The result of a replay of a curve of CPU demand. The jobs of the curve are owners: they own cores, and lend
-/// the cores that they do not use. One additional job of the class besteffort borrows these cores. Core time is
-/// a number of cores multiplied by a time.
+/// the cores that they do not use. One additional job, the besteffort job, has no cores of its own. It uses the
+/// lent cores and the free cores. Core time is a number of cores multiplied by a time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandReplay {
     /// The result for each owner, in the order of the curve.
@@ -60,9 +60,9 @@ pub struct DemandReplay {
     pub besteffort_core_s: f64,
 }
 
-/// The totals of a replay of a curve of CPU demand for one owner: a job that owns cores, and lends the cores
-/// that it does not use. Core time is a number of cores multiplied by a time, in core seconds (one core for one
-/// second).
+/// What one owner used and lent in a replay of a curve of CPU demand. An owner is a job that owns cores, and
+/// lends the cores that it does not use. Core time is a number of cores multiplied by a time, in core seconds
+/// (one core for one second).
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnerTotals {
     /// The id of the owner, and the number of cores that it owns.
@@ -77,8 +77,8 @@ pub struct OwnerTotals {
     pub revocations: u64,
 }
 
-/// Error: a curve of CPU demand can't be replayed on a machine, because pjw refuses the cores that a job of the
-/// replay is to get. The usual reason is that the machine has too few cores. Contains the job and the reason.
+/// Error: a curve of CPU demand can't be replayed on a machine, because pjw refuses to give a job of the replay
+/// its cores. The usual reason is that the machine has too few cores. Contains the job and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{job} can't have {cores} cores: {refusal}")]
 pub struct JobRefused {
@@ -91,9 +91,9 @@ pub struct JobRefused {
 }
 
 /// Replays the curve of CPU demand `curve` on a simulated machine with the topology `topology`. Each job of the
-/// curve is an owner: it owns cores, and uses as many as the curve says. One additional job of the class
-/// besteffort uses the free cores, and the cores that the owners lend. The same arguments always give the same
-/// result.
+/// curve is an owner: it owns cores, uses as many as the curve says, and can lend the rest. One additional job,
+/// the besteffort job, has no cores of its own. It uses the lent cores and the free cores. The same arguments
+/// always give the same result.
 ///
 /// # Errors
 /// If the machine has too few cores for the owners.
@@ -265,9 +265,10 @@ fn nanos(time: Duration) -> Nanos {
 }
 
 impl DemandReplay {
-    /// Returns the utilisation of the machine in the replay, from 0 to 1. This is the core time that all jobs
-    /// used, divided by the core time of all cores that jobs can use ([`DemandReplay::usable_cores`]). Core
-    /// time is a number of cores multiplied by a time. Returns 0 if jobs can use no core.
+    /// Returns the utilisation of the machine in the replay, from 0 to 1: the core time that all jobs used,
+    /// divided by the core time that they could have used. Core time is a number of cores multiplied by a time.
+    /// Jobs could have used [`DemandReplay::usable_cores`] cores for the whole time of the replay. Returns 0 if
+    /// jobs can use no core.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let used: f64 = self.owners.iter().map(|one| one.used_core_s).sum();

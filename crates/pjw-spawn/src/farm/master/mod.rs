@@ -31,8 +31,8 @@ const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
 /// The most results that are taken from one worker before the others have their turn.
 const RESULTS_IN_TURN: usize = 256;
 
-/// What a call of [`RunningFarm::next_within`] found: the next result of the farm, no result within the time limit,
-/// or the end of all results.
+/// What a call of [`RunningFarm::next_within`] returns: the result of one more item of the farm, no result within the
+/// time limit, or the end after all results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextResult {
     /// The result of one more item.
@@ -43,8 +43,8 @@ pub enum NextResult {
     End,
 }
 
-/// A started farm: worker processes that compute items. As an iterator, the value returns the results and waits for
-/// each of them. If the farm can't continue, the iterator returns one error and then ends.
+/// A started farm: a group of worker processes that compute numbered items. As an iterator, this value waits for the
+/// next result and returns the result. If the farm can't continue, the iterator returns one error and then ends.
 ///
 /// A worker that dies is replaced only while the caller waits for a result, so the caller should keep waiting for
 /// results. Dropping the value kills all processes of the farm.

@@ -86,8 +86,8 @@ pub struct Template {
 impl Template {
     /// Starts a template: a process of the program of `context`, from which instances (further processes of the
     /// program) are forked. Waits until the template has stopped before `main`. The template has the arguments, the
-    /// environment variables and the cgroup of `first`, and runs on the CPUs of the calling thread. It is not an
-    /// instance itself: [`Template::fork`] must also be called for `first`.
+    /// environment variables and the cgroup of `first`, and runs on the CPUs of the calling thread. The template is
+    /// not an instance itself: [`Template::fork`] must also be called for `first`.
     ///
     /// # Errors
     /// If the program can't have a template. The program can still be started by exec, unless the error is
@@ -129,9 +129,9 @@ impl Template {
     /// function. The template stops in the call. Instances (further processes of the program) are forked from the
     /// template, and continue after the call.
     ///
-    /// The template has the arguments, the environment variables and the cgroup of `first`. It is not an instance
-    /// itself: [`Template::fork`] must also be called for `first`. In each instance, the array of pointers to the
-    /// arguments and variables may have at most 32 KiB.
+    /// The template has the arguments, the environment variables and the cgroup of `first`. The template is not an
+    /// instance itself: [`Template::fork`] must also be called for `first`. In each instance, the array of pointers
+    /// to the arguments and variables may have at most 32 KiB.
     ///
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
@@ -187,8 +187,9 @@ impl Template {
         self.loaded.child.pid
     }
 
-    /// Returns whether the file of the program has not changed or been replaced since the template was loaded.
-    /// Changes of libraries are not detected. Always true for a template of [`Template::load_until_fork_here`].
+    /// Returns whether the template still matches the file of its program: true as long as the file has not been
+    /// changed or replaced since the template was loaded. Changes of libraries are not detected. Always true for a
+    /// template of [`Template::load_until_fork_here`].
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         let Some(shape) = &self.shape else { return true };

@@ -26,10 +26,10 @@ use scan::Scanner;
 const MAX_CGROUPS: usize = 256;
 
 pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    let exam = examine(warden)?;
-    let report = DoctorReport::new(clock::hostname(), &exam, &machine_facts(&exam), &diagnose(&exam));
+    let input = examine(warden)?;
+    let report = DoctorReport::new(clock::hostname(), &input, &machine_facts(&input), &diagnose(&input));
     output::print_reply(request.json, &report, |report, term| {
-        let names = user_names(exam.jobs.iter().map(|job| job.owner.0));
+        let names = user_names(input.jobs.iter().map(|job| job.owner.0));
         doctor::report_text(report, &names, request.show_all, term)
     })
 }

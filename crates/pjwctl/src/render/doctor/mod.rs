@@ -51,7 +51,7 @@ pub struct DoctorFinding {
 }
 
 /// A job in the report of `pjwctl doctor`: the number of cores that it requested, the CPUs that it has, and the CPUs
-/// that pjwd would give to it.
+/// that the daemon pjwd would give to the job if pjwd ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job, such as `slurm:7`.
@@ -96,10 +96,15 @@ pub struct DoctorFact {
 }
 
 impl DoctorReport {
-    /// Makes the report of `pjwctl doctor` about the machine with the name `hostname`. `exam` contains the data that
+    /// Makes the report of `pjwctl doctor` about the machine with the name `hostname`. `input` contains the data that
     /// was read from the machine. `facts` and `findings` were computed from this data.
     #[must_use]
-    pub fn new(hostname: String, exam: &DiagnosisInput, facts: &[MachineFact], findings: &[Finding]) -> Self {
+    pub fn new(
+        hostname: String,
+        input: &DiagnosisInput,
+        facts: &[MachineFact],
+        findings: &[Finding],
+    ) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
             code: finding.code.clone(),
             severity: finding.severity.name(),
@@ -117,20 +122,20 @@ impl DoctorReport {
         Self {
             hostname,
             findings: findings.iter().map(finding).collect(),
-            jobs: exam.jobs.iter().map(|job| line_of(exam, job)).collect(),
+            jobs: input.jobs.iter().map(|job| line_of(input, job)).collect(),
             facts: facts.iter().map(fact).collect(),
         }
     }
 }
 
-fn line_of(exam: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
+fn line_of(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     let allowed_cpus = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
-        cpus.union(&thread.effective_mask.intersection(&exam.online))
+        cpus.union(&thread.effective_mask.intersection(&input.online))
     });
     DoctorJob {
         id: job.id.to_string(),
         owner: job.owner.0,
-        requested_cores: job.requested.as_ref().map(|amount: &CpuRequest| amount.core_count(&exam.topology)),
+        requested_cores: job.requested.as_ref().map(|amount: &CpuRequest| amount.core_count(&input.topology)),
         cpus: job.grant.as_ref().map(|(cpus, _)| cpus.to_string()).unwrap_or_default(),
         granted_by: match &job.grant {
             Some((_, GrantedBy::Scheduler)) => "scheduler",

@@ -130,7 +130,7 @@ pub fn no_cores_message(job: &Job) -> String {
 
 /// Returns the line that `pjwctl provision` prints for a provision: cores that pjwd keeps for a service. The line
 /// contains the id of the job that holds the cores, its CPUs, and the rule by which pjwd recognises the processes of
-/// the service.
+/// the service. If the job still waits for its cores, the line says so.
 #[must_use]
 pub fn provision_line(job: &Job) -> String {
     let id = text::escape_control_characters(&job.id);
@@ -141,8 +141,9 @@ pub fn provision_line(job: &Job) -> String {
 }
 
 /// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job now wants.
-/// `requested` is the number on the command line, or `None` for the word `default`. If the maximum of the job is
-/// smaller than `requested`, the line names both numbers.
+/// `requested` is the number on the command line, or `None` for the word `default`. After `default`, the line says
+/// that the job wants what it was granted. If the maximum of the job is smaller than `requested`, the line names both
+/// numbers.
 #[must_use]
 pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
     let id = text::escape_control_characters(&job.id);

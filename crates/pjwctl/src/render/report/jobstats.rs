@@ -10,10 +10,10 @@ use serde_json::json;
 /// jobstats gives no summary of a job of less than this time, in thousandths of a second.
 const MIN_WALL: u64 = 60_000;
 
-/// Returns the text that jobstats stores in Slurm's field AdminComment: a summary of how an ended job used this node.
-/// For a job of less than a minute, the text says only that the job was short. `host` is the host name of the node.
-/// `total_memory` is the memory of the node in bytes. It stands for the memory that the job requested, which pjw does
-/// not know.
+/// Returns a summary of how an ended job used this node, in the format in which the tool jobstats stores summaries in
+/// Slurm's field AdminComment. For a job of less than a minute, the text says only that the job was short. `host` is
+/// the host name of the node. `total_memory` is the memory of the node in bytes: the text contains this number
+/// instead of the memory that the job requested, which pjw does not know.
 #[must_use]
 pub fn jobstats_line(report: &Report, host: &str, total_memory: u64) -> String {
     if report.wall_s.0 < MIN_WALL {

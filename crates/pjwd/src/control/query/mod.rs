@@ -200,8 +200,9 @@ pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
     Answer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
-/// Returns the processes of the job `id` whose memory is far from their busy threads, as [`Answer::FarMemory`]. `by_node` has the
-/// bytes in memory on each NUMA node, for each process that was read. Empty if the job does not exist.
+/// Finds the processes of the job `id` that have most of their memory on other NUMA nodes than those on which their
+/// busy threads ran last. `by_node` has the bytes on each NUMA node, for each process whose memory was read. The
+/// result is an [`Answer::FarMemory`]. Its list is empty if there is no such process or no such job.
 #[must_use]
 pub fn far_memory(state: &WardenState, id: &JobId, by_node: BTreeMap<Pid, BTreeMap<u32, u64>>) -> Answer {
     let processes = by_node.into_iter().filter_map(|(pid, by_node)| {

@@ -17,7 +17,8 @@ use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::errno::{is_gone, is_permission_denied};
 use pjw_linux::sys::{clock, kcmp::compare_address_spaces};
 
-/// How the memory of a job is read.
+/// The method by which pjwd measures the memory use of a job. An estimate from counters of the kernel takes little
+/// CPU time. A walk over the pages of each process is exact, but takes much CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadingKind {
     /// By the kernel's counters. The shared part is estimated from the job's memory cgroup.
@@ -29,7 +30,8 @@ pub enum ReadingKind {
 }
 
 impl ReadingKind {
-    /// Returns the name of the source in JSON: `cgroup` or `smaps`.
+    /// Returns the name of the method in JSON: `cgroup` for an estimate, and `smaps` for a walk over the pages of
+    /// each process, with or without their NUMA nodes.
     #[must_use]
     pub fn source_name(self) -> &'static str {
         match self {
@@ -39,7 +41,8 @@ impl ReadingKind {
     }
 }
 
-/// A process whose memory could not be read.
+/// A process of a job whose memory use pjwd could not read, for example because pjwd has no permission. The memory of
+/// the other processes is measured all the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeniedProcess {
     /// The process id.
@@ -50,7 +53,8 @@ pub struct DeniedProcess {
     pub reason: String,
 }
 
-/// The memory of a job at one time. All sizes are in bytes.
+/// The result of one measurement of a job's memory use: the sums over the processes of the job, the values of each
+/// process, and the CPU time of the measurement. All sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct JobReading {
     /// How the memory was read.
@@ -79,7 +83,7 @@ pub struct JobReading {
     pub denied: Vec<DeniedProcess>,
 }
 
-/// Why the memory of a job was not read.
+/// The reason why pjwd could not measure the memory use of a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadingError {
     /// There is no estimate for a job without a memory cgroup of its own.
@@ -105,11 +109,16 @@ struct JobCgroup {
     is_own: bool,
 }
 
-/// Reads the memory of a job with these processes. A process that has ended is counted, which is no error. Before each
-/// process, `is_wanted` says whether the reading goes on: one process of a TiB takes half a minute of CPU time.
+/// Measures the memory use of a job that has the processes `processes`, by the method `kind`. Blocks until the result
+/// is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are only
+/// counted, in [`JobReading::gone`]. Processes that can't be read are listed in [`JobReading::denied`].
+///
+/// If the pages of processes are read, `is_wanted` is called before each process. If `is_wanted` returns false, the
+/// function stops with [`ReadingError::Abandoned`].
 ///
 /// # Errors
-/// See [`ReadingError`].
+/// If /proc can't be opened. If `is_wanted` returned false. If an estimate is requested, but the job has no readable
+/// memory cgroup of its own.
 pub fn read_job(
     processes: &[ProcessId],
     kind: ReadingKind,
