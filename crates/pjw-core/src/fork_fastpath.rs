@@ -30,12 +30,13 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the affinity mask that each unchecked fork should have, by pid. An unchecked fork is a newly forked
-/// process of a job whose real mask is wrong or was not read yet. The daemon must scan such a process at once
+/// Returns the affinity mask that each unverified fork should have, by pid. A newly forked process of a job is an
+/// unverified fork until the daemon has read the mask of the process and found the expected mask. The daemon must
+/// scan such a process at once
 /// ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
 /// [`expected_fork_masks`] returns the masks of all newly forked processes.
 #[must_use]
-pub fn expected_masks_of_unchecked_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
+pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }

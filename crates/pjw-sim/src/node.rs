@@ -450,7 +450,7 @@ impl MachineInterface for SimMachineInterface {
         if present == action.current_mask {
             world.record_mask_read(id.pid, tid);
         }
-        if !world.request_mask_for_pjw(id.pid, tid, &action.requested_mask) {
+        if !world.request_mask_as_pjw(id.pid, tid, &action.requested_mask) {
             return MaskOutcome::Refused { errno: 22, reason: "its cpuset allows none of these PUs".into() };
         }
         let process = &world.processes[&id.pid];

@@ -181,8 +181,8 @@ pub unsafe extern "C" fn pspawn_v(
 /// begun the program (`i` as in `MPI_Isend`). `mask` contains one CPU set for each process. If `mask` is NULL, the
 /// processes run on the CPUs of the calling thread.
 ///
-/// Returns a file descriptor, or -1 with `errno`. The descriptor becomes readable when each process has begun the
-/// program or has failed to start. The caller must pass the descriptor to [`pspawn_collect`], which returns the
+/// Returns a file descriptor, or -1 with `errno`. The descriptor becomes readable once all processes have begun
+/// the program or have failed to start. The caller must pass the descriptor to [`pspawn_collect`], which returns the
 /// process ids.
 ///
 /// # Safety
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn ipspawn(
 ///
 /// `nspawns` is the number of values for which `pids` has memory, normally the number that was passed to [`ipspawn`].
 /// If `nspawns` is smaller, only the first values are written. If it is larger, the further values stay unchanged.
-/// The return value counts all processes in each case.
+/// The return value is the number of all started processes, also of those whose ids were not written.
 ///
 /// # Safety
 /// `pids` must be NULL or point to memory for `nspawns` values.

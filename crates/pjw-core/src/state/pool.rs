@@ -150,7 +150,7 @@ impl PuPool {
 
     /// Iterates over the borrowed PUs, each with the job that borrows it, in ascending order of the kernel's
     /// PU numbers. A job of the class besteffort borrows PUs that are free or that another job leaves idle.
-    pub fn borrowers(&self) -> impl Iterator<Item = (Pu, &JobId)> {
+    pub fn borrowed_pus(&self) -> impl Iterator<Item = (Pu, &JobId)> {
         self.borrowers.iter().map(|(&pu, borrower)| (pu, borrower))
     }
 
@@ -158,7 +158,7 @@ impl PuPool {
     /// the job borrows none.
     #[must_use]
     pub fn borrowed_by(&self, job: &JobId) -> CpuSet {
-        self.borrowers().filter(|(_, borrower)| *borrower == job).map(|(pu, _)| pu).collect()
+        self.borrowed_pus().filter(|(_, borrower)| *borrower == job).map(|(pu, _)| pu).collect()
     }
 
     /// Returns the lent PUs. A PU is lent if one job holds it and leaves it idle, and another job borrows it.

@@ -123,7 +123,7 @@ impl WardenState {
     /// Gives PUs to a borrower. The last record counts: a PU may have passed from one borrower to another, and the record of the
     /// one that lost it may follow.
     fn restore_borrowed(&mut self, job: &JobId, cpus: &CpuSet) {
-        let losers = self.pool.borrowers().filter(|(pu, borrower)| *borrower != job && cpus.contains(*pu));
+        let losers = self.pool.borrowed_pus().filter(|(pu, borrower)| *borrower != job && cpus.contains(*pu));
         let losers: BTreeSet<JobId> = losers.map(|(_, borrower)| borrower.clone()).collect();
         for loser in losers {
             let kept = self.pool.borrowed_by(&loser).difference(cpus);

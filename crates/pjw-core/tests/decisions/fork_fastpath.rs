@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{
-    defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unchecked_forks,
+    defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
     snapshot_of_mismatches,
 };
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
@@ -175,7 +175,7 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
 
 /// Probes the masks of new processes as the daemon does, when the masks of these children are not the expected ones.
 fn probe(machine: &mut Machine, wrong: &[u32]) {
-    let expected = expected_masks_of_unchecked_forks(&machine.state);
+    let expected = expected_masks_of_unverified_forks(&machine.state);
     let mismatch = |&pid: &u32| ForkMaskMismatch {
         id: ProcessId { pid: Pid(pid), start: StartTime(machine.now() / 10_000_000) },
         effective_mask: set("0-7"),

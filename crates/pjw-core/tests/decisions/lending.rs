@@ -429,7 +429,7 @@ fn a_job_that_changes_its_class_exchanges_its_cores() {
     assert_sound(&m);
     assign_class(&mut m, "a", PriorityClass::Guaranteed, 2, &[]).unwrap();
     assert_eq!((ownership(&m, "a"), m.state.pool.allocated_cpus().len()), (Some(Ownership::Owned), 2));
-    assert_eq!(m.state.pool.borrowers().count(), 0);
+    assert_eq!(m.state.pool.borrowed_pus().count(), 0);
     assert_sound(&m);
 }
 

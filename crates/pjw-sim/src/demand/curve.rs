@@ -29,15 +29,15 @@ const MAX_CORES: u32 = Pu::MAX.0 + 1;
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandCurve {
     /// The jobs that own cores, in the order of their columns in the file.
-    pub owners: Vec<Owner>,
+    pub owners: Vec<CurveOwner>,
     /// The numbers of cores that the owners use, ascending by time. The last point marks only the end of the curve.
     pub points: Vec<DemandPoint>,
 }
 
-/// An owner in a curve of CPU demand: a job that owns cores, and lends to other jobs the cores that it does not
-/// use.
+/// A job of a demand curve (the number of cores that each job needs, over time). The job owns cores, and lends to
+/// other jobs the cores that it does not use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct CurveOwner {
     /// The id of the job, whose name is the name of the column.
     pub job: JobId,
     /// The number of cores that the job owns.
@@ -301,12 +301,12 @@ fn point(line: &Line<'_>, columns: &[Column]) -> Result<DemandPoint, CurveError>
 }
 
 /// The owners of the columns. An owner whose number of cores the file does not say owns as many as it uses at most.
-fn owners(columns: &[Column], points: &[DemandPoint]) -> Vec<Owner> {
+fn owners(columns: &[Column], points: &[DemandPoint]) -> Vec<CurveOwner> {
     let most_used = |index: usize| {
         let most = points.iter().map(|point| point.cores_used[index]).fold(0.0, f64::max);
         (1..=MAX_CORES).find(|&whole| f64::from(whole) >= most).unwrap_or(MAX_CORES)
     };
-    let owner = |(index, column): (usize, &Column)| Owner {
+    let owner = |(index, column): (usize, &Column)| CurveOwner {
         job: column.job.clone(),
         cores: column.owned.unwrap_or_else(|| most_used(index)),
     };
@@ -334,8 +334,8 @@ fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn owner(name: &str, cores: u32) -> Owner {
-        Owner { job: JobId::new(JobSource::Manual, name).unwrap(), cores }
+    fn owner(name: &str, cores: u32) -> CurveOwner {
+        CurveOwner { job: JobId::new(JobSource::Manual, name).unwrap(), cores }
     }
 
     fn point(seconds: f64, cores_used: &[f64]) -> DemandPoint {

@@ -169,7 +169,7 @@ impl World {
     /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as pjw would. The original
     /// mask of the thread stays the same: the mask that pjw must restore when pjw releases the job. Returns
     /// whether the simulated kernel accepts the request. False also if there is no such thread.
-    pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
+    pub fn request_mask_as_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {

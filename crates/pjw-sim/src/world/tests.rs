@@ -9,7 +9,7 @@ fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
     let mut world = World::new(&set("0-7"));
     let father = world.spawn(Pid(1), Uid(1001));
     world.move_process(father, "/a/b");
-    world.request_mask_for_pjw(father, Tid(father.0), &set("2-3"));
+    world.request_mask_as_pjw(father, Tid(father.0), &set("2-3"));
     let child = world.spawn(father, Uid(1001));
     world.exit_process(father);
     let child = &world.processes[&child];
@@ -42,7 +42,7 @@ fn a_mask_is_cut_to_the_cpuset_and_to_what_is_on_and_comes_back() {
     world.cpusets.insert("/job".to_owned(), set("2-5"));
     world.move_process(pid, "/job/step");
     assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "4-5");
-    assert!(!world.request_mask_for_pjw(pid, Tid(pid.0), &set("6-7")), "EINVAL");
+    assert!(!world.request_mask_as_pjw(pid, Tid(pid.0), &set("6-7")), "EINVAL");
     world.toggle_pu(Pu(4));
     assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "5");
     world.toggle_pu(Pu(5));

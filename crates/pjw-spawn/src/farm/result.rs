@@ -2,8 +2,8 @@
 
 use crate::child::ExitStatus;
 
-/// One of the numbered items that a farm computes, as the worker process gets it. A farm is a group of worker
-/// processes that compute such items.
+/// A work item, as it is passed to a worker process: its number, and the data that the reader process read for the item.
+/// A farm is a group of worker processes that compute numbered work items.
 #[derive(Debug, Clone, Copy)]
 pub struct Item<'a> {
     /// The number of the item, from 0 in the order of the source.

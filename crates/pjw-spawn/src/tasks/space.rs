@@ -64,7 +64,7 @@ pub struct Space {
 impl Space {
     /// Makes an address space for tasks (processes that share their memory) of the program of `context`. The caller
     /// must have called [`Context::share_memory`]. `capacity` is the maximum number of tasks that run at the same
-    /// time. `size` is the number of ranks: the rank of each task must be less than `size`.
+    /// time. The rank of each task must be less than `rank_count`.
     ///
     /// The tasks become children of the calling process. With [`Context::kill_when_launcher_ends`], the kernel kills
     /// the tasks when the calling thread ends.
@@ -72,8 +72,8 @@ impl Space {
     /// # Errors
     /// If `context` does not share memory or has [`Context::credentials`]. If a limit does not allow `capacity`
     /// tasks. If the process that owns the address space can't be started.
-    pub fn create(context: &Context, capacity: usize, size: u32) -> Result<Self, SpaceError> {
-        Self::of_setup(Arc::clone(&context.setup), capacity, size)
+    pub fn create(context: &Context, capacity: usize, rank_count: u32) -> Result<Self, SpaceError> {
+        Self::of_setup(Arc::clone(&context.setup), capacity, rank_count)
     }
 
     pub(crate) fn of_setup(setup: Arc<Setup>, capacity: usize, size: u32) -> Result<Self, SpaceError> {

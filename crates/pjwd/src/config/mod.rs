@@ -106,7 +106,7 @@ impl Config {
     /// Returns the time between two scans of the processes of jobs: the value of the configuration key `interval`.
     /// Each of these scans reads those processes of jobs that have run since the previous scan, with their threads.
     #[must_use]
-    pub fn interval(&self) -> Duration {
+    pub fn scan_interval(&self) -> Duration {
         self.settings.scan_interval
     }
 

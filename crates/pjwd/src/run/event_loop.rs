@@ -376,7 +376,7 @@ impl EventLoop {
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
         let begun = Instant::now();
         // A scan that begins before the next scan was due is not late.
-        let scan_due = was_timer.then(|| self.next_scan + self.config.interval());
+        let scan_due = was_timer.then(|| self.next_scan + self.config.scan_interval());
         let due = self.pending_since.take().into_iter().chain(scan_due);
         let waited = due.map(|due| begun.saturating_duration_since(due)).max();
         self.lateness.record(waited.unwrap_or_default(), begun);
@@ -440,7 +440,7 @@ impl EventLoop {
         has_unfinished_work: bool,
     ) {
         if was_timer || was_rescan {
-            self.next_scan = now + self.config.interval();
+            self.next_scan = now + self.config.scan_interval();
         }
         if was_rescan {
             self.next_rescan = now + self.config.rescan_interval();

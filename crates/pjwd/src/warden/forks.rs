@@ -1,7 +1,7 @@
 //! The probe for forked processes outside of their job's cores. It is quick, so it comes before each scan.
 
 use pjw_core::fork_fastpath::{
-    defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unchecked_forks,
+    defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
     snapshot_of_mismatches,
 };
 use pjw_core::{ports::MachineInterface, snapshot::Snapshot, state::WardenState};
@@ -12,7 +12,7 @@ pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, stat
     if state.lineage.scan_queue.immediate_pids().is_empty() {
         return;
     }
-    let expected = expected_masks_of_unchecked_forks(state);
+    let expected = expected_masks_of_unverified_forks(state);
     let mismatches = if expected.is_empty() { Vec::new() } else { node.probe_masks(&expected).mismatches };
     defer_scans_if_masks_match(state, &expected, &mismatches);
 }

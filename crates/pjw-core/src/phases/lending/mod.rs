@@ -47,7 +47,7 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
     }
     let decision = decide(state, policy, now);
     let is_leaving = |pu: &Pu| state.lending.grace_period_end(*pu).is_some();
-    decision.leaving.len() != state.pool.borrowers().filter(|(pu, _)| is_leaving(pu)).count()
+    decision.leaving.len() != state.pool.borrowed_pus().filter(|(pu, _)| is_leaving(pu)).count()
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }
 

@@ -103,7 +103,7 @@ proptest! {
         for id in 0..5 {
             take(&mut m, Step::Release(id));
         }
-        prop_assert_eq!(m.state.pool.borrowers().count(), 0);
+        prop_assert_eq!(m.state.pool.borrowed_pus().count(), 0);
         prop_assert!(m.state.cpusets.paths().next().is_none());
     }
 }

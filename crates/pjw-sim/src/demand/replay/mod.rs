@@ -24,7 +24,7 @@ use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::topology::Topology;
 use thiserror::Error;
 
-use super::curve::{DemandCurve, DemandPoint, Owner};
+use super::curve::{CurveOwner, DemandCurve, DemandPoint};
 
 /// The time between two decisions about lending: the daemon's interval while a core is lent.
 const STEP: Duration = Duration::from_millis(10);
@@ -66,7 +66,7 @@ pub struct DemandReplay {
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnerTotals {
     /// The id of the owner, and the number of cores that it owns.
-    pub owner: Owner,
+    pub owner: CurveOwner,
     /// The core time that the owner used, in core seconds.
     pub used_core_s: f64,
     /// The core time for which cores of the owner were lent, in core seconds.
@@ -198,7 +198,7 @@ impl Machine {
     }
 
     /// The warden learns what each owner uses from now on.
-    fn set_demand(&mut self, point: &DemandPoint, owners: &[Owner]) {
+    fn set_demand(&mut self, point: &DemandPoint, owners: &[CurveOwner]) {
         let has_smt = self.state.topology.cpus().len() > self.state.topology.cores().len();
         for (owner, cores_used) in owners.iter().zip(&point.cores_used) {
             let cpu_time = LASTING.mul_f64(*cores_used);
@@ -278,7 +278,7 @@ impl DemandReplay {
 }
 
 impl OwnerTotals {
-    fn new(owner: &Owner) -> Self {
+    fn new(owner: &CurveOwner) -> Self {
         Self { owner: owner.clone(), used_core_s: 0.0, lent_core_s: 0.0, loans: 0, revocations: 0 }
     }
 }

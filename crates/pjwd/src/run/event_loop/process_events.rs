@@ -54,7 +54,7 @@ impl EventLoop {
     /// scans would lose even more events. The start of such an episode is published as an event.
     fn schedule_scan_after_overrun(&mut self) {
         let now = Instant::now();
-        let interval = self.config.interval();
+        let interval = self.config.scan_interval();
         let since = self.last_overrun.replace(now).map(|last| now.saturating_duration_since(last));
         if since.is_none_or(|since| since > interval * OVERRUN_EPISODE_INTERVALS) {
             let text = "process events were lost; all processes are scanned again";

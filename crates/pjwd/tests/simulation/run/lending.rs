@@ -374,7 +374,7 @@ impl Run {
 
     /// After a release nothing is lent, frozen or at idle priority.
     pub(super) fn check_nothing_is_lent(&self) {
-        assert_eq!(self.warden.state().pool.borrowers().count(), 0);
+        assert_eq!(self.warden.state().pool.borrowed_pus().count(), 0);
         let world = self.world.borrow();
         for process in world.processes.values() {
             assert!(!world.is_frozen(process), "{} is frozen", process.id);
