@@ -60,10 +60,10 @@ impl From<&Cores> for PjwCores {
     }
 }
 
-/// Opens a job. `directory` is the path of the directory with the files of the job. If `directory` is NULL, opens the
-/// job to which this process belongs, by the environment variable `PJW_JOB_DIR` or by `PJW_JOB`. If there is no
-/// directory with the files of the job, the call succeeds too: [`pjw_job_cores`] then returns the cores in the affinity
-/// mask of the calling thread. Returns NULL and sets `errno` only after a fault in the library.
+/// Opens a job. `directory` is the path of the directory with the files of the job. If `directory` is NULL, opens
+/// the job to which this process belongs, by the environment variable `PJW_JOB_DIR`, `PJW_JOB` or `SLURM_JOB_ID`.
+/// If there is no directory with the files of the job, the call succeeds too: [`pjw_job_cores`] then returns the
+/// cores in the affinity mask of the calling thread. Returns NULL and sets `errno` only after a fault in the library.
 ///
 /// # Safety
 /// `directory` must be NULL or a C string.
