@@ -252,7 +252,8 @@ impl Run {
                     7 => Some(PriorityClass::Normal),
                     _ => None,
                 };
-                Command::Assign(AssignCommand { class, ..assign })
+                // A resize may find any class: borrowers are refused a rule for NUMA nodes. The runs without lending have it.
+                Command::Assign(AssignCommand { class, within_job: None, ..assign })
             }
             Command::Release { job, .. } if random.random_bool(400) => {
                 let cores = random.random_bool(700).then(|| random.random_below(5));
