@@ -113,7 +113,7 @@ impl Config {
     /// Returns the time between two periodic scans: the value of the configuration key `rescan_interval`. A periodic
     /// scan reads the processes of jobs, and also processes that belong to no job. Of the processes without a job,
     /// most periodic scans read only new ones and those that have used CPU time. The returned time is never shorter
-    /// than [`Config::interval`], because pjwd refuses such a configuration.
+    /// than [`Config::scan_interval`], because pjwd refuses such a configuration.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval
