@@ -64,3 +64,4 @@ taskset -pc 0 "$program" >&2
 eventually "far memory is named" is_far "$program"
 end far
 kill $warden
+eventually "the daemon of the NUMA nodes stops" gone $warden
