@@ -24,7 +24,8 @@ use crate::results::{self, InstanceResult, Packet};
 use crate::setup::Setup;
 use crate::signals;
 use crate::spawner;
-use crate::tasks::{Space, SpaceError, end_host};
+use crate::tasks::room::SpaceError;
+use crate::tasks::space::{Space, end_host};
 use crate::work::{Work, leave_shared_descriptors};
 
 /// The stack of a spawner thread.

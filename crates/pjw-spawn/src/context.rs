@@ -17,7 +17,7 @@ use crate::own_policy::own_mask;
 use crate::replicate::Replicas;
 use crate::setup::{Setup, TemplateKind};
 use crate::signals;
-use crate::tasks::{self, Image, SpaceError};
+use crate::tasks::{directory, image::Image, room::SpaceError};
 
 /// The properties that all processes (instances) of a group have in common: the program, the environment, the
 /// credentials and the working directory. The functions of this type start the processes.
@@ -234,13 +234,15 @@ impl Context {
     }
 
     /// Returns how many threads and processes [`Context::start`] uses to start `instances`: the spawner threads,
-    /// which start the instances, and one template for each spawner thread if the context uses templates. A template
-    /// is a process from which instances are forked. The limits on the number of processes count these threads and
+    /// which start the instances, one template for each spawner thread if the context uses templates, and the process
+    /// that owns the address space if the instances are tasks ([`Context::share_memory`]). A template is a process
+    /// from which instances are forked. The limits on the number of processes count these threads and
     /// processes too.
     #[must_use]
     pub fn starter_count(&self, instances: &[Instance]) -> usize {
         let threads = self.spawner_count(instances);
-        if self.setup.templates.is_some() { 2 * threads } else { threads }
+        let templates = if self.setup.templates.is_some() { threads } else { 0 };
+        threads + templates + usize::from(self.setup.image.is_some())
     }
 
     fn setup_mut(&mut self) -> &mut Setup {
@@ -255,7 +257,7 @@ fn variable(name: &OsStr, value: &OsStr) -> Option<CString> {
 
 /// The same, without the variable that a task has for itself alone.
 fn inherited(name: &OsStr, value: &OsStr) -> Option<CString> {
-    if name == tasks::VARIABLE { None } else { variable(name, value) }
+    if name == directory::VARIABLE { None } else { variable(name, value) }
 }
 
 fn is_named(variable: &CStr, name: &[u8]) -> bool {

@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use crate::credentials::Credentials;
 use crate::replicate::Replicas;
 use crate::signals::KernelSignals;
-use crate::tasks::Image;
+use crate::tasks::image::Image;
 
 /// What an instance gets from its context.
 #[derive(Debug, Clone)]

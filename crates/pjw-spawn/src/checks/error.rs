@@ -5,7 +5,7 @@ use pjw_core::cpuset::CpuSet;
 use thiserror::Error;
 
 use crate::replicate::ReplicaError;
-use crate::tasks::SpaceError;
+use crate::tasks::room::SpaceError;
 use crate::template::ArgumentError;
 
 /// Error: a group of processes can't be started. A check before the start has failed, so no process was started.

@@ -11,10 +11,10 @@ pub use error::CheckError;
 use crate::instance::Instance;
 use crate::replicate::Replicas;
 use crate::setup::Setup;
-use crate::tasks::check_room;
+use crate::tasks::room::check_room;
 
 /// Checks what can be known beforehand. The check of [`crate::Context::check`]. `starters` is the number of threads and
-/// templates that start the instances.
+/// processes that start the instances.
 pub(crate) fn check(setup: &Setup, instances: &[Instance], starters: usize) -> Result<(), CheckError> {
     if instances.is_empty() {
         return Err(CheckError::NoInstances);
@@ -31,6 +31,5 @@ pub(crate) fn check(setup: &Setup, instances: &[Instance], starters: usize) -> R
         return Ok(());
     }
     room::check_cgroups(instances)?;
-    // Tasks have a host.
-    room::check_process_limits(instances.len(), starters + usize::from(setup.image.is_some()))
+    room::check_process_limits(instances.len(), starters)
 }

@@ -11,23 +11,18 @@
 //! The host has no heap: it calls nothing that allocates, because brk(2) belongs to the address space and must not change.
 
 mod birth;
-mod directory;
+pub(crate) mod directory;
 mod host;
-mod image;
+pub(crate) mod image;
 mod map;
 mod own_memory;
 mod page;
 mod request;
-mod room;
+pub(crate) mod room;
 mod slot;
-mod space;
+pub(crate) mod space;
 mod stack;
 
 pub use image::ImageError;
 pub use room::SpaceError;
 pub use space::Space;
-
-pub(crate) use directory::VARIABLE;
-pub(crate) use image::Image;
-pub(crate) use room::check_room;
-pub(crate) use space::{MAX_POSTED, end_host};
