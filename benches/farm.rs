@@ -17,13 +17,12 @@ use pjw_benches::load::farm_process::{
     run_as_farm_process,
 };
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::other_programs::measure_cpu_use;
 use pjw_benches::measure::results::{Figure, median, print_line};
 use pjw_benches::peers::item_pools::ItemPool;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::run_parts;
-use pjw_benches::setup::scale::Scale;
+use pjw_benches::setup::prepare_scale;
 use pjw_spawn::farm::advise::FarmCosts;
 
 const ITEM: Duration = Duration::from_millis(1);
@@ -51,9 +50,7 @@ struct Bench {
 impl Bench {
     fn prepare() -> anyhow::Result<Self> {
         let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
-        let scale = Scale::from_this_machine()?;
-        let used = measure_cpu_use(&scale.usable_pus, &interrupt)?;
-        print_line(&format!("other programs use {used:.1} CPUs of {} now", scale.usable_pus.len()))?;
+        let scale = prepare_scale(&interrupt)?;
         let workers = u32::try_from(scale.core_count.min(8))?;
         Ok(Self { effort, interrupt, workers })
     }

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use pjw_benches::load::compiled::{compile_image, compile_small, compile_with_libraries};
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::other_programs::measure_cpu_use;
 use pjw_benches::measure::results::{Figure, print_line};
 use pjw_benches::measure::start_cost::StartCost;
 use pjw_benches::peers::spawn_schemes::{Parent, SpawnSchemes};
@@ -17,7 +16,7 @@ use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::spawned_group::SpawnedGroup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::run_parts;
-use pjw_benches::setup::scale::Scale;
+use pjw_benches::setup::prepare_scale;
 use pjw_core::cpuset::CpuSet;
 use tempfile::TempDir;
 
@@ -88,9 +87,7 @@ type Results = Vec<(&'static str, Vec<(u32, StartCost)>)>;
 impl Bench {
     fn prepare() -> anyhow::Result<Self> {
         let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
-        let pus = Scale::from_this_machine()?.usable_pus;
-        let used = measure_cpu_use(&pus, &interrupt)?;
-        print_line(&format!("other programs use {used:.1} CPUs of {} now", pus.len()))?;
+        let pus = prepare_scale(&interrupt)?.usable_pus;
         let directory = tempfile::tempdir().context("can't make a directory for the programs")?;
         let (peers, small) = (SpawnSchemes::compile(directory.path())?, compile_small(directory.path())?);
         Ok(Self { effort, interrupt, pus, directory, peers, small })

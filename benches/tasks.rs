@@ -11,13 +11,12 @@ use std::process::{Command, Stdio};
 use anyhow::Context as _;
 use pjw_benches::load::ranks::{RankProgram, RankWork, SharingWay};
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::other_programs::measure_cpu_use;
 use pjw_benches::measure::results::{Figure, median, print_line};
 use pjw_benches::measure::start_cost::StartCost;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::run_parts;
-use pjw_benches::setup::scale::Scale;
+use pjw_benches::setup::prepare_scale;
 use pjw_core::cpuset::Pu;
 use tempfile::TempDir;
 
@@ -49,9 +48,7 @@ struct Bench {
 impl Bench {
     fn prepare() -> anyhow::Result<Self> {
         let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
-        let scale = Scale::from_this_machine()?;
-        let used = measure_cpu_use(&scale.usable_pus, &interrupt)?;
-        print_line(&format!("other programs use {used:.1} CPUs of {} now", scale.usable_pus.len()))?;
+        let scale = prepare_scale(&interrupt)?;
         let directory = tempfile::tempdir().context("can't make a directory")?;
         let program = RankProgram::compile(directory.path())?;
         let pus = scale.usable_cores.iter().filter_map(|core| core.iter().next()).collect();

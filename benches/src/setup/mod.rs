@@ -33,9 +33,18 @@ impl Setup {
         processes::run_as_load_process()?;
         echo::run_as_echo_server()?;
         let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
-        let (programs, scale) = (Programs::for_benches()?, Scale::from_this_machine()?);
-        let used = other_programs::measure_cpu_use(&scale.usable_pus, &interrupt)?;
-        print_line(&format!("other programs use {used:.1} CPUs of {} now", scale.usable_pus.len()))?;
+        let (programs, scale) = (Programs::for_benches()?, prepare_scale(&interrupt)?);
         Ok(Self { effort, interrupt, programs, scale })
     }
+}
+
+/// Returns the cores and PUs that a bench may use, and prints how many CPUs other programs use.
+///
+/// # Errors
+/// If the machine has fewer than two usable cores, or the topology or the CPU use can't be read.
+pub fn prepare_scale(interrupt: &Interrupt) -> anyhow::Result<Scale> {
+    let scale = Scale::from_this_machine()?;
+    let used = other_programs::measure_cpu_use(&scale.usable_pus, interrupt)?;
+    print_line(&format!("other programs use {used:.1} CPUs of {} now", scale.usable_pus.len()))?;
+    Ok(scale)
 }
