@@ -228,26 +228,25 @@ fn an_openmp_program_that_binds_itself_is_never_touched() {
     assert_eq!(threads.map(mask), own, "the bindings are the program's, so a release keeps them");
 }
 
-#[test]
-fn the_workers_of_python_multiprocessing_get_a_core_each() {
+/// Runs a Python program with a pool of workers, and checks that each worker gets a core.
+fn check_python_workers_get_a_core_each(program: &str) {
     if !has_two_cores() || !is_installed("python3") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("pool.py");
-    std::fs::write(&script, MULTIPROCESSING).unwrap();
+    std::fs::write(&script, program).unwrap();
     check_workers_get_a_core_each(&format!("python3 {} $DIR", script.display()));
 }
 
 #[test]
+fn the_workers_of_python_multiprocessing_get_a_core_each() {
+    check_python_workers_get_a_core_each(MULTIPROCESSING);
+}
+
+#[test]
 fn the_workers_of_python_concurrent_futures_get_a_core_each() {
-    if !has_two_cores() || !is_installed("python3") {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let script = dir.path().join("futures.py");
-    std::fs::write(&script, CONCURRENT_FUTURES).unwrap();
-    check_workers_get_a_core_each(&format!("python3 {} $DIR", script.display()));
+    check_python_workers_get_a_core_each(CONCURRENT_FUTURES);
 }
 
 /// Starts a program with two busy threads whose ids are not known, and checks that each gets a core.
