@@ -16,7 +16,7 @@ use crate::render::show::{self, JobDetails};
 
 /// The longest wait for a reading of pages.
 const READING_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// After so long the user is told why nothing happens.
+/// After this time without a reply, pjwctl prints that the reading takes long, and why.
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {

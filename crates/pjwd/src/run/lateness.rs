@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(lateness.max_delay(begin), None, "that is no delay worth telling");
         lateness.record(ms(900), begin);
         lateness.record(ms(300), begin + ms(4000));
-        assert_eq!(lateness.max_delay(begin + ms(8_999)), Some(ms(900)), "the worst of them is told");
+        assert_eq!(lateness.max_delay(begin + ms(8_999)), Some(ms(900)), "the longest of these delays");
         lateness.record(ms(1), begin + ms(8_999));
         assert_eq!(lateness.max_delay(begin + ms(9_000)), None);
         lateness.record(ms(300), begin + ms(14_000));

@@ -29,8 +29,8 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects the record of who set the affinity mask of a thread: replaces the program by the kernel if the
-/// kernel may have set the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset when the cpuset
+/// Corrects the writer that is recorded for the affinity mask of a thread: names the kernel instead of the program, if
+/// the kernel may have set the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset when the cpuset
 /// or the online PUs change. `now` is the present time, in ns since boot. `limits` must have every set of PUs
 /// that was online and in the thread's cpuset since the time [`hotplug_window_start`]`(now)`. The record is
 /// corrected if all of these conditions hold:
