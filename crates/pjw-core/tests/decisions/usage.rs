@@ -3,10 +3,11 @@
 use pjw_core::diagnosis::verdict::verdict;
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
+use pjw_core::ports::MachineInterface;
 use pjw_core::record::Record;
 use pjw_core::state::WardenState;
 use pjw_core::usage::JobReport;
-use pjw_core::usage_times::cgroups_of_ending_jobs;
+use pjw_core::usage_times::{cgroups_of_ending_jobs, parents_to_read_again, processes_to_read};
 
 use crate::machine::{Machine, SECOND, in_cgroup, job, machine};
 
@@ -112,6 +113,30 @@ fn an_orphan_counts_by_itself_and_its_earlier_ancestor_is_not_charged_for_it() {
     machine.exit(32);
     run(&mut machine, 1, &[20]);
     assert_eq!(seconds(end(&mut machine).usage.cpu_ns), 8);
+}
+
+#[test]
+fn a_process_that_ends_between_the_readings_of_its_parent_and_of_itself_counts_in_full() {
+    let mut machine = machine();
+    machine.advance(5 * SECOND);
+    machine.spawn(10, 1, 1001);
+    machine.spawn(20, 10, 1001);
+    machine.assign("a", 1, &[20]).unwrap();
+    run(&mut machine, 3, &[20]);
+    machine.run(&[20]);
+    let mut snapshot = machine.scan_only(&[20]);
+    let requested = processes_to_read(&machine.state, &snapshot);
+    let mut times = machine.node.read_cpu_times(&requested);
+    // The parent was read before it waited for its child, and the child after it was gone.
+    machine.exit(20);
+    times.remove(&Pid(20));
+    let again = parents_to_read_again(&machine.state, &requested, &times);
+    assert_eq!(again, [Pid(10)].into());
+    times.extend(machine.node.read_cpu_times(&again));
+    snapshot.cpu_times = times;
+    let _ = machine.decide(&snapshot, &[]);
+    machine.settle();
+    assert_eq!(seconds(machine.reports.remove(0).usage.cpu_ns), 4);
 }
 
 #[test]

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Command, Reply};
-use pjw_core::ids::{ProcessId, ThreadId};
+use pjw_core::ids::{Pid, ProcessId, ThreadId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, ProcessTimes, Snapshot};
 use pjw_core::{
     audit::GrantAudit,
     command_scan::command_scan_request,
@@ -28,7 +28,7 @@ use pjw_core::{
     state::dirty::DirtySet,
     time::Nanos,
     topology::Topology,
-    usage_times::{cgroups_of_ending_jobs, processes_to_read},
+    usage_times::{cgroups_of_ending_jobs, parents_to_read_again, processes_to_read},
 };
 use pjw_sources::Host;
 
@@ -449,11 +449,20 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             process.job_marks = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
-        snapshot.cpu_times = self.node.read_cpu_times(&processes_to_read(&self.state, &snapshot));
+        snapshot.cpu_times = self.read_cpu_times(&processes_to_read(&self.state, &snapshot));
         for (job, path) in cgroups_of_ending_jobs(&self.state, &snapshot) {
             self.state.usage.note_memory_peak(&job, self.node.read_memory_peak(&path));
         }
         snapshot
+    }
+
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+        let mut times = self.node.read_cpu_times(pids);
+        let parents = parents_to_read_again(&self.state, pids, &times);
+        if !parents.is_empty() {
+            times.extend(self.node.read_cpu_times(&parents));
+        }
+        times
     }
 
     fn apply(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {

@@ -8,7 +8,8 @@ use crate::phases::draft::Draft;
 use crate::state::usage::OpenUsage;
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    EventKind, Job, JobId, JobReport, JobUsage, Observed, Process, Record, ScanScope, Snapshot, UsageSample,
+    EventKind, Job, JobId, JobReport, JobUsage, Observed, Process, ProcessTimes, Record, ScanScope, Snapshot,
+    UsageSample,
 };
 
 /// The least length of a sample, in ns.
@@ -46,6 +47,23 @@ pub fn processes_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<P
     // Process 1 waits for all orphans of the machine.
     pids.retain(|pid| pid.0 > 1);
     pids
+}
+
+/// Returns the pids of the parents whose CPU times must be read once more. `requested` are the pids whose times were
+/// requested, and `times` are the times that were read. A requested process without times has ended. If its parent was
+/// read just before the parent waited for it, the time of the parent does not contain the time of the process yet. Only
+/// parents that belong to no job are returned: the times of the processes of a job must stay from one reading.
+#[must_use]
+pub fn parents_to_read_again(
+    state: &WardenState,
+    requested: &BTreeSet<Pid>,
+    times: &BTreeMap<Pid, ProcessTimes>,
+) -> BTreeSet<Pid> {
+    let ended = requested.iter().filter(|pid| !times.contains_key(pid));
+    ended
+        .filter_map(|&pid| state.usage.outside_parent_of(pid))
+        .filter(|pid| times.contains_key(pid))
+        .collect()
 }
 
 fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid> + use<> {

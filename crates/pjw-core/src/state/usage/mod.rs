@@ -260,6 +260,12 @@ impl UsageState {
         self.processes.get(&id.pid).filter(|known| known.start == id.start)
     }
 
+    /// The parent of a process of a job, if the parent belongs to no job and its CPU times are known.
+    pub(crate) fn outside_parent_of(&self, pid: Pid) -> Option<Pid> {
+        let parent = self.processes.get(&pid)?.parent;
+        self.outside_parents.contains_key(&parent).then_some(parent)
+    }
+
     /// Iterates over the jobs of which a child of a process outside ended unread, each with the beginning of its sample.
     pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, Nanos)> {
         let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));

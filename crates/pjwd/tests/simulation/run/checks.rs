@@ -285,15 +285,27 @@ impl Run {
             return;
         }
         let world = self.world.borrow();
-        for (id, entry) in
-            self.warden.state().journaled_masks().filter(|(_, entry)| !entry.is_mask_from_program())
-        {
+        for (id, entry) in self.warden.state().journaled_masks() {
             let process = world.processes.get(&id.process.pid).filter(|process| process.id == id.process);
             let thread = process.and_then(|process| process.threads.get(&id.tid));
             let Some(thread) = thread.filter(|thread| thread.mask_requested_at < entry.last_read_at().0)
             else {
                 continue;
             };
+            // A kernel before 6.2 replaces a mask when a process moves.
+            if entry.is_mask_from_program() && !world.cpuset_support.affinity_persists {
+                continue;
+            }
+            if entry.is_mask_from_program() {
+                assert!(
+                    thread.requested_mask == thread.original_mask,
+                    "pjw requested {} for thread {} of {}, and the entry says that the program did",
+                    thread.requested_mask,
+                    id.tid,
+                    id.process
+                );
+                continue;
+            }
             // A program's request for exactly the mask that pjw had requested looks like pjw's request.
             if thread.program_request != ProgramRequest::None && thread.requested_mask == thread.original_mask
             {
