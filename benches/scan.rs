@@ -15,7 +15,7 @@ use pjw_benches::setup::effort::Effort;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::{ids::Pid, ports::MachineInterface, snapshot::Observed};
 use pjw_linux::{bpf::TaskScan, node::LinuxMachine};
-use pjw_sources::identifying_variables;
+use pjw_sources::job_variable_names;
 use procfs::process::Process;
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
 }
 
 fn open_node() -> anyhow::Result<LinuxMachine> {
-    LinuxMachine::new(identifying_variables()).context("can't open /proc")
+    LinuxMachine::new(job_variable_names()).context("can't open /proc")
 }
 
 /// Which processes a scan of pjwd reads.

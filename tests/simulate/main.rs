@@ -118,7 +118,7 @@ fn every_grant_of_every_replay_is_on_the_fewest_domains() {
 fn housekeeping_changes_nothing_about_that() {
     let zen = machine("AMD-19h-Zen4-2xEpyc-9654.xml");
     let rule: pjw_core::housekeeping::HousekeepingRule = "1/l3".parse().unwrap();
-    let kept = rule.resolve(&zen).unwrap().to_string();
+    let kept = rule.select_housekeeping_cpus(&zen).unwrap().to_string();
     let scaled = crowded(&log(NASA), zen.cores().len());
     assert!(check("Zen 4", &zen, &scaled, ProcessorUnit::Core, &kept) > 500);
 }

@@ -133,7 +133,7 @@ impl PrivateDaemon {
     /// # Errors
     /// If the state directory can't be read.
     pub fn own_cgroups(&self) -> io::Result<OwnCgroupNames> {
-        Ok(OwnCgroupNames::of_additional_daemon(self.state_dir().canonicalize()?.as_os_str().as_bytes()))
+        Ok(OwnCgroupNames::for_additional_daemon(self.state_dir().canonicalize()?.as_os_str().as_bytes()))
     }
 
     /// Returns the command of `pjwctl` for this daemon.

@@ -34,7 +34,7 @@ pub fn program_dir() -> &'static PathBuf {
             ])
             .current_dir(env!("CARGO_MANIFEST_DIR"));
         // The same features as in the build of the tests.
-        if pjw_linux::bpf::BPF_BUILT_IN {
+        if pjw_linux::bpf::HAS_BPF_PROGRAMS {
             build.args(["--features", "pjwd/bpf"]);
         }
         if directory.ends_with("release") {

@@ -7,18 +7,16 @@ use crate::phases::commands::types::{AssignCommand, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan that pjwd makes before it executes `commands`.
-///
-/// The scan reads every process of the machine in each of these cases. The queue of unscanned processes in
-/// `state` then stays unchanged.
+/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads all processes
+/// of the machine in each of these cases:
 ///
 /// - A command assigns all processes of a session, releases all jobs, or moves jobs to reduce fragmentation
 ///   ([`Command::Defrag`]).
 /// - Fork events may have been lost, or an earlier scan was incomplete.
 ///
-/// In all other cases, the scan reads the processes that a command names, all processes of each job that a
-/// command names, and all descendants of these processes. Descendants in the queue of unscanned processes are
-/// removed from this queue, because the scan reads them.
+/// Otherwise, the scan reads the processes that the commands name, all processes of the jobs that the commands
+/// name, and all descendants of these processes. `state` has a queue of forked processes that no scan has read
+/// yet. The function removes those descendants from this queue, because this scan reads them.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();
@@ -40,7 +38,7 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
     }
     let of_jobs = jobs.iter().flat_map(|job| state.tracked_of(job));
     pids.extend(of_jobs.map(|member: &Member| member.id.pid));
-    let mut pids = state.processes.with_descendants(pids);
+    let mut pids = state.processes.pids_with_descendants(pids);
     let forked = state.lineage.scan_queue.take_descendants_of(&pids);
     pids.extend(forked);
     let cgroups = jobs.iter().flat_map(|job| state.cgroups_of(job)).collect();

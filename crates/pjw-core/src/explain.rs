@@ -1,7 +1,7 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
-use crate::machine::{WithinJob, nodes_of};
+use crate::machine::{WithinJob, numa_nodes_of_cpus};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
@@ -90,7 +90,7 @@ fn within_job_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<St
             "--within-job {rule} has no effect: no thread is pinned, because the configuration has balance.pin = false"
         ));
     }
-    Some(match nodes_of(&state.topology, &grant.cpus).len() {
+    Some(match numa_nodes_of_cpus(&state.topology, &grant.cpus).len() {
         0 | 1 => format!("--within-job {rule} has no effect: its CPUs are on one NUMA node"),
         _ => format!("a new busy process goes {} (--within-job {rule})", rule.description()),
     })

@@ -30,10 +30,10 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the affinity mask that each unverified fork should have, by pid. A newly forked process of a job is an
-/// unverified fork until the daemon has read the mask of the process and found the expected mask. The daemon must
-/// scan such a process at once
-/// ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
+/// Returns the affinity mask that each unverified fork should have, by pid. An unverified fork is a newly
+/// forked process of a job whose affinity mask is wrong or was not read yet. The daemon must scan such a
+/// process at once
+/// ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)). The function
 /// [`expected_fork_masks`] returns the masks of all newly forked processes.
 #[must_use]
 pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
@@ -41,13 +41,13 @@ pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, 
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Makes the scan of a newly forked process less urgent if the affinity mask of the process is right: the scan
-/// may then wait for a few milliseconds. `expected` has the masks that newly forked processes should have, by
-/// pid. `mismatches` lists the processes in `expected` that have another mask. The mask of a process is right
-/// in each of these cases:
+/// Defers the scan of each newly forked process that has the right affinity mask: the daemon must then scan the
+/// process within a few milliseconds, and no longer at once. The mask of a process is right in each of these
+/// cases:
 ///
-/// - The process is in `expected` and not in `mismatches`.
-/// - The process was born in the cpuset of its job.
+/// - The process is in `expected` and not in `mismatches`. `expected` has the masks that newly forked processes
+///   should have, by pid. `mismatches` lists the processes in `expected` that have another mask.
+/// - The process is not in `expected`, and was born in the cpuset of its job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,

@@ -29,7 +29,7 @@ pub(crate) fn next_scan(
     pids.extend(with_unread_threads);
     pids.extend(pids_changed_by(state, plan.cpuset_actions.iter()));
     let mut cgroups = state.unread_cgroups();
-    cgroups.extend(plan.cpuset_actions.iter().map(|action| action.path().to_owned()));
+    cgroups.extend(plan.cpuset_actions.iter().map(|action| action.cgroup_path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {
         scope: ScanScope::Partial(pids.clone()),
         pids_to_read_threads_of: pids,
@@ -45,13 +45,13 @@ fn pids_changed_by<'a>(
     state: &WardenState,
     actions: impl Iterator<Item = &'a CpusetAction> + Clone,
 ) -> BTreeSet<Pid> {
-    let cpusets: BTreeSet<_> = actions.clone().map(|action| (&action.job, action.path())).collect();
+    let cpusets: BTreeSet<_> = actions.clone().map(|action| (&action.job, action.cgroup_path())).collect();
     let in_cpuset = cpusets.into_iter().flat_map(|(job, path)| state.concerned_by_cpuset(job, path));
     let initial = actions.clone().filter_map(|action| match &action.change {
         CpusetChange::Create { initial_processes, .. } => Some(initial_processes),
         _ => None,
     });
-    let moved = actions.filter_map(CpusetAction::process).chain(initial.flatten().copied());
+    let moved = actions.filter_map(CpusetAction::moved_process).chain(initial.flatten().copied());
     in_cpuset.map(|member| member.id).chain(moved).map(|process| process.pid).collect()
 }
 
@@ -73,14 +73,14 @@ impl WardenState {
             self.cpusets.record_outcome(action, outcome);
             self.dirty.add_job(&action.job);
             // The process may belong to another job by now, which waited for the end of this move.
-            let process = action.process().and_then(|process| self.members.get(&process.pid));
+            let process = action.moved_process().and_then(|process| self.members.get(&process.pid));
             if let Some((job, pid)) = process.map(|member| (member.job.clone(), member.id.pid)) {
                 self.dirty.add(&job, pid);
             }
         }
         let actions = finished.iter().map(|(action, _)| action);
         let pids = pids_changed_by(self, actions.clone());
-        request.cgroups.extend(actions.map(|action| action.path().to_owned()));
+        request.cgroups.extend(actions.map(|action| action.cgroup_path().to_owned()));
         request.pids_to_read_threads_of.extend(&pids);
         request.busy_threads.retain(|pid, _| !pids.contains(pid));
         if let ScanScope::Partial(scanned) = &mut request.scope {

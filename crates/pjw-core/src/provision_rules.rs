@@ -4,12 +4,12 @@ use crate::basics::{cpus_text, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{Evidence, Job, JobId, ProvisionRule};
 
-/// Returns a warning for users if a process of the provision `job` also matches the rule of another provision.
+/// Returns a warning for users if the rule of another provision also matches a process of the provision `job`.
 /// A provision is a job whose cores are promised to a service. Its rule ([`ProvisionRule`]) recognises the
-/// processes of the service. `None` if no process of `job` matches another rule, or if `job` is not a
+/// processes of the service. `None` if no other rule matches a process of `job`, or if `job` is not a
 /// provision.
 #[must_use]
-pub fn ambiguous_rule_text(state: &WardenState, job: &Job) -> Option<String> {
+pub fn ambiguous_rule_warning(state: &WardenState, job: &Job) -> Option<String> {
     job.provision.as_ref()?;
     let others = state.jobs.provisions().filter(|other| other.id != job.id);
     let rules: Vec<(&JobId, &ProvisionRule)> =
@@ -32,7 +32,7 @@ pub fn ambiguous_rule_text(state: &WardenState, job: &Job) -> Option<String> {
 /// is a job whose cores are promised to a service. Its rule recognises the processes of the service. `None` if
 /// `job` has a process, no rule or no cores, or if `job` is not a provision.
 #[must_use]
-pub fn unmatched_rule_text(state: &WardenState, job: &Job) -> Option<String> {
+pub fn unmatched_rule_warning(state: &WardenState, job: &Job) -> Option<String> {
     let rule = job.provision.as_ref()?.rule.as_ref()?;
     let grant = job.grant.as_ref()?;
     let is_unmatched = state.members_of(&job.id).next().is_none();

@@ -10,8 +10,8 @@ use crate::INTERFACE_NAME;
 use crate::report::Report;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Memory, Move, Status, Thread, Topology};
 
-/// A method call of a client, parsed from JSON. The types of the parameters are correct, but their values have not
-/// been checked. For example, it is possible that a named job does not exist.
+/// A method call of a client, parsed from JSON. The types of the parameters are correct, but their values have
+/// not been checked. For example, the job that a parameter names possibly does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Returns the state of the whole machine.
@@ -311,8 +311,9 @@ pub struct PlanReply {
     pub warnings: Vec<Abstained>,
 }
 
-/// The reply to the calls `PlanDefrag` and `Defrag`, which move jobs to other cores to make room for larger requests.
-/// The reply has the moves, and the sizes of the largest requests for cores that fit before and after the moves.
+/// The reply to the calls `PlanDefrag` and `Defrag`. `Defrag` moves jobs to other cores to make room for larger
+/// requests. `PlanDefrag` only computes these moves. The reply has the moves, and the sizes of the largest
+/// requests for cores that fit before and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
     /// The jobs that would move, or were moved, with their old and new PUs. Each job occurs once.
@@ -349,10 +350,10 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns the error in the form in which the client receives it by the Varlink protocol: the full name of the
-    /// error, such as `org.pjw.Warden.Refused`, and its parameters.
+    /// Returns this error in the form in which the Varlink protocol sends it to the client: the full name of
+    /// the error, such as `org.pjw.Warden.Refused`, and the parameters of the error.
     #[must_use]
-    pub fn to_wire(&self) -> (String, Map<String, Value>) {
+    pub fn to_varlink(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE_NAME}.{name}");
         let standard = |name: &str| format!("org.varlink.service.{name}");
         let (name, key, text) = match self {

@@ -315,10 +315,11 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the directory of the lock file that prevents a second daemon of the user `uid`. Example: `/run/pjwd-lock`
-/// for root. The path is that of [`runtime_dir`] without `$XDG_RUNTIME_DIR`, followed by `-lock`. So all daemons of
-/// the user have the same directory, whatever their environment variables are. The directory differs from the state
-/// directory, because the lock file must stay if the state directory is deleted.
+/// Returns the directory of the lock file that prevents a second daemon of the user `uid`, such as
+/// `/run/pjwd-lock` for root. The path is that of [`runtime_dir`] without `$XDG_RUNTIME_DIR`, followed by
+/// `-lock`. So all daemons of the user have the same lock directory, whatever their environment variables are.
+/// The lock directory is not in the directory of the daemon's state files, so that the lock file stays if that
+/// directory is deleted.
 #[must_use]
 pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();

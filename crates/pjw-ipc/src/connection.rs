@@ -84,7 +84,7 @@ struct Response<'a, P> {
 
 /// Sends the reason for a rejected connection, as far as that is possible without waiting.
 pub(crate) fn reject(stream: &UnixStream, why: &str) {
-    let (error, parameters) = CallError::Busy(why.to_owned()).to_wire();
+    let (error, parameters) = CallError::Busy(why.to_owned()).to_varlink();
     let response = json!({ "error": error, "parameters": parameters });
     let _ = stream.try_write(format!("{response}\0").as_bytes());
 }
@@ -346,7 +346,7 @@ impl Writer {
     }
 
     async fn error(&mut self, error: &CallError) -> io::Result<()> {
-        let (name, parameters) = error.to_wire();
+        let (name, parameters) = error.to_varlink();
         let bytes = message(&Response { parameters: &parameters, continues: false, error: Some(name) })?;
         self.send(&bytes).await
     }

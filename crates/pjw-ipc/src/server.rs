@@ -91,7 +91,7 @@ impl Drop for Slot {
 /// [`tokio::task::LocalSet`].
 ///
 /// # Errors
-/// If the listener cannot be registered with the runtime.
+/// If `listener` cannot be registered with the tokio runtime.
 pub async fn serve<S: Service>(
     listener: StdListener,
     service: Rc<S>,
@@ -107,7 +107,7 @@ pub async fn serve<S: Service>(
 /// server accepts new connections only from the new listener. Open connections stay open.
 ///
 /// # Errors
-/// If a listener cannot be registered with the runtime.
+/// If a listener cannot be registered with the tokio runtime.
 pub async fn serve_with_new_listeners<S: Service>(
     listener: StdListener,
     mut new_listeners: mpsc::UnboundedReceiver<StdListener>,

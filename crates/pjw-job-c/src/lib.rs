@@ -16,13 +16,13 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::failure::{Failure, returned};
 
-/// The C type `pjw_job_t`: a job, as its programs see it. C programs only use pointers to it. Contains the [`Job`] of
-/// the crate pjw-job.
+/// The C type `pjw_job_t`: a handle by which a C program reads the cores of a job, and says how many cores the job
+/// wants. C programs only use pointers to this type. Contains the [`Job`] of the crate pjw-job.
 #[derive(Debug)]
 pub struct PjwJob(Job);
 
-/// The C type `pjw_cores_t`: the cores of a job at one time, as numbers of cores and CPUs. The fields are those of
-/// the C type in `pjw_job.h`, in the same order.
+/// The C type `pjw_cores_t`: how many cores and CPUs a job has at one time. The fields are those of the C type in
+/// `pjw_job.h`, in the same order.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PjwCores {
@@ -55,15 +55,16 @@ impl From<&Cores> for PjwCores {
             cores: cores.core_count,
             borrowed: count(cores.borrowed.len()),
             leaving: count(cores.leaving.len()),
-            threads: count(cores.thread_count()),
+            threads: count(cores.recommended_thread_count()),
         }
     }
 }
 
-/// Opens a job. `directory` is the path of the directory with the files of the job. If `directory` is NULL, opens
-/// the job to which this process belongs, by the environment variable `PJW_JOB_DIR`, `PJW_JOB` or `SLURM_JOB_ID`.
-/// If there is no directory with the files of the job, the call succeeds too: [`pjw_job_cores`] then returns the
-/// cores in the affinity mask of the calling thread. Returns NULL and sets `errno` only after a fault in the library.
+/// Opens a job and returns a pointer for further calls. `directory` is the path of the directory with the files of
+/// the job. If `directory` is NULL, opens the job to which this process belongs. The environment variable
+/// `PJW_JOB_DIR`, `PJW_JOB` or `SLURM_JOB_ID` says which job this is. The call succeeds even if there is no directory
+/// with the files of the job: [`pjw_job_cores`] then describes the affinity mask of the calling thread. Returns NULL
+/// and sets `errno` only after an internal error of the library.
 ///
 /// # Safety
 /// `directory` must be NULL or a C string.
@@ -95,8 +96,8 @@ pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
     }
 }
 
-/// Writes the cores that the job has now into `cores`, as numbers: for example, how many CPUs the job may use.
-/// Returns 0. Returns -1 and sets `errno` to `EINVAL` if `job` or `cores` is NULL.
+/// Writes into `cores` how many cores and CPUs the job has now. Returns 0. Returns -1 and sets `errno` to `EINVAL` if
+/// `job` or `cores` is NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for the value.

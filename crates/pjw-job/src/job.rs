@@ -67,7 +67,7 @@ impl Cores {
     /// CPUs that will soon be taken from the job. This is the number of CPUs in `cpus` that are not in `leaving`, but
     /// at least 1.
     #[must_use]
-    pub fn thread_count(&self) -> usize {
+    pub fn recommended_thread_count(&self) -> usize {
         self.cpus.difference(&self.leaving).len().max(1)
     }
 

@@ -43,9 +43,9 @@ pub const SIZE_OFFSET: usize = 12;
 /// the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a
-/// job). pjwd changes the sequence counter by the operation `FUTEX_WAKE_OP` of futex(2), which also wakes the
-/// programs that wait for a second word. At the begin of a write, this word is the second word. No program waits for
-/// this word, so no program is woken before the write is complete.
+/// job). No program waits for this word. At the begin of a write, pjwd changes the sequence counter by the operation
+/// `FUTEX_WAKE_OP` of futex(2), and passes the address of this word. The operation then wakes only programs that wait
+/// for this word. So no program is woken before the write is complete.
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
 /// 8-byte number that has a new value after each change of the core map. Each write of pjwd replaces all bytes from
@@ -54,8 +54,8 @@ pub const EPOCH_OFFSET: usize = 24;
 /// The number of 8-byte words that each of the four sets of CPUs occupies in the core map (the file `coremap` of a
 /// job). Each bit stands for one CPU.
 pub const WORDS_PER_CPU_SET: usize = 126;
-/// The number of bits in each set of CPUs of the core map (the file `coremap` of a job). Each bit stands for one CPU.
-/// A CPU whose number is [`MAX_CPUS`] or more can't be in the core map.
+/// The largest number of CPUs in each set of CPUs of the core map (the file `coremap` of a job). Each set has one bit
+/// for each of the CPU numbers from 0 to `MAX_CPUS - 1`. A CPU with a larger number can't be in the core map.
 pub const MAX_CPUS: u32 = 64 * 126;
 /// A bit in the flags of the core map (the file `coremap` of a job). The bit is set as long as pjwd keeps this file
 /// up to date. If the bit is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and all sets of

@@ -111,9 +111,9 @@ impl CoreMapReader {
     }
 
     /// Waits until the core map (the file `coremap` of a job) changes, and returns its new content. Each change gives
-    /// the core map a new number, the epoch. The call returns as soon as the epoch differs from `epoch`. It also
-    /// returns when pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false). Returns `None`
-    /// if the time `timeout` has passed. If `timeout` is `None`, waits without a limit.
+    /// the core map a new number, the epoch. The call returns as soon as the epoch differs from `epoch`. The call
+    /// also returns when pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false). Returns
+    /// `None` if the time `timeout` has passed. If `timeout` is `None`, waits without a limit.
     ///
     /// # Errors
     /// The errors of [`CoreMapReader::read`].

@@ -33,25 +33,25 @@ unsafe impl Send for CoreMapWriter {}
 
 impl CoreMapWriter {
     /// Makes a core map (the file `coremap` of a job) with the content `content` at `path`, with mode 0644. An
-    /// existing file at `path` is replaced. The core map is first written to the path `temporary` and then renamed,
-    /// so no program finds an incomplete core map at `path`. Both paths must be in the same file system. An existing
-    /// file at `temporary` is removed.
+    /// existing file at `path` is replaced. The core map is first written to `temporary_path` and then renamed, so no
+    /// program finds an incomplete core map at `path`. Both paths must be in the same file system. An existing file
+    /// at `temporary_path` is removed.
     ///
     /// # Errors
     /// If the file can't be made, for example because the file system is full.
-    pub fn create(path: &Path, temporary: &Path, content: &CoreMapContent) -> io::Result<Self> {
-        match std::fs::remove_file(temporary) {
+    pub fn create(path: &Path, temporary_path: &Path, content: &CoreMapContent) -> io::Result<Self> {
+        match std::fs::remove_file(temporary_path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let mut file =
-            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(temporary)?;
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(temporary_path)?;
         let written = file
             .write_all(&content.encode(0))
             .and_then(|()| file.set_permissions(PermissionsExt::from_mode(FILE_MODE)))
-            .and_then(|()| std::fs::rename(temporary, path));
+            .and_then(|()| std::fs::rename(temporary_path, path));
         if let Err(error) = written {
-            let _ = std::fs::remove_file(temporary);
+            let _ = std::fs::remove_file(temporary_path);
             return Err(error);
         }
         Self::of_file(file, content.clone())

@@ -216,10 +216,10 @@ fn the_number_of_threads_leaves_out_what_is_leaving_and_is_never_zero() {
     let taken = CoreMapContent { borrowed: set("2-3"), leaving: set("3"), own: set("0-1"), ..content(1) };
     let mut writer = directory.create(&taken);
     let job = Job::in_directory(directory.path());
-    assert_eq!((job.cores().thread_count(), job.cores().cpus), (3, set("0-3")));
+    assert_eq!((job.cores().recommended_thread_count(), job.cores().cpus), (3, set("0-3")));
     let none = CoreMapContent { own: set(""), borrowed: set(""), leaving: set(""), ..content(2) };
     writer.write(&none).unwrap();
-    assert_eq!(job.cores().thread_count(), 1);
+    assert_eq!(job.cores().recommended_thread_count(), 1);
 }
 
 #[test]

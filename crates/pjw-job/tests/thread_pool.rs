@@ -67,7 +67,7 @@ fn a_worker_above_the_number_of_cores_ends_its_task_first() {
     all_run.wait();
     let job = Job::in_directory(directory.path());
     writer.write(&cores(2, "0", "")).unwrap();
-    assert_eq!(job.cores().thread_count(), 1);
+    assert_eq!(job.cores().recommended_thread_count(), 1);
     assert_eq!(pool.worker_count(), 4, "each of them runs a task");
     may_end.wait();
     wait_for_workers(&pool, 1);

@@ -44,10 +44,10 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks, such as the kernel release and
-/// the isolated CPUs. `online` is the set of online PUs (logical CPUs). The function reads the frequency
-/// governor of each of these PUs. It does not determine two fields of the result, which the caller must set:
-/// `in_container` (here false) and `incomplete_scan_reason` (here `None`).
+/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks, such as the kernel release
+/// and the isolated CPUs. `online` is the set of online PUs (logical CPUs). The function reads the frequency
+/// governor of each of these PUs. The caller must set two fields of the result that this function does not
+/// determine: `in_container` (here false) and `incomplete_scan_reason` (here `None`).
 #[must_use]
 pub fn read_host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
@@ -90,19 +90,19 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-/// Returns whether the v2 cgroup at `path` has the cpuset controller: whether its file `cgroup.controllers`
-/// lists `cpuset`. `mounts` has the mounted cgroup hierarchies. `path` is a path as in `/proc/PID/cgroup`.
-/// Returns `None` in these cases:
+/// Returns whether the v2 cgroup at `cgroup_path` has the cpuset controller: whether its file
+/// `cgroup.controllers` lists `cpuset`. `mounts` has the mounted cgroup hierarchies. `cgroup_path` is a path as
+/// in `/proc/PID/cgroup`. Returns `None` in these cases:
 ///
 /// - A v1 hierarchy with the cpuset controller is mounted. No v2 cgroup can have the controller then.
 /// - No v2 hierarchy is mounted.
-/// - `path` is `/`, or lies outside this process's cgroup namespace.
+/// - `cgroup_path` is `/`, or lies outside this process's cgroup namespace.
 /// - The file `cgroup.controllers` can't be read.
 #[must_use]
-pub fn has_cpuset_controller(mounts: &CgroupMounts, path: &str) -> Option<bool> {
+pub fn has_cpuset_controller(mounts: &CgroupMounts, cgroup_path: &str) -> Option<bool> {
     // In v1 a batch system chooses whether to create a cpuset directory.
     let mount = CpusetMount::from_mounts(mounts).filter(|mount| mount.is_unified)?;
-    let group = mount.cgroup(path).filter(|group| group.path != "/")?;
+    let group = mount.cgroup(cgroup_path).filter(|group| group.path != "/")?;
     group.has_controller("cpuset").ok()
 }
 

@@ -41,7 +41,7 @@ pub struct Faults {
 
 /// The payload of the panic that simulates a kill of the daemon. The simulation catches this panic, and starts
 /// the daemon again.
-pub const KILL_PANIC: &str = "pjw-sim: killed";
+pub const KILL_PANIC_PAYLOAD: &str = "pjw-sim: killed";
 
 impl Faults {
     /// Chooses at random the probability of each fault, and whether hotplug occurs. `random` is the random
@@ -77,8 +77,9 @@ impl Faults {
     }
 
     /// Disables all faults that have a probability, such as a kill of the daemon, for the rest of the
-    /// simulation run. Also applies to all clones of this value. Does not change [`Faults::has_hotplug`]. Tests
-    /// call this function, and then check that the daemon repairs the effects of earlier faults.
+    /// simulation run. The faults are disabled in all clones of this value too. Does not change
+    /// [`Faults::has_hotplug`]. Tests call this function, and then check that the daemon repairs the effects of
+    /// earlier faults.
     pub fn disable(&self) {
         self.enabled.set(false);
     }
@@ -91,10 +92,10 @@ impl Faults {
     }
 
     /// Simulates `kill -9` of the daemon with the probability [`Faults::kill_permille`]: panics with the
-    /// payload [`KILL_PANIC`]. Otherwise has no effect.
+    /// payload [`KILL_PANIC_PAYLOAD`]. Otherwise has no effect.
     pub fn maybe_kill_daemon(&self) {
         if self.occurs(self.kill_permille) {
-            std::panic::resume_unwind(Box::new(KILL_PANIC));
+            std::panic::resume_unwind(Box::new(KILL_PANIC_PAYLOAD));
         }
     }
 }

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::faults::Faults;
 
-/// Error: the disk of the simulated journal is full, so that the records were not written to the journal.
+/// Error: the records were not written to the simulated journal, because its disk is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;

@@ -90,8 +90,9 @@ impl PuLocations {
         self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
-    /// Returns how many packages, NUMA nodes and L3 caches contain a PU (logical CPU) of `cpus`, and how many
-    /// cores are split. A core is split if some, but not all of its PUs are in `cpus`.
+    /// Counts the domains that the PUs (logical CPUs) in `cpus` use. A domain is a package, a NUMA node or an L3
+    /// cache. A domain is used if `cpus` contains at least one of its PUs. Also counts the split cores: the cores
+    /// of which some, but not all PUs are in `cpus`.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> LocalityCounts {
         let locality: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
@@ -107,9 +108,10 @@ impl PuLocations {
 }
 
 impl PuLocation {
-    /// Returns the index of the L3 cache, NUMA node or package that contains this PU (logical CPU). `level`
-    /// selects one of these three kinds. The index counts from 0 in the topology's list of objects of the kind.
-    /// `None` if no such object contains the PU, or if `level` is [`Level::Machine`].
+    /// Returns the index of the domain that contains this PU (logical CPU). A domain is an L3 cache, a NUMA node
+    /// or a package. `level` selects one of these three kinds. The index counts from 0 in the topology's list of
+    /// domains of this kind. `None` if no domain of this kind contains the PU, or if `level` is
+    /// [`Level::Machine`].
     #[must_use]
     pub fn domain_index(mut self, level: Level) -> Option<u32> {
         if level == Level::Machine { None } else { *self.domain_mut(level) }

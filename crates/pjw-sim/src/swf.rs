@@ -101,8 +101,8 @@ pub enum SwfError {
 /// unknown. Such jobs are left out, and counted in [`JobLog::skipped_jobs`].
 ///
 /// # Errors
-/// - If a line does not describe a job. The error contains the line number. If the line has a wrong number of
-///   fields, the error also contains this number. Otherwise the error contains the first wrong field.
+/// - If a line does not have 18 fields. The error contains the line number and the number of fields.
+/// - If a field of a line is invalid. The error contains the line number and the field.
 /// - If the log has no job that can be replayed.
 pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
     let mut log = JobLog { jobs: Vec::new(), skipped_jobs: 0 };

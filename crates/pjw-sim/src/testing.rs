@@ -35,7 +35,7 @@ impl ScriptedMachine {
     pub fn simulated_machine(&self) -> SimMachineInterface {
         SimMachineInterface::new(
             Rc::clone(&self.world),
-            Rc::new(RefCell::new(Workload::stopped())),
+            Rc::new(RefCell::new(Workload::new_stopped())),
             Faults::none(),
         )
     }

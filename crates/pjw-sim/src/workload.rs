@@ -19,22 +19,22 @@ pub struct Workload {
     /// The number of the next job of the simulated batch system.
     next_job: u32,
     /// Whether the workload switches PUs off and on.
-    hotplug: bool,
+    has_hotplug: bool,
     is_stopped: bool,
 }
 
 impl Workload {
     /// Makes the random workload of a simulation run. `random` is the random number generator of the run. If
-    /// `hotplug` is true, the workload also switches PUs (logical CPUs) off and on.
+    /// `has_hotplug` is true, the workload also switches PUs (logical CPUs) off and on.
     #[must_use]
-    pub fn new(random: &RandomStream, hotplug: bool) -> Self {
-        Self { random: random.substream("workload"), next_job: 1, hotplug, is_stopped: false }
+    pub fn new(random: &RandomStream, has_hotplug: bool) -> Self {
+        Self { random: random.substream("workload"), next_job: 1, has_hotplug, is_stopped: false }
     }
 
     /// Makes a workload that changes nothing, for simulation runs without a random workload. [`Workload::step`]
     /// has no effect on such a workload.
     #[must_use]
-    pub fn stopped() -> Self {
+    pub fn new_stopped() -> Self {
         Self { is_stopped: true, ..Self::new(&RandomStream::from_seed(0), false) }
     }
 
@@ -74,7 +74,7 @@ impl Workload {
             14 if !is_full => self.scheduler_job(world),
             15 => self.claim_other_job(world, pid),
             16 => world.move_process(pid, "/user.slice/user-1001.slice/session-1.scope"),
-            17 if self.hotplug => {
+            17 if self.has_hotplug => {
                 let pu = self.random.random_below(pu_count(world));
                 world.toggle_pu(Pu(pu));
             }

@@ -16,8 +16,8 @@ use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::HookInputError;
 
-/// The description of a job that a batch system gives to a hook. A hook is a program that the batch system runs
-/// when a job starts or ends.
+/// The announcement of a job: the job id, the owner, and the number of cores or PUs (logical CPUs), as a batch
+/// system describes them to a hook. A hook is a program that the batch system runs when a job starts or ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobAnnouncement {
     /// The id of the job, such as `slurm:7`.
@@ -70,9 +70,9 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
 }
 
 /// Reads the description of a job from `attributes`: the environment in which Slurm runs its prolog, epilog and
-/// task prolog scripts. The environment has the numbers of CPUs of the job on all its machines. The number for
-/// this machine is found by the variable `SLURMD_NODENAME` or, if this variable is not set, by the host name in
-/// `host`.
+/// task prolog scripts. The environment has a number of CPUs for each machine of the job. The variable
+/// `SLURMD_NODENAME` tells which of these numbers is for this machine. If the variable is not set, the host
+/// name in `host` is used instead.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
@@ -102,9 +102,9 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
 }
 
 /// Reads the description of a job from `attributes`: the environment in which LSF runs its pre-execution
-/// commands, its post-execution commands and its job starter. The environment has the numbers of slots of the
-/// job on all its machines. The number for the host name in `host` becomes the number of cores of the job on
-/// this machine.
+/// commands, its post-execution commands and its job starter. The environment has a number of slots for each
+/// machine of the job. The number for the host name in `host` becomes the number of cores of the job on this
+/// machine.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
@@ -164,13 +164,13 @@ fn pbs_job(
     Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
 
-/// Reads the id of a job from `attributes`: the environment of one of the job's tasks, as OpenPBS passes it to
-/// an `execjob_launch` hook. This environment contains no owner and no number of cores. So the fields `owner`
-/// and `cpu_request` of the result are always errors.
+/// Reads the id of a job from `attributes`: the environment that OpenPBS passes to an `execjob_launch` hook for
+/// a task of the job. This environment contains no owner and no number of cores. So the fields `owner` and
+/// `cpu_request` of the result are always errors.
 ///
 /// # Errors
 /// If the environment contains no valid job id.
-pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
+pub fn from_openpbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
     pbs_job(&[id], Err(HookInputError::CountNotProvided(JobSource::Pbs)))
 }
@@ -179,13 +179,13 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, Ho
 /// epilog and its starter method. `host` describes this machine.
 ///
 /// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog or
-/// epilog. `None` if the command line does not contain `$job_owner`, such as that of a starter method. The field
-/// `owner` of the result is an error then.
+/// epilog. Pass `None` if the command line does not contain `$job_owner`. The field `owner` of the result is an
+/// error then.
 ///
-/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. This file lists the slots of
-/// the job on each of its machines. `None` if the job has no such file: the number of cores is then read from
-/// `attributes`. The variables there contain only the total number for all machines. So if the job has several
-/// machines, the field `cpu_request` of the result is an error.
+/// `hostfile_text` is the content of the file whose path is in the variable `PE_HOSTFILE`. This file lists the
+/// slots of the job on each of its machines. Pass `None` if the job has no such file. The number of cores is
+/// then read from `attributes`, which has only the total for all machines. So if the job has several machines,
+/// the field `cpu_request` of the result is an error.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
@@ -194,11 +194,11 @@ pub fn from_sge(
     attributes: &BatchAttributes,
     host: &Host,
     owner: Option<&str>,
-    hostfile: Option<&str>,
+    hostfile_text: Option<&str>,
 ) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "the first argument ($job_owner)";
     let environ = Environ::of(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], attributes);
-    let count = match hostfile {
+    let count = match hostfile_text {
         Some(text) => sge::count_in_hostfile(text, host),
         None => sge::count(environ),
     };

@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use crate::hostlist::host_names_match;
 
-/// Error: a list of a batch system is invalid. Such a list has the number of CPUs, slots or tasks that a job has
-/// on each machine. Either the list is empty, or it can't be parsed, or it has numbers for more or fewer
+/// Error: a list of counts from a batch system is invalid. The list says how many CPUs, slots or tasks a job
+/// has on each machine. Either the list is empty, or it can't be parsed, or it has counts for more or fewer
 /// machines than the job has.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
@@ -61,42 +61,42 @@ pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Parses `text`, a list of Slurm with a count for each machine, such as `72(x2),36`: 72 on each of two
-/// machines, and 36 on a third. Returns the count if it is the same on all machines, such as 72 for `72(x2)`.
-/// Returns `None` if the counts differ.
+/// Returns the count in Slurm's list `count_list` if the count is the same on all machines of the job, such as
+/// 72 for `72(x2)`. The list has one count for each machine: `72(x2),36` means 72, 72 and 36. Returns `None` if
+/// the counts differ.
 ///
 /// # Errors
-/// If the text is not such a list.
-pub fn uniform_count(text: &str) -> Result<Option<u32>, CountsError> {
-    if text.is_empty() {
+/// If `count_list` is not such a list.
+pub fn count_if_same_on_all_nodes(count_list: &str) -> Result<Option<u32>, CountsError> {
+    if count_list.is_empty() {
         return Err(CountsError::Empty);
     }
     let mut first = None;
     let mut same = true;
-    for run in runs(text) {
+    for run in runs(count_list) {
         let count = run?.count;
         same &= *first.get_or_insert(count) == count;
     }
     Ok(first.filter(|_| same))
 }
 
-/// Parses `text`, a list of Slurm with a count for each machine, and returns the count of one machine. For
-/// example, `72(x2),36` means 72, 72 and 36. `position` is the position of the machine in the list, counted
-/// from 0. `node_count` is the number of machines of the job. The list must have this number of counts.
+/// Returns the count of one machine in Slurm's list `count_list`. The list has one count for each machine of
+/// the job: `72(x2),36` means 72, 72 and 36. `node_index` is the position of the machine in the list, counted
+/// from 0. `node_count` is the number of machines of the job.
 ///
 /// # Errors
-/// If the text is not such a list, if the number of counts is not `node_count`, or if there is no count at
-/// `position`.
-pub fn count_at_position(text: &str, position: u32, node_count: u32) -> Result<u32, CountsError> {
-    if text.is_empty() {
+/// If `count_list` is not such a list, if the list does not have exactly `node_count` counts, or if the list
+/// has no count at `node_index`.
+pub fn count_of_node(count_list: &str, node_index: u32, node_count: u32) -> Result<u32, CountsError> {
+    if count_list.is_empty() {
         return Err(CountsError::Empty);
     }
     let mut counts = 0;
     let mut found = None;
-    for run in runs(text) {
+    for run in runs(count_list) {
         let run = run?;
         counts += u64::from(run.nodes);
-        if u64::from(position) < counts {
+        if u64::from(node_index) < counts {
             found.get_or_insert(run.count);
         }
     }
@@ -105,35 +105,39 @@ pub fn count_at_position(text: &str, position: u32, node_count: u32) -> Result<u
         .ok_or(CountsError::LengthMismatch { counts, nodes: node_count })
 }
 
-/// Parses `text`, a list of LSF in which each host name is followed by a number of slots, such as
-/// `hostA 4 hostB 8`. Returns the number of slots on `host`. If `host` occurs more than once, the numbers are
-/// added. Returns `None` if `host` does not occur.
+/// Returns the number of slots on the host `host_name` in LSF's list `host_slot_pairs`, such as
+/// `hostA 4 hostB 8`. In this list, each host name is followed by a number of slots. If the host occurs more
+/// than once, the numbers are added. Returns `None` if the host does not occur.
 ///
 /// # Errors
-/// If the text is empty, or is not such a list.
-pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
-    let mut tokens = text.split_ascii_whitespace().enumerate();
+/// If `host_slot_pairs` is empty, or is not such a list.
+pub fn slot_count_of_host_in_pairs(
+    host_slot_pairs: &str,
+    host_name: &str,
+) -> Result<Option<u32>, CountsError> {
+    let mut tokens = host_slot_pairs.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
     while let Some((at, name)) = tokens.next() {
         let count =
             tokens.next().and_then(|(_, word)| number(word)).ok_or(CountsError::NotAPair { word: at + 2 })?;
-        if host_names_match(name, host) {
+        if host_names_match(name, host_name) {
             sum = Some(sum.unwrap_or(0).saturating_add(count));
         }
     }
-    if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
+    if host_slot_pairs.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// Returns how often `host` occurs in `text`, a list of LSF that contains the name of a host once for each
-/// slot. The variable `LSB_HOSTS` is such a list. Returns `None` if `host` does not occur.
+/// Returns the number of slots on the host `host_name` in LSF's list `host_list`, such as `hostA hostA hostB`.
+/// This list contains the name of a host once for each slot. The variable `LSB_HOSTS` has such a list. Returns
+/// `None` if the host does not occur.
 ///
 /// # Errors
-/// If the text is empty.
-pub fn slot_count_in_host_list(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
-    if text.trim_ascii().is_empty() {
+/// If `host_list` is empty.
+pub fn slot_count_of_host_in_list(host_list: &str, host_name: &str) -> Result<Option<u32>, CountsError> {
+    if host_list.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
-    let times = text.split_ascii_whitespace().filter(|name| host_names_match(name, host)).count();
+    let times = host_list.split_ascii_whitespace().filter(|name| host_names_match(name, host_name)).count();
     Ok(u32::try_from(times).ok().filter(|&times| times > 0))
 }
 
@@ -162,7 +166,7 @@ mod tests {
             ("99999999999", 0, 1, Err(CountsError::NotACount { part: 1 })),
         ];
         for (text, index, nodes, expected) in cases {
-            assert_eq!(count_at_position(text, index, nodes), expected, "{text:?} {index} of {nodes}");
+            assert_eq!(count_of_node(text, index, nodes), expected, "{text:?} {index} of {nodes}");
         }
     }
 
@@ -177,7 +181,7 @@ mod tests {
             ("4,x", Err(CountsError::NotACount { part: 2 })),
         ];
         for (text, expected) in cases {
-            assert_eq!(uniform_count(text), expected, "{text:?}");
+            assert_eq!(count_if_same_on_all_nodes(text), expected, "{text:?}");
         }
     }
 
@@ -196,14 +200,14 @@ mod tests {
             (" ", "hostA", Err(CountsError::Empty)),
         ];
         for (text, host, expected) in cases {
-            assert_eq!(slot_count_in_pairs(text, host), expected, "{text:?} on {host}");
+            assert_eq!(slot_count_of_host_in_pairs(text, host), expected, "{text:?} on {host}");
         }
     }
 
     #[test]
     fn names_are_counted() {
-        assert_eq!(slot_count_in_host_list("vm vm other", "vm.example.org"), Ok(Some(2)));
-        assert_eq!(slot_count_in_host_list("other", "vm"), Ok(None));
-        assert_eq!(slot_count_in_host_list("", "vm"), Err(CountsError::Empty));
+        assert_eq!(slot_count_of_host_in_list("vm vm other", "vm.example.org"), Ok(Some(2)));
+        assert_eq!(slot_count_of_host_in_list("other", "vm"), Ok(None));
+        assert_eq!(slot_count_of_host_in_list("", "vm"), Err(CountsError::Empty));
     }
 }

@@ -13,7 +13,7 @@ use thiserror::Error;
 /// The maximum length of a list, in bytes. A list of 10,000 scattered nodes is shorter.
 const MAX_LENGTH: usize = 65_536;
 /// The maximum number of nodes in a list. Slurm allows fewer.
-const MAX_DESCENDANTS: u64 = 1 << 24;
+const MAX_NODES: u64 = 1 << 24;
 /// The maximum number of brackets in an entry: more than the names of clusters have. It bounds the ways to divide the
 /// digits of a name among the brackets.
 const MAX_BRACKETS: usize = 5;
@@ -70,45 +70,46 @@ pub struct NodePosition {
     pub node_count: u32,
 }
 
-/// Searches for the machine named `node` in `list`, a list of machines in Slurm's form, such as
+/// Searches for the machine named `node_name` in `host_list`, a list of machines in Slurm's form, such as
 /// `n[1-3,7],login2`. Returns the position of the machine, counted from 0, and the number of machines in the
 /// list. The position is `None` if the list does not contain the machine. A name without a domain matches the
 /// same name with a domain.
 ///
 /// # Errors
-/// If the text is not such a list, is longer than 65,536 bytes, or names more than 2^24 machines.
-pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> {
-    if list.len() > MAX_LENGTH {
-        return Err(HostlistError::TooLong { length: list.len() });
+/// If `host_list` is not such a list, is longer than 65,536 bytes, or names more than 2^24 machines.
+pub fn find_node(host_list: &str, node_name: &str) -> Result<NodePosition, HostlistError> {
+    if host_list.len() > MAX_LENGTH {
+        return Err(HostlistError::TooLong { length: host_list.len() });
     }
-    let mut of = 0;
+    let mut node_count = 0;
     let mut index = None;
-    for (at, entry) in entries(list).enumerate() {
+    for (at, entry) in entries(host_list).enumerate() {
         let number = at + 1;
         let pieces = pieces(entry, number)?;
         let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
-        let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MAX_DESCENDANTS);
+        let sum = nodes.and_then(|nodes| nodes.checked_add(node_count)).filter(|&sum| sum <= MAX_NODES);
         let sum = sum.ok_or(HostlistError::TooManyNodes { entry: number })?;
         // After the check, because the limit also bounds the cost of the search.
         if index.is_none() {
-            let short = Short { entry: !entry.contains('.'), name: !node.contains('.') };
-            index = place(&pieces, node, short).map(|place| of + place);
+            let short = Short { entry: !entry.contains('.'), name: !node_name.contains('.') };
+            index = place(&pieces, node_name, short).map(|place| node_count + place);
         }
-        of = sum;
+        node_count = sum;
     }
     // Both numbers are below the limit, so they fit.
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(NodePosition { index: index.map(narrow), node_count: narrow(of) })
+    Ok(NodePosition { index: index.map(narrow), node_count: narrow(node_count) })
 }
 
 /// Returns whether two host names match: whether they possibly name the same machine. Two names with domains
 /// must be equal. If a name has no domain, such as `n1`, the domain of the other name is ignored, so that `n1`
 /// and `n1.example.org` match. Upper and lower case are not distinguished. Empty names do not match.
 #[must_use]
-pub fn host_names_match(one: &str, other: &str) -> bool {
-    let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
-    let both_full = one.contains('.') && other.contains('.');
-    !one.is_empty() && if both_full { one.eq_ignore_ascii_case(other) } else { first(one) == first(other) }
+pub fn host_names_match(first: &str, second: &str) -> bool {
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let both_full = first.contains('.') && second.contains('.');
+    !first.is_empty()
+        && if both_full { first.eq_ignore_ascii_case(second) } else { short(first) == short(second) }
 }
 
 /// The texts between commas outside of brackets.

@@ -47,14 +47,14 @@ const SYSTEMS: [System; 7] =
 /// Returns the names of all environment variables from which pjw recognises the jobs of batch systems. pjwd
 /// must read these variables of each process, and pass them to [`recognise_jobs`].
 #[must_use]
-pub fn identifying_variables() -> BTreeSet<&'static str> {
+pub fn job_variable_names() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
 /// Returns the batch systems whose job cpusets pjwd can narrow. Such a batch system gives each job a cgroup with
 /// a cpuset. pjwd narrows the cpuset: it removes the PUs (logical CPUs) that pjw has not granted to the job.
 #[must_use]
-pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
+pub fn batch_systems_with_narrowable_cpusets() -> BTreeSet<JobSource> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
@@ -70,30 +70,31 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Finds the jobs to which a process possibly belongs, and the role of the process in its batch system, such as
-/// launcher. `comm` is the program name of the process. `attributes` contains the cgroups, environment and
-/// command line of the process. `host` describes this machine. Batch systems that are not in `enabled` are
-/// ignored.
+/// Finds the jobs to which a process possibly belongs, and the role of the process in its batch system. For
+/// example, the role is launcher for a daemon whose child processes belong to jobs. `comm` is the program name
+/// of the process. `attributes` has the cgroups, environment and command line of the process. `host` describes
+/// this machine. Only the batch systems in `enabled_systems` are considered.
 ///
 /// The result contains a mark ([`JobMark`]) for each job that was found. A mark is an attribute of the process
 /// that contains the id of the job. The marks are in this order:
-/// 1. The job that the cgroup path names. A user can create directories below the directory of an own job, and
-///    can name them like the directory of another job. So if several directories of the path have the form of a
-///    job's directory, the outermost one counts.
+/// 1. The job that the cgroup path names. If several directories of the path have the form of a job's
+///    directory, the outermost one counts. The directories below could be forged: a user can create directories
+///    below the directory of a job, and can name them like the directory of another job.
 /// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
 ///    cgroup path names another job of the same batch system.
 ///
-/// The number of cores in a mark comes from the environment variables. There are no marks if the process is in a
-/// cgroup that a batch system uses only for its own processes.
+/// The number of cores in a mark comes from the environment variables. There are no marks if the process is in
+/// a cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,
     attributes: &BatchAttributes,
     host: &Host,
-    enabled: &BTreeSet<JobSource>,
+    enabled_systems: &BTreeSet<JobSource>,
 ) -> JobMarks {
-    let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();
-    let launcher = batch_system_of_launcher(comm).filter(|source| enabled.contains(source));
+    let is_enabled = |source: &JobSource| enabled_systems.contains(source);
+    let systems: Vec<&System> = SYSTEMS.iter().filter(|system| is_enabled(&system.source)).collect();
+    let launcher = batch_system_of_launcher(comm).filter(is_enabled);
     let place = place_of(&systems, comm, attributes, host);
 
     let role = match (launcher, &place) {

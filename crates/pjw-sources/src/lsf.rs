@@ -52,8 +52,8 @@ pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
 pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
-        "LSB_MCPU_HOSTS" => counts::slot_count_in_pairs(list, &host.name),
-        _ => counts::slot_count_in_host_list(list, &host.name),
+        "LSB_MCPU_HOSTS" => counts::slot_count_of_host_in_pairs(list, &host.name),
+        _ => counts::slot_count_of_host_in_list(list, &host.name),
     };
     let count = count.map_err(|why| HookInputError::list(variable, &why))?;
     count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))

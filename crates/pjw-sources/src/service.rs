@@ -6,8 +6,9 @@
 use pjw_core::diagnosis::{JobBinding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// A batch system or container orchestrator that `pjwctl doctor` can recognise on this machine. It is recognised
-/// by the program names of its daemons. Its configuration files show whether it binds jobs to cores.
+/// A scheduler (batch system or container orchestrator) that `pjwctl doctor` can recognise on this machine,
+/// such as Slurm or Kubernetes. `pjwctl doctor` recognises the scheduler by the program names of its daemons.
+/// The configuration files of the scheduler show whether the scheduler binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
     /// The name of the scheduler, for display, such as `Grid Engine`.
@@ -110,24 +111,24 @@ pub const SCHEDULERS: [Scheduler; 9] = [
 ];
 
 impl Scheduler {
-    /// Returns whether a process is a daemon of this batch system or container orchestrator. `comm` is the
-    /// program name of the process, and `uid` is its user id. `uid_min` is the lowest user id of people
-    /// (`UID_MIN` in login.defs(5)). Always false if `uid` is `uid_min` or higher, because people can give their
-    /// processes any name.
+    /// Returns whether a process is a daemon of this scheduler (a batch system or container orchestrator).
+    /// `comm` is the program name of the process, and `uid` is its user id. `uid_min` is the lowest user id of
+    /// people (`UID_MIN` in login.defs(5)). Always false if `uid` is `uid_min` or higher, because people can
+    /// give their processes any name.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, uid_min: u32) -> bool {
         uid.0 < uid_min && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// Returns how this scheduler (a batch system or container orchestrator) binds jobs to cores, and what this
-    /// means for pjwd. `pjwctl doctor` shows the result. `configuration` is the text of all configuration files
-    /// of the scheduler, one after the other. `None` if the files can't be read: the result then says that the
-    /// binding is unknown. Callers also pass `None` for a scheduler without configuration files, whose binding
-    /// is known.
+    /// Describes how this scheduler (a batch system or container orchestrator) binds jobs to cores, and what
+    /// this means for pjwd. `pjwctl doctor` shows the result. `configuration_text` is the text of all
+    /// configuration files of the scheduler, one after the other. Pass `None` if the files can't be read: the
+    /// result says that the binding is unknown. Pass `None` also for a scheduler that has no configuration
+    /// files: its binding is known.
     #[must_use]
-    pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
+    pub fn describe_core_binding(&self, configuration_text: Option<&str>) -> ObservedScheduler {
         let needs_none = self.config_files.is_empty();
-        let (binding, meaning) = match configuration {
+        let (binding, meaning) = match configuration_text {
             Some(text) => (self.judge)(text),
             None if needs_none => (self.judge)(""),
             None => (JobBinding::Unknown, ""),
@@ -321,7 +322,7 @@ mod tests {
     }
 
     fn binding(name: &str, text: &str) -> JobBinding {
-        service(name).describe(Some(text)).binding
+        service(name).describe_core_binding(Some(text)).binding
     }
 
     #[test]
@@ -340,7 +341,7 @@ mod tests {
         ] {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
         }
-        let seen = service("Slurm").describe(Some(""));
+        let seen = service("Slurm").describe_core_binding(Some(""));
         assert_eq!(seen.effect_on_pjw, "it binds nothing here: the warden allocates");
     }
 
@@ -367,14 +368,14 @@ mod tests {
 
     #[test]
     fn a_configuration_that_cannot_be_read_is_not_guessed() {
-        let seen = service("Slurm").describe(None);
+        let seen = service("Slurm").describe_core_binding(None);
         assert_eq!(seen.binding, JobBinding::Unknown);
         assert!(
             seen.effect_on_pjw.contains("slurm.conf") && seen.effect_on_pjw.contains("SLURM_CONF"),
             "{seen:?}"
         );
-        assert!(service("PBS").describe(None).effect_on_pjw.contains("look as root"));
-        assert_eq!(service("OAR").describe(None).binding, JobBinding::Cpusets);
+        assert!(service("PBS").describe_core_binding(None).effect_on_pjw.contains("look as root"));
+        assert_eq!(service("OAR").describe_core_binding(None).binding, JobBinding::Cpusets);
     }
 
     #[test]
@@ -391,7 +392,7 @@ mod tests {
             for text in
                 ["=\n==\n#\n = \n", "\u{0}\u{ffff}", "TaskPlugin", "execd_params", &"x=".repeat(10_000)]
             {
-                assert!(!service.describe(Some(text)).effect_on_pjw.is_empty());
+                assert!(!service.describe_core_binding(Some(text)).effect_on_pjw.is_empty());
             }
         }
     }

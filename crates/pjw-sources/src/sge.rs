@@ -98,7 +98,7 @@ pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, HookInpu
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
-    let count = counts::slot_count_in_pairs(&pairs, &host.name)
+    let count = counts::slot_count_of_host_in_pairs(&pairs, &host.name)
         .map_err(|why| HookInputError::list(variable, &why))?;
     count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))
 }

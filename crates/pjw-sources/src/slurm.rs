@@ -123,7 +123,7 @@ pub(crate) fn count_here(
 ) -> Result<u32, HookInputError> {
     let counts = environ.required(variable)?;
     let bad = |why| HookInputError::list(variable, &why);
-    if let Some(count) = counts::uniform_count(counts).map_err(bad)? {
+    if let Some(count) = counts::count_if_same_on_all_nodes(counts).map_err(bad)? {
         return Ok(count);
     }
     let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));
@@ -131,7 +131,7 @@ pub(crate) fn count_here(
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
     let position = hostlist::find_node(nodes, name).map_err(|why| HookInputError::list(list, &why))?;
     let index = position.index.ok_or_else(|| HookInputError::host_not_listed(list, name))?;
-    counts::count_at_position(counts, index, position.node_count).map_err(bad)
+    counts::count_of_node(counts, index, position.node_count).map_err(bad)
 }
 
 /// The number of the job, and its SLUID if the environment has one.

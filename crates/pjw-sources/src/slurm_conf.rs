@@ -16,14 +16,14 @@ pub struct SlurmConf {
 }
 
 /// Parses Slurm's files `slurm.conf` and `cgroup.conf`. `slurm_conf` and `cgroup_conf` are the texts of these
-/// files. A text must be empty if its file is missing. `has_only_v2` must be true if this machine has only
+/// files. A text must be empty if its file is missing. `has_only_cgroup_v2` must be true if this machine has only
 /// cgroup v2, and false if it has cgroup v1.
 ///
 /// Settings that pjwd does not need are ignored. A missing setting has Slurm's default value, with one
 /// exception: if `slurm.conf` is missing or includes other files, a missing `TaskPlugin` is assumed to be
 /// `task/cgroup`.
 #[must_use]
-pub fn parse(slurm_conf: &str, cgroup_conf: &str, has_only_v2: bool) -> SlurmConf {
+pub fn parse(slurm_conf: &str, cgroup_conf: &str, has_only_cgroup_v2: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");
     let constrain = last(cgroup_conf, "ConstrainCores").is_some_and(yes);
     // The line may be in a file that slurm.conf includes. Then cgroup.conf alone decides.
@@ -35,7 +35,7 @@ pub fn parse(slurm_conf: &str, cgroup_conf: &str, has_only_v2: bool) -> SlurmCon
     let numbers = last(cgroup_conf, "CgroupJobIdPaths").is_some_and(yes);
     SlurmConf {
         constrains_cores: constrain && by_cgroup,
-        has_sluid_directories: has_only_v2 && !v1 && tracked && !numbers,
+        has_sluid_directories: has_only_cgroup_v2 && !v1 && tracked && !numbers,
     }
 }
 

@@ -32,7 +32,7 @@ pub struct SlurmTaskCpus {
 /// together use all CPUs of the job. So for a batch script, `step_cpus` and `task_count` in the result are the
 /// numbers of the whole job on this machine.
 #[must_use]
-pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
+pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[
         "SLURM_STEP_ID",
         "SLURM_CPUS_PER_TASK",

@@ -82,7 +82,7 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
 
 #[test]
 fn a_task_has_its_share_of_the_job() {
-    let of = |text, more: &[(&str, &str)]| task::read_task_cpus(&attributes(text, more), &host());
+    let of = |text, more: &[(&str, &str)]| task::read_slurm_task_cpus(&attributes(text, more), &host());
     let recorded =
         SlurmTaskCpus { cpus_per_task: Some(2), step_cpus: Some(2), job_cpus: Some(2), task_count: 1 };
     assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
@@ -94,7 +94,7 @@ fn a_task_has_its_share_of_the_job() {
     let nothing = SlurmTaskCpus { cpus_per_task: None, step_cpus: None, job_cpus: Some(2), task_count: 1 };
     assert_eq!(of(STEP, &odd), nothing);
     assert_eq!(
-        task::read_task_cpus(&BatchAttributes::default(), &host()),
+        task::read_slurm_task_cpus(&BatchAttributes::default(), &host()),
         SlurmTaskCpus { job_cpus: None, ..nothing }
     );
 }

@@ -63,7 +63,9 @@ pub unsafe extern "C" fn pspawn_context_create(
         let context = Context::new(path)?;
         let arguments = Lists::one(path.as_os_str());
         let masks = cpus.iter().cloned().collect();
-        context.check(&Group { count: 1, arguments, environments: Lists::none(), masks }.instances()?)?;
+        context.check_instances(
+            &Group { count: 1, arguments, environments: Lists::none(), masks }.instances()?,
+        )?;
         let private = Box::into_raw(Box::new(ContextOnCpu { context, cpus })).cast();
         // SAFETY: the caller gives room for a context.
         unsafe { ctx.write(PspawnContext { private }) };
@@ -71,8 +73,8 @@ pub unsafe extern "C" fn pspawn_context_create(
     })
 }
 
-/// Frees the memory of the context `ctx` for starting processes. Processes that were started from it continue to run.
-/// Does nothing if `ctx` is NULL, or if the context was freed before.
+/// Frees the memory of `ctx`, a context from which processes of a program are started. Processes that were already
+/// started continue to run. Does nothing if `ctx` is NULL, or if the context was freed before.
 ///
 /// # Safety
 /// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. No other thread may use the context during
@@ -207,7 +209,7 @@ pub unsafe extern "C" fn ipspawn(
 
 /// Waits until each process of a call of [`ipspawn`] has begun the program or has failed to start, and closes `fd`,
 /// the descriptor that [`ipspawn`] returned. The values in `pids` and the return value are those of [`pspawn_n`].
-/// Returns -1 with `EBADF` if `fd` is not such a descriptor, or was closed by an earlier call.
+/// Returns -1 with `EBADF` if `fd` is not from [`ipspawn`], or was closed by an earlier call.
 ///
 /// `nspawns` is the number of values for which `pids` has memory, normally the number that was passed to [`ipspawn`].
 /// If `nspawns` is smaller, only the first values are written. If it is larger, the further values stay unchanged.

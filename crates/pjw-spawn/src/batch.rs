@@ -40,7 +40,7 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 /// As an iterator, a batch waits for the next instance that was started or failed to start. It returns the index of
 /// the instance in the list that [`Context::start`] received, with the process ([`Child`]) or the error. For poll(2),
 /// a batch has a file descriptor ([`AsFd`]), which is readable when results have arrived. The caller then calls
-/// [`Batch::next_ready`] until it returns `None`.
+/// [`Batch::next_ready_result`] until it returns `None`.
 ///
 /// While about 10,000 results wait to be read, the spawner threads start no further instances. Dropping the batch
 /// waits until the spawner threads have started all instances, and kills no instance.
@@ -71,15 +71,16 @@ pub struct Batch {
 impl Context {
     /// Begins to start one process for each element of `instances`, and returns without waiting for the starts. The
     /// returned [`Batch`] gives the results. Threads of the calling process, called spawner threads, start the
-    /// processes. If the context has replicas ([`Context::replicas`]), the call waits until the files of the program
-    /// have been copied. If the processes share memory ([`Context::share_memory`]), the call waits until their
-    /// address space exists. The soft limit of open descriptors of the calling process is raised if it is too low for
-    /// the new processes.
+    /// processes. If the context has replicas ([`Context::set_replicas`]), the call waits until the files of the
+    /// program have been copied. If the processes share memory ([`Context::share_memory`]), the call waits until
+    /// their address space exists. The soft limit of open descriptors of the calling process is raised if it is too
+    /// low for the new processes.
     ///
     /// # Errors
-    /// If [`Context::check`] fails, or if a resource for the batch can't be created. No process is started then.
+    /// If [`Context::check_instances`] fails, or if a resource for the batch can't be created. No process is started
+    /// then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
-        self.check(&instances)?;
+        self.check_instances(&instances)?;
         raise_descriptor_limit(instances.len())?;
         let (sending, socket) = results::channel().map_err(|error| CheckError::SystemCall {
             what: "a socket can't be made",
@@ -126,8 +127,8 @@ impl Context {
     /// Starts one process for each element of `instances`. Waits until each process has begun its program or has
     /// failed to start. Returns one result for each element, in the same order.
     ///
-    /// If `instances` has a single element, the calling thread starts the process, without changing the affinity mask
-    /// and the memory policy of this thread. With [`Context::kill_when_launcher_ends`], [`Context::replicas`] or
+    /// If `instances` has a single element, the calling thread starts the process itself, and keeps its own affinity
+    /// mask and memory policy. Exception: with [`Context::kill_when_launcher_ends`], [`Context::set_replicas`] or
     /// [`Context::share_memory`], another thread starts the process.
     ///
     /// # Errors
@@ -135,7 +136,7 @@ impl Context {
     pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
         match &instances[..] {
             [instance] if self.needs_no_thread() => {
-                self.check(&instances)?;
+                self.check_instances(&instances)?;
                 raise_descriptor_limit(1)?;
                 Ok(vec![spawner::start_one(&self.setup, instance)])
             }
@@ -146,8 +147,8 @@ impl Context {
     /// Starts one process of the program. Waits until the process has begun the program or has failed to start.
     ///
     /// # Errors
-    /// - The outer error: a check of [`Context::check`] has failed, or a resource such as a descriptor is missing. No
-    ///   process was created.
+    /// - The outer error: a check of [`Context::check_instances`] has failed, or a resource such as a descriptor is
+    ///   missing. No process was created.
     /// - The inner error: the start of the process has failed after these checks. The error contains the failed step.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
         let result = self.spawn_n(vec![instance])?.pop();
@@ -252,23 +253,23 @@ impl Batch {
     /// Returns the next result of the batch without waiting. A result is the index of an instance in the list that
     /// [`Context::start`] received, with the process or the error. `None` if no result is available now.
     /// [`Batch::is_finished`] then says whether more results will follow.
-    pub fn next_ready(&mut self) -> Option<InstanceResult> {
+    pub fn next_ready_result(&mut self) -> Option<InstanceResult> {
         self.next_result(false)
     }
 
     /// Returns the reason why a spawner thread (a thread that starts instances of the batch) has no
     /// [template](crate::proxy::Template). A template is a process that has already loaded the program. Without a
     /// template, the thread starts its instances (processes) by exec. `None` if the context uses no templates, or if
-    /// no such reason is known yet.
+    /// no spawner thread has failed to make its template so far.
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
     }
 
     /// Returns the reason why an instance (process) of the batch could not be forked from a template, and was started
-    /// by exec instead. A template is a process that has already loaded the program. If there are several such
-    /// instances, the reason is that of the first one. `None` if there is none yet. For instances without any
-    /// template, [`Batch::template_error`] returns the reason instead.
+    /// by exec instead. A template is a process that has already loaded the program. If this happened to several
+    /// instances, returns the reason for the first one. `None` if this has happened to no instance so far. If there
+    /// was no template at all, [`Batch::template_error`] returns the reason.
     #[must_use]
     pub fn fork_error(&self) -> Option<ForkError> {
         self.mismatch.get().copied()
@@ -431,7 +432,7 @@ mod tests {
 
     #[test]
     fn the_spawners_and_their_templates_are_counted() {
-        let context = Context::new("true").unwrap().max_spawner_threads(2);
+        let context = Context::new("true").unwrap().set_max_spawner_threads(2);
         assert_eq!(context.starter_count(&instances(&[0, 0])), 1);
         assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2);
         let context = context.use_templates();

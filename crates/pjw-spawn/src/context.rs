@@ -38,8 +38,8 @@ impl Context {
     /// slash, which is searched in the directories of `PATH`.
     ///
     /// The started processes inherit the environment, the limit of open descriptors and the blocked signals that the
-    /// calling thread has now. They do not inherit the variable `PJW_TASKS`. This variable is valid only in
-    /// [tasks](crate::tasks), which are processes that share one address space: it contains an address there.
+    /// calling thread has now. They do not inherit the variable `PJW_TASKS`, which is meant only for
+    /// [tasks](crate::tasks): processes that share one address space.
     ///
     /// # Errors
     /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be
@@ -117,7 +117,7 @@ impl Context {
     /// Sets the user and the groups as which the processes will run. The caller needs `CAP_SETUID` and `CAP_SETGID`
     /// when it starts the processes.
     #[must_use]
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
+    pub fn set_credentials(mut self, credentials: Credentials) -> Self {
         self.setup_mut().credentials = Some(credentials);
         self
     }
@@ -125,7 +125,7 @@ impl Context {
     /// Sets the working directory of the processes that will be started. By default, and if the path contains a NUL
     /// byte, the processes have the working directory of the caller.
     #[must_use]
-    pub fn working_directory(mut self, directory: &Path) -> Self {
+    pub fn set_working_directory(mut self, directory: &Path) -> Self {
         self.setup_mut().directory = CString::new(directory.as_os_str().as_bytes()).ok();
         self
     }
@@ -156,7 +156,7 @@ impl Context {
     /// Starts the processes (instances) as [tasks](crate::tasks): processes that share one address space. The program
     /// must be for x86-64, and must be a static executable that runs at any address (linked with `-static-pie`).
     /// Undoes earlier calls of [`Context::use_templates`], [`Context::use_fork_here_templates`] and
-    /// [`Context::replicas`].
+    /// [`Context::set_replicas`].
     ///
     /// # Errors
     /// [`CheckError::Space`] if the program can't run as a task. The error contains the reason.
@@ -188,9 +188,9 @@ impl Context {
     /// The caller does not see the copies.
     ///
     /// [`Context::start`] makes the copies. They are removed after the last instance has ended. One thread starts all
-    /// instances of a NUMA node, so [`Context::max_spawner_threads`] has no effect.
+    /// instances of a NUMA node, so [`Context::set_max_spawner_threads`] has no effect.
     #[must_use]
-    pub fn replicas(mut self, replicas: Replicas) -> Self {
+    pub fn set_replicas(mut self, replicas: Replicas) -> Self {
         self.setup_mut().replicas = Some(Arc::new(replicas));
         self
     }
@@ -199,7 +199,7 @@ impl Context {
     /// parallel. The default is the number of CPUs in the affinity mask of the caller. 0 counts as 1. A batch never
     /// uses more threads than its instances have different [placements](crate::Placement).
     #[must_use]
-    pub fn max_spawner_threads(mut self, threads: usize) -> Self {
+    pub fn set_max_spawner_threads(mut self, threads: usize) -> Self {
         self.max_spawner_threads = threads.max(1);
         self
     }
@@ -207,7 +207,7 @@ impl Context {
     /// Returns the path of the program whose processes this context starts. If [`Context::new`] received a name
     /// without a slash, returns the path that was found in `PATH`.
     #[must_use]
-    pub fn program(&self) -> &CStr {
+    pub fn program_path(&self) -> &CStr {
         &self.setup.program
     }
 
@@ -223,21 +223,22 @@ impl Context {
     /// - The arguments and the environment of at least one instance are within the limits of execve(2).
     /// - If the instances are to share memory ([`Context::share_memory`]), one address space has room for all of
     ///   them.
-    /// - There is enough free memory for the copies that [`Context::replicas`] requests.
+    /// - There is enough free memory for the copies that [`Context::set_replicas`] requests.
     /// - The limits on the number of processes allow all instances, and the threads and processes that start the
     ///   instances ([`Context::starter_count`]). This is not checked for a single instance.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.
-    pub fn check(&self, instances: &[Instance]) -> Result<(), CheckError> {
+    pub fn check_instances(&self, instances: &[Instance]) -> Result<(), CheckError> {
         checks::check(&self.setup, instances, self.starter_count(instances))
     }
 
-    /// Returns how many threads and processes [`Context::start`] uses to start `instances`: the spawner threads,
-    /// which start the instances, one template for each spawner thread if the context uses templates, and the process
-    /// that owns the address space if the instances are tasks ([`Context::share_memory`]). A template is a process
-    /// from which instances are forked. The limits on the number of processes count these threads and
-    /// processes too.
+    /// Returns how many threads and processes [`Context::start`] uses to start `instances`. The limits on the number
+    /// of processes count all of these:
+    ///
+    /// - The spawner threads, which start the instances (processes).
+    /// - One template for each spawner thread, if the context uses templates. Instances are forked from a template.
+    /// - The process that owns the common address space, if the instances share memory ([`Context::share_memory`]).
     #[must_use]
     pub fn starter_count(&self, instances: &[Instance]) -> usize {
         let threads = self.spawner_count(instances);

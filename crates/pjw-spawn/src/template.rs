@@ -111,15 +111,15 @@ impl Arguments {
         if list.is_empty() { Err(ArgumentError::EmptyList) } else { Ok(Self { list }) }
     }
 
-    /// Returns the arguments of the process with the rank `rank` in a group of `size` processes. The placeholders are
-    /// replaced: `%r` by the rank, `%n` by the number of processes, `%%` by a percent sign.
+    /// Returns the arguments of the process with the rank `rank` in a group of `process_count` processes. The
+    /// placeholders are replaced: `%r` by the rank, `%n` by the number of processes, `%%` by a percent sign.
     #[must_use]
-    pub fn expand(&self, rank: u32, size: u32) -> Vec<CString> {
+    pub fn expand(&self, rank: u32, process_count: u32) -> Vec<CString> {
         let expanded = self.list.iter().map(|argument| match argument {
             Argument::Fixed(fixed) => fixed.clone(),
             Argument::PerInstance(pieces) => {
                 let mut bytes = Vec::new();
-                pieces.iter().for_each(|piece| piece.append(rank, size, &mut bytes));
+                pieces.iter().for_each(|piece| piece.append(rank, process_count, &mut bytes));
                 CString::new(bytes).unwrap_or_default()
             }
         });

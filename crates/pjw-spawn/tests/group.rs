@@ -342,7 +342,7 @@ fn instances_have_the_user_and_the_groups_of_their_context() {
     }
     let groups = vec![7, 8];
     let with_user =
-        |context: Context| context.credentials(Credentials { groups: groups.clone(), ..OTHER_USER });
+        |context: Context| context.set_credentials(Credentials { groups: groups.clone(), ..OTHER_USER });
     for (context, forks) in executed_and_forked(with_user) {
         let (text, forked) = run_two(&context, "echo $(id -ru) $(id -u) $(id -rg) $(id -g) $(id -G)");
         assert_eq!(text, "65533 65533 65532 65532 65532 7 8\n".repeat(2));
@@ -363,7 +363,7 @@ fn leave_root() {
 
 #[test]
 fn a_user_without_privileges_may_not_take_another_user() {
-    let context = Context::new("true").unwrap().credentials(OTHER_USER);
+    let context = Context::new("true").unwrap().set_credentials(OTHER_USER);
     let refused = std::thread::spawn(move || {
         leave_root();
         let instance = instances(1, &["true"], &anywhere(), &Stdio::default()).remove(0);
@@ -378,7 +378,7 @@ fn a_user_without_privileges_may_not_take_another_user() {
 fn instances_begin_in_the_directory_of_their_context() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().canonicalize().unwrap();
-    for (context, forks) in executed_and_forked(|context| context.working_directory(&path)) {
+    for (context, forks) in executed_and_forked(|context| context.set_working_directory(&path)) {
         assert_eq!(run_two(&context, "pwd -P"), (format!("{0}\n{0}\n", path.display()), forks));
     }
     let own = std::env::current_dir().unwrap().canonicalize().unwrap();
@@ -389,7 +389,7 @@ fn instances_begin_in_the_directory_of_their_context() {
 fn a_directory_that_is_missing_is_the_failed_step() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing");
-    for (context, _) in executed_and_forked(|context| context.working_directory(&missing)) {
+    for (context, _) in executed_and_forked(|context| context.set_working_directory(&missing)) {
         for count in [1, 3] {
             let group = instances(count, &["sh", "-c", "exit 0"], &anywhere(), &Stdio::default());
             for result in context.spawn_n(group).unwrap() {

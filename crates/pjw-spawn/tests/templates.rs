@@ -78,7 +78,7 @@ fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
 #[test]
 fn a_part_with_one_instance_of_a_group_has_a_template_too() {
     let (program, dir) = program_without_libc();
-    let context = Context::new(&program).unwrap().use_templates().max_spawner_threads(2);
+    let context = Context::new(&program).unwrap().use_templates().set_max_spawner_threads(2);
     let output = dir.path().join("records");
     let mut group = instances(16, &output);
     let cpus = CpuSet::from(own_mask().iter().next().unwrap());

@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Replaces the content of the file at `path` with `text`. A program that reads the file at the same time gets either
-/// the whole old content or the whole new content. If `path` is a pipe or a device, `text` is written into it
-/// directly.
+/// Replaces the content of the file at `path` with `content`. A program that reads the file at the same time gets
+/// either the whole old content or the whole new content. If `path` is a pipe or a device, `content` is written into
+/// this pipe or device directly.
 ///
 /// # Errors
 /// If the file cannot be written. No temporary file remains then.
-pub fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
+pub fn write_atomically(path: &Path, content: &str) -> anyhow::Result<()> {
     // A symbolic link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let written = match fs::metadata(&target) {
-        Ok(what) if !what.is_file() => straight(&target, text),
-        _ => beside(&target, text),
+        Ok(what) if !what.is_file() => straight(&target, content),
+        _ => beside(&target, content),
     };
     written.map_err(|error| {
         anyhow!("can't write {}: {error}; name a file in a directory that you may write to", path.display())

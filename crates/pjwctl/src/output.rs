@@ -1,7 +1,7 @@
 //! Standard output and standard error: width, colours, and closed pipes.
 //!
 //! A reader that closes the pipe early (`pjwctl events | head -1`) is not an error: the failed write ends the command
-//! silently. [`exit_when_reader_closes`] ends a command that has nothing to write at that moment.
+//! silently. [`exit_when_stdout_reader_closes`] ends a command that has nothing to write at that moment.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -22,14 +22,14 @@ const USUAL_WIDTH: usize = 80;
 /// Returns the properties of standard output: the width of its terminal in columns, and whether text that is printed
 /// there can have colours. If standard output is no terminal, or if the width is unknown, the width is 80 columns.
 #[must_use]
-pub fn stdout_terminal() -> Terminal {
+pub fn stdout_properties() -> Terminal {
     let stdout = io::stdout();
     let has_colours = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
     let columns = rustix::termios::tcgetwinsize(&stdout).map(|size| usize::from(size.ws_col)).unwrap_or(0);
     Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, has_colours }
 }
 
-/// Prints `text` to standard output as it is, without a further line break.
+/// Prints `text` to standard output unchanged, and adds no line break.
 ///
 /// # Errors
 /// If standard output cannot be written. If the reason is that the reader closed the pipe, [`is_closed_pipe`] is true
@@ -52,20 +52,20 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
 }
 
 /// Prints a reply of the daemon to standard output. With the command line option `--json`, prints `reply` as indented
-/// JSON. Otherwise calls `text` with the reply and the properties of the terminal, and prints the returned text.
-/// Returns the exit code for success.
+/// JSON. Otherwise calls `format_text` with the reply and the properties of the terminal, and prints the returned
+/// text. Returns the exit code for success.
 ///
 /// # Errors
 /// If `reply` cannot be converted to JSON, or if standard output cannot be written.
 pub fn print_reply<T: Serialize>(
     json: JsonArg,
     reply: &T,
-    text: impl FnOnce(&T, Terminal) -> String,
+    format_text: impl FnOnce(&T, Terminal) -> String,
 ) -> anyhow::Result<ExitCode> {
     if json.json {
         print_json(reply)?;
     } else {
-        print(&text(reply, stdout_terminal()))?;
+        print(&format_text(reply, stdout_properties()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -79,21 +79,21 @@ pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints the error message `text` to standard error, as one line that begins with `pjwctl: `. Control characters in
-/// the message are escaped. A failure to print is ignored.
-pub fn print_error(text: &str) {
-    let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(text));
+/// Prints the error message `message` to standard error, as one line that begins with `pjwctl: `. Control characters
+/// in the message are escaped. A failure to print is ignored.
+pub fn print_error(message: &str) {
+    let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(message));
 }
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().map(escape_control_characters).collect::<Vec<String>>().join(" ")
 }
 
-/// Sends `text` as a warning to the system log. `log_socket` is the path of the Unix socket of the system log, such
-/// as /dev/log. If the socket does not exist or is full, the warning is lost.
-pub fn log_warning(log_socket: &Path, text: &str) {
+/// Sends `warning` to the system log. `log_socket` is the path of the Unix socket of the system log, such as
+/// /dev/log. If the socket does not exist or is full, the warning is lost.
+pub fn log_warning(log_socket: &Path, warning: &str) {
     // RFC 3164: facility daemon (3), severity warning (4).
-    let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(text));
+    let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(warning));
     let _ = UnixDatagram::unbound().and_then(|socket| {
         socket.set_nonblocking(true)?;
         socket.send_to(message.as_bytes(), log_socket)
@@ -117,7 +117,7 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 /// Does nothing if standard output is a terminal. Commands such as `pjwctl events --follow` need this thread, because
 /// they can wait for a long time between two outputs. Without the thread, such a command would notice the closed pipe
 /// only at its next output.
-pub fn exit_when_reader_closes() {
+pub fn exit_when_stdout_reader_closes() {
     if io::stdout().is_terminal() {
         return;
     }

@@ -96,7 +96,7 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
     let state_dir = options.state_dir.clone().unwrap_or_else(usual);
-    let mut lock = take_lock(options, LockHolder::this_process(None, &state_dir))?;
+    let mut lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
     let undone = undo::release_all(&state_dir, options.beside)?;
     if let Some(lock) = lock.as_mut().filter(|_| undone.is_complete) {
         let boot_id = clock::boot_id()?;
@@ -153,7 +153,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let passed_path = passed.as_ref().map(address_of);
     let default_path = || options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
     let socket_path = passed_path.flatten().unwrap_or_else(default_path);
-    let mut lock = take_lock(options, LockHolder::this_process(Some(&socket_path), &state_dir))?;
+    let mut lock = take_lock(options, LockHolder::for_this_process(Some(&socket_path), &state_dir))?;
     if options.socket.is_none() || options.state_dir.is_none() {
         directories::make_default_directory(&own_dir, uid)?;
     }
@@ -177,7 +177,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
     let mut node = node(config.settings(), &policy.cpuset_support)?;
-    node.set_process_event_source(kernel);
+    node.set_process_event_socket(kernel);
     let mut state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     state.has_lost_records = recovered.has_lost_records;
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
@@ -274,7 +274,7 @@ fn spawn_loop(
 
 /// The socket that systemd passed to the daemon, if it passed one.
 fn passed_listener() -> anyhow::Result<Option<UnixListener>> {
-    let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
+    let passed = notify::socket_from_service_manager().context("can't use the socket that systemd passed")?;
     passed.map(activation::dup_listener).transpose().context("can't use the socket that systemd passed")
 }
 
@@ -295,8 +295,8 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
 }
 
 fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxMachine> {
-    let mut node = LinuxMachine::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
-    node.set_cpuset_support(cpuset_support).context("can't open /proc")?;
+    let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
+    node.set_affinity_persists(cpuset_support.affinity_persists).context("can't open /proc")?;
     task_scan::configure(settings.scan_interface, &mut node);
     Ok(node)
 }
@@ -407,7 +407,7 @@ mod tests {
         let path = |name: &str| above.path().join(name);
         let start = |name: &str| {
             let (locks, state_dir) = (path("lock"), path(name));
-            let holder = LockHolder::this_process(None, &state_dir);
+            let holder = LockHolder::for_this_process(None, &state_dir);
             let mut lock = DaemonLock::acquire(&locks, &path("none"), holder).unwrap();
             directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
             let (_, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();

@@ -58,15 +58,15 @@ pub struct ReleaseSummary {
 /// [`ReleaseSummary::remarks`] names the processes whose masks an earlier pjwd possibly set. If there are neither
 /// records nor such cpusets, changes nothing and does not create `state_dir`.
 ///
-/// `beside` must be true if the earlier pjwd was started with `--beside`, as a second pjwd of the same user. The names
-/// of its cpusets contain a hash of the path `state_dir`.
+/// `is_second_pjwd` must be true if the earlier pjwd was started with `--beside`, as a second pjwd of the same user.
+/// The names of the cpusets of a second pjwd contain a hash of the path `state_dir`.
 ///
 /// # Errors
 /// If a running daemon uses `state_dir`. If the journal (the files with the records) can't be used. If an affinity
 /// mask can't be restored, or a cpuset still restricts its processes.
-pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSummary> {
-    let own_cgroups = directories::own_cgroup_names(state_dir, beside);
-    let mut node = LinuxMachine::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
+pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<ReleaseSummary> {
+    let own_cgroups = directories::own_cgroup_names(state_dir, is_second_pjwd);
+    let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
     let has_state = |name: &str| state_dir.join(name).exists();
     let is_recorded = has_state("journal.jsonl") || has_state("state.json");
     // Only root makes cgroups.
@@ -81,10 +81,10 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     let cpuset_support = capabilities.cpuset_support;
     let policy = Policy { only_managed_user, cpuset_support, own_cgroups, ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
-    node.set_cpuset_support(&policy.cpuset_support).context("can't open /proc")?;
+    node.set_affinity_persists(policy.cpuset_support.affinity_persists).context("can't open /proc")?;
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
-    node.set_process_event_source(events);
+    node.set_process_event_socket(events);
     let mut warden = Warden::new(node, journal, state, recovered.records, policy, host());
     warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     warden.find_leftover_cpusets();

@@ -15,12 +15,13 @@ use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
 use crate::terms::{MaskAction, MaskActionKind, Ownership, Plan, Policy};
 
-/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. [`Violation`]
-/// has one variant for each invariant. For example, no PU may be granted to two jobs, unless one of the two
-/// grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+/// Checks `plan` (the planned changes of affinity masks and cpusets) and `state`, from which the changes were
+/// planned, against the invariants of pjw. For example, no PU may be granted to two jobs, unless one of the two
+/// grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has one variant for
+/// each invariant.
 ///
-/// Returns all violations. The list is empty if the plan and the state violate no invariant. The audit shares
-/// no code with the planner, so it can find errors of the planner.
+/// Returns all violations. The list is empty if no invariant is violated. The audit shares no code with the
+/// functions that make the plan, so it can find errors of these functions.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = audit_grants(state, policy);

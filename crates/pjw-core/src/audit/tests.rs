@@ -175,13 +175,15 @@ fn a_kernel_thread_is_never_changed() {
 fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
     let (state, mut action) = restoring(1);
     action.target_mask = set("3");
-    let jobs: Vec<_> =
-        found(&state, &Policy::default(), action).iter().map(|wrong| wrong.job().cloned()).collect();
+    let jobs: Vec<_> = found(&state, &Policy::default(), action)
+        .iter()
+        .map(|wrong| wrong.concerned_job().cloned())
+        .collect();
     assert_eq!(jobs, [Some(job("a")), Some(job("a"))]);
     let mut state = state;
     state.jobs = Jobs::default();
     let found = audit(&state, &Plan::default(), &Policy::default());
-    assert!(found.iter().all(|wrong| wrong.job().is_none()) && found.len() == 2, "{found:?}");
+    assert!(found.iter().all(|wrong| wrong.concerned_job().is_none()) && found.len() == 2, "{found:?}");
 }
 
 #[test]

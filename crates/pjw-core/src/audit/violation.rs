@@ -5,8 +5,9 @@ use thiserror::Error;
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid, prelude::*};
 use crate::terms::JobId;
 
-/// An invariant of pjw that is violated, either by a plan or by the state from which the plan was made.
-/// Every violation is a bug of pjw.
+/// A violated invariant of pjw. The invariant is violated either by the planned changes of affinity masks and
+/// cpusets, or by the state (the jobs and their PUs) from which these changes were planned. Every violation is
+/// a bug of pjw.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
     /// The pool (the list of all PUs with their holders) and the topology of the machine have different
@@ -204,7 +205,7 @@ impl Violation {
     /// Returns `None` if the violation concerns no single job. The caller must then not carry out any
     /// change of the plan.
     #[must_use]
-    pub fn job(&self) -> Option<&JobId> {
+    pub fn concerned_job(&self) -> Option<&JobId> {
         match self {
             Violation::PoolDiffersFromMachine { .. } | Violation::UnknownHolder { .. } => None,
             Violation::GrantDiffersFromPool { job, .. }

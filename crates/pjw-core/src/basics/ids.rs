@@ -50,14 +50,14 @@ impl StartTime {
     /// Returns the earliest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the beginning
     /// of the 10 ms clock tick in which the process or thread started.
     #[must_use]
-    pub fn earliest(self) -> Nanos {
+    pub fn earliest_time(self) -> Nanos {
         Nanos(self.0.saturating_mul(Self::TICK.0))
     }
 
     /// Returns the latest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the end of the
     /// 10 ms clock tick in which the process or thread started.
     #[must_use]
-    pub fn latest(self) -> Nanos {
+    pub fn latest_time(self) -> Nanos {
         Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
     }
 }
@@ -90,9 +90,9 @@ impl BirthTime {
     /// time is unknown. If `first_seen` lies within the tick, the interval ends at `first_seen`.
     #[must_use]
     pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
-        let earliest = start.earliest();
+        let earliest = start.earliest_time();
         let bound = first_seen.filter(|first_seen| earliest <= *first_seen);
-        let latest = bound.map_or(start.latest(), |bound| bound.min(start.latest()));
+        let latest = bound.map_or(start.latest_time(), |bound| bound.min(start.latest_time()));
         Self { earliest, latest }
     }
 

@@ -4,9 +4,9 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
-/// The minimum demand for CPU time of a thread that the diagnosis calls busy: 500 permille of one PU. The
-/// demand is the share of the observed time in which the thread ran or waited for a PU.
-pub const BUSY_PERMILLE: u32 = 500;
+/// The minimum demand for CPU time of a thread that the diagnosis calls busy, in permille of one PU: half of a
+/// PU. The demand is the share of the observed time in which the thread ran or waited for a PU.
+pub const MIN_BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of processes that a finding lists. The text has the full number.
 pub(crate) const MAX_PIDS: usize = 20;
@@ -203,10 +203,10 @@ pub struct ObservedThread {
 
 impl ObservedThread {
     /// Whether the thread ran or waited for a PU during at least half of the time between the two scans
-    /// ([`BUSY_PERMILLE`]).
+    /// ([`MIN_BUSY_PERMILLE`]).
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.demand_permille >= BUSY_PERMILLE
+        self.demand_permille >= MIN_BUSY_PERMILLE
     }
 }
 
@@ -296,8 +296,8 @@ pub struct HostFacts {
     pub incomplete_scan_reason: Option<String>,
 }
 
-/// Another program on the machine that may work against pjw: it moves threads, moves interrupts or changes
-/// cpusets.
+/// A program on the machine that may work against pjw: it moves threads, moves interrupts, changes cpusets, or
+/// is one of several daemons `pjwd` of the same user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
     /// The command name of the program, such as `irqbalance`. If one user runs several daemons `pjwd`, the
@@ -328,8 +328,8 @@ pub enum JobBinding {
     Unknown,
 }
 
-/// A batch system (such as Slurm) that runs a daemon on the machine, and the way in which it binds its jobs
-/// to cores.
+/// A batch scheduler (a batch system such as Slurm) that runs a daemon on the machine, and the way in which
+/// this batch system binds its jobs to cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedScheduler {
     /// The name of the batch system, for display to users.
@@ -370,9 +370,10 @@ impl DiagnosisInput {
 }
 
 impl ObservedJob {
-    /// Returns the PUs that the affinity mask of at least one thread of the job allows. Only PUs in `online`
-    /// (the set of online PUs) are included. If the job holds PUs, a thread whose mask contains a PU that the
-    /// job does not hold is ignored. The diagnosis reports such a thread separately.
+    /// Returns the online PUs on which the threads of the job may run by their affinity masks: each PU that the
+    /// mask of at least one thread contains. `online` is the set of online PUs. If the job holds PUs, a thread
+    /// is ignored if its mask contains a PU that the job does not hold. The diagnosis reports such a thread
+    /// separately.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.grant.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));

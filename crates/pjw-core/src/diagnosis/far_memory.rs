@@ -21,8 +21,8 @@ pub struct BusyProcessMemory {
     pub by_node: BTreeMap<u32, u64>,
 }
 
-/// A finding about a process: most of its memory is far memory, which is on NUMA nodes where none of the busy
-/// threads of the process runs. Access to far memory has a higher latency and a lower bandwidth.
+/// The far memory of one process, for a finding of the diagnosis. Far memory is memory on NUMA nodes where none
+/// of the busy threads of the process runs. Access to far memory has a higher latency and a lower bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FarMemory {
     /// The process id.

@@ -30,17 +30,20 @@ pub struct WorkerMemory {
 
 impl WorkerMemory {
     /// Makes a measurement from `unique_set_sizes`, the private memory of each address space of the job in
-    /// bytes. `at` is the time of the measurement, in ns since boot. An address space counts as a worker if its
-    /// private memory is at least a quarter of the largest value. So a shell, a launcher, or a parent that
-    /// shares its memory with forked workers does not count.
+    /// bytes. `measured_at` is the time of the measurement, in ns since boot. An address space counts as a
+    /// worker if its private memory is at least a quarter of the largest value. So a shell, a launcher, or a
+    /// parent that shares its memory with forked workers does not count.
     #[must_use]
-    pub fn of(at: Nanos, unique_set_sizes: impl IntoIterator<Item = u64>) -> Self {
+    pub fn from_unique_set_sizes(
+        measured_at: Nanos,
+        unique_set_sizes: impl IntoIterator<Item = u64>,
+    ) -> Self {
         let sizes: Vec<u64> = unique_set_sizes.into_iter().collect();
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let of_workers = sizes.iter().filter(|size| **size > 0 && **size >= largest / 4);
         let (workers, own) =
             of_workers.fold((0_u32, 0_u64), |(count, own), size| (count + 1, own.saturating_add(*size)));
-        Self { at, workers, own }
+        Self { at: measured_at, workers, own }
     }
 }
 
@@ -92,24 +95,28 @@ fn duration(seconds: u64) -> String {
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) }
 }
 
-/// Predicts whether the private memory of a job's workers, if its growth continues, will soon exceed the memory
-/// that is left. Private memory is memory that no other process maps. Returns `None` if no shortage is
-/// predicted.
+/// Predicts whether the private memory of a job's workers, if its growth continues, will soon exceed the
+/// available memory. Private memory is memory that no other process maps. Workers are the processes of the job
+/// with much private memory. Returns `None` if no shortage is predicted.
 ///
-/// - `readings` has the measurements of the job, oldest first. The function uses the newest measurement, and
-///   the measurements right before it that have the same number of workers and are at most ten minutes older.
-/// - `available` is the memory that the job can still get from its cgroup and the machine, in bytes.
+/// - `measurements` has the measurements of the job, oldest first. The function uses the newest measurement,
+///   and the measurements right before it that have the same number of workers and are at most ten minutes
+///   older.
+/// - `available_bytes` is the memory that the job can still get from its cgroup and the machine, in bytes.
 ///
-/// The prediction covers ten times the time between the first and the last of these measurements, but at most
-/// ten minutes. The assumed growth is the mean growth over all of these measurements, or over their second half
+/// The prediction covers ten times the time between the first and the last of the used measurements, but at
+/// most ten minutes. The assumed growth is the mean growth over these measurements, or over their second half
 /// if the growth is slower there. A growth of less than 8 MiB is ignored.
 #[must_use]
-pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<MemoryShortage> {
-    let newest = readings.last().filter(|newest| newest.workers > 0)?;
+pub fn predict_memory_shortage(
+    measurements: &[WorkerMemory],
+    available_bytes: u64,
+) -> Option<MemoryShortage> {
+    let newest = measurements.last().filter(|newest| newest.workers > 0)?;
     let is_alike = |reading: &&WorkerMemory| {
         reading.workers == newest.workers && newest.at.0.saturating_sub(reading.at.0) <= MAX_AGE.0
     };
-    let alike = readings.iter().rev().take_while(is_alike);
+    let alike = measurements.iter().rev().take_while(is_alike);
     let oldest = alike.clone().last()?;
     let observed = newest.at.0.saturating_sub(oldest.at.0);
     // The newest reading of the first half.
@@ -119,7 +126,7 @@ pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<Mem
     if time == 0 || growth < MIN_GROWTH {
         return None;
     }
-    let seconds_left = u128::from(available) * u128::from(time) / u128::from(growth) / 1_000_000_000;
+    let seconds_left = u128::from(available_bytes) * u128::from(time) / u128::from(growth) / 1_000_000_000;
     let reach = (observed / 1_000_000_000).saturating_mul(REACH).min(HORIZON_SECONDS);
     let seconds_left = u64::try_from(seconds_left).ok().filter(|seconds| *seconds < reach)?;
     let workers = u64::from(newest.workers);
@@ -128,7 +135,7 @@ pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<Mem
         workers: newest.workers,
         own: newest.own / workers,
         growth_per_minute: u64::try_from(per_minute).unwrap_or(u64::MAX),
-        available,
+        available: available_bytes,
         seconds_left,
     })
 }
@@ -159,20 +166,20 @@ mod tests {
     #[test]
     fn workers_that_outgrow_the_memory_are_told_with_the_time_that_is_left() {
         let readings = [reading(0, 8, 4 * GIB), reading(60, 8, 5 * GIB)];
-        let shortage = predict_shortage(&readings, 2 * GIB).unwrap();
+        let shortage = predict_memory_shortage(&readings, 2 * GIB).unwrap();
         assert_eq!((shortage.workers, shortage.seconds_left, shortage.own), (8, 120, 640 * MIB));
         assert_eq!(
             shortage.sentence(),
             "8 workers x 1.8 GiB of their own will not fit: they have 640.0 MiB each, grow by 128.0 MiB a minute each, and \
              2.0 GiB is left, which is enough for 2 min"
         );
-        assert_eq!(predict_shortage(&readings, 0).unwrap().seconds_left, 0);
+        assert_eq!(predict_memory_shortage(&readings, 0).unwrap().seconds_left, 0);
     }
 
     #[test]
     fn memory_that_fits_or_does_not_grow_is_no_warning() {
         let growing = [reading(0, 8, 4 * GIB), reading(60, 8, 5 * GIB)];
-        assert_eq!(predict_shortage(&growing, 11 * GIB), None, "enough for longer than ten minutes");
+        assert_eq!(predict_memory_shortage(&growing, 11 * GIB), None, "enough for longer than ten minutes");
         for (case, readings) in [
             ("no reading", vec![]),
             ("one reading", vec![reading(0, 8, GIB)]),
@@ -184,7 +191,7 @@ mod tests {
             ("no workers", vec![reading(0, 0, 0), reading(60, 0, 0)]),
             ("a clock that stands", vec![reading(5, 8, 0), reading(5, 8, GIB)]),
         ] {
-            assert_eq!(predict_shortage(&readings, MIB), None, "{case}");
+            assert_eq!(predict_memory_shortage(&readings, MIB), None, "{case}");
         }
     }
 
@@ -193,27 +200,31 @@ mod tests {
         let grown =
             |minutes: u64| (0..=minutes).map(|minute| reading(60 * minute, 8, minute.min(1) * 8 * GIB));
         let flat: Vec<WorkerMemory> = grown(9).collect();
-        assert_eq!(predict_shortage(&flat, MIB), None, "one minute of growth, then eight without");
-        assert!(predict_shortage(&flat[..2], MIB).is_some());
+        assert_eq!(predict_memory_shortage(&flat, MIB), None, "one minute of growth, then eight without");
+        assert!(predict_memory_shortage(&flat[..2], MIB).is_some());
         let slower = [reading(0, 8, 0), reading(60, 8, 8 * GIB), reading(120, 8, 9 * GIB)];
-        let shortage = predict_shortage(&slower, 2 * GIB).unwrap();
+        let shortage = predict_memory_shortage(&slower, 2 * GIB).unwrap();
         assert_eq!(shortage.growth_per_minute, 128 * MIB, "the present growth");
         let faster = [reading(0, 8, 0), reading(60, 8, 0), reading(120, 8, 2 * GIB)];
-        assert_eq!(predict_shortage(&faster, 2 * GIB).unwrap().growth_per_minute, 128 * MIB, "the mean");
+        assert_eq!(
+            predict_memory_shortage(&faster, 2 * GIB).unwrap().growth_per_minute,
+            128 * MIB,
+            "the mean"
+        );
     }
 
     #[test]
     fn a_short_growth_predicts_no_far_lack() {
         let loading = [reading(0, 8, 0), reading(2, 8, GIB)];
-        assert_eq!(predict_shortage(&loading, 10 * GIB), None, "20 s are ten times the 2 s of growth");
-        assert_eq!(predict_shortage(&loading, 9 * GIB).unwrap().seconds_left, 18);
+        assert_eq!(predict_memory_shortage(&loading, 10 * GIB), None, "20 s are ten times the 2 s of growth");
+        assert_eq!(predict_memory_shortage(&loading, 9 * GIB).unwrap().seconds_left, 18);
     }
 
     #[test]
     fn only_large_processes_are_workers() {
-        let memory = WorkerMemory::of(Nanos(7), [GIB, GIB, MIB, 0, GIB / 2]);
+        let memory = WorkerMemory::from_unique_set_sizes(Nanos(7), [GIB, GIB, MIB, 0, GIB / 2]);
         assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 3, own: 2 * GIB + GIB / 2 });
-        assert_eq!(WorkerMemory::of(Nanos(7), []).workers, 0);
-        assert_eq!(WorkerMemory::of(Nanos(7), [0, 0]).workers, 0);
+        assert_eq!(WorkerMemory::from_unique_set_sizes(Nanos(7), []).workers, 0);
+        assert_eq!(WorkerMemory::from_unique_set_sizes(Nanos(7), [0, 0]).workers, 0);
     }
 }

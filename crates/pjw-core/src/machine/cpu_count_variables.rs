@@ -18,8 +18,8 @@ use crate::machine::topology::Topology;
 /// A job that is started inside another job inherits the variables of the outer job. The record tells pjw which
 /// inherited variables pjw itself set. pjw replaces these, and keeps the variables that the user set.
 const RECORD_VARIABLE: &str = "PJW_VARIABLES";
-/// The maximum number of environment variables in the configured list of variables that tell programs their
-/// number of cores or PUs. pjw adds these variables to the environment of the processes of each job.
+/// The maximum number of entries in the configured list of CPU count variables. A CPU count variable is an
+/// environment variable that tells a program on how many cores or PUs it may run, such as `OMP_NUM_THREADS`.
 pub const MAX_CPU_COUNT_VARIABLES: usize = 64;
 /// The maximum number of characters in the name of a variable.
 const MAX_NAME_LENGTH: usize = 128;
@@ -58,7 +58,7 @@ impl CpuCounts {
     /// Counts the PUs in `cpus`, and the cores that have at least one PU in `cpus`. `topology` is the topology
     /// of the machine.
     #[must_use]
-    pub fn of(topology: &Topology, cpus: &CpuSet) -> Self {
+    pub fn from_cpus(topology: &Topology, cpus: &CpuSet) -> Self {
         let pus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
         Self { cores: topology.overlapping_core_count(cpus), pus }
     }
@@ -195,18 +195,18 @@ impl FromStr for CpuCountVariable {
     }
 }
 
-/// Parses the configured list of environment variables that tell programs their number of cores or PUs. Each
-/// text is one variable, written `NAME=cores` or `NAME=pus`.
+/// Parses the configured list of environment variables that tell programs on how many cores or PUs they may
+/// run. Each entry is one variable, written `NAME=cores` or `NAME=pus`.
 ///
 /// # Errors
-/// If a text is invalid, or if its variable was already named by an earlier text. Returns the index of the
-/// first such text in the list (counted from 0) and the reason.
+/// If an entry is invalid, or if an earlier entry has the same variable. Returns the index of the first such
+/// entry (counted from 0) and the reason.
 pub fn parse_cpu_count_variables<'t>(
-    texts: impl IntoIterator<Item = &'t str>,
+    entries: impl IntoIterator<Item = &'t str>,
 ) -> Result<Vec<CpuCountVariable>, (usize, CpuCountVariableError)> {
     let mut variables: Vec<CpuCountVariable> = Vec::new();
-    for (index, text) in texts.into_iter().enumerate() {
-        let variable: CpuCountVariable = text.parse().map_err(|error| (index, error))?;
+    for (index, entry) in entries.into_iter().enumerate() {
+        let variable: CpuCountVariable = entry.parse().map_err(|error| (index, error))?;
         if variables.iter().any(|known| known.name == variable.name) {
             return Err((index, CpuCountVariableError::Twice { name: variable.name }));
         }
@@ -216,16 +216,15 @@ pub fn parse_cpu_count_variables<'t>(
 }
 
 /// Returns the names and values of the environment variables that pjw sets for a program, such as
-/// `OMP_NUM_THREADS` = `4`. These are the `variables` that the user has not set. The additional variable
-/// `PJW_VARIABLES` comes last. It lists the returned variables, so that a job inside this job can tell which
-/// variables pjw set.
+/// `OMP_NUM_THREADS` = `4`. These are the `variables` that the user has not set.
 ///
 /// - `counts` has the numbers of cores and PUs on which the program may run.
 /// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means
 ///   that the variable is not set there.
 ///
-/// If there is no other variable to set, `PJW_VARIABLES` is returned only if it is inherited. Its value is then
-/// empty.
+/// The last variable in the result is `PJW_VARIABLES`, a list of the variables that pjw set. In a job inside
+/// this job, pjw reads the list, to tell its own variables from variables that the user set. If the list is
+/// empty, `PJW_VARIABLES` is returned only if the program inherits a `PJW_VARIABLES`.
 #[must_use]
 pub fn cpu_count_environment(
     variables: &[CpuCountVariable],

@@ -95,9 +95,11 @@ impl DeviceClass {
 }
 
 impl Device {
-    /// Whether `name` is one of the names of the device, or its PCI address. False if `name` is empty.
+    /// Whether `name_or_address` is one of the names of the device, or its PCI address. False if
+    /// `name_or_address` is empty.
     #[must_use]
-    pub fn has_name(&self, name: &str) -> bool {
-        !name.is_empty() && (self.pci_address == name || self.names.iter().any(|own| own == name))
+    pub fn has_name(&self, name_or_address: &str) -> bool {
+        !name_or_address.is_empty()
+            && (self.pci_address == name_or_address || self.names.iter().any(|name| name == name_or_address))
     }
 }

@@ -146,7 +146,7 @@ impl HousekeepingRule {
     /// - If the rule lists some PUs of a core, but not all of them.
     /// - If the rule counts cores by L3, by NUMA node or by package, and the topology has no such part.
     /// - If the rule selects every core of the machine, so that no core remains for jobs.
-    pub fn resolve(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
+    pub fn select_housekeeping_cpus(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {
             Self::None => return Ok(CpuSet::new()),
             Self::List(cpus) => whole_cores(cpus, topology)?,
@@ -216,7 +216,7 @@ mod tests {
             None => error.to_string(),
         };
         let rule: HousekeepingRule = rule.parse().map_err(words)?;
-        rule.resolve(topology).map(|cpus| cpus.to_string()).map_err(words)
+        rule.select_housekeeping_cpus(topology).map(|cpus| cpus.to_string()).map_err(words)
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl FromStr for WithinJob {
 /// The load of a NUMA node by one job: the number of the job's cores in the NUMA node, and the number of the
 /// job's busy threads there. A thread is busy if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NodeLoad {
+pub struct NumaNodeLoad {
     /// The kernel's number of the NUMA node.
     pub number: u32,
     /// The number of the job's cores in the NUMA node. At least 1.
@@ -104,44 +104,45 @@ pub struct NodeLoad {
     pub busy_threads: usize,
 }
 
-impl NodeLoad {
+impl NumaNodeLoad {
     fn has_idle_core(&self) -> bool {
         self.busy_threads < self.cores
     }
 }
 
-/// Returns the NUMA nodes that contain PUs of `cpus`, in hwloc's logical order, each with the number of its
-/// cores that have a PU in `cpus`. The number of busy threads is 0 in each entry: the caller counts the
-/// threads.
+/// Returns the NUMA nodes that contain PUs of `cpus`, in hwloc's logical order. Each entry has the number of
+/// cores of the NUMA node that have a PU in `cpus`. The number of busy threads is 0 in each entry: the caller
+/// sets this number.
 #[must_use]
-pub fn nodes_of(topology: &Topology, cpus: &CpuSet) -> Vec<NodeLoad> {
+pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoad> {
     let load = |number, pus: &CpuSet| {
         let cores = usize::try_from(topology.overlapping_core_count(pus)).unwrap_or(usize::MAX);
-        (cores > 0).then_some(NodeLoad { number, cores, busy_threads: 0 })
+        (cores > 0).then_some(NumaNodeLoad { number, cores, busy_threads: 0 })
     };
     let nodes = topology.domains(Level::NumaNode);
     nodes.filter_map(|node| load(node.number, &topology.cpus_belonging_to(node).intersection(cpus))).collect()
 }
 
-/// Chooses a NUMA node for a new process of a job, by the rule `rule`. Returns the kernel's number of the NUMA
-/// node. Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes.
+/// Chooses a NUMA node for a new process of a job by `rule`, and returns the kernel's number of the NUMA node.
+/// Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes.
 ///
-/// - `nodes` lists the NUMA nodes of the job, with their busy threads.
-/// - `last` is the NUMA node that was chosen last for any process of the job. `None` if none was chosen yet.
-/// - `parent` is the NUMA node that was chosen for the parent of the process, or for the nearest ancestor that
-///   has one. `None` if there is no such ancestor.
+/// - `nodes` lists the NUMA nodes of the job, with their busy threads. `LeastLoaded` chooses the NUMA node with
+///   the lowest load, or the first of several.
+/// - `last_chosen` is the NUMA node that was chosen last for any process of the job. `RoundRobin` chooses the
+///   next NUMA node after this one. `None` if none was chosen yet: `RoundRobin` then chooses the first of
+///   `nodes`.
+/// - `parent_node` is the NUMA node that was chosen for the parent of the process, or for the nearest ancestor
+///   that has one. `Packed` chooses this NUMA node. `Fill` chooses the first NUMA node with an idle core,
+///   beginning with this one. `None` if there is no such ancestor: `Packed` and `Fill` then use the first of
+///   `nodes` instead.
 ///
-/// `RoundRobin` chooses the NUMA node after `last`, or the first of `nodes` if `last` is unknown. `Packed`
-/// chooses `parent`. `Fill` chooses the first NUMA node with an idle core, beginning with `parent`. If `parent`
-/// is unknown, `Packed` and `Fill` use the first of `nodes` instead. If no NUMA node has an idle core, `Fill`
-/// chooses like `LeastLoaded`. If several NUMA nodes have the lowest load, `LeastLoaded` chooses the first of
-/// them.
+/// If no NUMA node has an idle core, `Fill` chooses like `LeastLoaded`.
 #[must_use]
-pub fn choose_node(
+pub fn choose_numa_node(
     rule: WithinJob,
-    nodes: &[NodeLoad],
-    last: Option<u32>,
-    parent: Option<u32>,
+    nodes: &[NumaNodeLoad],
+    last_chosen: Option<u32>,
+    parent_node: Option<u32>,
 ) -> Option<u32> {
     if nodes.len() < 2 {
         return None;
@@ -150,11 +151,13 @@ pub fn choose_node(
     let least_loaded = || choose_least_loaded(nodes).and_then(|index| nodes.get(index));
     let node = match rule {
         WithinJob::Default => None,
-        WithinJob::RoundRobin => nodes.get(index_of(last).map_or(0, |index| (index + 1) % nodes.len())),
+        WithinJob::RoundRobin => {
+            nodes.get(index_of(last_chosen).map_or(0, |index| (index + 1) % nodes.len()))
+        }
         WithinJob::LeastLoaded => least_loaded(),
-        WithinJob::Packed => nodes.get(index_of(parent).unwrap_or(0)),
+        WithinJob::Packed => nodes.get(index_of(parent_node).unwrap_or(0)),
         WithinJob::Fill => {
-            let mut in_turn = nodes.iter().cycle().skip(index_of(parent).unwrap_or(0)).take(nodes.len());
+            let mut in_turn = nodes.iter().cycle().skip(index_of(parent_node).unwrap_or(0)).take(nodes.len());
             in_turn.find(|node| node.has_idle_core()).or_else(least_loaded)
         }
     };
@@ -168,7 +171,8 @@ pub fn choose_node(
 /// - `Default` does not change the order.
 /// - `Fill` and `Packed` list all parts of one NUMA node before the parts of the next NUMA node.
 /// - `RoundRobin` takes one part from each NUMA node in turn.
-/// - `LeastLoaded` takes each part from the NUMA node of which the smallest fraction of parts was taken before.
+/// - `LeastLoaded` takes the next part from the NUMA node from which the smallest fraction of its parts is
+///   taken so far.
 ///
 /// The parts of one NUMA node keep their order.
 #[must_use]
@@ -197,12 +201,12 @@ pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: WithinJob) -
             (0..count).flat_map(turn).collect()
         }
         WithinJob::LeastLoaded => {
-            let load = |(number, (_, parts)): (u32, &(_, VecDeque<CpuSet>))| NodeLoad {
+            let load = |(number, (_, parts)): (u32, &(_, VecDeque<CpuSet>))| NumaNodeLoad {
                 number,
                 cores: parts.len(),
                 busy_threads: 0,
             };
-            let mut loads: Vec<NodeLoad> = (0..).zip(&by_node).map(load).collect();
+            let mut loads: Vec<NumaNodeLoad> = (0..).zip(&by_node).map(load).collect();
             let mut next = |_| {
                 let index = choose_least_loaded(&loads)?;
                 loads.get_mut(index)?.busy_threads += 1;
@@ -214,9 +218,9 @@ pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: WithinJob) -
 }
 
 /// The index of the node with the fewest busy threads for each core. Of several, the first.
-fn choose_least_loaded(nodes: &[NodeLoad]) -> Option<usize> {
+fn choose_least_loaded(nodes: &[NumaNodeLoad]) -> Option<usize> {
     // Of the loads a/b and c/d, the first is lower if a*d < c*b.
-    let order = |(_, a): &(usize, &NodeLoad), (_, b): &(usize, &NodeLoad)| {
+    let order = |(_, a): &(usize, &NumaNodeLoad), (_, b): &(usize, &NumaNodeLoad)| {
         a.busy_threads.saturating_mul(b.cores).cmp(&b.busy_threads.saturating_mul(a.cores))
     };
     nodes.iter().enumerate().min_by(order).map(|(index, _)| index)
@@ -240,10 +244,10 @@ mod tests {
 
     /// The nodes that a rule chooses for so many processes of one thread, one after the other. All have the same parent.
     fn choices(rule: WithinJob, cpus: &str, parent: Option<u32>, count: usize) -> Vec<u32> {
-        let mut nodes = nodes_of(&machine(), &cpus.parse().unwrap());
+        let mut nodes = numa_nodes_of_cpus(&machine(), &cpus.parse().unwrap());
         let mut chosen = Vec::new();
         for _ in 0..count {
-            let Some(number) = choose_node(rule, &nodes, chosen.last().copied(), parent) else { break };
+            let Some(number) = choose_numa_node(rule, &nodes, chosen.last().copied(), parent) else { break };
             chosen.push(number);
             nodes.iter_mut().filter(|node| node.number == number).for_each(|node| node.busy_threads += 1);
         }

@@ -107,8 +107,9 @@ fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<Affi
 /// Returns the member that made the call. If the process started and exited between two scans, its parent is
 /// used.
 fn calling_member<'a>(state: &'a WardenState, request: &AffinityRequest) -> Option<&'a Member> {
-    let member =
-        |pid: Pid| state.members.get(&pid).filter(|member| member.id.start.earliest() <= request.called_at);
+    let member = |pid: Pid| {
+        state.members.get(&pid).filter(|member| member.id.start.earliest_time() <= request.called_at)
+    };
     if state.processes.contains_key(&request.caller_pid)
         || state.processes_to_restore.contains_key(&request.caller_pid)
     {

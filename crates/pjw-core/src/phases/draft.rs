@@ -115,7 +115,8 @@ impl Draft<'_> {
     pub(crate) fn recheck_for_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.marked_for(&job.id));
         if self.policy.adopt_unassigned_processes || self.state.jobs.of_owner(job.owner).next().is_none() {
-            self.recheck.extend(self.state.processes.of_user(job.owner).map(|known| known.process.id.pid));
+            self.recheck
+                .extend(self.state.processes.processes_of_user(job.owner).map(|known| known.process.id.pid));
         }
     }
 

@@ -219,7 +219,7 @@ pub(crate) fn find_offer(
         Err(Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. })
             if policy.exhaustion_policy == ExhaustionPolicy::Share =>
         {
-            let mut others = state.jobs.grants_per_pu().clone();
+            let mut others = state.jobs.owned_grants_per_pu().clone();
             state.grant_of(id).into_iter().for_each(|own| others.remove(&own.cpus));
             allocate_shared(id, request, &state.pool, &others, &state.topology, policy)
                 .map(|offer| (offer, true))

@@ -39,9 +39,9 @@ pub struct HotThread {
 /// `grant` is the set of PUs that the job holds. The hot threads are spread over these PUs as evenly as
 /// possible.
 ///
-/// Returns the chosen PUs by thread. A thread that is not in the result is not to be pinned. For example, a
-/// thread that its program has bound to only some PUs of the grant is not pinned. It counts as a thread on one
-/// of these PUs. The result is empty in each of these cases:
+/// Returns the chosen PUs by thread. A thread that is missing in the result must not be pinned. For example, a
+/// thread that its program has bound to some PUs of the grant is not pinned, but counts as the load of one of
+/// these PUs. The result is empty in each of these cases:
 ///
 /// - The policy forbids pinning.
 /// - The grant has only one PU.
@@ -80,7 +80,7 @@ struct PuLoad<'a> {
 
 impl<'a> PuLoad<'a> {
     fn new(topology: &'a Topology, grant: &CpuSet) -> Self {
-        let order = topology.one_per_core_first(grant);
+        let order = topology.sort_one_per_core_first(grant);
         let mut first_of_core: BTreeMap<CpuSet, usize> = BTreeMap::new();
         let mut core = BTreeMap::new();
         for &pu in &order {

@@ -33,7 +33,7 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
 pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);
     let unassigned = |owner| {
-        let processes = state.processes.of_user(owner).map(|known| &known.process);
+        let processes = state.processes.processes_of_user(owner).map(|known| &known.process);
         processes.filter(|process| is_free(state, policy, process)).map(|process| process.id.pid).collect()
     };
     people.map(|owner| (owner, unassigned(owner))).collect()
@@ -140,7 +140,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 
 /// The online PUs that no job holds.
 fn outside(state: &WardenState) -> CpuSet {
-    state.pool.online_cpus().difference(&state.jobs.grants_per_pu().cpus())
+    state.pool.online_cpus().difference(&state.jobs.owned_grants_per_pu().cpus())
 }
 
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.

@@ -48,15 +48,16 @@ impl Demand {
         self.last.map_or(0, |last| last.waited_ns)
     }
 
-    /// Returns the demand after one more reading of the thread's CPU time. The first case that applies decides:
+    /// Returns the demand after one more reading of the thread's CPU time: the weighted mean of the earlier
+    /// demand and the demand since the last reading. The demand since the last reading is the share of time in
+    /// which the thread ran or waited for a PU. There are three exceptions, of which the first that applies
+    /// decides:
     ///
     /// - At the first reading, the demand does not change.
     /// - If `run_ns` plus `wait_ns` is less than at the last reading, another thread now has the thread id. The
     ///   demand becomes 0.
     /// - At a reading less than 100 ms after the last reading, the demand does not change, and the reading is
     ///   not stored.
-    /// - Otherwise, the result is the weighted mean of two values: the earlier demand, and the share of the
-    ///   time since the last reading in which the thread ran or waited for a PU.
     ///
     /// The parameters are:
     ///

@@ -16,7 +16,7 @@ pub struct DirtySet {
     jobs: BTreeMap<JobId, DirtyScope>,
 }
 
-/// The processes of a changed job whose affinity masks the next decision of the daemon plans: all processes of
+/// The part of a changed job for which the next decision of the daemon plans affinity masks: all processes of
 /// the job, or only some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyScope {
@@ -96,9 +96,9 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether the next decision of the daemon plans the masks of all threads of the process `pid`.
-    /// True if this scope is [`DirtyScope::Whole`], or if it lists the pid. If false, the decision may still
-    /// plan the masks of an active process: see [`DirtyScope::Processes`].
+    /// Returns whether the scope contains all threads of the process `pid`. True for [`DirtyScope::Whole`], and
+    /// for a [`DirtyScope::Processes`] that lists the pid. If false, the scope may still contain threads of the
+    /// process: [`DirtyScope::Processes`] contains threads of each active process.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

@@ -244,8 +244,8 @@ impl Jobs {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs of the class besteffort, in ascending order of their ids. Such a job has no
-    /// cores of its own, and borrows cores that other jobs leave idle.
+    /// Iterates over the jobs of the class besteffort, in ascending order of their ids. Such a job has no cores
+    /// of its own. It borrows free cores, and cores that other jobs leave idle.
     pub fn borrowers(&self) -> impl Iterator<Item = &Job> {
         self.borrowers.iter().filter_map(|id| self.get(id))
     }
@@ -262,17 +262,17 @@ impl Jobs {
         self.provisions.iter().filter_map(|id| self.get(id))
     }
 
-    /// Whether there is a job of the class besteffort. Such a job has no cores of its own, and borrows cores
-    /// that other jobs leave idle.
+    /// Whether there is a job of the class besteffort. Such a job has no cores of its own. It borrows free
+    /// cores, and cores that other jobs leave idle.
     #[must_use]
     pub fn has_borrowers(&self) -> bool {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs that it holds, unless its
-    /// class is besteffort: such a job only borrows PUs.
+    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs that it holds, except a job
+    /// of the class besteffort, which only borrows PUs.
     #[must_use]
-    pub fn grants_per_pu(&self) -> &GrantCounts {
+    pub fn owned_grants_per_pu(&self) -> &GrantCounts {
         &self.granted
     }
 

@@ -5,7 +5,7 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 
-/// The holder of a PU: a job, the system (for a housekeeping PU), or nobody.
+/// The holder of a PU: a job, the system (for a housekeeping PU, which is reserved for the system), or nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// No job holds the PU, and it is not reserved. pjw can grant it to a job if it is online.
@@ -33,8 +33,8 @@ const FREE: usize = 0;
 const HOUSEKEEPING: usize = 1;
 
 /// The pool of PUs: all PUs of the machine, each with its holder. The holder is a job, the system (for a
-/// housekeeping PU), or nobody. Another job may borrow a PU while its holder leaves it idle. A PU has at most
-/// one holder and one borrower.
+/// housekeeping PU), or nobody. A job of the class besteffort may borrow a PU that is free, or that its holder
+/// leaves idle. A PU has at most one holder and one borrower.
 #[derive(Debug, Clone)]
 pub struct PuPool {
     /// For each PU number, the index of the holder of the PU in `holders`. `None` if the machine does not

@@ -53,7 +53,7 @@ impl Deref for Processes {
 }
 
 impl Processes {
-    /// Adds a process. Replaces an earlier process with the same pid.
+    /// Adds the process `known`. Replaces an earlier process with the same pid.
     pub fn insert(&mut self, known: KnownProcess) {
         let pid = known.process.id.pid;
         self.remove(pid);
@@ -71,8 +71,8 @@ impl Processes {
         self.processes.insert(pid, known);
     }
 
-    /// Removes the process with the pid `pid`, and returns its record. Returns `None` if no process with this
-    /// pid is recorded.
+    /// Removes the process with the pid `pid`, and returns the process as the last scan found it. Returns
+    /// `None` if the collection has no process with this pid.
     pub fn remove(&mut self, pid: Pid) -> Option<KnownProcess> {
         let known = self.processes.remove(&pid)?;
         remove_from(&mut self.children, &known.process.parent, pid);
@@ -90,7 +90,7 @@ impl Processes {
     }
 
     /// Iterates over the processes whose real user id is `user`.
-    pub fn of_user(&self, user: Uid) -> impl Iterator<Item = &KnownProcess> {
+    pub fn processes_of_user(&self, user: Uid) -> impl Iterator<Item = &KnownProcess> {
         self.by_user.get(&user).into_iter().flatten().filter_map(|pid| self.processes.get(pid))
     }
 
@@ -121,7 +121,7 @@ impl Processes {
     /// Returns the pids in `pids`, and the pids of all descendants of these processes. A process whose parent
     /// has ended counts as a child of the process that adopted it (process 1 or a subreaper).
     #[must_use]
-    pub fn with_descendants(&self, pids: impl IntoIterator<Item = Pid>) -> BTreeSet<Pid> {
+    pub fn pids_with_descendants(&self, pids: impl IntoIterator<Item = Pid>) -> BTreeSet<Pid> {
         let mut found = BTreeSet::new();
         let mut left: Vec<Pid> = pids.into_iter().collect();
         while let Some(pid) = left.pop() {

@@ -25,25 +25,24 @@ use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
-    /// Returns the request for a scan. The description distinguishes three kinds of processes:
+    /// Returns the request for a scan: which processes, threads and cgroups the scan reads.
     ///
-    /// - Processes to restore ([`WardenState::processes_to_restore`]): pjw is giving them back the affinity
-    ///   masks that they had before pjw changed them.
-    /// - Idle processes: processes of jobs for which the smoothed CPU demand of every thread is 0.
-    /// - Active processes: all other processes of jobs, including those whose threads no scan has read.
+    /// If `is_full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads
+    /// the threads of the processes of jobs and of the processes to restore. pjw is giving a process to restore
+    /// ([`WardenState::processes_to_restore`]) its original affinity masks back.
     ///
-    /// If `full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads
-    /// the threads of all three kinds of processes.
+    /// If `is_full` is false, the scan reads only the following:
     ///
-    /// If `full` is false, the scan reads only the following:
-    ///
-    /// - The active processes and the processes to restore, with their threads. Of an active process with
-    ///   many threads, the scan may read only the busy threads ([`ScanRequest::busy_threads`]).
-    /// - An idle process, if a check finds a reason (see [`IdleWatch`]). The scan checks all idle processes.
+    /// - The processes to restore, with their threads.
+    /// - The active processes of jobs, with their threads. A process is active if one of its threads recently
+    ///   ran or waited for a PU, or if no scan has read its threads. Of an active process with many threads,
+    ///   the scan may read only the busy threads ([`ScanRequest::busy_threads`]).
+    /// - The idle (not active) processes of jobs for which a check finds a reason ([`IdleWatch`]). The scan
+    ///   checks all idle processes.
     /// - The cgroups of the jobs that have no PUs or no processes, and the cgroups that pjw has to remove.
     #[must_use]
-    pub fn scan_request(&self, full: bool) -> ScanRequest {
-        if full {
+    pub fn scan_request(&self, is_full: bool) -> ScanRequest {
+        if is_full {
             let (pids_to_read_threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
             let busy_threads = BTreeMap::new();
             let (scope, idle_watch) = (ScanScope::Full, Arc::default());

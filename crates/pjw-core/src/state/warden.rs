@@ -231,7 +231,7 @@ impl WardenState {
         let entry = thread.mask_entry.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
         let own = self.own_mask(grant, member, entry);
-        let is_bound_to = |pin| own.only_pu() == Some(pin) && !entry.was_binding_lifted(&own);
+        let is_bound_to = |pin| own.only_pu() == Some(pin) && !entry.is_binding_lifted(&own);
         entry.pinned_pu().filter(|&pin| !is_bound_to(pin) && thread.effective_mask.only_pu() == Some(pin))
     }
 
@@ -359,10 +359,15 @@ impl WardenState {
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective_cpus))
     }
 
-    /// Records that pjw changed the affinity mask of a thread as planned in `action`. `requested` is the mask
-    /// that was passed to sched_setaffinity(2). `effective` is the mask that the kernel reported right after
-    /// this call.
-    pub fn record_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
+    /// Records that pjw changed the affinity mask of a thread as planned in `action`. `requested_mask` is the
+    /// mask that was passed to sched_setaffinity(2). `effective_mask` is the mask that the kernel reported
+    /// right after this call.
+    pub fn record_mask_applied(
+        &mut self,
+        action: &MaskAction,
+        requested_mask: &CpuSet,
+        effective_mask: &CpuSet,
+    ) {
         let online = self.pool.online_cpus();
         let limits = self.present_mask_limits(action.thread.process.pid);
         let reason = match action.kind {
@@ -372,9 +377,9 @@ impl WardenState {
         };
         let bound_to = reason.and_then(|_| self.binding_to_lift(&action.thread));
         let Some(thread) = self.thread_mut(&action.thread) else { return };
-        thread.effective_mask = effective.clone();
+        thread.effective_mask = effective_mask.clone();
         if let Some(entry) = &mut thread.mask_entry {
-            entry.confirm_intended_request(requested, &effective.intersection(&online), &limits);
+            entry.confirm_intended_request(requested_mask, &effective_mask.intersection(&online), &limits);
             let (lifted_at, waiting_permille_before) = (entry.last_read_at(), thread.demand.waiting_permille);
             let lifted = reason.zip(bound_to).map(|(reason, mask)| LiftedBinding {
                 mask,

@@ -161,12 +161,12 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A cgroup of a job that an earlier run of the daemon created and that still exists when the daemon starts.
-/// The daemon recognises the cgroup by its path. If the journal has no record of the cgroup, the daemon
-/// decides:
+/// A leftover cpuset: the cpuset of a job and its cgroup, which an earlier run of the daemon created and which
+/// still exist when the daemon starts. The daemon recognises the cgroup by its path. If the journal has no
+/// record of the cgroup, the daemon decides:
 ///
-/// - If the cgroup contains processes, its job gets the PUs of the cpuset again, unless another job holds some
-///   of these PUs.
+/// - If the cgroup contains processes, its job gets the PUs of the cpuset again, provided that no other job
+///   holds any of these PUs.
 /// - Otherwise, the daemon removes the limits of the cpuset and then the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
@@ -213,7 +213,7 @@ impl CpusetAction {
     /// Returns the path of the cgroup of the job's cpuset, relative to the mount point of the cpuset
     /// hierarchy.
     #[must_use]
-    pub fn path(&self) -> &str {
+    pub fn cgroup_path(&self) -> &str {
         match &self.change {
             CpusetChange::Create { job_cpuset, .. }
             | CpusetChange::RemoveLimits { job_cpuset }
@@ -225,7 +225,7 @@ impl CpusetAction {
     /// Returns the process that this action moves into or out of a cpuset. `None` if the action is another
     /// change, such as the creation of a cpuset.
     #[must_use]
-    pub fn process(&self) -> Option<ProcessId> {
+    pub fn moved_process(&self) -> Option<ProcessId> {
         match &self.change {
             CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => Some(*process),
             CpusetChange::Create { .. } | CpusetChange::RemoveLimits { .. } | CpusetChange::Remove { .. } => {
@@ -283,8 +283,9 @@ pub enum CpusetChange {
     },
 }
 
-/// The outcome of a [`CpusetAction`] (a change of a job's cpuset). `Done` means that the change was made.
-/// `Gone` and `Refused` mean that it was not made. `Delayed` means that the change continues in the background.
+/// The outcome of a [`CpusetAction`] (a change of a job's cpuset). The change was made (`Done`), was refused
+/// (`Refused`), continues in the background (`Delayed`), or is impossible because the process or the cgroup no
+/// longer exists (`Gone`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.

@@ -38,7 +38,7 @@ impl OwnCgroupNames {
     /// absolute path of the daemon's state directory, without symbolic links. Each name starts with `pjw_` and
     /// the 64-bit FNV-1a hash of this path.
     #[must_use]
-    pub fn of_additional_daemon(state_directory: &[u8]) -> Self {
+    pub fn for_additional_daemon(state_directory: &[u8]) -> Self {
         let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = state_directory.iter().fold(0xcbf2_9ce4_8422_2325, add);
         Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
@@ -105,17 +105,18 @@ impl OwnCgroupNames {
     /// parent of the cgroup.
     #[must_use]
     pub fn job_path(&self, job: &JobId, cgroup_creator: CgroupCreator, place: CgroupPlace) -> String {
-        self.path_for_name(&directory_name(job), cgroup_creator, place)
+        self.path_for_unescaped_name(&directory_name(job), cgroup_creator, place)
     }
 
-    /// Returns the path of a cgroup of the daemon whose name contains `unescaped_name` without any change. The
-    /// daemon creates such a cgroup to test whether the machine supports cpusets.
+    /// Returns the path of a cgroup of the daemon, relative to the mount point of the cgroup hierarchy. The
+    /// name of the cgroup contains `unescaped_name` without any change. `cgroup_creator` (the daemon itself or
+    /// systemd) and `place` determine the parent of the cgroup, as in [`OwnCgroupNames::job_path`].
     ///
-    /// `cgroup_creator` (the daemon itself or systemd) and `place` determine the parent of the cgroup. A job's
-    /// cgroup with the same creator and place has the same parent. The test cgroup never has the path of a
-    /// job's cgroup, because its name contains a `-`. In the name of a job's cgroup, a `-` is escaped.
+    /// The daemon creates a cgroup at this path to test whether the machine supports cpusets. The
+    /// `unescaped_name` of the test contains a `-`. In the name of a job's cgroup, a `-` is escaped. So the
+    /// path of the test cgroup is never the path of a job's cgroup.
     #[must_use]
-    pub fn path_for_name(
+    pub fn path_for_unescaped_name(
         &self,
         unescaped_name: &str,
         cgroup_creator: CgroupCreator,
@@ -148,7 +149,7 @@ impl OwnCgroupNames {
     #[must_use]
     pub fn job_at_path(&self, path: &str, cgroup_creator: CgroupCreator) -> Option<(JobId, CgroupPlace)> {
         CgroupPlace::ALL.into_iter().find_map(|place| {
-            let pattern = self.path_for_name("", cgroup_creator, place);
+            let pattern = self.path_for_unescaped_name("", cgroup_creator, place);
             let end = if cgroup_creator == CgroupCreator::Systemd { ".scope" } else { "" };
             let job = path.strip_prefix(pattern.strip_suffix(end)?)?.strip_suffix(end)?;
             Some((job_of_directory_name(job)?, place))
@@ -291,8 +292,8 @@ mod tests {
     fn two_wardens_have_different_cgroups_and_each_is_known_by_the_path() {
         let (alone, one, two) = (
             OwnCgroupNames::default(),
-            OwnCgroupNames::of_additional_daemon(b"/tmp/one"),
-            OwnCgroupNames::of_additional_daemon(b"/tmp/two"),
+            OwnCgroupNames::for_additional_daemon(b"/tmp/one"),
+            OwnCgroupNames::for_additional_daemon(b"/tmp/two"),
         );
         assert_eq!(
             one.directory_path(),
@@ -344,7 +345,7 @@ mod tests {
             let job = JobId::new(source, &name).unwrap();
             for cgroup_creator in [CgroupCreator::Warden, CgroupCreator::Systemd] {
                 for place in CgroupPlace::ALL {
-                    for own in [OwnCgroupNames::default(), OwnCgroupNames::of_additional_daemon(b"/tmp/one")] {
+                    for own in [OwnCgroupNames::default(), OwnCgroupNames::for_additional_daemon(b"/tmp/one")] {
                         let path = own.job_path(&job, cgroup_creator, place);
                         proptest::prop_assert_eq!(own.job_at_path(&path, cgroup_creator), Some((job.clone(), place)));
                     }

@@ -101,8 +101,8 @@ impl MaskActionKind {
     }
 }
 
-/// A warning for users: a change that pjw does not make, or a state that needs attention. It contains the
-/// reason and a remedy.
+/// A warning for users: a change that pjw does not make, or a state that needs attention. A warning contains
+/// the reason and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
     /// The job that the warning is about. `None` if the warning is about no job or about several jobs.

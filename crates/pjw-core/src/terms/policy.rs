@@ -19,7 +19,7 @@ pub enum Mode {
     Enforce,
 }
 
-/// What pjw does with a request for which too few cores are free. It refuses the request, lets the request
+/// What pjw does with a request for which too few cores are free. pjw refuses the request, lets the request
 /// wait, or gives the job cores that other jobs hold too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ExhaustionPolicy {
@@ -93,9 +93,9 @@ impl Default for LendingPolicy {
     }
 }
 
-/// What pjw does with a job of the class besteffort that can borrow no core at present. Such a job has no cores
-/// of its own, no core is free, and no other job leaves a core idle. The job runs on PUs that are reserved for
-/// the system, or its processes are frozen.
+/// What pjw does with a starved job: a job of the class besteffort that can borrow no core at present. Such a
+/// job has no cores of its own, no core is free, and no other job leaves a core idle. The job then runs on PUs
+/// that are reserved for the system, or its processes are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StarvedPolicy {
     /// The job runs on the housekeeping PUs, at idle priority. If the machine has no housekeeping PUs, the

@@ -70,12 +70,12 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that pjw had set for the threads of a job when the job was released. A job is released
-/// when it ends or when a command releases it.
+/// The affinity masks that pjw had set for the threads of a job when the job ended or a command released the
+/// job. pjw then restores the original mask of each thread, but keeps this list, to recognise these masks
+/// later.
 ///
-/// pjw then restores the original mask of each thread, but keeps this list. A process that no scan has read may
-/// still have a mask in this list: the process copied the mask of its parent when it was forked, before pjw
-/// restored the mask of the parent.
+/// A process that no scan has read can still have a mask in this list: the process copied the mask of its
+/// parent when it was forked, before pjw restored the mask of the parent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
@@ -99,8 +99,8 @@ pub struct ReleasedMasks {
 }
 
 impl ReleasedMasks {
-    /// Makes an empty list of masks for the job `job`, which ends or is released at the time `released_at`, in
-    /// ns since boot.
+    /// Makes an empty list of masks for the job `job`, which ends or is released by a command at the time
+    /// `released_at`, in ns since boot.
     #[must_use]
     pub fn new(job: JobId, released_at: Nanos) -> Self {
         let (user_ids, masks) = (BTreeSet::new(), BTreeSet::new());
@@ -126,8 +126,8 @@ pub struct ReleasedMask {
     pub original_mask: CpuSet,
 }
 
-/// A record of the journal, from which a restarted daemon restores its state. It describes one change: of a
-/// job, of the membership of a process in a job, of an affinity mask, or of a cpuset.
+/// A record of the journal, from which a restarted daemon restores its state. A record describes one change: of
+/// a job, of the membership of a process in a job, of an affinity mask, or of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Record {

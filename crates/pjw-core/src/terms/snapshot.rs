@@ -48,7 +48,7 @@ pub struct Snapshot {
     /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
     /// The CPU times of processes, by pid. A scan does not read them: the caller adds those that
-    /// [`crate::usage_times::processes_to_read`] names.
+    /// [`crate::usage_times::pids_to_read_cpu_times_of`] names.
     pub cpu_times: BTreeMap<Pid, ProcessTimes>,
     /// The address spaces that several processes share. `None` if the scan did not find out: they count as unchanged.
     pub address_spaces: Option<Arc<AddressSpaceList>>,

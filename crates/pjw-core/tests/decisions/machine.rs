@@ -27,7 +27,7 @@ pub use pjw_core::testing::{job, regular_topology, set};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_core::usage::JobReport;
-use pjw_core::usage_times::processes_to_read;
+use pjw_core::usage_times::pids_to_read_cpu_times_of;
 use pjw_sim::node::SimMachineInterface;
 use pjw_sim::testing::ScriptedMachine;
 use pjw_sim::world::SimProcess;
@@ -221,7 +221,7 @@ impl Machine {
     /// A scan and a decision whose actions the kernel carries out.
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
         let mut snapshot = self.node.scan(scan);
-        snapshot.cpu_times = self.node.read_cpu_times(&processes_to_read(&self.state, &snapshot));
+        snapshot.cpu_times = self.node.read_cpu_times(&pids_to_read_cpu_times_of(&self.state, &snapshot));
         let decision = self.decide(&snapshot, commands);
         self.reports.extend(decision.reports.iter().cloned());
         if self.audits_plans {

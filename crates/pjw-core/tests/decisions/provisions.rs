@@ -4,7 +4,7 @@ use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::job::{Job, Provision, ProvisionRule};
-use pjw_core::provision_rules::{ambiguous_rule_text, unmatched_rule_text};
+use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
@@ -70,7 +70,7 @@ fn a_process_that_matches_two_rules_belongs_to_the_first_provision_and_is_told()
     let mut m = machine();
     provision(&mut m, "b", 2, rule("comm=p10")).unwrap();
     provision(&mut m, "a", 2, rule("user=33")).unwrap();
-    let text = |m: &Machine, name: &str| ambiguous_rule_text(&m.state, &m.state.jobs[&job(name)]);
+    let text = |m: &Machine, name: &str| ambiguous_rule_warning(&m.state, &m.state.jobs[&job(name)]);
     assert_eq!((text(&m, "a"), text(&m, "b")), (None, None), "there is no such process");
     m.spawn(10, 1, 33).comm = Comm::from("nginx");
     provision(&mut m, "b", 2, rule("comm=nginx")).unwrap();
@@ -87,7 +87,7 @@ fn a_rule_that_matches_no_process_is_told_and_the_cores_stay() {
     let mut m = machine();
     provision(&mut m, "web", 2, rule("user=33")).unwrap();
     provision(&mut m, "later", 2, None).unwrap();
-    let text = |m: &Machine, name: &str| unmatched_rule_text(&m.state, &m.state.jobs[&job(name)]);
+    let text = |m: &Machine, name: &str| unmatched_rule_warning(&m.state, &m.state.jobs[&job(name)]);
     let expected = "manual:web keeps CPUs 0-1 for user=33, and no process matches that";
     assert_eq!(text(&m, "web").as_deref(), Some(expected));
     assert_eq!(text(&m, "later"), None, "it has no rule");

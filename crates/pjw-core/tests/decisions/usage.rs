@@ -1,13 +1,13 @@
 //! What a job used is added up while it runs, and its end leaves a report.
 
-use pjw_core::diagnosis::verdict::verdict;
+use pjw_core::diagnosis::verdict::judge_ended_job;
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
 use pjw_core::ports::MachineInterface;
 use pjw_core::record::Record;
 use pjw_core::state::WardenState;
 use pjw_core::usage::JobReport;
-use pjw_core::usage_times::{cgroups_of_ending_jobs, parents_to_read_again, processes_to_read};
+use pjw_core::usage_times::{cgroups_of_ending_jobs, parents_to_read_again, pids_to_read_cpu_times_of};
 
 use crate::machine::{Machine, SECOND, in_cgroup, job, machine};
 
@@ -54,7 +54,7 @@ fn a_job_that_uses_its_cores_is_reported_as_fine() {
     );
     assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (20, 80));
     assert_eq!((report.usage.cores_max, report.usage.threads_max), (4, 4));
-    let verdict = verdict(&report).unwrap();
+    let verdict = judge_ended_job(&report).unwrap();
     assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0));
     assert_eq!(report.incomplete, None);
 }
@@ -65,7 +65,7 @@ fn one_thread_on_four_cores_is_a_serial_phase() {
     run(&mut machine, 30, &[20]);
     let report = end(&mut machine);
     assert!((25..=30).contains(&seconds(report.usage.serial_ns)), "{report:?}");
-    let verdict = verdict(&report).unwrap();
+    let verdict = judge_ended_job(&report).unwrap();
     assert_eq!(verdict.advice, ["Of 4 cores 1.0 were used: ask for `--cores 1`."]);
 }
 
@@ -76,7 +76,7 @@ fn a_job_that_sleeps_waits_and_its_sleep_counts_although_nothing_was_read() {
     run(&mut machine, 58, &[]);
     run(&mut machine, 2, &[20, 21, 22, 23]);
     let report = end(&mut machine);
-    let verdict = verdict(&report).unwrap();
+    let verdict = judge_ended_job(&report).unwrap();
     assert_eq!(verdict.kind.word(), "waiting", "{report:?}");
     assert!(seconds(report.usage.asleep_ns) >= 40, "{report:?}");
     assert_eq!(seconds(report.usage.cpu_ns), 16);
@@ -125,7 +125,7 @@ fn a_process_that_ends_between_the_readings_of_its_parent_and_of_itself_counts_i
     run(&mut machine, 3, &[20]);
     machine.run(&[20]);
     let mut snapshot = machine.scan_only(&[20]);
-    let requested = processes_to_read(&machine.state, &snapshot);
+    let requested = pids_to_read_cpu_times_of(&machine.state, &snapshot);
     let mut times = machine.node.read_cpu_times(&requested);
     // The parent was read before it waited for its child, and the child after it was gone.
     machine.exit(20);
@@ -148,8 +148,8 @@ fn a_release_reports_the_job_and_a_job_that_never_ran_has_no_verdict() {
     machine.release("reserved").unwrap();
     let ids: Vec<String> = machine.reports.iter().map(|report| report.id.to_string()).collect();
     assert_eq!(ids, ["manual:a", "manual:reserved"]);
-    assert_eq!(verdict(&machine.reports[0]).unwrap().kind.word(), "fine");
-    assert_eq!(verdict(&machine.reports[1]), None);
+    assert_eq!(judge_ended_job(&machine.reports[0]).unwrap().kind.word(), "fine");
+    assert_eq!(judge_ended_job(&machine.reports[1]), None);
     assert_eq!(machine.reports[1].usage.cores_max, 1);
 }
 
@@ -225,7 +225,10 @@ fn a_schedulers_job_is_reported_once_when_it_is_released_although_its_processes_
     let report = machine.reports.remove(0);
     assert_eq!((report.usage.cores_max, seconds(report.usage.cpu_ns)), (2, 12), "{report:?}");
     assert_eq!(report.usage.tasks, Some(1), "as the environment of the process says");
-    assert_eq!(verdict(&report).unwrap().advice, ["Of 2 cores 1.0 were used: ask for `--cpus-per-task=1`."]);
+    assert_eq!(
+        judge_ended_job(&report).unwrap().advice,
+        ["Of 2 cores 1.0 were used: ask for `--cpus-per-task=1`."]
+    );
     run(&mut machine, 3, &[20]);
     machine.exit(20);
     machine.settle();

@@ -165,7 +165,7 @@ fn every_error_is_described_with_its_parameters() {
         })
         .collect();
     let sent = [CallError::Refused, CallError::NotAllowed, CallError::Busy].map(|error| {
-        let (name, parameters) = error(String::new()).to_wire();
+        let (name, parameters) = error(String::new()).to_varlink();
         (name, parameters.keys().cloned().collect())
     });
     assert_eq!(errors, sent);

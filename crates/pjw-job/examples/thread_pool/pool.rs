@@ -46,7 +46,7 @@ impl ThreadPool {
     pub fn new(job: Job) -> io::Result<Self> {
         let pool = Self { shared: Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() }) };
         let cores = job.cores();
-        set_limit(&pool.shared, cores.thread_count())?;
+        set_limit(&pool.shared, cores.recommended_thread_count())?;
         // The follower does not keep the pool alive, so it ends after the pool.
         let shared = Arc::downgrade(&pool.shared);
         let follow = move || {
@@ -56,7 +56,7 @@ impl ThreadPool {
                 if let (Some(cores), Some(shared)) = (change, shared.upgrade()) {
                     epoch = cores.epoch;
                     // Without a new thread, the tasks run on fewer workers until the next change.
-                    let _ = set_limit(&shared, cores.thread_count());
+                    let _ = set_limit(&shared, cores.recommended_thread_count());
                 }
             }
         };

@@ -88,12 +88,12 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Returns the calls of sched_setaffinity(2) that the BPF program has reported since the last call of this
-    /// function. Does not wait. The calls are in a ring buffer in shared memory, so that reading them takes no
-    /// system call.
+    /// Returns the affinity requests (calls of sched_setaffinity(2)) that the BPF program has reported since
+    /// the last call of this function. Does not wait. The requests are in a ring buffer in shared memory, so
+    /// that reading them takes no system call.
     ///
-    /// The BPF program loses calls while the ring buffer is full. If the returned calls filled at least half of
-    /// the buffer, this function also reads the number of lost calls, with the system call bpf(2).
+    /// The BPF program loses requests while the ring buffer is full. If the returned requests filled at least
+    /// half of the buffer, this function also reads the number of lost requests, with the system call bpf(2).
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

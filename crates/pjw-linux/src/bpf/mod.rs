@@ -52,7 +52,7 @@ pub use task::{
 };
 
 /// Whether this build of pjw contains its BPF programs (cargo feature `bpf`).
-pub const BPF_BUILT_IN: bool = cfg!(feature = "bpf");
+pub const HAS_BPF_PROGRAMS: bool = cfg!(feature = "bpf");
 
 /// Loads two BPF programs into the kernel: the task scan, which reports the state of threads, and the affinity
 /// monitor, which reports calls of sched_setaffinity(2). Returns one result for each program, because one

@@ -24,14 +24,14 @@ impl TaskScan {
     }
 
     /// In a build with the cargo feature `bpf`, this function runs the task scan, which reports the state of
-    /// threads. In this build it can't be called, because no value of this type exists.
+    /// threads. In this build the function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
     pub fn for_each_task(
         &mut self,
         _scope: TaskScope<'_>,
-        _each: &mut impl FnMut(TaskRecord<'_>),
+        _handle_task: &mut impl FnMut(TaskRecord<'_>),
     ) -> Result<TaskScanSummary, TaskScanError> {
         match *self {}
     }
@@ -43,8 +43,8 @@ impl TaskScan {
 pub enum AffinityMonitor {}
 
 impl AffinityMonitor {
-    /// In a build with the cargo feature `bpf`, this function returns the reported calls of
-    /// sched_setaffinity(2). In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the reported affinity requests (calls of
+    /// sched_setaffinity(2)). In this build the function can't be called, because no value of this type exists.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         match *self {}
     }
@@ -70,47 +70,48 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// None.
-    pub fn set_lent(&mut self, _lent: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn set_lent_pus(&mut self, _pus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that
-    /// jobs lend to other jobs. In this build the function can't be called, because no value of this type
+    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those
+    /// that jobs lend to other jobs. In this build the function can't be called, because no value of this type
     /// exists.
     #[must_use]
-    pub fn lent(&self) -> &CpuSet {
+    pub fn lent_pus(&self) -> &CpuSet {
         match *self {}
     }
 
     /// In a build with the cargo feature `bpf`, this function returns a file descriptor. poll(2) shows the
-    /// descriptor as readable when a thread of a lending job has run on a PU (logical CPU) that the job lends to
-    /// another job. In this build the function can't be called, because no value of this type exists.
+    /// descriptor as readable when a thread of a lending job has run on a PU (logical CPU) that the job lends
+    /// to another job. In this build the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match *self {}
     }
 
     /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a
-    /// thread of the lending job ran. In this build it can't be called, because no value of this type exists.
-    pub fn take(&mut self) -> CpuSet {
+    /// thread of the lending job ran. In this build the function can't be called, because no value of this type
+    /// exists.
+    pub fn take_reported_pus(&mut self) -> CpuSet {
         match *self {}
     }
 
     /// In a build with the cargo feature `bpf`, this function makes the BPF program report the PUs (logical
-    /// CPUs) in `_cpus` once more, when a thread of the lending job runs there again. In this build the function
+    /// CPUs) in `_pus` once more, when a thread of the lending job runs there again. In this build the function
     /// can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
-    pub fn rearm(&mut self, _cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn report_again(&mut self, _pus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 
     /// In a build with the cargo feature `bpf`, this function returns for each lent PU (logical CPU) how long
-    /// threads of the lending job have run there. In this build it can't be called, because no value of this
-    /// type exists.
+    /// threads of the lending job have run there. In this build the function can't be called, because no value
+    /// of this type exists.
     #[must_use]
-    pub fn run_times(&self) -> Vec<OwnerRunTime> {
+    pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         match *self {}
     }
 }

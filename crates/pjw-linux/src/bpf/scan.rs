@@ -19,7 +19,8 @@ use crate::sys::online::Online;
 /// In bytes. Twice the kernel's buffer for an iterator.
 const BUFFER_BYTES: usize = 65_536;
 
-/// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks; two keys.
+/// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks;
+/// two keys.
 type PassValue = [u64; 6];
 
 /// The task scan: a BPF program that iterates over the threads of the machine, and reports their state as
@@ -85,17 +86,17 @@ impl TaskScan {
         Ok(scan)
     }
 
-    /// Calls `each` with a record for every task (thread) in `scope`, in ascending order of the thread ids.
-    /// Returns how many tasks were reported, and how many were skipped because they are not in `scope`. The
-    /// records are no atomic snapshot: tasks start and end during the scan, and a new task can be missing.
+    /// Calls `handle_task` with a record for every task (thread) in `scope`, in ascending order of the thread
+    /// ids. Returns how many tasks were reported, and how many were skipped because they are not in `scope`.
+    /// The records are no atomic snapshot: tasks start and end during the scan, and a new task can be missing.
     ///
     /// # Errors
     /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, a system call fails, or a record is
-    /// malformed. Records that were passed to `each` before the error are valid.
+    /// malformed. Records that were passed to `handle_task` before the error are valid.
     pub fn for_each_task(
         &mut self,
         scope: TaskScope<'_>,
-        each: &mut impl FnMut(TaskRecord<'_>),
+        handle_task: &mut impl FnMut(TaskRecord<'_>),
     ) -> Result<TaskScanSummary, TaskScanError> {
         self.online.read().map_err(|error| stopped("the online PUs", &error))?;
         let (mode, processes) = match scope {
@@ -107,7 +108,7 @@ impl TaskScan {
         let order = [mode, self.mask_bytes as u64, 0, 0, first_key, second_key];
         self.pass.set(0, order, 0).map_err(|error| stopped("starting", &error))?;
         let file = self.open().map_err(|error| stopped("opening", &error))?;
-        self.read(file, each)?;
+        self.read(file, handle_task)?;
         let [_, _, reported_tasks, skipped_tasks, _, _] =
             self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
         Ok(TaskScanSummary { reported_tasks, skipped_tasks })

@@ -30,7 +30,7 @@ pub enum TaskScope<'a> {
 
 /// For how long the owner of a lent PU (logical CPU) has run on this PU, and whether it runs there now. The
 /// owner is the job that lends the PU to another job. The time counts since the PU was lent, or since the last
-/// call of [`LentCpuMonitor::rearm`](super::LentCpuMonitor::rearm) for the PU.
+/// call of [`LentCpuMonitor::report_again`](super::LentCpuMonitor::report_again) for the PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerRunTime {
     /// The lent PU.
@@ -114,10 +114,10 @@ pub struct TaskScanSummary {
     pub skipped_tasks: u64,
 }
 
-/// The calls of sched_setaffinity(2) that one call of
+/// The affinity requests (calls of sched_setaffinity(2)) that one call of
 /// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests) returns. A BPF program has
-/// reported these calls since the previous call of `drain_requests`. Also contains the number of calls that
-/// were lost.
+/// reported these requests since the previous call of `drain_requests`. Also contains the number of requests
+/// that were lost.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
     /// The reported calls of sched_setaffinity(2), in the order of the reports. These are the successful

@@ -16,27 +16,28 @@ use crate::sys::errno::{from_io, is_gone};
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
 /// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1, the controllers cpu and
-/// freezer can have hierarchies of their own. If a job needs one of these controllers, pjw also creates a cgroup
-/// in the hierarchy of this controller, at the same path as the job's cpuset.
+/// freezer can have hierarchies of their own. If a job needs one of these controllers, pjw also creates a
+/// cgroup in the hierarchy of this controller, at the same path as the job's cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
     pub mount_point: PathBuf,
     /// True if the hierarchy is cgroup v2 (the unified hierarchy). False if it is a cgroup v1 hierarchy.
     pub is_unified: bool,
-    /// The directory at which the v1 hierarchy with the cpu controller is mounted. `None` in three cases: the hierarchy
-    /// is v2, there is no v1 hierarchy with this controller, or it is the hierarchy with the cpuset controller.
-    pub v1_cpu_mount_point: Option<PathBuf>,
-    /// The directory at which the v1 hierarchy with the freezer controller is mounted. `None` in three cases: the
+    /// The directory at which the v1 hierarchy with the cpu controller is mounted. `None` in three cases: the
     /// hierarchy is v2, there is no v1 hierarchy with this controller, or it is the hierarchy with the cpuset
     /// controller.
+    pub v1_cpu_mount_point: Option<PathBuf>,
+    /// The directory at which the v1 hierarchy with the freezer controller is mounted. `None` in three cases:
+    /// the hierarchy is v2, there is no v1 hierarchy with this controller, or it is the hierarchy with the
+    /// cpuset controller.
     pub v1_freezer_mount_point: Option<PathBuf>,
 }
 
 impl CpusetMount {
-    /// Finds the hierarchy with the cpuset controller in `mounts`. This is the v1 hierarchy with this
-    /// controller if it is mounted, and otherwise the v2 hierarchy. `None` if neither is mounted. Does not
-    /// check that the v2 hierarchy has the cpuset controller.
+    /// Finds the hierarchy with the cpuset controller in `mounts`. If a v1 hierarchy with this controller is
+    /// mounted, the result is this hierarchy. Otherwise the result is the v2 hierarchy. `None` if neither is
+    /// mounted. Does not check that the v2 hierarchy has the cpuset controller.
     #[must_use]
     pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
         let twin_mount = |controller| mounts.v1_mount_without_cpusets(controller).map(Path::to_owned);
@@ -77,8 +78,8 @@ impl CpusetMount {
         CgroupDir::below(self.v1_freezer_mount_point.as_ref()?, path, false)
     }
 
-    /// The kind of the hierarchy, which `with_systemd` is managed by systemd if it is v2. `None` if v2 has no cpuset
-    /// controller, or its controllers can't be read.
+    /// The kind of the hierarchy, which `with_systemd` is managed by systemd if it is v2. `None` if v2 has no
+    /// cpuset controller, or its controllers can't be read.
     pub(crate) fn kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
         if !self.is_unified {
             return Some(CpusetHierarchy::Legacy);
@@ -107,8 +108,8 @@ pub struct CgroupDir {
     pub(super) unified: bool,
 }
 
-/// The configured PUs (logical CPUs), NUMA nodes and partition type of a cgroup's cpuset, read from the files of
-/// the cgroup. The effective cpuset can have fewer PUs and NUMA nodes: the kernel leaves out those that are
+/// The configured PUs (logical CPUs), NUMA nodes and partition type of a cgroup's cpuset, read from the files
+/// of the cgroup. The effective cpuset can have fewer PUs and NUMA nodes: the kernel leaves out those that are
 /// offline, and those that a cgroup above does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
@@ -123,8 +124,8 @@ pub struct CpusetConfig {
 }
 
 impl CgroupDir {
-    /// The cgroup at `path` in the hierarchy that is mounted at `mount_point`. `None` if the path does not begin
-    /// with `/`, or contains a component `.` or `..`.
+    /// The cgroup at `path` in the hierarchy that is mounted at `mount_point`. `None` if the path does not
+    /// begin with `/`, or contains a component `.` or `..`.
     pub(super) fn below(mount_point: &Path, path: &str, unified: bool) -> Option<Self> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
         if climbs || !path.starts_with('/') {
@@ -165,22 +166,22 @@ impl CgroupDir {
         Self { path, dir: dir.unwrap_or(&self.dir).to_owned(), unified: self.unified }
     }
 
-    /// Reads the file named `file` in the directory of this cgroup, such as `cpuset.cpus`. Returns the text of
-    /// the file without leading and trailing white space.
+    /// Reads the file named `file_name` in the directory of this cgroup, such as `cpuset.cpus`. Returns the
+    /// text of the file without leading and trailing white space.
     ///
     /// # Errors
     /// The error of open(2) or read(2).
-    pub fn read_file(&self, file: &str) -> Result<String, Errno> {
-        fs::read_to_string(self.dir.join(file)).map(|text| text.trim().to_owned()).map_err(from_io)
+    pub fn read_file(&self, file_name: &str) -> Result<String, Errno> {
+        fs::read_to_string(self.dir.join(file_name)).map(|text| text.trim().to_owned()).map_err(from_io)
     }
 
-    /// Writes `text` and a newline to the file named `file` in the directory of this cgroup, with a single
+    /// Writes `text` and a newline to the file named `file_name` in the directory of this cgroup, with a single
     /// write(2).
     ///
     /// # Errors
     /// The error of open(2) or write(2).
-    pub fn write_file(&self, file: &str, text: &str) -> Result<(), Errno> {
-        let open = OpenOptions::new().write(true).truncate(true).open(self.dir.join(file));
+    pub fn write_file(&self, file_name: &str, text: &str) -> Result<(), Errno> {
+        let open = OpenOptions::new().write(true).truncate(true).open(self.dir.join(file_name));
         // The kernel ignores a write of zero bytes.
         let written = open.and_then(|mut file| file.write(format!("{text}\n").as_bytes()));
         written.map(drop).map_err(from_io)
@@ -200,8 +201,8 @@ impl CgroupDir {
         Ok(self.read_file(file)?.split_ascii_whitespace().any(|listed| listed == controller))
     }
 
-    /// Whether the cgroup or a cgroup below it holds a process (v2). An unreadable cgroup counts as populated: else a
-    /// read error would end a job, or kill the processes of a scope.
+    /// Whether the cgroup or a cgroup below it holds a process (v2). An unreadable cgroup counts as populated:
+    /// else a read error would end a job, or kill the processes of a scope.
     pub(crate) fn is_populated(&self) -> bool {
         match self.read_file("cgroup.events") {
             Ok(text) => !text.lines().any(|line| line == "populated 0"),
@@ -209,14 +210,14 @@ impl CgroupDir {
         }
     }
 
-    /// Reads the file named `file` in the directory of this cgroup, which must contain a list in the kernel's
-    /// format, such as `0-3,8`. The list has the numbers of PUs (logical CPUs) or of NUMA nodes. Returns the
-    /// set of these numbers.
+    /// Reads the set of numbers in the file named `file_name` in the directory of this cgroup. These are the
+    /// numbers of PUs (logical CPUs) or of NUMA nodes. The file must contain a list in the kernel's format,
+    /// such as `0-3,8`.
     ///
     /// # Errors
     /// The error of open(2) or read(2). `EIO` if the text is not such a list.
-    pub fn read_cpu_list(&self, file: &str) -> Result<CpuSet, Errno> {
-        self.read_file(file)?.parse().map_err(|_| Errno::EIO)
+    pub fn read_number_list(&self, file_name: &str) -> Result<CpuSet, Errno> {
+        self.read_file(file_name)?.parse().map_err(|_| Errno::EIO)
     }
 
     /// Reads the configuration of this cgroup's cpuset: the PUs (logical CPUs), the NUMA nodes and the
@@ -228,8 +229,8 @@ impl CgroupDir {
     pub fn read_cpuset(&self) -> Result<CpusetConfig, Errno> {
         let partition = self.read_file("cpuset.cpus.partition").unwrap_or_default();
         Ok(CpusetConfig {
-            cpus: self.read_cpu_list("cpuset.cpus")?,
-            mems: self.read_cpu_list("cpuset.mems")?,
+            cpus: self.read_number_list("cpuset.cpus")?,
+            mems: self.read_number_list("cpuset.mems")?,
             partition,
         })
     }
@@ -241,10 +242,10 @@ impl CgroupDir {
     /// The error of open(2) or read(2). `EIO` if the file is malformed.
     pub fn effective_cpus(&self) -> Result<CpuSet, Errno> {
         if self.unified {
-            return self.read_cpu_list("cpuset.cpus.effective");
+            return self.read_number_list("cpuset.cpus.effective");
         }
         // Before Linux 3.17 the configured value was the effective value.
-        self.read_cpu_list("cpuset.effective_cpus").or_else(|_| self.read_cpu_list("cpuset.cpus"))
+        self.read_number_list("cpuset.effective_cpus").or_else(|_| self.read_number_list("cpuset.cpus"))
     }
 
     /// Reads the effective NUMA nodes of this cgroup: the NUMA nodes whose memory the kernel allows processes
@@ -254,9 +255,9 @@ impl CgroupDir {
     /// The error of open(2) or read(2). `EIO` if the file is malformed.
     pub fn effective_mems(&self) -> Result<CpuSet, Errno> {
         if self.unified {
-            return self.read_cpu_list("cpuset.mems.effective");
+            return self.read_number_list("cpuset.mems.effective");
         }
-        self.read_cpu_list("cpuset.effective_mems").or_else(|_| self.read_cpu_list("cpuset.mems"))
+        self.read_number_list("cpuset.effective_mems").or_else(|_| self.read_number_list("cpuset.mems"))
     }
 
     /// Returns the children of this cgroup, in no defined order. The list is empty if the directory of the

@@ -23,33 +23,37 @@ use super::{
 use crate::sys::errno::{from_io, is_gone};
 
 impl CgroupMounts {
-    /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, its cpuset, its
-    /// CPU time and its largest memory use. `path` is as in `/proc/PID/cgroup`: relative to the root of each
-    /// hierarchy. `populated_cache` remembers a process for each v1 cgroup, so that the next search for processes
-    /// is faster.
+    /// Reads the state of the cgroup at `cgroup_path`: whether it exists, whether it contains processes, its
+    /// cpuset, its CPU time and its largest memory use. `cgroup_path` is as in `/proc/PID/cgroup`: relative to
+    /// the root of each hierarchy. `populated_cache` keeps the pid of one process in each v1 cgroup, so that
+    /// the next check for processes is faster.
     ///
     /// Combines the states in all mounted hierarchies, v1 and v2:
     ///
-    /// - The cgroup exists if there is a cgroup at `path` in at least one hierarchy.
-    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `path` or in
-    ///   a cgroup below it.
+    /// - The cgroup exists if there is a cgroup at `cgroup_path` in at least one hierarchy.
+    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at
+    ///   `cgroup_path` or in a cgroup below it.
     /// - The cpuset is read in the hierarchy with the cpuset controller.
     ///
-    /// Returns `None` if the state is unknown, for one of these reasons: no hierarchy is mounted, `path` is the
-    /// root, `path` lies outside this process's cgroup namespace, or a file or directory can't be read.
+    /// Returns `None` if the state is unknown, for one of these reasons: no hierarchy is mounted, `cgroup_path`
+    /// is the root, `cgroup_path` lies outside this process's cgroup namespace, or a file or directory can't be
+    /// read.
     #[must_use]
     pub fn read_cgroup(
         &self,
-        path: &str,
+        cgroup_path: &str,
         populated_cache: &mut PopulatedCgroupCache,
     ) -> Option<Observed<Cgroup>> {
-        let relative = path.trim_start_matches('/');
+        let relative = cgroup_path.trim_start_matches('/');
         // A path with `..` belongs to another cgroup namespace.
         if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
             return None;
         }
-        let group_in =
-            |mount: &Path, unified| CgroupDir { path: path.to_owned(), dir: mount.join(relative), unified };
+        let group_in = |mount: &Path, unified| CgroupDir {
+            path: cgroup_path.to_owned(),
+            dir: mount.join(relative),
+            unified,
+        };
         let unified = self.v2_mount_point.iter().map(|mount| group_in(mount, true));
         let legacy = self.v1_mounts.iter().map(|(_, mount)| group_in(mount, false));
         let mut found: Option<Cgroup> = None;
@@ -64,7 +68,7 @@ impl CgroupMounts {
                     continue;
                 }
             };
-            let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
+            let id = CgroupId { inode: meta.ino(), path: cgroup_path.to_owned() };
             let cgroup = found.get_or_insert_with(|| Cgroup {
                 id,
                 restricted_cpus: None,
@@ -79,7 +83,7 @@ impl CgroupMounts {
                 || if group.unified {
                     group.is_populated()
                 } else {
-                    populated_cache.is_populated(&group.dir, path)
+                    populated_cache.is_populated(&group.dir, cgroup_path)
                 };
             cgroup.restricted_cpus = cgroup.restricted_cpus.take().or_else(|| self.restricted_cpus(&group));
             if cgroup.populated && cgroup.restricted_cpus.is_some() {
@@ -87,27 +91,28 @@ impl CgroupMounts {
             }
         }
         if let Some(cgroup) = &mut found {
-            cgroup.usage.memory_peak = self.read_memory_peak(path);
-            cgroup.cpuset = self.cpuset(path).ok()?;
+            cgroup.usage.memory_peak = self.read_memory_peak(cgroup_path);
+            cgroup.cpuset = self.cpuset(cgroup_path).ok()?;
         }
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    /// Reads the largest amount of memory, in bytes, that the kernel has ever charged to the cgroup at `path`
-    /// and to the cgroups below it. `path` is as in `/proc/PID/cgroup`. `None` if the kernel does not record
-    /// this value for the cgroup, or if the cgroup does not exist in the hierarchy with the memory controller.
+    /// Reads the largest amount of memory, in bytes, that the kernel has ever charged to the cgroup at
+    /// `cgroup_path` and to the cgroups below it. `cgroup_path` is as in `/proc/PID/cgroup`. `None` if the
+    /// kernel does not record this value for the cgroup, or if the cgroup does not exist in the hierarchy with
+    /// the memory controller.
     #[must_use]
-    pub fn read_memory_peak(&self, path: &str) -> Option<u64> {
-        read_memory_peak(&MemoryMount::from_mounts(self)?.cgroup(path)?)
+    pub fn read_memory_peak(&self, cgroup_path: &str) -> Option<u64> {
+        read_memory_peak(&MemoryMount::from_mounts(self)?.cgroup(cgroup_path)?)
     }
 
-    /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `path`, a path
-    /// as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the v1
-    /// hierarchy with the cpuset controller. If both do not exist, these are the directories of the cgroup in
+    /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `cgroup_path`,
+    /// a path as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the
+    /// v1 hierarchy with the cpuset controller. If neither exists, these are the directories of the cgroup in
     /// all other v1 hierarchies. The list is empty if the cgroup has no directory.
     #[must_use]
-    pub fn dirs_to_watch(&self, path: &str) -> Vec<PathBuf> {
-        let relative = path.trim_start_matches('/');
+    pub fn dirs_to_watch(&self, cgroup_path: &str) -> Vec<PathBuf> {
+        let relative = cgroup_path.trim_start_matches('/');
         let both = self.v2_mount_point.iter().map(PathBuf::as_path).chain(self.v1_cpuset_mount());
         let dirs: Vec<PathBuf> = both.map(|mount| mount.join(relative)).filter(|dir| dir.is_dir()).collect();
         let legacy = self.v1_mounts.iter().map(|(_, mount)| mount.join(relative)).filter(|dir| dir.is_dir());
@@ -116,11 +121,11 @@ impl CgroupMounts {
 
     /// The effective PUs of a cgroup with a cpuset that limits its PUs.
     fn restricted_cpus(&self, group: &CgroupDir) -> Option<CpuSet> {
-        let configured = group.read_cpu_list("cpuset.cpus").ok().filter(|cpus| !cpus.is_empty())?;
+        let configured = group.read_number_list("cpuset.cpus").ok().filter(|cpus| !cpus.is_empty())?;
         if group.unified {
             return group.effective_cpus().ok();
         }
-        let all = CpusetMount::from_mounts(self)?.root().read_cpu_list("cpuset.cpus").ok()?;
+        let all = CpusetMount::from_mounts(self)?.root().read_number_list("cpuset.cpus").ok()?;
         (configured != all).then_some(configured)
     }
 
@@ -146,8 +151,8 @@ impl CgroupMounts {
     }
 }
 
-/// The CPU time that the processes of a v2 cgroup used, in ns: `cpu.stat`, which every cgroup has. A file that is missing or
-/// unreadable tells nothing.
+/// The CPU time that the processes of a v2 cgroup used, in ns: `cpu.stat`, which every cgroup has. A file that
+/// is missing or unreadable tells nothing.
 fn read_cpu_time(dir: &Path) -> Option<u64> {
     let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
     let micros =

@@ -21,24 +21,25 @@ pub struct MemoryMount {
     is_unified: bool,
 }
 
-/// The memory that the kernel charges to a cgroup and to the cgroups below it. Charged memory counts towards the
-/// memory limit of the cgroup. Also contains how much more memory can be charged until a limit is reached. All
-/// sizes are in bytes.
+/// The memory that the kernel charges to a cgroup and to the cgroups below it. Charged memory counts towards
+/// the memory limit of the cgroup. Also contains how much more memory can be charged until a limit is reached.
+/// All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupMemory {
     /// The anonymous memory: heaps, stacks, and changed pages of private mappings.
     pub anonymous: u64,
     /// The pages of files and of shared memory that some process maps.
     pub mapped_files: u64,
-    /// The memory that can still be charged: the least that the limit of this cgroup or of one above it leaves. Page cache
-    /// that was not used recently counts as free, because the kernel frees it first. `None` if there is no limit.
+    /// The memory that can still be charged: the least that the limit of this cgroup or of one above it leaves.
+    /// Page cache that was not used recently counts as free, because the kernel frees it first. `None` if there
+    /// is no limit.
     pub available: Option<u64>,
 }
 
 impl MemoryMount {
-    /// Finds the hierarchy with the memory controller in `mounts`. This is the v1 hierarchy with this
-    /// controller if it is mounted, and otherwise the v2 hierarchy. `None` if neither is mounted. Does not
-    /// check that the v2 hierarchy has the memory controller.
+    /// Finds the hierarchy with the memory controller in `mounts`. If a v1 hierarchy with this controller is
+    /// mounted, the result is this hierarchy. Otherwise the result is the v2 hierarchy. `None` if neither is
+    /// mounted. Does not check that the v2 hierarchy has the memory controller.
     #[must_use]
     pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
         match mounts.v1_mount("memory") {
@@ -47,16 +48,16 @@ impl MemoryMount {
         }
     }
 
-    /// Returns the cgroup path of a process in the hierarchy with the memory controller. `cgroups` are all
-    /// cgroups of the process, as [`ProcDir::cgroups`](crate::proc::procfs::ProcDir::cgroups) returns them.
+    /// Returns the cgroup path of a process in the hierarchy with the memory controller. `process_cgroups` are
+    /// all cgroups of the process, as [`ProcDir::cgroups`](crate::proc::procfs::ProcDir::cgroups) returns them.
     /// `None` if the process has no cgroup in this hierarchy.
     #[must_use]
-    pub fn path_in<'l>(&self, cgroups: &'l [(String, String)]) -> Option<&'l str> {
+    pub fn memory_cgroup_path<'l>(&self, process_cgroups: &'l [(String, String)]) -> Option<&'l str> {
         let is_here = |controllers: &str| match self.is_unified {
             true => controllers.is_empty(),
             false => controllers.split(',').any(|controller| controller == "memory"),
         };
-        cgroups.iter().find(|(controllers, _)| is_here(controllers)).map(|(_, path)| path.as_str())
+        process_cgroups.iter().find(|(controllers, _)| is_here(controllers)).map(|(_, path)| path.as_str())
     }
 
     /// Returns the cgroup at `path` in the hierarchy with the memory controller. `path` is as in
@@ -91,9 +92,9 @@ impl CgroupDir {
         Ok(CgroupMemory { anonymous, mapped_files, available: self.available_memory() })
     }
 
-    /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until a memory limit of this
-    /// cgroup or of a cgroup above it is reached. Page cache that was not used recently counts as free. `None`
-    /// if there is no limit, or if this cgroup is not in the hierarchy with the memory controller.
+    /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until a memory limit of
+    /// this cgroup or of a cgroup above it is reached. Page cache that was not used recently counts as free.
+    /// `None` if there is no limit, or if this cgroup is not in the hierarchy with the memory controller.
     /// [`MemoryMount::cgroup`] returns the cgroups of that hierarchy.
     #[must_use]
     pub fn available_memory(&self) -> Option<u64> {
@@ -195,8 +196,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let line = |controllers: &str, path: &str| (controllers.to_owned(), path.to_owned());
         let lines = [line("cpu,memory", "/v1"), line("memoryless", "/x"), line("", "/v2")];
-        assert_eq!(mount(false, &dir).path_in(&lines), Some("/v1"));
-        assert_eq!(mount(true, &dir).path_in(&lines), Some("/v2"));
-        assert_eq!(mount(false, &dir).path_in(&lines[1..]), None);
+        assert_eq!(mount(false, &dir).memory_cgroup_path(&lines), Some("/v1"));
+        assert_eq!(mount(true, &dir).memory_cgroup_path(&lines), Some("/v2"));
+        assert_eq!(mount(false, &dir).memory_cgroup_path(&lines[1..]), None);
     }
 }

@@ -21,12 +21,12 @@ impl CgroupMounts {
         fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Parses `text`, the content of `/proc/self/mounts`, which has the format of fstab(5). Returns the mounted
-    /// cgroup hierarchies. Mounts of other file systems are skipped.
+    /// Parses `mounts_text`, the content of `/proc/self/mounts`, which has the format of fstab(5). Returns the
+    /// mounted cgroup hierarchies. Mounts of other file systems are skipped.
     #[must_use]
-    pub fn parse(text: &str) -> Self {
+    pub fn parse(mounts_text: &str) -> Self {
         let mut mounts = Self::default();
-        for line in text.lines() {
+        for line in mounts_text.lines() {
             let mut words = line.split_ascii_whitespace().skip(1);
             let (Some(target), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else {
                 continue;

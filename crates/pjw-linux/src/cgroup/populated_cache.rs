@@ -40,7 +40,7 @@ impl PopulatedCgroupCache {
 
     /// Removes from this cache the entries for cgroup directories that no longer exist, to free memory. The
     /// cache has the pid of a process for each v1 cgroup directory.
-    pub fn retain_existing(&mut self) {
+    pub fn forget_removed_cgroups(&mut self) {
         self.0.retain(|dir, _| dir.exists());
     }
 }

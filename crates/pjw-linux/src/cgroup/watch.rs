@@ -26,37 +26,37 @@ pub struct CgroupWatch {
 }
 
 impl CgroupWatch {
-    /// Starts to watch the cgroup at `path` for changes. Has no effect if the cgroup is already watched.
-    /// Otherwise calls `dirs`, which must return the directories of the cgroup in all hierarchies. If the kernel
-    /// refuses to watch one of these directories, [`CgroupWatch::take_changed`] returns the cgroup at each call,
-    /// as if it had changed.
-    pub fn add(&mut self, path: &str, dirs: impl FnOnce() -> Vec<PathBuf>) {
-        if self.watched.contains(path) {
+    /// Starts to watch the cgroup at `cgroup_path` for changes. Has no effect if the cgroup is already watched.
+    /// Otherwise calls `directories`, which must return the directories of the cgroup in all hierarchies. If
+    /// the kernel refuses to watch one of these directories, [`CgroupWatch::take_changed`] returns the cgroup
+    /// at each call, as if it had changed.
+    pub fn add(&mut self, cgroup_path: &str, directories: impl FnOnce() -> Vec<PathBuf>) {
+        if self.watched.contains(cgroup_path) {
             return;
         }
-        self.watched.insert(path.to_owned());
+        self.watched.insert(cgroup_path.to_owned());
         if self.inotify.is_none() {
             self.inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok();
         }
         let flags = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_ONLYDIR;
-        for dir in dirs() {
+        for dir in directories() {
             let watch = self.inotify.as_ref().ok_or(Errno::ENOSYS);
             match watch.and_then(|inotify| inotify.add_watch(&dir, flags)) {
-                Ok(watch) => drop(self.paths.insert(watch, path.to_owned())),
+                Ok(watch) => drop(self.paths.insert(watch, cgroup_path.to_owned())),
                 Err(Errno::ENOENT | Errno::ENOTDIR) => {}
-                Err(_) => drop(self.refused.insert(path.to_owned())),
+                Err(_) => drop(self.refused.insert(cgroup_path.to_owned())),
             }
         }
     }
 
-    /// Stops watching the cgroup at `path`. Later changes of the cgroup are ignored. Must be called only after
-    /// the directories of the cgroup were removed in all hierarchies. For a removed directory, the kernel ends
-    /// the inotify watch. This function does not end the inotify watch of a directory that still exists, which
+    /// Stops watching the cgroup at `cgroup_path`. Later changes of the cgroup are ignored. Call this function
+    /// only after the directories of the cgroup were removed in all hierarchies: the kernel ends an inotify
+    /// watch when the directory is removed. The inotify watch of a directory that still exists stays, and
     /// continues to count against the user's limit of watches.
-    pub fn remove(&mut self, path: &str) {
-        self.changed.remove(path);
-        self.watched.remove(path);
-        self.refused.remove(path);
+    pub fn remove(&mut self, cgroup_path: &str) {
+        self.changed.remove(cgroup_path);
+        self.watched.remove(cgroup_path);
+        self.refused.remove(cgroup_path);
     }
 
     /// Returns the paths of the watched cgroups, in alphabetical order.
@@ -108,8 +108,8 @@ impl CgroupWatch {
     }
 }
 
-/// Whether an event is about the directory, or about a file that says which processes and PUs the cgroup has. Some other
-/// files change many times each second, such as `memory.events`.
+/// Whether an event is about the directory, or about a file that says which processes and PUs the cgroup has.
+/// Some other files change many times each second, such as `memory.events`.
 fn is_of_interest(event: &InotifyEvent) -> bool {
     let Some(name) = event.name.as_ref().map(|name| name.as_encoded_bytes()) else { return true };
     name.starts_with(b"cgroup.") || name.starts_with(b"cpuset.") || name == b"tasks"

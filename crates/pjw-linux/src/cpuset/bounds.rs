@@ -71,11 +71,11 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     }
     let above = group.parent();
     let all = match (file, group.is_unified()) {
-        (_, false) => above.read_cpu_list(file),
+        (_, false) => above.read_number_list(file),
         ("cpuset.cpus", true) => Ok(online::possible_cpus()),
         (_, true) => above.effective_mems(),
     }?;
-    if group.read_cpu_list(file).ok().as_ref() == Some(&all) {
+    if group.read_number_list(file).ok().as_ref() == Some(&all) {
         return Ok(());
     }
     group.write_file(file, &all.to_string())

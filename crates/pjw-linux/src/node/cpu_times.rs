@@ -17,7 +17,7 @@ impl ProcessCache {
         let mut times = BTreeMap::new();
         for &pid in pids {
             // The file of the first thread: the kernel would sum over all threads for the file of the process.
-            if let Ok((start, ticks)) = self.proc.start_and_children_ticks(pid, Tid(pid.0)) {
+            if let Ok((start, ticks)) = self.proc.start_time_and_children_cpu_ticks(pid, Tid(pid.0)) {
                 let children_ns = ticks.saturating_mul(self.ns_per_tick);
                 times.insert(pid, ProcessTimes { start, own_ns: 0, children_ns });
             }

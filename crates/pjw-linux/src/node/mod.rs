@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, LeftoverCpuset};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
@@ -64,8 +64,8 @@ pub struct LinuxMachine {
     online: CpuSet,
     /// Reader of the online PUs. `None` if sysfs is not mounted.
     online_list: Option<Online>,
-    /// The time of the last change of the online PUs. `None` if the kernel has finished its changes of masks after this
-    /// change.
+    /// The time of the last change of the online PUs. `None` if the kernel has finished its changes of masks
+    /// after this change.
     online_changed_at: Option<Instant>,
     /// Makes the changes of cpusets.
     cpuset_changer: CpusetChanger,
@@ -80,8 +80,8 @@ pub struct LinuxMachine {
     requests_lost_at: Option<Instant>,
     /// The number of tasks on the machine at the last run of the BPF program in `scan`.
     tasks: usize,
-    /// The new processes whose masks the last call of [`MachineInterface::probe_masks`] found to be wrong. Empty after
-    /// a scan.
+    /// The new processes whose masks the last call of [`MachineInterface::probe_masks`] found to be wrong.
+    /// Empty after a scan.
     probed_mismatches: BTreeSet<ProcessId>,
 }
 
@@ -114,12 +114,12 @@ impl LinuxMachine {
     /// Sets the socket from which [`MachineInterface::read_process_events`] reads process events (fork, exec
     /// and exit). With `None`, [`MachineInterface::read_process_events`] returns no events, so that pjwd finds
     /// new processes only by scans.
-    pub fn set_process_event_source(&mut self, events: Option<ProcEventSocket>) {
-        self.process_events = events;
+    pub fn set_process_event_socket(&mut self, socket: Option<ProcEventSocket>) {
+        self.process_events = socket;
     }
 
     /// Returns the file descriptor of the socket for process events (fork, exec and exit). poll(2) shows the
-    /// descriptor as readable while events are pending. `None` if [`LinuxMachine::set_process_event_source`]
+    /// descriptor as readable while events are pending. `None` if [`LinuxMachine::set_process_event_socket`]
     /// has set no socket.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -143,15 +143,15 @@ impl LinuxMachine {
 
     /// Sets the task scan: a BPF program that reports the state of threads. Later scans use the program where
     /// it is faster than reading `/proc`. With `None`, scans read only `/proc`.
-    pub fn set_task_scan(&mut self, scan: Option<TaskScan>) {
-        self.cache.address_spaces.set_source(scan.is_some());
-        self.scan = scan;
+    pub fn set_task_scan(&mut self, task_scan: Option<TaskScan>) {
+        self.cache.address_spaces.set_source(task_scan.is_some());
+        self.scan = task_scan;
     }
 
     /// Sets the BPF program that reports calls of sched_setaffinity(2). Each later scan puts the reported calls
     /// into its result, a [`Snapshot`]. With `None`, snapshots contain no such calls.
-    pub fn set_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
-        self.affinity_monitor = monitor;
+    pub fn set_affinity_monitor(&mut self, affinity_monitor: Option<AffinityMonitor>) {
+        self.affinity_monitor = affinity_monitor;
     }
 
     /// The affinity requests since the last scan. Logs the loss of requests when it begins.
@@ -172,15 +172,14 @@ impl LinuxMachine {
     }
 
     /// Sets whether this interface assumes that the affinity mask of a thread stays in force when the cpuset of
-    /// the thread changes. This is the field [`CpusetSupport::affinity_persists`] of `support`; the other fields
-    /// are ignored. Before the first call, the kernel version decides: true on Linux 6.2 and later, false on
-    /// older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`], because this function ends
-    /// the thread that `start_cpuset_thread` starts.
+    /// the thread changes. Before the first call, the assumption depends on the kernel version: true on Linux
+    /// 6.2 and later, false on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`],
+    /// because this function ends the thread that `start_cpuset_thread` starts.
     ///
     /// # Errors
     /// If `/proc` can't be opened again, for the changes of cpusets.
-    pub fn set_cpuset_support(&mut self, support: &CpusetSupport) -> Result<(), Errno> {
-        self.cpuset_changer = CpusetChanger::new(support.affinity_persists)?;
+    pub fn set_affinity_persists(&mut self, affinity_persists: bool) -> Result<(), Errno> {
+        self.cpuset_changer = CpusetChanger::new(affinity_persists)?;
         Ok(())
     }
 
@@ -195,8 +194,8 @@ impl LinuxMachine {
         self.cpuset_changer.start_thread()
     }
 
-    /// Returns a file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete. A
-    /// change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the
+    /// Returns a file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete.
+    /// A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the
     /// change. `None` if no change was delayed, or if [`MachineInterface::take_finished_cpuset_changes`] has
     /// already returned the outcome of each delayed change.
     #[must_use]
@@ -204,9 +203,9 @@ impl LinuxMachine {
         self.cpuset_changer.fd()
     }
 
-    /// Returns whether a delayed change of a cpuset is complete, and
-    /// [`MachineInterface::take_finished_cpuset_changes`] has not returned its outcome yet. A change is delayed
-    /// if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
+    /// Returns whether [`MachineInterface::take_finished_cpuset_changes`] would now return the outcome of a
+    /// delayed change of a cpuset. A change is delayed if [`MachineInterface::change_cpuset`] returned
+    /// [`CpusetOutcome::Delayed`] for the change.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
     }
@@ -261,8 +260,8 @@ impl LinuxMachine {
         self.online = left;
     }
 
-    /// Reads the processes of which a partial scan is to read only the busy threads. Those of which all threads must be read
-    /// are left out.
+    /// Reads the processes of which a partial scan is to read only the busy threads. Those of which all threads
+    /// must be read are left out.
     fn observe_busy_threads(&mut self, scan_request: &ScanRequest) -> BTreeMap<Pid, Observed<Process>> {
         let ScanScope::Partial(scope) = &scan_request.scope else { return BTreeMap::new() };
         // The kernel may be changing the masks of all threads.
@@ -387,7 +386,7 @@ impl MachineInterface for LinuxMachine {
             }
         }
         if scope == ScanScope::Full {
-            self.populated_cache.retain_existing();
+            self.populated_cache.forget_removed_cgroups();
             match incomplete {
                 None => {
                     self.cache.retain(|pid| processes.contains_key(&pid));

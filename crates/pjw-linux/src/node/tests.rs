@@ -261,7 +261,7 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
     let other = CpuSet::from(Pu(4000));
     // The reported start time now differs from the child's.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while clock::now().since_boot.0 <= seen.id.start.latest().0 {
+    while clock::now().since_boot.0 <= seen.id.start.latest_time().0 {
         assert!(Instant::now() < deadline, "a tick is 10 ms");
         std::thread::yield_now();
     }
@@ -281,7 +281,10 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
     let [mismatch] = reported.as_slice() else { panic!("{reported:?}") };
     assert_eq!((mismatch.id.pid, &mismatch.effective_mask), (child.pid(), &mask));
     let start = mismatch.id.start;
-    assert!(start.latest() >= now && start > seen.id.start, "the start time follows from the event: {start}");
+    assert!(
+        start.latest_time() >= now && start > seen.id.start,
+        "the start time follows from the event: {start}"
+    );
 
     // The mask can be set at once, although the start time differs.
     let action = set_to(&Process { id: mismatch.id, ..seen }, mask);

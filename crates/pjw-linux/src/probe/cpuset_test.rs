@@ -108,7 +108,7 @@ fn job_cpuset(
 ) -> Result<JobCpuset, String> {
     let name = format!("{NAME}{warden}");
     let job = name.parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
-    let path = own_cgroups.path_for_name(&name, creator, place);
+    let path = own_cgroups.path_for_unescaped_name(&name, creator, place);
     Ok(JobCpuset { job, creator, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 

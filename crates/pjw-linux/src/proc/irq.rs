@@ -22,8 +22,8 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// The content of `/proc/interrupts` when it was read. For each interrupt number, contains the name of the
-/// interrupt, and how often the interrupt has occurred on each CPU since boot.
+/// How often each interrupt has occurred on each CPU since boot, and the name of the interrupt, by the number
+/// of the interrupt. The counts are those that `/proc/interrupts` showed when this value was read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
@@ -38,11 +38,11 @@ impl InterruptCounts {
         read.map(|_| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Parses `text`, the content of `/proc/interrupts`. Skips malformed lines. Also skips interrupts that have
-    /// a name instead of a number, such as timer interrupts.
+    /// Parses `interrupts_text`, the content of `/proc/interrupts`. Skips malformed lines. Also skips
+    /// interrupts that have a name instead of a number, such as timer interrupts.
     #[must_use]
-    pub fn parse(text: &[u8]) -> Self {
-        let text = String::from_utf8_lossy(text);
+    pub fn parse(interrupts_text: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(interrupts_text);
         let mut lines = text.lines();
         let cpus: Vec<Pu> = lines.next().map(heading).unwrap_or_default();
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())

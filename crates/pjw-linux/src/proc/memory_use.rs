@@ -14,14 +14,15 @@ use rustix::fs::OFlags;
 use super::procfs::ProcDir;
 use crate::sys::errno::from_io;
 
-/// The largest file that is read, in bytes. A process may have as many mappings as `vm.max_map_count`, 65,530 by default.
+/// The largest file that is read, in bytes. A process may have as many mappings as `vm.max_map_count`, 65,530
+/// by default.
 const MAX_NUMA_MAPS_BYTES: u64 = 32 << 20;
 
 /// The memory use of a process, as the file `/proc/PID/smaps_rollup` shows it: how much memory is resident, how
 /// much of the resident memory no other process shares, and how much memory is swapped out. All sizes are in
 /// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SmapsRollup {
+pub struct ProcessMemoryUse {
     /// The resident set size: all pages in memory that the process maps.
     pub rss: u64,
     /// The proportional set size: each page divided by the number of address spaces that map it.
@@ -32,11 +33,11 @@ pub struct SmapsRollup {
     pub swap: u64,
 }
 
-/// The memory use of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous part
-/// of the resident memory, the page tables, and the swapped-out memory. The kernel maintains these values as
-/// counters, so that reading them is fast. All sizes are in bytes.
+/// The memory use of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous
+/// part of the resident memory, the page tables, and the swapped-out memory. The kernel maintains these values
+/// as counters, so that reading them is fast. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MemoryCounters {
+pub struct ProcessMemoryCounters {
     /// The resident set size: all pages in memory that the process maps.
     pub rss: u64,
     /// The part of `rss` that is anonymous memory: heap, stack, and changed pages of private mappings.
@@ -55,21 +56,21 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the file.
     /// `EIO` if the text is malformed.
-    pub fn smaps_rollup(&mut self, pid: Pid) -> Result<SmapsRollup, Errno> {
+    pub fn read_memory_use(&mut self, pid: Pid) -> Result<ProcessMemoryUse, Errno> {
         match self.read_at_once(format_args!("{pid}/smaps_rollup")) {
             Ok(()) => parse_smaps_rollup(self.text()).ok_or(Errno::EIO),
-            Err(Errno::ESRCH) if self.stat(pid).is_ok() => Ok(SmapsRollup::default()),
+            Err(Errno::ESRCH) if self.stat(pid).is_ok() => Ok(ProcessMemoryUse::default()),
             Err(errno) => Err(errno),
         }
     }
 
     /// Reads from `/proc/PID/status` how much memory the process `pid` uses. Much faster than
-    /// [`ProcDir::smaps_rollup`], but does not tell how much of the memory is shared with other processes. All
-    /// sizes are 0 for a process without memory of its own, such as a zombie or a kernel thread.
+    /// [`ProcDir::read_memory_use`], but does not tell how much of the memory is shared with other processes.
+    /// All sizes are 0 for a process without memory of its own, such as a zombie or a kernel thread.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
-    pub fn memory_counters(&mut self, pid: Pid) -> Result<MemoryCounters, Errno> {
+    pub fn read_memory_counters(&mut self, pid: Pid) -> Result<ProcessMemoryCounters, Errno> {
         self.read_at_once(format_args!("{pid}/status"))?;
         Ok(parse_memory_counters(self.text()))
     }
@@ -81,7 +82,7 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended, or if the kernel has no file `numa_maps` (`CONFIG_NUMA`).
     /// `EACCES` if this user has no permission to read the file.
-    pub fn memory_by_numa_node(&mut self, pid: Pid) -> Result<BTreeMap<u32, u64>, Errno> {
+    pub fn read_memory_by_numa_node(&mut self, pid: Pid) -> Result<BTreeMap<u32, u64>, Errno> {
         let file = File::from(self.open_at(format_args!("{pid}/numa_maps"), OFlags::empty())?);
         let mut text = Vec::new();
         file.take(MAX_NUMA_MAPS_BYTES).read_to_end(&mut text).map_err(from_io)?;
@@ -99,11 +100,12 @@ impl ProcDir {
     }
 }
 
-/// Parses `text`, the content of `/proc/PID/smaps_rollup`. Returns `None` if the text is malformed.
+/// Parses `smaps_rollup_text`, the content of `/proc/PID/smaps_rollup`, and returns the memory use of the
+/// process. Returns `None` if the text is malformed.
 #[must_use]
-pub fn parse_smaps_rollup(text: &[u8]) -> Option<SmapsRollup> {
-    let field = |name| kilobytes(text, name);
-    Some(SmapsRollup {
+pub fn parse_smaps_rollup(smaps_rollup_text: &[u8]) -> Option<ProcessMemoryUse> {
+    let field = |name| kilobytes(smaps_rollup_text, name);
+    Some(ProcessMemoryUse {
         rss: field("Rss:")?,
         pss: field("Pss:")?,
         uss: field("Private_Clean:")?.saturating_add(field("Private_Dirty:")?),
@@ -111,13 +113,13 @@ pub fn parse_smaps_rollup(text: &[u8]) -> Option<SmapsRollup> {
     })
 }
 
-/// Parses `text`, the content of `/proc/PID/status`, and returns its values about memory. A value that is
-/// missing or malformed is 0. All values are missing for a process without memory, such as a kernel thread or a
-/// zombie.
+/// Parses `status_text`, the content of `/proc/PID/status`, and returns its values about memory. A value that
+/// is missing or malformed is 0. All values are missing for a process without memory, such as a kernel thread
+/// or a zombie.
 #[must_use]
-pub fn parse_memory_counters(text: &[u8]) -> MemoryCounters {
-    let field = |name| kilobytes(text, name).unwrap_or(0);
-    MemoryCounters {
+pub fn parse_memory_counters(status_text: &[u8]) -> ProcessMemoryCounters {
+    let field = |name| kilobytes(status_text, name).unwrap_or(0);
+    ProcessMemoryCounters {
         rss: field("VmRSS:"),
         anonymous: field("RssAnon:"),
         page_tables: field("VmPTE:"),
@@ -125,12 +127,12 @@ pub fn parse_memory_counters(text: &[u8]) -> MemoryCounters {
     }
 }
 
-/// Parses `text`, the content of `/proc/PID/numa_maps` (numa(7)). Returns for each NUMA node how much memory
-/// the process has on the node, in bytes. Malformed words are skipped.
+/// Parses `numa_maps_text`, the content of `/proc/PID/numa_maps` (numa(7)). Returns for each NUMA node how much
+/// memory the process has on the node, in bytes. Malformed words are skipped.
 #[must_use]
-pub fn parse_numa_maps(text: &[u8]) -> BTreeMap<u32, u64> {
+pub fn parse_numa_maps(numa_maps_text: &[u8]) -> BTreeMap<u32, u64> {
     let mut bytes_by_node = BTreeMap::new();
-    for line in text.split(|&byte| byte == b'\n') {
+    for line in numa_maps_text.split(|&byte| byte == b'\n') {
         // The name of a file can contain anything except spaces and newlines, which the kernel escapes.
         let words = || line.split(|&byte| byte == b' ').filter_map(|word| std::str::from_utf8(word).ok());
         let page_size = words().filter_map(|word| word.strip_prefix("kernelpagesize_kB=")).next_back();
@@ -170,7 +172,7 @@ mod tests {
         let rollup = parse_smaps_rollup(ROLLUP.as_bytes()).unwrap();
         assert_eq!(
             rollup,
-            SmapsRollup { rss: 317_440 << 10, pss: 65_536 << 10, uss: 5_120 << 10, swap: 12 << 10 }
+            ProcessMemoryUse { rss: 317_440 << 10, pss: 65_536 << 10, uss: 5_120 << 10, swap: 12 << 10 }
         );
     }
 
@@ -193,11 +195,16 @@ mod tests {
         let counters = parse_memory_counters(text.as_bytes());
         assert_eq!(
             counters,
-            MemoryCounters { rss: 1000 << 10, anonymous: 600 << 10, page_tables: 44 << 10, swap: 8 << 10 }
+            ProcessMemoryCounters {
+                rss: 1000 << 10,
+                anonymous: 600 << 10,
+                page_tables: 44 << 10,
+                swap: 8 << 10
+            }
         );
         assert_eq!(
             parse_memory_counters(b"Name:\tkthreadd\nState:\tS (sleeping)\n"),
-            MemoryCounters::default()
+            ProcessMemoryCounters::default()
         );
     }
 
@@ -215,19 +222,20 @@ mod tests {
     fn this_process_has_memory_and_an_ended_one_is_gone() {
         let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
         let pid = Pid(std::process::id());
-        let (rollup, counters) = (proc.smaps_rollup(pid).unwrap(), proc.memory_counters(pid).unwrap());
+        let (rollup, counters) =
+            (proc.read_memory_use(pid).unwrap(), proc.read_memory_counters(pid).unwrap());
         assert!(rollup.uss > 0 && rollup.uss <= rollup.pss && rollup.pss <= rollup.rss, "{rollup:?}");
         assert!(counters.anonymous > 0 && counters.page_tables > 0, "{counters:?}");
         assert!(proc.available_memory().unwrap() > 0);
-        match proc.memory_by_numa_node(pid) {
+        match proc.read_memory_by_numa_node(pid) {
             Ok(by_node) => assert!(by_node.values().sum::<u64>() > 0),
             Err(errno) => assert!(!Path::new("/proc/self/numa_maps").exists(), "{errno}"),
         }
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let ended = Pid(child.id());
         child.wait().unwrap();
-        assert!(matches!(proc.smaps_rollup(ended), Err(Errno::ENOENT | Errno::ESRCH)));
-        assert!(proc.memory_counters(ended).is_err());
+        assert!(matches!(proc.read_memory_use(ended), Err(Errno::ENOENT | Errno::ESRCH)));
+        assert!(proc.read_memory_counters(ended).is_err());
     }
 
     #[test]
@@ -236,8 +244,8 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = Pid(child.id());
         crate::tests::until_true("it is a zombie", || proc.stat(pid).unwrap().state == 'Z');
-        assert_eq!(proc.smaps_rollup(pid), Ok(SmapsRollup::default()));
-        assert_eq!(proc.memory_counters(pid), Ok(MemoryCounters::default()));
+        assert_eq!(proc.read_memory_use(pid), Ok(ProcessMemoryUse::default()));
+        assert_eq!(proc.read_memory_counters(pid), Ok(ProcessMemoryCounters::default()));
         child.wait().unwrap();
     }
 }

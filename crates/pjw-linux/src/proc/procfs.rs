@@ -135,18 +135,23 @@ impl ProcDir {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads two values from `/proc/PID/task/TID/stat`. The first is the start time of the thread `tid`. The
-    /// second is the CPU time, in clock ticks, that ended children of the process `pid` have used. Only children
-    /// for which the process has waited (wait4(2)) count. Also works for a zombie.
+    /// Reads two values from `/proc/PID/task/TID/stat`. The first is the start time of the thread `tid`, in
+    /// clock ticks since boot. The second is the CPU time, in clock ticks, of the ended children of the process
+    /// `pid`. Only children for which the process has waited (wait4(2)) count. Also works for a zombie.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread does not exist. `EIO` if the text is malformed.
-    pub fn start_and_children_ticks(&mut self, pid: Pid, tid: Tid) -> Result<(StartTime, u64), Errno> {
+    pub fn start_time_and_children_cpu_ticks(
+        &mut self,
+        pid: Pid,
+        tid: Tid,
+    ) -> Result<(StartTime, u64), Errno> {
         self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads in `/proc/PID/task/PID/stat` whether a process has only one thread, and whether it sleeps or is stopped.
+    /// Reads in `/proc/PID/task/PID/stat` whether a process has only one thread, and whether it sleeps or is
+    /// stopped.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -273,14 +278,14 @@ fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
     Ok(numbers)
 }
 
-/// Parses `text`, the content of `/proc/PID/stat` or `/proc/PID/task/TID/stat` (proc_pid_stat(5)). Returns
+/// Parses `stat_text`, the content of `/proc/PID/stat` or `/proc/PID/task/TID/stat` (proc_pid_stat(5)). Returns
 /// `None` if the text is malformed.
 #[must_use]
-pub fn parse_stat(text: &[u8]) -> Option<Stat> {
-    let open = text.iter().position(|&byte| byte == b'(')?;
-    let close = text.iter().rposition(|&byte| byte == b')').filter(|&close| close > open)?;
-    let comm = Comm::new(&text[open + 1..close]);
-    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+pub fn parse_stat(stat_text: &[u8]) -> Option<Stat> {
+    let open = stat_text.iter().position(|&byte| byte == b'(')?;
+    let close = stat_text.iter().rposition(|&byte| byte == b')').filter(|&close| close > open)?;
+    let comm = Comm::new(&stat_text[open + 1..close]);
+    let rest = std::str::from_utf8(stat_text.get(close + 1..)?).ok()?;
     // Field numbers as in proc_pid_stat(5). The first element is field 3, the state.
     let mut fields = [""; 37];
     let mut words = rest.split_ascii_whitespace();
@@ -323,33 +328,35 @@ fn parse_sleeps_alone(text: &[u8]) -> bool {
     sleeps && fields.nth(16) == Some(b"1")
 }
 
-/// Parses `text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait time of the
-/// thread, which are the first two numbers of the text. Returns `None` if the text is malformed.
+/// Parses `schedstat_text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait
+/// time of the thread, which are the first two numbers of the text. Returns `None` if the text is malformed.
 #[must_use]
-pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
-    let mut numbers =
-        std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(|word| word.parse::<u64>().ok());
+pub fn parse_schedstat(schedstat_text: &[u8]) -> Option<SchedStat> {
+    let mut numbers = std::str::from_utf8(schedstat_text)
+        .ok()?
+        .split_ascii_whitespace()
+        .map(|word| word.parse::<u64>().ok());
     Some(SchedStat { run_ns: numbers.next()??, wait_ns: numbers.next()?? })
 }
 
-/// Parses `text`, the content of `/proc/PID/status`. Returns the real user id and the supplementary group ids
-/// of the process. Returns `None` if the text has no user id.
+/// Parses `status_text`, the content of `/proc/PID/status`. Returns the real user id and the supplementary
+/// group ids of the process. Returns `None` if the text has no user id.
 #[must_use]
-pub fn parse_status(text: &[u8]) -> Option<Status> {
+pub fn parse_status(status_text: &[u8]) -> Option<Status> {
     // Only the `Name:` line can contain bytes that are not UTF-8. The kernel escapes newlines in it.
-    let text = String::from_utf8_lossy(text);
+    let text = String::from_utf8_lossy(status_text);
     let line = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let uid = line("Uid:")?.split_ascii_whitespace().next()?.parse().ok()?;
     let groups = line("Groups:").unwrap_or("").split_ascii_whitespace().filter_map(|word| word.parse().ok());
     Some(Status { uid, groups: groups.collect() })
 }
 
-/// Parses `text`, the content of `/proc/PID/cgroup` (cgroups(7)). Returns a pair (controllers, path) for each
-/// hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas, or empty for v2.
-/// `path` is the path of the process's cgroup. Malformed lines are skipped.
+/// Parses `cgroup_text`, the content of `/proc/PID/cgroup` (cgroups(7)). Returns a pair (controllers, path) for
+/// each hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas, or empty for
+/// v2. `path` is the path of the process's cgroup. Malformed lines are skipped.
 #[must_use]
-pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
-    let text = String::from_utf8_lossy(text);
+pub fn parse_cgroups(cgroup_text: &[u8]) -> Vec<(String, String)> {
+    let text = String::from_utf8_lossy(cgroup_text);
     let line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
         Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
@@ -357,13 +364,13 @@ pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Parses `text`, the content of `/proc/PID/environ`: entries `NAME=value`, each with a zero byte at its end.
-/// Returns the values of the environment variables whose names are in `wanted_names`, by name. A value is cut
-/// to 4096 bytes. If a name occurs twice, the first value counts, as for getenv(3).
+/// Parses `environ_text`, the content of `/proc/PID/environ`: entries `NAME=value`, each with a zero byte at
+/// its end. Returns the values of the environment variables whose names are in `wanted_names`, by name. A value
+/// is cut to 4096 bytes. If a name occurs twice, the first value counts, as for getenv(3).
 #[must_use]
-pub fn parse_environ(text: &[u8], wanted_names: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
+pub fn parse_environ(environ_text: &[u8], wanted_names: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
-    for entry in text.split(|&byte| byte == 0) {
+    for entry in environ_text.split(|&byte| byte == 0) {
         let Some(equals) = entry.iter().position(|&byte| byte == b'=') else { continue };
         let Ok(name) = std::str::from_utf8(&entry[..equals]) else { continue };
         if wanted_names.contains(name) {

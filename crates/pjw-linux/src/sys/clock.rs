@@ -90,7 +90,7 @@ pub fn process_cpu_time_ns(pid: Pid) -> Result<u64, Errno> {
 ///
 /// # Errors
 /// `EINVAL` if the calling process has no such thread.
-pub fn thread_cpu_time(tid: Tid) -> Result<u64, Errno> {
+pub fn thread_cpu_time_ns(tid: Tid) -> Result<u64, Errno> {
     // MAKE_THREAD_CPUCLOCK with CPUCLOCK_SCHED.
     cpu_time(tid.0, 2 | 4)
 }

@@ -15,16 +15,16 @@ const KCMP_VM: libc::c_long = 1;
 /// # Errors
 /// `ESRCH` if one of the processes has ended. `EPERM` if this user has no permission to trace both processes
 /// (ptrace(2)). `ENOSYS` if the kernel has no system call kcmp(2) (`CONFIG_KCMP`).
-pub fn compare_address_spaces(one: Pid, other: Pid) -> Result<Ordering, Errno> {
+pub fn compare_address_spaces(first: Pid, second: Pid) -> Result<Ordering, Errno> {
     let number = |pid: Pid| libc::c_long::from(pid.0);
     // SAFETY: the call takes numbers and accesses no memory of this process.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, number(one), number(other), KCMP_VM, 0, 0) };
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, number(first), number(second), KCMP_VM, 0, 0) };
     match Errno::result(order)? {
         0 => Ok(Ordering::Equal),
         1 => Ok(Ordering::Less),
         2 => Ok(Ordering::Greater),
         // 3: the kernel can't order them, and they differ.
-        _ => Ok(one.cmp(&other)),
+        _ => Ok(first.cmp(&second)),
     }
 }
 

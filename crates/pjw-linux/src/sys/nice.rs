@@ -18,20 +18,20 @@ struct SchedulingAttributes {
     period: u64,
 }
 
-/// Sets the policy `SCHED_OTHER`, the nice value `value` (-20 to 19) and the time slice `slice` for the calling
-/// thread. Other threads of the process are not affected. The slice is the time for which the scheduler lets the
-/// thread run before it looks for another thread. With a short slice, a thread that wakes up on the same PU
-/// (logical CPU) waits for a shorter time. The kernel limits the slice to 0.1 to 100 ms. A kernel before Linux
-/// 6.12 ignores the slice (`__setparam_fair`, kernel/sched/syscalls.c).
+/// Sets the policy `SCHED_OTHER`, the nice value `nice_value` (-20 to 19) and the time slice `time_slice` for
+/// the calling thread. Other threads of the process are not affected. The time slice is the time for which the
+/// scheduler lets the thread run before it looks for another thread. With a short time slice, a thread that
+/// wakes up on the same PU (logical CPU) waits for a shorter time. The kernel limits the time slice to 0.1 to
+/// 100 ms. A kernel before Linux 6.12 ignores the time slice (`__setparam_fair`, kernel/sched/syscalls.c).
 ///
 /// # Errors
-/// `EPERM` if `value` is lower than the present nice value, and this user has no permission to lower it.
-pub fn set_own_nice_value_and_slice(value: i32, slice: Duration) -> Result<(), Errno> {
+/// `EPERM` if `nice_value` is lower than the present nice value, and this user has no permission to lower it.
+pub fn set_own_nice_value_and_slice(nice_value: i32, time_slice: Duration) -> Result<(), Errno> {
     let attributes = SchedulingAttributes {
         size: u32::try_from(size_of::<SchedulingAttributes>()).unwrap_or(0),
         policy: libc::SCHED_OTHER.cast_unsigned(),
-        nice: value,
-        runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX),
+        nice: nice_value,
+        runtime: u64::try_from(time_slice.as_nanos()).unwrap_or(u64::MAX),
         ..SchedulingAttributes::default()
     };
     let (calling_thread, no_flags) = (0, 0);

@@ -110,8 +110,8 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
 }
 
 /// Limits the time for which a thread of this process can run with a real-time priority without sleeping. Sets
-/// the soft limit `RLIMIT_RTTIME` to `limit`, unless the present soft limit is lower. Returns the soft limit in
-/// force.
+/// the soft limit `RLIMIT_RTTIME` to `max_run_time`. A lower present soft limit stays. Returns the soft limit
+/// in force.
 ///
 /// The kernel sends `SIGXCPU` when a thread reaches the limit. This function installs a signal handler that
 /// sets the scheduling policy of this thread to the normal policy. The kernel counts in timer ticks, so a
@@ -127,7 +127,7 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
 /// - Otherwise the error of sigaction(2), getrlimit(2) or setrlimit(2).
 ///
 /// After any error, the soft limit is unchanged.
-pub fn limit_realtime_run_time(limit: Duration) -> Result<Duration, Errno> {
+pub fn limit_realtime_run_time(max_run_time: Duration) -> Result<Duration, Errno> {
     // The handler must be there before the limit: the default action of SIGXCPU ends the process.
     let action =
         SigAction::new(SigHandler::Handler(lower_running_thread), SaFlags::SA_RESTART, SigSet::empty());
@@ -137,7 +137,7 @@ pub fn limit_realtime_run_time(limit: Duration) -> Result<Duration, Errno> {
     if hard != libc::RLIM_INFINITY {
         return Err(Errno::ERANGE);
     }
-    let limit = rlim_t::try_from(limit.as_micros()).unwrap_or(libc::RLIM_INFINITY);
+    let limit = rlim_t::try_from(max_run_time.as_micros()).unwrap_or(libc::RLIM_INFINITY);
     let limit = limit.min(soft);
     setrlimit(Resource::RLIMIT_RTTIME, limit, hard)?;
     Ok(Duration::from_micros(limit))
@@ -161,7 +161,7 @@ mod tests {
     use nix::unistd::gettid;
 
     use super::*;
-    use crate::sys::clock::thread_cpu_time;
+    use crate::sys::clock::thread_cpu_time_ns;
 
     const LIMIT: Duration = Duration::from_millis(20);
 
@@ -216,7 +216,7 @@ mod tests {
             while scheduling_policy(own_tid()) == Ok(SchedulingPolicy::RoundRobin) {
                 assert!(Instant::now() < end, "the kernel's limit has no effect");
             }
-            (scheduling_policy(own_tid()), thread_cpu_time(own_tid()).unwrap())
+            (scheduling_policy(own_tid()), thread_cpu_time_ns(own_tid()).unwrap())
         });
         let (policy_afterwards, ran) = raised.join().unwrap();
         assert_eq!(policy_afterwards, Ok(SchedulingPolicy::Normal));

@@ -34,9 +34,9 @@ pub(crate) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// The properties of a scope that [`SystemdClient::start_scope`] starts. A scope is a systemd unit with a
-/// cgroup, for processes that systemd did not start itself. systemd removes the scope when its last process has
-/// ended.
+/// The properties of a transient scope, which [`SystemdClient::start_scope`] starts. A scope is a systemd unit
+/// with a cgroup, for processes that systemd did not start itself. A transient scope has no unit file. systemd
+/// removes the scope when its last process has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
     /// The name of the unit, which ends in `.scope`.

@@ -48,9 +48,9 @@ impl World {
     }
 
     /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`. With `None`, removes the
-    /// cpuset, and also what pjw has set for the cgroup: its owner, its origin, its freezing and its idle
-    /// priority. If the cpuset changes, the affinity masks of the processes in this cgroup and in the cgroups
-    /// below it change too, as for [`World::rewrite_cgroup_masks`].
+    /// cpuset. In this case, also removes the cgroup from [`World::cgroup_owners`], [`World::cgroup_origins`],
+    /// [`World::frozen_cgroups`] and [`World::idle_cgroups`]. If the cpuset changes, calls
+    /// [`World::rewrite_cgroup_masks`] to update the affinity masks in the cgroup.
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
@@ -225,11 +225,12 @@ impl World {
     /// Simulates a program that calls sched_setaffinity(2) twice for the thread `tid` of the process `pid`:
     /// first with all PUs (logical CPUs), then with the mask that the thread had before. A scan sees no change.
     /// The simulated kernel reports the first call to the daemon if [`World::reports_affinity_requests`] is
-    /// true. It never reports the second call. So a test can check that the daemon learns of the first call from
-    /// the report alone.
+    /// true. The kernel never reports the second call. So a test can check that the daemon learns of the first
+    /// call from the report alone.
     ///
     /// If pjw had requested the mask that the thread had before, the daemon can't distinguish the second call
-    /// from its own request. [`SimThread::program_request`] becomes [`ProgramRequest::Hidden`] then.
+    /// from the request of pjw. In this case, [`SimThread::program_request`] becomes
+    /// [`ProgramRequest::Hidden`].
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
@@ -281,8 +282,8 @@ impl World {
     }
 
     /// Completes a hotplug operation, as the kernel does some time after PUs (logical CPUs) were switched off or
-    /// on. Updates the affinity masks of the threads in each cpuset with such a PU. Only PUs that were switched
-    /// since the last call of this function count.
+    /// on. Updates the affinity masks of the threads in each cpuset that contains a switched PU. A PU counts as
+    /// switched if it was switched off or on since the last call of this function.
     pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));

@@ -413,17 +413,19 @@ impl World {
         }
     }
 
-    /// Records that pjw moves a process from the cgroup at `from` into the cgroup at `to`, which pjw created.
-    /// For each such cgroup, [`World::cgroup_origins`] contains the path from which its processes came. The path
-    /// for `to` becomes `from`, with two exceptions:
+    /// Records in [`World::cgroup_origins`] from which cgroup pjw moves a process into a cgroup that pjw created.
+    /// `created_cgroup` is the path of the cgroup that pjw created. `previous_cgroup` is the path of the cgroup
+    /// in which the process was before. The recorded origin of `created_cgroup` is `previous_cgroup`, with two
+    /// exceptions:
     ///
-    /// - If pjw created the cgroup at `from` too, the path for `from` is copied instead.
-    /// - If `to` already has another path, the path becomes empty, because the processes in `to` come from
-    ///   several cgroups.
-    pub fn record_origin_cgroup(&mut self, to: &str, from: &str) {
-        let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
-        let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());
-        if *known != from {
+    /// - If pjw created `previous_cgroup` too, the recorded origin of `previous_cgroup` is copied.
+    /// - If another origin of `created_cgroup` was recorded before, the origin becomes the empty path, because
+    ///   the processes come from several cgroups.
+    pub fn record_origin_cgroup(&mut self, created_cgroup: &str, previous_cgroup: &str) {
+        let origin = self.cgroup_origins.get(previous_cgroup);
+        let origin = origin.cloned().unwrap_or_else(|| previous_cgroup.to_owned());
+        let known = self.cgroup_origins.entry(created_cgroup.to_owned()).or_insert_with(|| origin.clone());
+        if *known != origin {
             known.clear();
         }
     }

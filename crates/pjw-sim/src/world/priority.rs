@@ -20,9 +20,8 @@ impl World {
         self.log(|| format!("  cgroup {path}: frozen {}, idle {}", spec.frozen, spec.idle));
     }
 
-    /// Ends the freezing of the cgroup at `path`, so that its processes run again, like a write of 0 to the file
-    /// `cgroup.freeze`. pjw makes this write before it removes a cgroup. Has no effect if the cgroup is not
-    /// frozen.
+    /// Thaws the cgroup at `path`: its processes can run again. Simulates that pjw writes 0 to the file
+    /// `cgroup.freeze`, before pjw removes the cgroup. Has no effect if the cgroup is not frozen.
     pub fn thaw(&mut self, path: &str) {
         self.frozen_cgroups.remove(path);
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use pjw_core::ids::Comm;
 use pjw_core::job::JobSource;
 use pjw_core::snapshot::MarkKind;
-use pjw_sources::{batch_system_of_launcher, identifying_variables};
+use pjw_sources::{batch_system_of_launcher, job_variable_names};
 
 use crate::story::{TestProcess, tell};
 
@@ -201,7 +201,7 @@ fn launchers_are_known_by_the_name_the_kernel_keeps() {
 
 #[test]
 fn the_variables_to_read_are_those_of_all_systems() {
-    let wanted = identifying_variables();
+    let wanted = job_variable_names();
     for name in
         ["SLURM_JOB_ID", "LSB_MCPU_HOSTS", "PBS_JOBID", "JOB_ID", "_CONDOR_SLOT", "FLUX_JOB_ID", "OAR_JOB_ID"]
     {

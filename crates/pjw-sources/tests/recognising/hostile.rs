@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::JobSource;
 use pjw_core::snapshot::{BatchAttributes, MarkKind};
-use pjw_sources::{Host, counts, hostlist, identifying_variables, recognise_jobs};
+use pjw_sources::{Host, counts, hostlist, job_variable_names, recognise_jobs};
 use proptest::prelude::*;
 
 use crate::story::TestProcess;
@@ -122,7 +122,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn attributes(trusted_cgroups: bool) -> impl Strategy<Value = BatchAttributes> {
-    let names: Vec<&'static str> = identifying_variables().into_iter().collect();
+    let names: Vec<&'static str> = job_variable_names().into_iter().collect();
     let name = prop::sample::select(names).prop_map(str::to_owned);
     let controllers = prop::sample::select(vec!["", "cpuset", "name=systemd", "freezer", "cpu,cpuacct", "x"]);
     let line = (controllers, text()).prop_map(move |(controllers, path)| {
@@ -178,10 +178,10 @@ proptest! {
         if let Ok(position) = hostlist::find_node(&list, &name) {
             prop_assert!(position.index.is_none_or(|index| index < position.node_count));
         }
-        let _ = counts::uniform_count(&list);
-        let _ = counts::count_at_position(&list, index, nodes);
-        let _ = counts::slot_count_in_pairs(&list, &name);
-        let _ = counts::slot_count_in_host_list(&list, &name);
+        let _ = counts::count_if_same_on_all_nodes(&list);
+        let _ = counts::count_of_node(&list, index, nodes);
+        let _ = counts::slot_count_of_host_in_pairs(&list, &name);
+        let _ = counts::slot_count_of_host_in_list(&list, &name);
     }
 
     #[test]

@@ -65,9 +65,10 @@ pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_
     })
 }
 
-/// Starts a farm: forks the workers from the calling process. Also forks a reader and a writer if `options` contains
-/// the functions for them. Returns the farm, or NULL with `errno`: `EINVAL` for an invalid option, `EBUSY` if the
-/// process has several threads, or the error of a system call. After an error, no process of the farm remains.
+/// Starts a farm: forks worker processes, which compute items, from the calling process. If `options` contains the
+/// functions for a reader of the items or a writer of the results, also forks a process for each of these functions.
+/// Returns the farm, or NULL with `errno`: `EINVAL` for an invalid option, `EBUSY` if the process has several
+/// threads, or the error of a system call. After an error, no process of the farm remains.
 ///
 /// # Safety
 /// `options` must be NULL, or point to options whose field `size` is correct. The functions in the options must
@@ -85,8 +86,8 @@ pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut 
     farm
 }
 
-/// Waits for the next result of the farm, for at most `timeout_ms` milliseconds. If `timeout_ms` is negative, waits
-/// without a limit. The return value is:
+/// Waits for the next result of the farm (a group of worker processes that compute items), for at most `timeout_ms`
+/// milliseconds. If `timeout_ms` is negative, waits without a limit. The return value is:
 ///
 /// - 1 with the next result in `result`. Its bytes are valid until the next call of this function or of
 ///   [`pjw_farm_end`].
@@ -131,8 +132,8 @@ pub unsafe extern "C" fn pjw_farm_next(
     })
 }
 
-/// Writes the progress of the farm into `progress`: how many items are done, how many failed, and how many workers
-/// run. Returns 0, or -1 with `EINVAL` if a pointer is NULL.
+/// Writes the progress of the farm (a group of worker processes that compute items) into `progress`: how many items
+/// are done, how many failed, and how many workers run. Returns 0, or -1 with `EINVAL` if a pointer is NULL.
 ///
 /// # Safety
 /// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `progress` must be
@@ -154,9 +155,9 @@ pub unsafe extern "C" fn pjw_farm_get_progress(
     })
 }
 
-/// Writes the process ids of the workers of the farm into `pids`, at most `count` ids. Returns the number of all
-/// workers that run, also if it is larger than `count`. Returns -1 with `EINVAL` if `farm` is NULL, or if `pids` is
-/// NULL and `count` is not 0.
+/// Writes the process ids of the farm's worker processes into `pids`, at most `count` ids. Returns the number of all
+/// workers that run, even if this number is larger than `count`. Returns -1 with `EINVAL` if `farm` is NULL, or if
+/// `pids` is NULL and `count` is not 0.
 ///
 /// # Safety
 /// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `pids` must be NULL or

@@ -28,7 +28,7 @@ impl PjwFarmItem {
     }
 }
 
-/// The C type `pjw_farm_result_t`: the result of one item that a worker process of a farm computed.
+/// The C type `pjw_farm_result_t`: the result of one item that a farm (a group of worker processes) computed.
 #[repr(C)]
 pub struct PjwFarmResult {
     number: u64,
@@ -53,8 +53,8 @@ impl PjwFarmResult {
     }
 }
 
-/// The C type `pjw_farm_progress_t`: the progress of a farm, such as the numbers of items that are done and that
-/// failed.
+/// The C type `pjw_farm_progress_t`: the progress of a farm (a group of worker processes that compute items), such as
+/// the numbers of items that are done and that failed.
 #[repr(C)]
 pub struct PjwFarmProgress {
     total: u64,
@@ -89,8 +89,8 @@ pub(crate) type AtWorker = extern "C" fn(*mut c_void, c_uint);
 /// The function of C that forks the process.
 pub(crate) type Fork = extern "C" fn(*mut c_void) -> pid_t;
 
-/// The C type `pjw_farm_options_t`: the options of a farm, such as the number of its workers, and the functions of
-/// the program that the processes of the farm call.
+/// The C type `pjw_farm_options_t`: the options of a farm (a group of worker processes that compute items), such as
+/// the number of its workers, and the functions of the program that the processes of the farm call.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct PjwFarmOptions {

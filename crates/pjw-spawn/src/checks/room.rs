@@ -66,16 +66,16 @@ fn check_limits(
 }
 
 /// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process if this limit does not allow
-/// `additional` more descriptors. [`crate::Context::start`] calls this function, because each started process needs a
-/// pidfd. The started processes do not get the raised limit. Their limit is that of the calling process when the
-/// [`crate::Context`] was made.
+/// `additional_descriptors` more descriptors. [`crate::Context::start`] calls this function, because each started
+/// process needs a pidfd. The started processes do not get the raised limit. Their limit is that of the calling
+/// process when the [`crate::Context`] was made.
 ///
 /// # Errors
 /// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be
 /// changed.
-pub fn raise_descriptor_limit(additional: usize) -> Result<(), CheckError> {
+pub fn raise_descriptor_limit(additional_descriptors: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
-    let needed = additional as u64 + SPARE_DESCRIPTORS;
+    let needed = additional_descriptors as u64 + SPARE_DESCRIPTORS;
     // The descriptors that are open now are counted only if it may matter.
     if needed * 2 <= soft {
         return Ok(());
@@ -86,7 +86,7 @@ pub fn raise_descriptor_limit(additional: usize) -> Result<(), CheckError> {
         return Ok(());
     }
     if needed > hard {
-        return Err(CheckError::DescriptorLimit { wanted: additional, needed, limit: hard });
+        return Err(CheckError::DescriptorLimit { wanted: additional_descriptors, needed, limit: hard });
     }
     setrlimit(Resource::RLIMIT_NOFILE, needed, hard).map_err(|errno| CheckError::SystemCall {
         what: "the limit of open descriptors can't be raised",

@@ -37,7 +37,7 @@ impl FarmCosts {
     /// Returns the core time that the farm occupies for `items` items: its wall-clock time multiplied by its number
     /// of workers. The cores count also while their workers wait.
     #[must_use]
-    pub fn held_core_time(&self, items: u64) -> Duration {
+    pub fn occupied_core_time(&self, items: u64) -> Duration {
         duration(self.wall_ns(items).saturating_mul(u128::from(self.workers)))
     }
 
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(costs.wall_time(8), Duration::from_secs(14));
         assert_eq!(costs.wall_time(9), Duration::from_secs(16));
         assert_eq!(costs.time_on_one_core(9), Duration::from_secs(28));
-        assert_eq!(costs.held_core_time(9), Duration::from_secs(64));
+        assert_eq!(costs.occupied_core_time(9), Duration::from_secs(64));
         assert_eq!(costs.efficiency_permille(9), 437);
     }
 
@@ -146,6 +146,6 @@ mod tests {
         let costs = FarmCosts { serial: Duration::MAX, item: Duration::from_nanos(1), workers: u32::MAX };
         assert_eq!(costs.min_items_for(999), None);
         assert!(costs.efficiency_permille(u64::MAX) <= 1000);
-        assert_eq!(costs.held_core_time(u64::MAX), Duration::MAX);
+        assert_eq!(costs.occupied_core_time(u64::MAX), Duration::MAX);
     }
 }

@@ -142,7 +142,7 @@ impl Replicas {
     /// # Errors
     /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not start
     /// processes.
-    pub fn enter_mount_namespace(&self, node: u32) -> Result<(), ReplicaError> {
+    pub fn enter_namespace_with_copies(&self, node: u32) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         // SAFETY: the descriptors of the thread stay those of the process.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.map_err(|error| match error {

@@ -24,7 +24,7 @@ impl Entry {
     /// Moves the calling thread into the namespace of its node. Returns whether it may start instances.
     pub(crate) fn enter(self) -> bool {
         let Self { replicas, node, entered, allowed } = self;
-        let _ = entered.send(replicas.enter_mount_namespace(node));
+        let _ = entered.send(replicas.enter_namespace_with_copies(node));
         drop(entered);
         allowed.recv().is_ok()
     }

@@ -70,7 +70,7 @@ impl Space {
     /// the tasks when the calling thread ends.
     ///
     /// # Errors
-    /// If `context` does not share memory or has [`Context::credentials`]. If a limit does not allow `capacity`
+    /// If `context` does not share memory or has [`Context::set_credentials`]. If a limit does not allow `capacity`
     /// tasks. If the process that owns the address space can't be started.
     pub fn create(context: &Context, capacity: usize, rank_count: u32) -> Result<Self, SpaceError> {
         Self::of_setup(Arc::clone(&context.setup), capacity, rank_count)
@@ -126,7 +126,7 @@ impl Space {
     /// Returns the process id of the host: the process that owns the address space of the tasks. The files about
     /// memory in /proc/PID of the host show the memory of all tasks.
     #[must_use]
-    pub fn host(&self) -> Pid {
+    pub fn host_pid(&self) -> Pid {
         self.host
     }
 

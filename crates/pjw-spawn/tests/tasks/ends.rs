@@ -15,13 +15,13 @@ const MANY: u32 = 1_000;
 fn a_thousand_tasks_one_after_the_other_leave_no_mapping() {
     let Some(program) = task_program() else { return };
     let mut space = Space::create(&context(&program), 2, MANY).unwrap();
-    let before = maps(space.host());
+    let before = maps(space.host_pid());
     for rank in 0..MANY {
         let child = space.start(&instance(&program, rank, MANY, &["leave"])).unwrap();
         assert_eq!(child.wait(), Ok(ExitStatus::Code(0)), "rank {rank}");
     }
     // The host may still be busy with the last one.
-    wait_until(|| maps(space.host()) == before, "the mappings of the host are those from before");
+    wait_until(|| maps(space.host_pid()) == before, "the mappings of the host are those from before");
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn the_program_and_the_stack_of_a_task_are_unmapped_while_others_live() {
     let mut space = Space::create(&context(&program), 9, 9).unwrap();
     let (first, _) = start_printing(&mut space, instance(&program, 0, 9, &["wait"]));
     let name = program.path.to_str().unwrap().to_owned();
-    let copies = |space: &Space| maps(space.host()).lines().filter(|line| line.ends_with(&name)).count();
+    let copies = |space: &Space| maps(space.host_pid()).lines().filter(|line| line.ends_with(&name)).count();
     let of_one = copies(&space);
     assert!(of_one > 0);
     for rank in 1..9 {
@@ -69,7 +69,7 @@ fn tasks_go_on_when_the_host_is_killed_and_no_more_can_be_started() {
     let mut space = Space::create(&context(&program), 2, 2).unwrap();
     let (first, address) = start_printing(&mut space, instance(&program, 0, 2, &["offer"]));
     nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(space.host().0.cast_signed()),
+        nix::unistd::Pid::from_raw(space.host_pid().0.cast_signed()),
         nix::sys::signal::SIGKILL,
     )
     .unwrap();
@@ -107,7 +107,7 @@ fn a_task_whose_end_the_host_could_not_see_is_killed_and_its_slot_is_not_used_ag
     let kept = nix::fcntl::fcntl(&kept, nix::fcntl::FcntlArg::F_DUPFD(700)).unwrap();
     let mut space = Space::create(&context(&program), 2, 3).unwrap();
     nix::unistd::close(kept).unwrap();
-    let host = Pid::from_raw(space.host().0.cast_signed());
+    let host = Pid::from_raw(space.host_pid().0.cast_signed());
     let usual = getrlimit(Resource::Nofile);
     // There is a number for the pidfd of a task, and none above 700 to keep it at.
     prlimit(host, Resource::Nofile, Rlimit { current: Some(600), ..usual }).unwrap();

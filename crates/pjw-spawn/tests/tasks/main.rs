@@ -181,7 +181,7 @@ fn a_task_whose_streams_do_not_fit_the_host_is_not_started_and_the_next_one_is()
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let Some(program) = task_program() else { return };
     let mut space = Space::create(&context(&program), 1, 2).unwrap();
-    let host = Pid::from_raw(space.host().0.cast_signed());
+    let host = Pid::from_raw(space.host_pid().0.cast_signed());
     let usual = rustix::process::getrlimit(Resource::Nofile);
     prlimit(host, Resource::Nofile, Rlimit { current: Some(3), ..usual }).unwrap();
     let (first, mut output) = with_output(instance(&program, 0, 2, &["variables"]));

@@ -96,7 +96,7 @@ fn a_program_that_gets_rights_by_execve_is_refused() {
 fn another_user_is_refused_before_the_first_task() {
     let Some(program) = task_program() else { return };
     let credentials = Credentials { uid: 1, gid: 1, groups: Vec::new() };
-    let context = context(&program).credentials(credentials);
+    let context = context(&program).set_credentials(credentials);
     let error = context.start(vec![instance(&program, 0, 1, &["live"])]).unwrap_err().to_string();
     assert!(error.contains("another user or group"), "{error}");
 }
@@ -112,6 +112,6 @@ fn more_mappings_than_an_address_space_may_have_are_refused_before_the_first_tas
     }
     let one = instance(&program, 0, count, &["live"]);
     let instances = (0..count).map(|rank| Instance { rank, ..one.clone() }).collect::<Vec<_>>();
-    let error = context(&program).check(&instances).unwrap_err().to_string();
+    let error = context(&program).check_instances(&instances).unwrap_err().to_string();
     assert!(error.contains("(vm.max_map_count)") && error.contains("sysctl vm.max_map_count=N"), "{error}");
 }

@@ -13,7 +13,7 @@ pub enum CoreCountArg {
 impl CoreCountArg {
     /// Returns the number of cores in the option `--cores`. `None` if the option is the word `all`.
     #[must_use]
-    pub fn count(self) -> Option<u32> {
+    pub fn core_count(self) -> Option<u32> {
         match self {
             Self::Count(count) => Some(count),
             Self::All => None,
@@ -37,7 +37,7 @@ mod tests {
     fn a_number_or_the_word_all_is_accepted_and_nothing_else() {
         assert_eq!(core_count("4"), Ok(CoreCountArg::Count(4)));
         assert_eq!(core_count("all"), Ok(CoreCountArg::All));
-        assert_eq!((CoreCountArg::Count(4).count(), CoreCountArg::All.count()), (Some(4), None));
+        assert_eq!((CoreCountArg::Count(4).core_count(), CoreCountArg::All.core_count()), (Some(4), None));
         for text in ["", "-1", "ALL", "every", "1.5", "99999999999"] {
             assert!(core_count(text).is_err(), "{text:?}");
         }

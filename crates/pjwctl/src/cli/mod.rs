@@ -226,8 +226,8 @@ pub enum CliCommand {
     },
 }
 
-/// The command line options of `pjwctl assign` and `pjwctl run` that say which cores the job gets and how it uses
-/// them.
+/// The command line options of `pjwctl assign` and `pjwctl run` that say which cores a job gets, and how the job uses
+/// these cores.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
     /// The number of cores, or all: everything that is free, and what the job holds already

@@ -11,7 +11,7 @@ use crate::{output, render};
 pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
         job: job_id(&request.job)?,
-        cores: request.core_args.cores.and_then(CoreCountArg::count),
+        cores: request.core_args.cores.and_then(CoreCountArg::core_count),
         all_cores: (request.core_args.cores == Some(CoreCountArg::All)).then_some(true),
         cpus: request.core_args.cpus.as_ref().map(ToString::to_string),
         pids: (!request.pids.is_empty()).then(|| request.pids.clone()),
@@ -27,7 +27,7 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
         ..call::Assign::default()
     };
     let job: Job = call_for(&mut warden.connect()?, "Assign", &parameters, "job")?;
-    let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned_line(job))?;
+    let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned_job_line(job))?;
     if job.cpus.is_empty() && !request.json.json {
         output::print_error(&render::jobs::no_cores_message(&job));
     }

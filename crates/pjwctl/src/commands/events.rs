@@ -16,9 +16,9 @@ struct Reply {
 pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     if follow {
-        output::exit_when_reader_closes();
+        output::exit_when_stdout_reader_closes();
     }
-    let term = output::stdout_terminal();
+    let term = output::stdout_properties();
     let mut written = Ok(());
     client.stream_replies("Events", &Events { follow: Some(follow) }, |Reply { event }| {
         written = if json {

@@ -45,6 +45,6 @@ pub(super) fn end(warden: &Warden, name: &str) -> anyhow::Result<ExitCode> {
         Some(_) => {}
     }
     let released: Vec<String> = call_for(&mut client, "Release", &JobParameter { job }, "released")?;
-    output::print(&render::jobs::released_lines(&released))?;
+    output::print(&render::jobs::released_jobs_text(&released))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -15,6 +15,6 @@ pub(super) fn run(warden: &Warden, job: Option<&str>) -> anyhow::Result<ExitCode
         Some(job) => call_for(&mut client, "Release", &JobParameter { job }, "released")?,
         None => call_for(&mut client, "ReleaseAll", &NoParameters {}, "released")?,
     };
-    output::print(&render::jobs::released_lines(&released))?;
+    output::print(&render::jobs::released_jobs_text(&released))?;
     Ok(ExitCode::SUCCESS)
 }

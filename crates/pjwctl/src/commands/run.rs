@@ -52,7 +52,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
     let cores_unit = request.cores_unit;
     let request = Assign {
         job: job_id(&job)?,
-        cores: core_args.cores.and_then(CoreCountArg::count),
+        cores: core_args.cores.and_then(CoreCountArg::core_count),
         all_cores: (core_args.cores == Some(CoreCountArg::All)).then_some(true),
         cpus: core_args.cpus.as_ref().map(ToString::to_string),
         pids: Some(vec![pid]),

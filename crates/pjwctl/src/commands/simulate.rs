@@ -44,7 +44,7 @@ fn replay_log(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode>
             ProcessorUnitArg::Pu => ProcessorUnit::Pu,
         },
         chooser: chooser(what),
-        housekeeping_cpus: what.housekeeping.resolve(&topology)?,
+        housekeeping_cpus: what.housekeeping.select_housekeeping_cpus(&topology)?,
     };
     let done = replay(&topology, &trace, &rules, |_| {});
     let simulation = SimulationResult::new(&done, &trace, &rules);
@@ -69,7 +69,7 @@ fn replay_curve(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCod
         cores_at_once: what.cores_at_once.unwrap_or(defaults.cores_at_once),
         ..defaults
     };
-    let housekeeping_cpus = what.housekeeping.resolve(&topology)?;
+    let housekeeping_cpus = what.housekeeping.select_housekeeping_cpus(&topology)?;
     let replayed = |enabled| {
         let lending = LendingPolicy { enabled, ..lending.clone() };
         let options = DemandReplayOptions { housekeeping_cpus: housekeeping_cpus.clone(), lending };

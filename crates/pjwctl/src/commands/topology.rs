@@ -21,7 +21,8 @@ pub(super) fn run(warden: &Warden, what: &cli::TopologyArgs) -> anyhow::Result<E
         }
     };
     let Some(file) = &what.svg_file else {
-        let text = |topology: &Topology, term| render::topology::tree_text(topology, status.as_ref(), term);
+        let text =
+            |topology: &Topology, term| render::topology::topology_text(topology, status.as_ref(), term);
         return output::print_reply(what.json, &topology, text);
     };
     let diagram = render::diagram::svg_drawing(&title(what, status.as_ref()), &topology, status.as_ref());

@@ -95,7 +95,7 @@ impl FarmEstimate {
     fn new(costs: &FarmCosts, items: u64) -> Self {
         let (wall_s, one_core_s) =
             (costs.wall_time(items).as_secs_f64(), costs.time_on_one_core(items).as_secs_f64());
-        let held_core_s = costs.held_core_time(items).as_secs_f64();
+        let held_core_s = costs.occupied_core_time(items).as_secs_f64();
         Self {
             items,
             wall_s,

@@ -13,10 +13,10 @@ use super::{Terminal, style, text::count_with_noun};
 
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
-/// The result of `pjwctl simulate --demand`. The command replays a curve of demand: a file with the numbers of cores
-/// that some jobs use over time. These jobs are called owners, because they own cores, and lend the cores that they
-/// do not use. The command does this once without lending and once with lending. A core hour is one core for one
-/// hour. `--json` prints this type as JSON.
+/// The result of `pjwctl simulate --demand`: how well the machine is used without and with the lending of idle cores.
+/// The command replays a file with the numbers of cores that some jobs use over time, once without lending and once
+/// with lending. These jobs are called owners, because they own cores, and lend the cores that they do not use. A
+/// core hour is one core for one hour. `--json` prints this type as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct DemandResult {
     /// The results of the owners, in the order of the columns in the file with the curve.

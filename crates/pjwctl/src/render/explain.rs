@@ -8,8 +8,8 @@ use pjw_ipc::wire::Thread;
 use super::text::{count_with_noun, cpus_phrase, escape_control_characters, wrap_text};
 use super::{Terminal, show, style};
 
-/// Returns the text of `pjwctl explain JOB`: why pjwd chose these CPUs for the job, and the second-best choice of
-/// CPUs.
+/// Returns the text of `pjwctl explain JOB`: the CPUs of the job, why pjwd chose these CPUs, and the second-best
+/// choice of CPUs.
 #[must_use]
 pub fn job_reasons_text(reasons: &ExplainJobReply, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);

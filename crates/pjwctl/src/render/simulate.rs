@@ -56,7 +56,7 @@ pub struct SimulationResult {
     pub mean_split_cores: f64,
     /// The time that the choice of the cores took for a started job, in nanoseconds of wall-clock time: the
     /// median and the 99th percentile over all started jobs.
-    pub decision_ns: DurationPercentiles,
+    pub decision_ns: DecisionTimes,
     /// The number of free cores and the largest possible requests, at several times of the simulation.
     pub fragmentation: Vec<FragmentationSample>,
 }
@@ -64,15 +64,15 @@ pub struct SimulationResult {
 /// How long decisions took, in nanoseconds: the median and the 99th percentile. A decision is the choice of the cores
 /// for one job that is started.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct DurationPercentiles {
+pub struct DecisionTimes {
     /// The median of the durations, in ns.
     pub p50: u64,
     /// The 99th percentile of the durations, in ns: at most one percent of the decisions took longer.
     pub p99: u64,
 }
 
-/// The free cores of the simulated machine at one time: the number of all free cores, and the largest number of free
-/// cores in a single L3 cache, in a single NUMA node and in a single package.
+/// How fragmented the free cores of the simulated machine are at one time: the number of all free cores, and the
+/// largest number of free cores in a single L3 cache, in a single NUMA node and in a single package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
@@ -117,7 +117,7 @@ impl SimulationResult {
             mean_l3: replay.mean_domains(|domains_used| domains_used.l3_caches),
             split_cores: replay.split_core_count(),
             mean_split_cores: replay.mean_domains(|domains_used| domains_used.split_cores),
-            decision_ns: DurationPercentiles {
+            decision_ns: DecisionTimes {
                 p50: nanoseconds(replay.decision_time_percentile(50)),
                 p99: nanoseconds(replay.decision_time_percentile(99)),
             },
@@ -264,7 +264,7 @@ mod tests {
         };
         let done = replay(&topology, &log, &options, |_| {});
         let mut result = SimulationResult::new(&done, &log, &options);
-        result.decision_ns = DurationPercentiles { p50: 4_567, p99: 1_234_500 };
+        result.decision_ns = DecisionTimes { p50: 4_567, p99: 1_234_500 };
         (done, result)
     }
 

@@ -13,10 +13,10 @@ pub const SECONDARY: Style = Style::new().dimmed();
 /// The text style (bold) of headings.
 pub const HEADING: Style = Style::new().bold();
 
-/// Returns the text style, a colour, in which a job is drawn in the core map of `pjwctl status`. `n` is the position
-/// of the job in the list of jobs, from 0. There are eight colours, which repeat.
+/// Returns the text style, a colour, in which a job is drawn in the core map of `pjwctl status`. `position` is the
+/// position of the job in the list of jobs, from 0. There are eight colours, which repeat.
 #[must_use]
-pub fn job_style(n: usize) -> Style {
+pub fn job_style(position: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [
         AnsiColor::Green,
         AnsiColor::Cyan,
@@ -27,7 +27,7 @@ pub fn job_style(n: usize) -> Style {
         AnsiColor::BrightMagenta,
         AnsiColor::BrightBlue,
     ];
-    COLOURS[n % COLOURS.len()].on_default()
+    COLOURS[position % COLOURS.len()].on_default()
 }
 
 /// Returns `text` between the terminal escape sequences that begin and end `style`. If `term` has no colours, or if

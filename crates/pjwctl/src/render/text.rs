@@ -61,8 +61,8 @@ pub fn sentence_lines(if_empty: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| escape_control_characters(sentence) + "\n").collect()
 }
 
-/// Returns the number of characters in `text`. This is the width of the text in terminal columns, unless it contains
-/// wide characters.
+/// Returns the number of characters in `text`. For a text without wide characters, this is the width in terminal
+/// columns.
 #[must_use]
 pub fn char_count(text: &str) -> usize {
     text.chars().count()
@@ -99,13 +99,13 @@ pub fn cpus_phrase(list: &str, width: usize) -> String {
     }
 }
 
-/// Returns `number` with a noun, such as `1 core` or `2 cores`. The noun is `one` for the number 1, and `many` for
-/// all other numbers.
+/// Returns `number` with a noun, such as `1 core` or `2 cores`. The noun is `singular` for the number 1, and `plural`
+/// for all other numbers.
 #[must_use]
-pub fn count_with_noun(number: impl Into<u64>, one: &str, many: &str) -> String {
+pub fn count_with_noun(number: impl Into<u64>, singular: &str, plural: &str) -> String {
     match number.into() {
-        1 => format!("1 {one}"),
-        number => format!("{number} {many}"),
+        1 => format!("1 {singular}"),
+        number => format!("{number} {plural}"),
     }
 }
 

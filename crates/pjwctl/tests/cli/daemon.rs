@@ -80,7 +80,7 @@ fn serve(stream: &UnixStream, answer: &dyn Fn(&Call) -> Answer, heard: &Mutex<Ve
             let reply = match reply {
                 Ok(reply) => json!({ "parameters": reply, "continues": follows || n + 1 < count }),
                 Err(error) => {
-                    let (error, parameters) = error.to_wire();
+                    let (error, parameters) = error.to_varlink();
                     json!({ "error": error, "parameters": parameters })
                 }
             };

@@ -92,7 +92,8 @@ fn numbers_out_of_range_and_misspelled_keys_are_reported() {
 #[test]
 fn a_reload_lists_the_changes() {
     let parse = |text: &str| Config::parse(Path::new("pjwd.toml"), text).unwrap();
-    let changes = parse("").changes(&parse("[metrics]\nlisten = ['9844']\ntextfile = '/x/pjw.prom'\n"));
+    let changes =
+        parse("").describe_changes(&parse("[metrics]\nlisten = ['9844']\ntextfile = '/x/pjw.prom'\n"));
     assert_eq!(
         changes,
         [

@@ -121,21 +121,22 @@ impl Config {
 
     /// Returns the policy: the settings on which pjwd's decisions about jobs depend. `topology` is the topology of
     /// the machine. The housekeeping PUs in the policy (the logical CPUs that are reserved for the system) depend on
-    /// it. The caller must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`,
-    /// which do not come from the configuration.
+    /// the topology. The caller must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and
+    /// `own_cgroups`, which do not come from the configuration.
     ///
     /// # Errors
     /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.
     pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<ConfigError>> {
         let settings = &self.settings;
-        let housekeeping_cpus = settings.housekeeping.resolve(topology).map_err(|error| {
-            let text = crate::error_text::error_chain_text(&error);
-            let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
-            vec![match &self.housekeeping {
-                Some(place) => ConfigError::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),
-                None => ConfigError::of_file(path, text),
-            }]
-        })?;
+        let housekeeping_cpus =
+            settings.housekeeping.select_housekeeping_cpus(topology).map_err(|error| {
+                let text = crate::error_text::error_chain_text(&error);
+                let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
+                vec![match &self.housekeeping {
+                    Some(place) => ConfigError::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),
+                    None => ConfigError::of_file(path, text),
+                }]
+            })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.
         let by_hand = JobSource::ALL.iter().copied().filter(|source| !source.is_scheduler());
         Ok(Policy {
@@ -153,7 +154,7 @@ impl Config {
             bindings: settings.binding_policy,
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroupNames::default(),
-            sources_with_narrowable_cpusets: pjw_sources::sources_with_narrowable_cpusets(),
+            sources_with_narrowable_cpusets: pjw_sources::batch_systems_with_narrowable_cpusets(),
             own_pid: None,
             only_managed_user: None,
             hot_threshold_permille: settings.hot_threshold_permille,
@@ -166,11 +167,11 @@ impl Config {
         })
     }
 
-    /// Returns the differences between this configuration and `new`: one sentence for each key whose value
-    /// differs. The sentences are in the order in which `docs/config.md` lists the keys. Empty if there are
-    /// no differences.
+    /// Describes the differences between this configuration and the configuration `new`: one sentence for each
+    /// key whose value differs. The sentences are in the order in which `docs/config.md` lists the keys. Empty if
+    /// there are no differences.
     #[must_use]
-    pub fn changes(&self, new: &Self) -> Vec<String> {
+    pub fn describe_changes(&self, new: &Self) -> Vec<String> {
         let sentence = |key: Key| {
             let (old, new) = (key.show(&self.settings), key.show(&new.settings));
             (old != new).then(|| format!("{} is now {new} (was {old})", key.name()))

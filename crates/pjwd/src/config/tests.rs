@@ -143,7 +143,7 @@ fn provisions_are_read() {
     let described: Vec<String> =
         config.settings().provisions.iter().map(ProvisionSettings::describe).collect();
     assert_eq!(described, ["web: 4 cores, user=33,comm=nginx", "db: 2 cores"]);
-    let changes = Config::default().changes(&config);
+    let changes = Config::default().describe_changes(&config);
     assert_eq!(changes, ["provision is now [web: 4 cores, user=33,comm=nginx, db: 2 cores] (was [])"]);
 }
 
@@ -481,13 +481,13 @@ fn binary_data_is_refused() {
 #[test]
 fn only_differences_are_listed_one_sentence_each() {
     let old = parse("interval = \"1000ms\"\n").unwrap();
-    assert!(old.changes(&parse("").unwrap()).is_empty(), "the same, written otherwise");
+    assert!(old.describe_changes(&parse("").unwrap()).is_empty(), "the same, written otherwise");
     let new = parse(
         "mode = 'observe'\nhousekeeping = '0,8'\nadmin_groups = ['a']\n\
          [sources.pbs]\nenabled = false\ncores = 2\n",
     );
     assert_eq!(
-        old.changes(&new.unwrap()),
+        old.describe_changes(&new.unwrap()),
         [
             "mode is now \"observe\" (was \"enforce\")",
             "housekeeping is now \"0,8\" (was \"\")",

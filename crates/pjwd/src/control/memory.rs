@@ -85,8 +85,8 @@ fn forget_ended_jobs(records: &RefCell<MemoryRecords>, status: &PublishedStatus)
     let existing: BTreeSet<&str> = status.jobs.iter().map(|job| job.id.as_str()).collect();
     let mut records = records.borrow_mut();
     let is_over = |job: &&JobId| !existing.contains(job.to_string().as_str());
-    let ended: Vec<JobId> = records.jobs().filter(is_over).cloned().collect();
-    ended.iter().for_each(|job| records.forget(job));
+    let ended: Vec<JobId> = records.job_ids().filter(is_over).cloned().collect();
+    ended.iter().for_each(|job| records.remove_job(job));
 }
 
 impl ControlService {
@@ -118,13 +118,13 @@ impl ControlService {
     /// Returns when a job began, as the status shows it. Forgets what is known of an earlier job with the same id.
     fn begin_of_job(&self, id: &JobId) -> Result<String, CallError> {
         let since = self.published_job(id)?.since;
-        self.memory_records.borrow_mut().forget_earlier_job(id, &since);
+        self.memory_records.borrow_mut().remove_earlier_job(id, &since);
         Ok(since)
     }
 
     /// Returns the latest reading for a caller who may not cause any number of them, if it is new enough.
     fn recent_reading(&self, id: &JobId, kind: ReadingKind, reader: Reader) -> Option<Arc<JobReading>> {
-        let recent = || self.memory_records.borrow().recent(id, kind, clock::now().since_boot);
+        let recent = || self.memory_records.borrow().recent_reading(id, kind, clock::now().since_boot);
         (!reader.is_admin).then(recent).flatten()
     }
 
@@ -153,7 +153,7 @@ impl ControlService {
         reader: Reader,
     ) -> Result<Arc<JobReading>, CallError> {
         let max_waiting = if reader.is_admin { usize::MAX } else { MAX_WAITING };
-        let turn = self.memory_reader(kind).turns.take(reader.owner, max_waiting).await;
+        let turn = self.memory_reader(kind).turns.wait_for_turn(reader.owner, max_waiting).await;
         let turn = turn.map_err(|error| CallError::Busy(error.to_string()))?;
         let since = self.begin_of_job(id)?;
         // Calls at the same time share one reading.
@@ -163,7 +163,7 @@ impl ControlService {
         let processes = self.member_processes(id).await?;
         let caller = Arc::new(());
         let kept = (!reader.is_admin).then(|| Arc::clone(&caller));
-        let reading = self.memory_reader(kind).request(processes, kind, Arc::downgrade(&caller));
+        let reading = self.memory_reader(kind).request_reading(processes, kind, Arc::downgrade(&caller));
         let recorder = JobRecorder {
             id: id.clone(),
             since,
@@ -200,7 +200,7 @@ impl ControlService {
 
     /// Forgets the readings of a job that has ended, and withdraws the warning about it from the status.
     pub(super) fn forget_memory(&self, job: &JobId) {
-        self.memory_records.borrow_mut().forget(job);
+        self.memory_records.borrow_mut().remove_job(job);
         let is_warned = !self.memory_warnings.borrow().is_empty();
         if is_warned {
             self.send_memory_warnings(self.memory_records.borrow().warnings());
@@ -275,7 +275,7 @@ impl ControlService {
             shared_permille: sum.shared_permille,
             page_tables: sum.page_tables,
             swap: sum.swap,
-            peak: reading.peak.or(Some(records.largest(id)).filter(|_| !is_estimate)),
+            peak: reading.peak.or(Some(records.largest_memory_use(id)).filter(|_| !is_estimate)),
             available: reading.available,
             address_spaces: sum.address_spaces,
             by_node: by_node_to_wire(&sum.by_node),

@@ -54,16 +54,16 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Returns the names of the cgroups that this pjwd creates for jobs. `beside` says whether this pjwd was started with
-/// `--beside`, as a second pjwd of the same user. The names then contain a hash of the path of its state directory
-/// `state_dir`, and differ from the names that the first pjwd uses.
+/// Returns the names of the cgroups that this pjwd creates for jobs. `is_second_pjwd` says whether this pjwd was
+/// started with `--beside`, as a second pjwd of the same user. If true, the names contain a hash of the path of its
+/// state directory `state_dir`, and differ from the names that the first pjwd uses.
 #[must_use]
-pub fn own_cgroup_names(state_dir: &Path, beside: bool) -> OwnCgroupNames {
-    if !beside {
+pub fn own_cgroup_names(state_dir: &Path, is_second_pjwd: bool) -> OwnCgroupNames {
+    if !is_second_pjwd {
         return OwnCgroupNames::default();
     }
     let real = state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned());
-    OwnCgroupNames::of_additional_daemon(real.as_os_str().as_bytes())
+    OwnCgroupNames::for_additional_daemon(real.as_os_str().as_bytes())
 }
 
 /// Checks that the directory and all its parents belong to this user or to root, and that no other user can rename

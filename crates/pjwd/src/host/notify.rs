@@ -24,9 +24,10 @@ pub fn notify_ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]);
 }
 
-/// Sets the text that `systemctl status` shows for the daemon. The text goes to the service manager (sd_notify(3)).
-pub fn notify_status(text: &str) {
-    send(&[NotifyState::Status(&one_line(text))]);
+/// Tells the service manager (sd_notify(3)) the status of the daemon: the text `status`, which `systemctl status`
+/// shows.
+pub fn notify_status(status: &str) {
+    send(&[NotifyState::Status(&one_line(status))]);
 }
 
 /// Tells the service manager (sd_notify(3)) that the configuration is being reloaded. Must be followed by
@@ -49,7 +50,7 @@ pub fn notify_stopping() {
 ///
 /// # Errors
 /// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.
-pub fn passed_socket() -> io::Result<Option<RawFd>> {
+pub fn socket_from_service_manager() -> io::Result<Option<RawFd>> {
     let mut passed = sd_notify::listen_fds()?;
     if passed.len() > 1 {
         let text =
@@ -131,7 +132,7 @@ mod tests {
 
     use super::{
         WatchdogPinger, notify_ready, notify_reloading, notify_status, notify_stopping, one_line,
-        passed_socket,
+        socket_from_service_manager,
     };
 
     const DEADLINE: Duration = Duration::from_secs(30);
@@ -215,7 +216,7 @@ mod tests {
     #[test]
     fn sockets_passed_to_another_process_are_ignored() {
         // No socket unit started the process of this test.
-        assert_eq!(passed_socket().unwrap(), None);
+        assert_eq!(socket_from_service_manager().unwrap(), None);
     }
 
     #[test]

@@ -63,8 +63,8 @@ pub struct WantedCoresUpdate {
 
 /// The files through which the daemon and the programs of jobs tell each other numbers of cores. Each job has a
 /// directory below `STATE_DIR/jobs`, where STATE_DIR is the state directory of the daemon. In this directory, the
-/// daemon publishes the cores of the job. Programs write the number of cores that the job wants into the file `want`
-/// there.
+/// daemon publishes the cores of the job. Programs write the number of cores that their job wants into
+/// the file `want` in the same directory.
 #[derive(Debug)]
 pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.
@@ -163,8 +163,8 @@ impl JobFiles {
         self.root.path()
     }
 
-    /// Returns the ids of the jobs that have files: those for which the last call of [`JobFiles::publish`] had
-    /// content. A job counts even if its files could not be written.
+    /// Returns the ids of the jobs that have files. A job has files from the first call of [`JobFiles::publish`] with
+    /// content until a call with `None`. A job counts even if its files could not be written.
     pub fn job_ids(&self) -> impl Iterator<Item = &JobId> {
         self.jobs.keys()
     }

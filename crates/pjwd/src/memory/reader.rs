@@ -12,8 +12,8 @@ use pjw_core::ids::ProcessId;
 use pjw_linux::sys::nice::set_own_nice_value_and_slice;
 use tokio::sync::oneshot;
 
-use super::reading::{JobReading, ReadingError, ReadingKind, read_job};
-use super::turns::Turns;
+use super::reading::{JobReading, ReadingError, ReadingKind, measure_job_memory};
+use super::turns::TurnQueue;
 
 /// The nice value of the thread.
 const NICE: i32 = 10;
@@ -36,12 +36,12 @@ struct ReadRequest {
 pub struct MemoryReader {
     requests: RefCell<Option<Sender<ReadRequest>>>,
     /// The turns of the callers. A caller requests a reading only in its turn.
-    pub turns: Turns,
+    pub turns: TurnQueue,
 }
 
 impl MemoryReader {
-    /// Sends a request to the background thread: measure the memory use of a job that has the processes `processes`,
-    /// by the method `kind`. The returned future waits for the result.
+    /// Requests that the background thread measures the memory use of a job by the method `kind`. `processes` are the
+    /// processes of the job. The returned future waits for the result.
     ///
     /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of
     /// this `Arc` has been dropped, the thread skips the request. If the thread is already reading the pages of
@@ -49,8 +49,8 @@ impl MemoryReader {
     ///
     /// # Errors
     /// The future returns [`ReadingError::NoThread`] if the thread can't be started or has ended. Otherwise, the
-    /// errors of [`read_job`].
-    pub fn request(
+    /// errors of [`measure_job_memory`].
+    pub fn request_reading(
         &self,
         processes: Vec<ProcessId>,
         kind: ReadingKind,
@@ -90,7 +90,7 @@ fn serve(requests: &Receiver<ReadRequest>) {
     while let Ok(ReadRequest { processes, kind, wanted, reply }) = requests.recv() {
         let is_wanted = || wanted.strong_count() > 0;
         let reading = match is_wanted() {
-            true => read_job(&processes, kind, &is_wanted),
+            true => measure_job_memory(&processes, kind, &is_wanted),
             false => Err(ReadingError::Abandoned),
         };
         let _ = reply.send(reading);

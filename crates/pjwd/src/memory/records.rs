@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_core::diagnosis::memory::{MemoryShortage, WorkerMemory, predict_shortage};
+use pjw_core::diagnosis::memory::{MemoryShortage, WorkerMemory, predict_memory_shortage};
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::time::{Nanos, UnixMillis};
@@ -56,22 +56,22 @@ pub struct MemoryRecords {
 }
 
 impl MemoryRecords {
-    /// Removes the stored measurements of an earlier job that had the same id as the present job `job`. `since` is
-    /// the start time of the present job, as text from the published status. The measurements belong to an earlier
-    /// job if they were stored with another start time.
-    pub fn forget_earlier_job(&mut self, job: &JobId, since: &str) {
-        if self.jobs.get(job).is_some_and(|record| record.since != since) {
+    /// Removes the stored measurements of an earlier job that had the same id as the present job `job`.
+    /// `job_start_time` is the start time of the present job, as text from the published status. The measurements
+    /// belong to an earlier job if they were stored with another start time.
+    pub fn remove_earlier_job(&mut self, job: &JobId, job_start_time: &str) {
+        if self.jobs.get(job).is_some_and(|record| record.since != job_start_time) {
             self.jobs.remove(job);
         }
     }
 
     /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it. Also updates the
-    /// prediction of a memory shortage, unless `reading` is an estimate. `since` is the start time of the job, as
-    /// text from the published status. Stored measurements of an earlier job with the same id but another start time
-    /// are removed.
-    pub fn add(&mut self, job: &JobId, since: &str, reading: JobReading) -> Arc<JobReading> {
-        self.forget_earlier_job(job, since);
-        let fresh = || JobRecord { since: since.to_owned(), ..JobRecord::default() };
+    /// prediction of a memory shortage, unless `reading` is an estimate. `job_start_time` is the start time of the
+    /// job, as text from the published status. Stored measurements of an earlier job with the same id but another
+    /// start time are removed.
+    pub fn add(&mut self, job: &JobId, job_start_time: &str, reading: JobReading) -> Arc<JobReading> {
+        self.remove_earlier_job(job, job_start_time);
+        let fresh = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
         let record = self.jobs.entry(job.clone()).or_insert_with(fresh);
         let sample = MemorySample {
             time: reading.at.wall_clock,
@@ -85,18 +85,19 @@ impl MemoryRecords {
         record.largest = record.largest.max(reading.sum.pss);
         if let Some(workers) = reading.workers {
             push_bounded(&mut record.workers, workers);
-            record.shortage = predict_shortage(record.workers.make_contiguous(), reading.available);
+            record.shortage = predict_memory_shortage(record.workers.make_contiguous(), reading.available);
         }
         let reading = Arc::new(reading);
         record.latest.insert(reading.kind, Arc::clone(&reading));
         reading
     }
 
-    /// Returns the latest measurement of the job's memory use by the method `kind` if it is recent enough to answer
-    /// another call. The time since its end must be shorter than 20 times its CPU time, or shorter than one second.
-    /// Returns `None` if there is no such measurement. `now` is the current time in ns since boot.
+    /// Returns the latest measurement of the memory use of the job `job` by the method `kind`, if the measurement is
+    /// recent. Recent means: the time since the end of the measurement is shorter than 20 times the CPU time of the
+    /// measurement, or shorter than one second. Returns `None` if no measurement is recent. `now` is the current time
+    /// in ns since boot. Users who are not administrators get a recent measurement instead of a new one.
     #[must_use]
-    pub fn recent(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
+    pub fn recent_reading(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
         let latest = self.jobs.get(job)?.latest.get(&kind)?;
         let age = Duration::from_nanos(now.0.saturating_sub(latest.ended_at.0));
         let limit = latest.cost.saturating_mul(REUSE_FACTOR).max(MIN_REUSE);
@@ -120,7 +121,7 @@ impl MemoryRecords {
     /// use is the sum of the proportional set sizes (PSS) of the job's processes, or for an estimate, the memory that
     /// is charged to the job's cgroup. 0 if no measurement of the job is stored.
     #[must_use]
-    pub fn largest(&self, job: &JobId) -> u64 {
+    pub fn largest_memory_use(&self, job: &JobId) -> u64 {
         self.jobs.get(job).map_or(0, |record| record.largest)
     }
 
@@ -142,12 +143,12 @@ impl MemoryRecords {
     }
 
     /// Returns the ids of the jobs with at least one stored measurement of their memory use.
-    pub fn jobs(&self) -> impl Iterator<Item = &JobId> {
+    pub fn job_ids(&self) -> impl Iterator<Item = &JobId> {
         self.jobs.keys()
     }
 
     /// Removes all stored measurements of the memory use of the job `job`. Must be called when the job has ended.
-    pub fn forget(&mut self, job: &JobId) {
+    pub fn remove_job(&mut self, job: &JobId) {
         self.jobs.remove(job);
     }
 }
@@ -164,7 +165,7 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
 
-    use super::super::turns::{TooManyWaiting, Turn, TurnOwner, Turns};
+    use super::super::turns::{TooManyWaiting, Turn, TurnOwner, TurnQueue};
     use super::*;
     use pjw_core::memory::JobMemory;
     use pjw_core::time::Moment;
@@ -205,29 +206,30 @@ mod tests {
             records.add(&job(), "12:00", reading(seconds, 1000 - seconds, GIB));
         }
         assert_eq!(records.samples(&job()).count(), MAX_SAMPLES);
-        assert_eq!(records.largest(&job()), 1000, "also of a reading that is no longer kept");
-        records.forget(&job());
-        assert_eq!((records.samples(&job()).count(), records.largest(&job())), (0, 0));
+        assert_eq!(records.largest_memory_use(&job()), 1000, "also of a reading that is no longer kept");
+        records.remove_job(&job());
+        assert_eq!((records.samples(&job()).count(), records.largest_memory_use(&job())), (0, 0));
     }
 
     #[test]
     fn a_new_job_with_the_id_of_an_earlier_one_begins_without_its_readings() {
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", reading(0, GIB, GIB));
-        records.forget_earlier_job(&job(), "12:00");
+        records.remove_earlier_job(&job(), "12:00");
         assert_eq!(records.samples(&job()).count(), 1);
         records.add(&job(), "12:05", reading(0, 1, GIB));
-        assert_eq!((records.samples(&job()).count(), records.largest(&job())), (1, 1));
-        records.forget_earlier_job(&job(), "12:10");
-        assert_eq!(records.jobs().count(), 0, "nothing is kept of a job without a reading");
+        assert_eq!((records.samples(&job()).count(), records.largest_memory_use(&job())), (1, 1));
+        records.remove_earlier_job(&job(), "12:10");
+        assert_eq!(records.job_ids().count(), 0, "nothing is kept of a job without a reading");
     }
 
     #[test]
     fn a_reading_is_used_again_for_as_long_as_it_was_dear() {
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", reading(100, GIB, GIB));
-        let recent =
-            |seconds: u64, kind| records.recent(&job(), kind, Nanos(seconds * 1_000_000_000)).is_some();
+        let recent = |seconds: u64, kind| {
+            records.recent_reading(&job(), kind, Nanos(seconds * 1_000_000_000)).is_some()
+        };
         assert!(recent(109, ReadingKind::Pages) && !recent(111, ReadingKind::Pages));
         assert!(!recent(100, ReadingKind::PagesByNode), "that kind was not read");
     }
@@ -238,20 +240,21 @@ mod tests {
         let slow = JobReading { ended_at: Nanos(400 * 1_000_000_000), ..reading(100, GIB, GIB) };
         records.add(&job(), "12:00", slow);
         let recent = |seconds: u64| {
-            records.recent(&job(), ReadingKind::Pages, Nanos(seconds * 1_000_000_000)).is_some()
+            records.recent_reading(&job(), ReadingKind::Pages, Nanos(seconds * 1_000_000_000)).is_some()
         };
         assert!(recent(409) && !recent(411), "a reading that waited for a CPU is new when it ends");
     }
 
     #[test]
     fn of_many_calls_of_a_user_some_wait_and_share_one_reading_and_the_others_are_refused() {
-        let turns = Turns::default();
-        let Poll::Ready(Ok(of_admin)) = poll(&mut Box::pin(turns.take(TurnOwner::User(0), 4))) else {
+        let turns = TurnQueue::default();
+        let Poll::Ready(Ok(of_admin)) = poll(&mut Box::pin(turns.wait_for_turn(TurnOwner::User(0), 4)))
+        else {
             panic!("it waits")
         };
         let (mut waiting, mut refused) = (Vec::new(), 0);
         for _ in 0..16 {
-            let mut call = Box::pin(turns.take(TurnOwner::User(1000), 4));
+            let mut call = Box::pin(turns.wait_for_turn(TurnOwner::User(1000), 4));
             match poll(&mut call) {
                 Poll::Pending => waiting.push(call),
                 Poll::Ready(result) => {
@@ -266,7 +269,7 @@ mod tests {
         let mut readings = 0;
         for mut call in waiting {
             let Poll::Ready(Ok(_turn)) = poll(&mut call) else { panic!("the turn before has ended") };
-            if records.recent(&job(), ReadingKind::Pages, Nanos(101 * 1_000_000_000)).is_none() {
+            if records.recent_reading(&job(), ReadingKind::Pages, Nanos(101 * 1_000_000_000)).is_none() {
                 records.add(&job(), "12:00", reading(100, GIB, GIB));
                 readings += 1;
             }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-/// The party for which a memory measurement is made: a user who called pjwd, or pjwd itself, which can measure the
-/// memory of jobs at an interval. [`Turns`] treats all owners equally.
+/// The party that wants a memory measurement, and gets a [`Turn`] for it: a user who called pjwd, or pjwd itself,
+/// which can measure the memory of jobs at an interval. [`TurnQueue`] treats all parties equally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnOwner {
     /// The calls of the user with this id.
@@ -16,7 +16,7 @@ pub enum TurnOwner {
     Sampler,
 }
 
-/// The error of [`Turns::take`]: the owner already has the maximum number of calls that wait for a memory
+/// The error of [`TurnQueue::wait_for_turn`]: the user already has the maximum number of calls that wait for a memory
 /// measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -28,14 +28,14 @@ pub struct TooManyWaiting {
     pub waiting: usize,
 }
 
-/// The queue of the calls that wait for the memory reader thread, which measures one job at a time. At most one
-/// [`Turn`] exists at a time, and only its holder should use the thread. An owner is a user, or pjwd itself. The
-/// owners with waiting calls get the turns in rotation: a user with many calls does not block the other owners.
+/// The queue of the calls that wait for the memory reader thread. This thread measures the memory use of one job at a
+/// time. The call that has the [`Turn`] uses the thread, and all other calls wait. Users with waiting calls get the
+/// turn in rotation: a user with many calls does not block other users. pjwd itself counts as one more user.
 #[derive(Debug, Default)]
-pub struct Turns(Rc<RefCell<Queue>>);
+pub struct TurnQueue(Rc<RefCell<Queue>>);
 
-/// The right to use the memory reader thread, which measures the memory use of jobs. Only one turn exists at a time.
-/// When this value is dropped, the next call that waits in [`Turns::take`] gets a turn.
+/// The right to use the memory reader thread, which measures the memory use of jobs. Only one turn exists at a time
+/// for each thread. When this value is dropped, the next call that waits in [`TurnQueue::wait_for_turn`] gets a turn.
 #[derive(Debug)]
 pub struct Turn(Rc<RefCell<Queue>>);
 
@@ -46,13 +46,13 @@ struct Queue {
     waiting: VecDeque<(TurnOwner, VecDeque<oneshot::Sender<Turn>>)>,
 }
 
-impl Turns {
-    /// Waits until the caller can use the memory reader thread, and returns this right. The call is made for `owner`.
-    /// If the future is dropped, the call leaves the queue.
+impl TurnQueue {
+    /// Waits until the caller can use the memory reader thread, and returns the right to use the thread. `owner` is
+    /// the user for whom the call is made, or pjwd itself. If the future is dropped, the call leaves the queue.
     ///
     /// # Errors
     /// If `max_waiting` calls of `owner` already wait. The error is returned at once, without waiting.
-    pub async fn take(&self, owner: TurnOwner, max_waiting: usize) -> Result<Turn, TooManyWaiting> {
+    pub async fn wait_for_turn(&self, owner: TurnOwner, max_waiting: usize) -> Result<Turn, TooManyWaiting> {
         let receiver = {
             let mut queue = self.0.borrow_mut();
             if !queue.is_taken {
@@ -124,8 +124,8 @@ mod tests {
         pin!(future).poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    fn taken(turns: &Turns) -> Turn {
-        match poll(&mut Box::pin(turns.take(TurnOwner::User(1), 2))) {
+    fn taken(turns: &TurnQueue) -> Turn {
+        match poll(&mut Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2))) {
             Poll::Ready(Ok(turn)) => turn,
             other => panic!("{other:?}"),
         }
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn users_take_turns_and_each_user_keeps_the_order() {
-        let turns = Turns::default();
+        let turns = TurnQueue::default();
         let mut present = taken(&turns);
         let owners = [TurnOwner::User(1), TurnOwner::User(1), TurnOwner::User(2), TurnOwner::Sampler];
-        let mut calls: Vec<_> = owners.iter().map(|&owner| Box::pin(turns.take(owner, 2))).collect();
+        let mut calls: Vec<_> = owners.iter().map(|&owner| Box::pin(turns.wait_for_turn(owner, 2))).collect();
         calls.iter_mut().for_each(|call| assert!(poll(call).is_pending()));
         for expected in [0, 2, 3, 1] {
             drop(present);
@@ -148,7 +148,7 @@ mod tests {
             assert_eq!(n, expected);
             present = turn;
             // A future that is ready must not be polled again.
-            calls[n] = Box::pin(turns.take(TurnOwner::User(9), 99));
+            calls[n] = Box::pin(turns.wait_for_turn(TurnOwner::User(9), 99));
         }
         drop(calls);
         drop(present);
@@ -157,16 +157,17 @@ mod tests {
 
     #[test]
     fn a_user_with_too_many_waiting_calls_is_refused_and_others_are_not() {
-        let turns = Turns::default();
+        let turns = TurnQueue::default();
         let present = taken(&turns);
-        let mut calls: Vec<_> = (0..3).map(|_| Box::pin(turns.take(TurnOwner::User(1), 2))).collect();
+        let mut calls: Vec<_> =
+            (0..3).map(|_| Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2))).collect();
         assert!(poll(&mut calls[0]).is_pending() && poll(&mut calls[1]).is_pending());
         let Poll::Ready(Err(refused)) = poll(&mut calls[2]) else { panic!("it waits") };
         assert!(refused.to_string().starts_with("2 of your calls wait"), "{refused}");
-        let mut other = Box::pin(turns.take(TurnOwner::User(2), 2));
+        let mut other = Box::pin(turns.wait_for_turn(TurnOwner::User(2), 2));
         assert!(poll(&mut other).is_pending());
         drop(calls.remove(0));
-        let mut again = Box::pin(turns.take(TurnOwner::User(1), 2));
+        let mut again = Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2));
         assert!(poll(&mut again).is_pending(), "a call that was dropped waits no longer");
         drop(present);
         assert!(poll(&mut calls[0]).is_ready());
@@ -174,10 +175,10 @@ mod tests {
 
     #[test]
     fn the_turn_of_a_call_that_hangs_up_passes_on() {
-        let turns = Turns::default();
+        let turns = TurnQueue::default();
         let present = taken(&turns);
-        let mut first = Box::pin(turns.take(TurnOwner::User(1), 2));
-        let mut second = Box::pin(turns.take(TurnOwner::User(2), 2));
+        let mut first = Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2));
+        let mut second = Box::pin(turns.wait_for_turn(TurnOwner::User(2), 2));
         assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
         drop(present);
         // The turn was sent to the first call, which is dropped before it takes the turn.

@@ -8,8 +8,8 @@ use pjw_core::plan::{MaskActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, OngoingFailures};
 
-/// The reason for a cycle of the daemon. A cycle is one scan of processes, a decision, and the resulting changes. For
-/// a cycle with several reasons, the value is the reason that requires the largest scan.
+/// The cause of a cycle of the daemon. A cycle is one scan of processes, a decision, and the resulting changes. If a
+/// cycle has several causes, the value is the cause that requires the largest scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {
@@ -26,7 +26,7 @@ pub enum CycleCause {
 }
 
 impl CycleCause {
-    /// All reasons for a cycle (scan, decision and changes), in the order of the counts in [`Counters::cycles`].
+    /// All causes of a cycle (scan, decision and changes), in the order of the counts in [`Counters::cycles`].
     pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
     /// Returns the name of the cause as a value of the metrics label `cause`: `event`, `timer` or `full`.
@@ -36,7 +36,7 @@ impl CycleCause {
     }
 }
 
-/// The inclusive upper bounds of the buckets of a [`Histogram`] of durations, in ascending order. Each bound is a
+/// The inclusive upper bounds of the buckets of a [`DurationHistogram`], in ascending order. Each bound is a
 /// pair: a duration, and the same duration in seconds as text for the Prometheus label `le`.
 pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_micros(100), "0.0001"),
@@ -59,7 +59,7 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
 /// The counts of durations in buckets, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of the
 /// buckets. A duration above the last bound is in no bucket, but counts in the total number and in the sum.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Histogram {
+pub struct DurationHistogram {
     /// The number of durations in each bucket. A duration is counted in the first bucket whose upper bound it
     /// does not exceed. A duration that exceeds all bounds is in no bucket.
     pub bucket_counts: [u64; BUCKET_BOUNDS.len()],
@@ -69,7 +69,7 @@ pub struct Histogram {
     pub sum: Duration,
 }
 
-impl Histogram {
+impl DurationHistogram {
     /// Adds one measured duration to the histogram.
     pub fn add(&mut self, duration: Duration) {
         if let Some(at) = BUCKET_BOUNDS.iter().position(|(bound, _)| duration <= *bound) {
@@ -112,11 +112,11 @@ pub struct Counters {
     /// [`CycleCause::ALL`].
     pub cycles: [u64; CycleCause::ALL.len()],
     /// The durations of the cycles, each from the start of its scan to its last change.
-    pub cycle_times: Histogram,
+    pub cycle_times: DurationHistogram,
     /// The times from the fork of a process to the change of its affinity mask by pjwd. Only the processes in
     /// [`CycleReport::confined_new_processes`] are measured. These are new processes of jobs, and pjwd changed their
     /// masks before any scan had read the processes.
-    pub reaction_times: Histogram,
+    pub reaction_times: DurationHistogram,
     /// The number of process events (fork, exec, exit) that were read from the kernel.
     pub process_events: u64,
     /// The number of times that process events were lost, because the kernel dropped them or pjwd had no room
@@ -149,7 +149,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `cause` is the reason for
+    /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `cause` is the cause of
     /// the cycle. `duration` is the duration of the cycle. `report` has the results of the cycle, such as the changed
     /// affinity masks. `failures` are the failures that still existed at the end of the cycle.
     pub fn count_cycle(

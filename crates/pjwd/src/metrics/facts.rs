@@ -170,8 +170,8 @@ impl<'p> MetricValues<'p> {
         values.map(|value| (value, jobs.iter().filter(|job| property(job) == value).count()))
     }
 
-    /// Returns, for each warning code such as `stray`, the number of warnings with this code in the published status.
-    /// The result has no entry for a code without a warning.
+    /// Returns the number of warnings in the published status, for each warning code. A warning code is a word for
+    /// the kind of the warning, such as `memory`. The result has no entry for a code without a warning.
     #[must_use]
     pub fn warning_counts(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();

@@ -3,7 +3,7 @@
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
-use super::counters::{BUCKET_BOUNDS, Histogram};
+use super::counters::{BUCKET_BOUNDS, DurationHistogram};
 use super::facts::MetricValues;
 
 /// The Prometheus type of a metric: counter, gauge or histogram.
@@ -72,7 +72,7 @@ impl SampleWriter<'_> {
     /// Writes `histogram` as the samples of the metric of this writer: one sample for each bucket, the sum in
     /// seconds, and the number of durations. As Prometheus requires, the sample of a bucket includes the counts of
     /// all buckets with lower bounds.
-    pub fn write_histogram(&mut self, histogram: &Histogram) {
+    pub fn write_histogram(&mut self, histogram: &DurationHistogram) {
         let mut below = 0;
         for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(histogram.bucket_counts) {
             below += bucket;

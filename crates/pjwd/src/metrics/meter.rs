@@ -93,13 +93,13 @@ impl MetricsRecorder {
         }
     }
 
-    /// Counts process events of the kernel (fork, exec, exit). `events` is the number of events that were read since
-    /// the last call. `events_lost` says whether further events were lost since the last call, because the kernel
-    /// dropped them or pjwd had no room for them. Does nothing while metrics are switched off.
-    pub fn count_process_events(&mut self, events: usize, events_lost: bool) {
+    /// Counts process events of the kernel (fork, exec, exit). `event_count` is the number of events that were read
+    /// since the last call. `has_lost_events` says whether further events were lost since the last call, because the
+    /// kernel dropped them or pjwd had no room for them. Does nothing while metrics are switched off.
+    pub fn count_process_events(&mut self, event_count: usize, has_lost_events: bool) {
         if self.is_on() {
-            self.counters.process_events += events as u64;
-            self.counters.event_overruns += u64::from(events_lost);
+            self.counters.process_events += event_count as u64;
+            self.counters.event_overruns += u64::from(has_lost_events);
         }
     }
 

@@ -39,10 +39,10 @@ impl<T> DryRunQueue<T> {
     }
 
     /// Adds a client that waits for the result of a dry run: a computation of changes without making them.
-    /// [`DryRunQueue::answer_all`] sends the result to the client through `answer`. If `fresh` is true, the client
-    /// gets the result of a new dry run. Otherwise, a result that is up to one second old suffices.
-    pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
-        self.waiters.push(Waiter { answer, fresh });
+    /// [`DryRunQueue::answer_all`] sends the result to the client through `answer_sender`. If `is_new_required` is
+    /// true, the client gets the result of a new dry run. Otherwise, a result that is up to one second old suffices.
+    pub fn enqueue(&mut self, answer_sender: oneshot::Sender<Answer>, is_new_required: bool) {
+        self.waiters.push(Waiter { answer: answer_sender, fresh: is_new_required });
     }
 
     /// Sends one result of a dry run to all waiting clients, and empties the queue. Does nothing if no client waits.

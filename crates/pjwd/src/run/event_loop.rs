@@ -33,7 +33,7 @@ mod warnings;
 
 use refusals::{is_user_refusal, user_refusals};
 
-use super::lateness::{CycleDelay, reaction_time};
+use super::lateness::{LongestCycleDelay, reaction_time};
 use super::owner_samples::OwnerCpuSampler;
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
@@ -92,7 +92,7 @@ pub struct EventLoop {
     netlink_paused_since: Option<Instant>,
     /// The time at which a cgroup of a job was found changed. `None` if the last scan read all changed cgroups.
     cgroups_changed_at: Option<Instant>,
-    lateness: CycleDelay,
+    lateness: LongestCycleDelay,
     /// PUs that are online and missing in the topology, even after the topology was read again.
     unresolved_pus: CpuSet,
     /// The warnings that other parts of the daemon sent.
@@ -180,7 +180,7 @@ impl EventLoop {
             job_pending_since: None,
             netlink_paused_since: None,
             cgroups_changed_at: None,
-            lateness: CycleDelay::default(),
+            lateness: LongestCycleDelay::default(),
             unresolved_pus: CpuSet::new(),
             sent_warnings: BTreeMap::new(),
             control_settings,
@@ -319,7 +319,7 @@ impl EventLoop {
     /// Waits for a message, an event or a timer. Returns which descriptors have something to read.
     fn wait(&mut self) -> Readable {
         let now = Instant::now();
-        self.realtime.enforce_bounds(now);
+        self.realtime.enforce_limits(now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
         next = self.realtime.next_check_at(now).map_or(next, |check| next.min(check));
         let owed = self.budget.wait_time(now);
@@ -373,7 +373,7 @@ impl EventLoop {
         let (rescanned, was_timer) = (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
         self.job_pending_since = None;
-        let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
+        let running = self.meter.begin_cycle(triggers.cycle_cause(&request.scope), scheduled);
         let begun = Instant::now();
         // A scan that begins before the next scan was due is not late.
         let scan_due = was_timer.then(|| self.next_scan + self.config.scan_interval());

@@ -27,11 +27,11 @@ pub fn reaction_time(new_process: &ConfinedNewProcess, now: (Instant, Nanos)) ->
 /// after its due time a cycle began. A cycle is late if its delay is longer than 250 ms. After 5 s without a late
 /// cycle, all earlier late cycles are forgotten.
 #[derive(Debug, Default)]
-pub struct CycleDelay {
+pub struct LongestCycleDelay {
     late: Option<(Duration, Instant)>,
 }
 
-impl CycleDelay {
+impl LongestCycleDelay {
     /// Records the delay of a cycle (scan, decision and changes) of the daemon that began at the time `now`. `delay`
     /// says how long after its due time the cycle began.
     pub fn record(&mut self, delay: Duration, now: Instant) {
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_loop_is_late_until_no_cycle_was_late_for_the_recovery_time() {
         let (begin, ms) = (Instant::now(), Duration::from_millis);
-        let mut lateness = CycleDelay::default();
+        let mut lateness = LongestCycleDelay::default();
         lateness.record(ms(250), begin);
         assert_eq!(lateness.max_delay(begin), None, "that is no delay worth telling");
         lateness.record(ms(900), begin);

@@ -60,9 +60,10 @@ pub struct OwnerCpuSampler {
     settling_samples: u32,
     /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,
-    /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuMonitor::rearm`].
+    /// The lent PUs that the monitor has reported. The monitor reports these PUs again only after a call of
+    /// [`LentCpuMonitor::report_again`].
     reported: CpuSet,
-    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitor::run_times`]).
+    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitor::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
 }
 
@@ -83,10 +84,10 @@ enum Monitor {
 }
 
 impl OwnerCpuSampler {
-    /// Returns the time at which [`OwnerCpuSampler::update`] must be called next. `None` if nothing is to be
+    /// Returns the time at which [`OwnerCpuSampler::measure_if_due`] must be called next. `None` if nothing is to be
     /// measured, because no job can borrow cores.
     #[must_use]
-    pub fn next_at(&self) -> Option<Instant> {
+    pub fn next_measurement_at(&self) -> Option<Instant> {
         self.next
     }
 
@@ -94,7 +95,7 @@ impl OwnerCpuSampler {
     /// no PU is monitored.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.monitor {
-            Monitor::Loaded(monitor) if !monitor.lent().is_empty() => Some(monitor.fd()),
+            Monitor::Loaded(monitor) if !monitor.lent_pus().is_empty() => Some(monitor.fd()),
             _ => None,
         }
     }
@@ -105,7 +106,7 @@ impl OwnerCpuSampler {
     ///
     /// `now` and `since_boot` are the current time on two clocks: CLOCK_MONOTONIC, and CLOCK_BOOTTIME in ns since
     /// boot. `cpu_time_of` returns the CPU time of a process since its start, or `None` if the process has ended.
-    pub fn update(
+    pub fn measure_if_due(
         &mut self,
         state: &mut WardenState,
         policy: &Policy,
@@ -143,10 +144,10 @@ impl OwnerCpuSampler {
         }
         self.reported = self.reported.intersection(lent);
         let Monitor::Loaded(monitor) = &mut self.monitor else { return };
-        if monitor.lent() == lent {
+        if monitor.lent_pus() == lent {
             return;
         }
-        if let Err(error) = monitor.set_lent(lent) {
+        if let Err(error) = monitor.set_lent_pus(lent) {
             self.set_unavailable(&error);
         }
     }
@@ -181,7 +182,7 @@ impl OwnerCpuSampler {
     /// Reads on which lent PUs an owner's thread has begun to run. Returns whether there are any.
     fn read_monitor(&mut self) -> bool {
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
-        let reported = monitor.take();
+        let reported = monitor.take_reported_pus();
         self.reported = self.reported.union(&reported);
         !reported.is_empty()
     }
@@ -200,7 +201,7 @@ impl OwnerCpuSampler {
         if !stopped.is_empty() {
             self.reported = self.reported.difference(&stopped);
             self.run_times.retain(|pu, _| !stopped.contains(*pu));
-            if let Err(error) = monitor.rearm(&stopped) {
+            if let Err(error) = monitor.report_again(&stopped) {
                 self.set_unavailable(&error);
             }
         }
@@ -215,11 +216,11 @@ impl OwnerCpuSampler {
     /// Returns for each monitored PU what threads that are not at idle priority ran there since the last call.
     fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
-        if monitor.lent().is_empty() {
+        if monitor.lent_pus().is_empty() {
             self.run_times.clear();
             return BTreeMap::new();
         }
-        let times = monitor.run_times().into_iter().filter(|seen| monitor.lent().contains(seen.pu));
+        let times = monitor.owner_run_times().into_iter().filter(|seen| monitor.lent_pus().contains(seen.pu));
         let times: BTreeMap<Pu, OwnerRunTime> = times.map(|seen| (seen.pu, seen)).collect();
         // A PU that was armed again counts from zero.
         let since = |(pu, seen): (&Pu, &OwnerRunTime)| {

@@ -20,7 +20,7 @@ use pjw_linux::sys::errno::is_permission_denied;
 use pjw_linux::sys::realtime::{
     SchedulingPolicy, limit_realtime_run_time, scheduling_policy, set_normal_policy,
 };
-use pjw_linux::sys::{clock::thread_cpu_time, realtime};
+use pjw_linux::sys::{clock::thread_cpu_time_ns, realtime};
 use tracing::{debug, info, warn};
 
 use super::budget::CpuBudget;
@@ -35,9 +35,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
 const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// Gives threads of the daemon a real-time priority, within two limits. First, a thread must not run for more than 50
-/// ms without sleeping. Second, a thread must not use more than 40 % of one PU (hardware thread) in the long run. A
-/// thread that exceeds a limit gets the normal priority. When the thread has unused CPU time again
+/// Gives threads of the daemon a real-time priority, within two limits. A thread must not run for more than 50 ms
+/// without sleeping. In the long run, a thread must not use more than 40 % of one PU (hardware thread). A thread that
+/// exceeds a limit gets the normal priority. When the thread has unused CPU time again
 /// ([`CpuBudget::has_reserve`]), the thread gets back the real-time priority.
 #[derive(Debug, Default)]
 pub struct RealtimePriority {
@@ -69,7 +69,7 @@ impl RealtimePriority {
             name,
             tid,
             budget: CpuBudget::new(SHARE_PERMILLE, now),
-            cpu_time: thread_cpu_time(tid).unwrap_or_default(),
+            cpu_time: thread_cpu_time_ns(tid).unwrap_or_default(),
             is_raised: false,
             last_logged: None,
         };
@@ -79,12 +79,12 @@ impl RealtimePriority {
     /// Switches the real-time priority of the daemon's threads on or off. If the priority can't be set, for example
     /// because the system does not allow it, the threads keep their normal priority. The reason is logged: at the
     /// level info for root, and at the level debug for other users, who normally can't have a real-time priority.
-    pub fn set_enabled(&mut self, enabled: bool) {
-        if enabled == self.is_on {
+    pub fn set_enabled(&mut self, is_enabled: bool) {
+        if is_enabled == self.is_on {
             return;
         }
         self.is_on = false;
-        if !enabled {
+        if !is_enabled {
             self.threads.iter_mut().for_each(BoundedThread::lower);
             return;
         }
@@ -128,18 +128,18 @@ impl RealtimePriority {
         })
     }
 
-    /// Returns the time by which the caller must call [`RealtimePriority::enforce_bounds`] again. `now` is the
+    /// Returns the time by which the caller must call [`RealtimePriority::enforce_limits`] again. `now` is the
     /// current time. `None` if the real-time priority is off.
     #[must_use]
     pub fn next_check_at(&self, now: Instant) -> Option<Instant> {
         self.is_on.then(|| now + CHECK_INTERVAL)
     }
 
-    /// Takes the real-time priority from each thread that ran for 50 ms without sleeping, or that has used up its
-    /// budget of CPU time. The budget grows by 40 % of the time that passes. Gives the real-time priority again to
-    /// each thread whose budget has at least 25 ms. Must be called just before the event loop sleeps, because the
-    /// kernel measures how long a thread has run since its last sleep.
-    pub fn enforce_bounds(&mut self, now: Instant) {
+    /// Takes the real-time priority from each thread that exceeds a limit: the thread ran for 50 ms without sleeping,
+    /// or has used up its budget of CPU time. The budget grows by 40 % of the time that passes. Gives the real-time
+    /// priority back to each thread whose budget has at least 25 ms. Must be called just before the event loop
+    /// sleeps, because the kernel measures how long a thread has run since its last sleep.
+    pub fn enforce_limits(&mut self, now: Instant) {
         if !self.is_on {
             return;
         }
@@ -174,7 +174,7 @@ impl BoundedThread {
     /// Spends the CPU time since the last check. Returns whether the budget is overdrawn.
     fn spend(&mut self, now: Instant) -> bool {
         let before = self.cpu_time;
-        self.cpu_time = thread_cpu_time(self.tid).unwrap_or(before);
+        self.cpu_time = thread_cpu_time_ns(self.tid).unwrap_or(before);
         self.budget.spend(Duration::from_nanos(self.cpu_time.saturating_sub(before)), now);
         !self.budget.wait_time(now).is_zero()
     }

@@ -47,7 +47,7 @@ impl CycleTriggers {
     /// Returns the cause of a cycle (scan, decision and changes) for the metrics. `scope` says which processes the
     /// scan of this cycle reads.
     #[must_use]
-    pub fn cause(self, scope: &ScanScope) -> CycleCause {
+    pub fn cycle_cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.is_cycle_due()) {
             (true, _) => CycleCause::Full,
             (false, true) => CycleCause::Timer,

@@ -87,7 +87,7 @@ impl LockHolder {
     /// socket of this process, or `None` for `pjwd --release-all`, which has no socket. `state_dir` is the state
     /// directory of this process.
     #[must_use]
-    pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
+    pub fn for_this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         // The next process may have another working directory.
         let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let text = |path: &Path| full(path).to_string_lossy().into_owned();
@@ -170,9 +170,9 @@ pub struct DaemonLock {
 impl DaemonLock {
     /// Acquires the lock that prevents a second pjwd of the same user. The lock file is in the directory `dir`, which
     /// is created if it is missing. `dir` must be the same for each pjwd of the user. `older_dir` is the directory in
-    /// which earlier versions of pjwd have their lock file: a lock file there is locked too, so that no pjwd of such a
-    /// version runs at the same time. `holder` describes this process, and is written to the lock file. If another
-    /// process holds the lock, waits for up to 5 s.
+    /// which earlier versions of pjwd have their lock file: a lock file there is locked too, so that no pjwd of an
+    /// earlier version runs at the same time. `holder` describes this process, and is written to the lock file. If
+    /// another process holds the lock, waits for up to 5 s.
     ///
     /// # Errors
     /// If another pjwd holds the lock. If the directory or the lock file can't be used, for example because the file

@@ -112,12 +112,12 @@ impl EventHistory {
         all.into_iter().map(|(_, event)| Arc::clone(event)).collect()
     }
 
-    /// Returns a channel that receives all stored events, oldest first. If `follow` is true, the channel then
-    /// receives new events as they happen. Otherwise, the channel is then closed. If the receiver reads too slowly,
-    /// it misses events and receives one event with the number of missed events. Must be called inside a
-    /// [`tokio::task::LocalSet`].
+    /// Returns a channel that receives all stored events, oldest first. After the stored events, the channel receives
+    /// new events as they happen if `is_following` is true. If false, the channel is closed after the stored events.
+    /// If the receiver reads too slowly, it misses events and receives one event with the number of missed events.
+    /// Must be called inside a [`tokio::task::LocalSet`].
     #[must_use]
-    pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {
+    pub fn subscribe(&self, is_following: bool) -> mpsc::Receiver<Reply> {
         let (sender, receiver) = mpsc::channel(64);
         let mut live = self.live.subscribe();
         let past_events = self.all();
@@ -127,7 +127,7 @@ impl EventHistory {
                     return;
                 }
             }
-            if !follow {
+            if !is_following {
                 return;
             }
             loop {

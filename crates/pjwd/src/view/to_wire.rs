@@ -84,8 +84,8 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforc
     }
 }
 
-/// Returns the name of a kind of evidence, as replies and JSON show the name. Example: `cgroup`. Evidence is the
-/// reason why a process belongs to its job.
+/// Returns the name of a kind of evidence in replies and in JSON, such as `cgroup`. Evidence is the reason why a
+/// process belongs to its job.
 #[must_use]
 pub fn evidence_name(evidence: Evidence) -> &'static str {
     evidence.into()
@@ -170,7 +170,7 @@ fn action_to_wire(action: &MaskAction) -> wire::Action {
 
 /// A cpuset change. `pid` and `tid` are 0 if the change moves no process.
 fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
-    let pid = action.process().map_or(0, |process| process.pid.0);
+    let pid = action.moved_process().map_or(0, |process| process.pid.0);
     let (from, to) = match &action.change {
         CpusetChange::Create { job_cpuset, .. } => {
             (job_cpuset.path.clone(), job_cpuset.spec.cpus.to_string())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pjw_core::job::{GrantedBy, Job};
 use pjw_core::own_cgroups::OwnCgroupNames;
-use pjw_core::provision_rules::{ambiguous_rule_text, unmatched_rule_text};
+use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::state::WardenState;
 use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
@@ -51,10 +51,10 @@ pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item 
 /// The warnings about the rule of a provision.
 pub(super) fn rule_warnings(state: &WardenState, job: &Job) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
-    let ambiguous = ambiguous_rule_text(state, job).map(|text| {
+    let ambiguous = ambiguous_rule_warning(state, job).map(|text| {
         of_job("ambiguous-rule", text, "change one of the rules, so that no process matches both")
     });
-    let unmatched = unmatched_rule_text(state, job).map(|text| {
+    let unmatched = unmatched_rule_warning(state, job).map(|text| {
         of_job("unmatched-rule", text, "start the service, or correct the rule of the provision")
     });
     ambiguous.into_iter().chain(unmatched).collect()

@@ -17,7 +17,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let of_actions = audit_actions(&self.state, &plan, &self.policy);
         let of_grants = self.audited_grants.iter().flat_map(|(_, audit)| audit.violations());
         for violation in of_grants.chain(&of_actions) {
-            self.ongoing_failures.audit_violations.insert(violation.job().cloned(), violation.to_string());
+            self.ongoing_failures
+                .audit_violations
+                .insert(violation.concerned_job().cloned(), violation.to_string());
         }
         let broken = &self.ongoing_failures.audit_violations;
         if broken.is_empty() {

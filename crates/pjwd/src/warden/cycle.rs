@@ -28,7 +28,7 @@ use pjw_core::{
     state::dirty::DirtySet,
     time::Nanos,
     topology::Topology,
-    usage_times::{cgroups_of_ending_jobs, parents_to_read_again, processes_to_read},
+    usage_times::{cgroups_of_ending_jobs, parents_to_read_again, pids_to_read_cpu_times_of},
 };
 use pjw_sources::Host;
 
@@ -193,11 +193,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
-    /// Finds leftover cgroups and adds them to the state. A leftover cgroup has a name as pjw gives it to the cpuset
-    /// of a job, but no record in the journal (the records of pjwd's changes). After the next scan of every process,
-    /// pjw decides about each leftover cgroup. If the cgroup contains processes, and its PUs can be granted to the
-    /// job in its name, the cgroup becomes the cpuset of this job again. Otherwise, pjw removes the cgroup. Must be
-    /// called once, before the first cycle.
+    /// Finds the leftover cpusets of an earlier daemon, and adds them to the state. A leftover cpuset is a cgroup
+    /// with the name of a job's cpuset, but without a record in the journal (the records of pjwd's changes). After
+    /// the next scan of every process, pjw decides about each leftover cpuset. If its cgroup contains processes, and
+    /// its PUs can be granted to the job in its name, the job gets the cpuset again. Otherwise, pjw removes the
+    /// cpuset. Must be called once, before the first cycle.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
@@ -449,7 +449,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             process.job_marks = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
-        snapshot.cpu_times = self.read_cpu_times(&processes_to_read(&self.state, &snapshot));
+        snapshot.cpu_times = self.read_cpu_times(&pids_to_read_cpu_times_of(&self.state, &snapshot));
         for (job, path) in cgroups_of_ending_jobs(&self.state, &snapshot) {
             self.state.usage.note_memory_peak(&job, self.node.read_memory_peak(&path));
         }

@@ -41,7 +41,7 @@ pub fn allocate(
     let present = pool.pus_of(job);
     let available = available_to(job, pool, topology, policy);
     let anywhere = make_offer(request, &present, &available, pool, topology, policy)?;
-    let Some(device) = request.near_device.as_deref().and_then(|name| topology.device(name)) else {
+    let Some(device) = request.near_device.as_deref().and_then(|name| topology.device_by_name(name)) else {
         return Ok(anywhere);
     };
     let near = available.intersection(&device.local_cpus).union(&available.intersection(&present));

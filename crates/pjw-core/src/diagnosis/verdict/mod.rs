@@ -1,6 +1,7 @@
 //! The verdict on a job that has ended: how well it used its cores, in one of five words, with a remedy.
 //!
-//! [`verdict`] is a pure function of the [`JobReport`]. The remedy is an option of the system that started the job.
+//! [`judge_ended_job`] is a pure function of the [`JobReport`]. The remedy is an option of the system that started the
+//! job.
 
 use alloc::format;
 use core::fmt;
@@ -9,9 +10,9 @@ use crate::basics::prelude::*;
 use crate::diagnosis::words;
 use crate::terms::{JobId, JobReport, JobSource, JobUsage};
 
-/// The minimum time, in ns, for which the use of a job's cores must have been measured so that the job gets a
-/// verdict: 10 s. A shorter job consists mostly of its start and its end.
-pub const MIN_JUDGED_NS: u64 = 10_000_000_000;
+/// The minimum time, in ns, for which the use of a job's cores must be measured so that the job gets a verdict:
+/// 10 s. A shorter job consists mostly of its start and its end.
+pub const MIN_MEASURED_NS: u64 = 10_000_000_000;
 /// A job that used at least this share of its cores on average used them well, in permille. jobstats (Princeton) marks
 /// jobs below 65 % too.
 const WELL_USED_PERMILLE: u64 = 650;
@@ -60,13 +61,13 @@ pub struct Verdict {
 /// Judges how well an ended job used its cores, from the report on the job. Returns `None` in each of these
 /// cases:
 ///
-/// - The use of the cores was measured for less than 10 s ([`MIN_JUDGED_NS`]).
+/// - The use of the cores was measured for less than 10 s ([`MIN_MEASURED_NS`]).
 /// - The job held no cores or used no CPU time.
 /// - The job was a provision: its cores were promised to a service, and may be idle.
 #[must_use]
-pub fn verdict(report: &JobReport) -> Option<Verdict> {
+pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     let usage = &report.usage;
-    if usage.sampled_ns < MIN_JUDGED_NS || usage.held_ns == 0 || usage.cpu_ns == 0 || report.is_provision {
+    if usage.sampled_ns < MIN_MEASURED_NS || usage.held_ns == 0 || usage.cpu_ns == 0 || report.is_provision {
         return None;
     }
     let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns);
@@ -112,7 +113,7 @@ pub fn verdict(report: &JobReport) -> Option<Verdict> {
 /// it used, and how many of its cores it used on average. If `verdict` is not `None`, the text also has the
 /// word for the verdict and the first advice.
 #[must_use]
-pub fn summary(report: &JobReport, verdict: Option<&Verdict>) -> String {
+pub fn ended_job_summary(report: &JobReport, verdict: Option<&Verdict>) -> String {
     let used = Tenths(report.mean_use_permille());
     let figures = format!(
         "ran for {} and used {} of CPU time, {used} of {} on average",

@@ -43,7 +43,7 @@ fn report_of(
 }
 
 fn judged(report: &JobReport) -> (&'static str, String) {
-    let verdict = verdict(report).unwrap();
+    let verdict = judge_ended_job(report).unwrap();
     (verdict.kind.word(), verdict.advice.join(" "))
 }
 
@@ -200,24 +200,24 @@ fn no_job_is_told_to_ask_for_what_it_has() {
 
 #[test]
 fn no_verdict_without_enough_to_judge() {
-    assert_eq!(verdict(&report("a", 4, &[(9, 1000, 0, 1)])), None, "too short");
-    assert_eq!(verdict(&report("a", 4, &[(60, 0, 0, 0)])), None, "nothing ran");
-    assert_eq!(verdict(&report("a", 0, &[(60, 1000, 0, 1)])), None, "no cores");
+    assert_eq!(judge_ended_job(&report("a", 4, &[(9, 1000, 0, 1)])), None, "too short");
+    assert_eq!(judge_ended_job(&report("a", 4, &[(60, 0, 0, 0)])), None, "nothing ran");
+    assert_eq!(judge_ended_job(&report("a", 0, &[(60, 1000, 0, 1)])), None, "no cores");
     let provision = JobReport { is_provision: true, ..report("a", 4, &[(60, 100, 0, 0)]) };
-    assert_eq!(verdict(&provision), None);
+    assert_eq!(judge_ended_job(&provision), None);
 }
 
 #[test]
 fn the_summary_has_the_figures_the_word_and_the_remedy() {
     let bad = report("slurm:1", 16, &[(120, 3100, 0, 4)]);
     assert_eq!(
-        summary(&bad, verdict(&bad).as_ref()),
+        ended_job_summary(&bad, judge_ended_job(&bad).as_ref()),
         "serial: ran for 120 s and used 372 s of CPU time, 3.1 of 16 cores on average. Of 16 cores 3.1 were used: ask for \
          `--cpus-per-task=4`"
     );
     let short = report("a", 1, &[(2, 1000, 0, 1)]);
     assert_eq!(
-        summary(&short, verdict(&short).as_ref()),
+        ended_job_summary(&short, judge_ended_job(&short).as_ref()),
         "ran for 2.0 s and used 2.0 s of CPU time, 1.0 of 1 core on average"
     );
 }

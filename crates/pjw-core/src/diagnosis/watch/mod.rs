@@ -51,15 +51,15 @@ impl ScanPair<'_> {
         self.second_scan.taken_at.since_boot.0.saturating_sub(self.first_scan.taken_at.since_boot.0)
     }
 
-    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has, for each
-    /// job, the PUs that a running `pjwd` granted to the job. `held` is empty if `pjwd` does not run. If a
+    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held_cpus` has, for each
+    /// job, the PUs that a running `pjwd` granted to the job. `held_cpus` is empty if `pjwd` does not run. If a
     /// batch scheduler granted the PUs of a job, [`ObservedJob::grant`] has these PUs, as the scans found
-    /// them, and not the PUs in `held`.
+    /// them, and not the PUs in `held_cpus`.
     ///
     /// The field `has_cpuset_controller` of each job is `None`, and the field `enforcement` is empty. The
     /// caller sets both.
     #[must_use]
-    pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
+    pub fn observed_jobs(&self, held_cpus: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();
         let mut members: BTreeMap<&JobId, Vec<&Member>> = BTreeMap::new();
         for member in self.state.members.values() {
@@ -71,7 +71,7 @@ impl ScanPair<'_> {
             let outside = members.iter().filter(|member| self.is_outside(job, member));
             let granted = job.grant.as_ref();
             let scheduler_grant = granted.filter(|grant| grant.granted_by == GrantedBy::Scheduler);
-            let grant = match (scheduler_grant, held.get(&job.id)) {
+            let grant = match (scheduler_grant, held_cpus.get(&job.id)) {
                 (Some(grant), _) => Some((grant.cpus.clone(), GrantedBy::Scheduler)),
                 (None, Some(cpus)) => Some((cpus.clone(), GrantedBy::Warden)),
                 (None, None) => None,
@@ -150,7 +150,7 @@ impl ScanPair<'_> {
             let before = readings.get(&(process, thread.tid, thread.start)).copied();
             // A new thread used all its CPU time since its start. A thread that the first scan did not read
             // has no measured usage.
-            let is_new = thread.start.latest() >= self.first_scan.taken_at.since_boot;
+            let is_new = thread.start.latest_time() >= self.first_scan.taken_at.since_boot;
             let unmeasured = (thread.run_ns, thread.wait_ns);
             self.observed_thread(pid, thread, before.unwrap_or(if is_new { (0, 0) } else { unmeasured }))
         })

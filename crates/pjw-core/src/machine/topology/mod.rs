@@ -315,10 +315,11 @@ impl Topology {
         &self.0.devices
     }
 
-    /// Returns the device whose name or PCI address is `name`. `None` if the machine has no such device.
+    /// Returns the device that has `name_or_address` as a name or as its PCI address. `None` if the machine has
+    /// no such device.
     #[must_use]
-    pub fn device(&self, name: &str) -> Option<&Device> {
-        self.0.devices.devices.iter().find(|device| device.has_name(name))
+    pub fn device_by_name(&self, name_or_address: &str) -> Option<&Device> {
+        self.0.devices.devices.iter().find(|device| device.has_name(name_or_address))
     }
 
     /// Returns the PUs that belong to `domain` (an L3, NUMA node or package). These are the PUs for which
@@ -414,7 +415,7 @@ impl Topology {
     /// core. If threads are pinned to PUs in this order, two threads share a core only if there are more
     /// threads than cores. PUs that the machine does not have are omitted.
     #[must_use]
-    pub fn one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
+    pub fn sort_one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
         let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();
         for (index, pus) in self.pus_by_core().enumerate() {
             let inside = pus.iter().copied().filter(|&pu| cpus.contains(pu));

@@ -39,7 +39,7 @@ fn the_index_agrees_with_the_sets_on_8192_pus() {
         }
     }
     assert_eq!(machine.whole_core_count(machine.cpus()), 4096);
-    assert_eq!(machine.one_per_core_first(machine.cpus())[4095..4097], [Pu(4095), Pu(4096)]);
+    assert_eq!(machine.sort_one_per_core_first(machine.cpus())[4095..4097], [Pu(4095), Pu(4096)]);
 }
 
 #[test]
@@ -121,7 +121,11 @@ fn devices_are_serialised_and_found_by_each_name() {
     let machine = flat(4, Vec::new()).with_details(devices.clone());
     assert_eq!(machine.details(), &devices);
     for name in ["card0", "cuda0", "0000:03:00.0"] {
-        assert_eq!(machine.device(name).map(|device| &device.local_cpus), Some(&set("2-3")), "{name}");
+        assert_eq!(
+            machine.device_by_name(name).map(|device| &device.local_cpus),
+            Some(&set("2-3")),
+            "{name}"
+        );
     }
-    assert_eq!((machine.device("card1"), machine.device("")), (None, None));
+    assert_eq!((machine.device_by_name("card1"), machine.device_by_name("")), (None, None));
 }

@@ -14,7 +14,7 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
 
 /// Warns of address spaces whose processes are in two jobs, and of address spaces that can't be compared.
 pub(crate) fn warn_of_groups(draft: &mut Draft<'_>) {
-    if let Some(reason) = draft.state.address_spaces.unread_reason() {
+    if let Some(reason) = draft.state.address_spaces.unknown_sharing_reason() {
         let remedy = "allow pjwd to call kcmp(2): run it as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_KCMP, \
                       without a seccomp filter that forbids the call";
         draft.out.warnings.push(Warning::new("address-spaces-unread", reason.to_owned(), remedy));

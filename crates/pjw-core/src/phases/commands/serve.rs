@@ -305,7 +305,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
 
 /// The name of a device that the machine has.
 fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
-    if topology.device(name).is_some() {
+    if topology.device_by_name(name).is_some() {
         return Ok(name.to_owned());
     }
     let name_of = |device: &Device| device.names.first().unwrap_or(&device.pci_address).clone();

@@ -208,7 +208,7 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     if policy.enforcement == Enforcement::Affinity {
         return CpusetPlacement::Impossible("the configuration says enforcement = \"affinity\"".to_owned());
     }
-    if let Some(why) = state.cpusets.creation_error(id) {
+    if let Some(why) = state.cpusets.cpuset_error(id) {
         return CpusetPlacement::Impossible(why.to_owned());
     }
     match owner_and_path(state, policy, job) {
@@ -338,7 +338,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // systemd moves the initial processes of a scope when it creates the scope.
     let are_moved_by_systemd = *creator == CgroupCreator::Systemd && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
-        let was_moved_before = draft.state.cpusets.was_moved_into(process, path);
+        let was_moved_before = draft.state.cpusets.was_moved_into_cpuset_at(process, path);
         let origin = record_move(draft, process, &from, path);
         if is_made_again && index == 0 {
             draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from: origin });

@@ -81,7 +81,7 @@ pub(super) fn born_inside(
     let state = &*draft.state;
     let born = |member: &&Member| {
         let is_inside = state.process(member.id.pid)?.is_within(&job_cpuset.path);
-        if !is_inside || state.cpusets.was_moved_into(member.id, &job_cpuset.path) {
+        if !is_inside || state.cpusets.was_moved_into_cpuset_at(member.id, &job_cpuset.path) {
             return None;
         }
         Some((member.id, original_cgroup(state, member.id, &job_cpuset.path)?))
@@ -93,8 +93,9 @@ pub(super) fn born_inside(
 /// or else the nearest ancestor that pjw moved. Only ancestors that are or were in a cpuset of pjw are
 /// considered. `None` if the original cgroup is unknown.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
-    let was_inside =
-        |process: &&Process| process.is_within(job_cpuset) || state.cpusets.was_moved_into_any(process.id);
+    let was_inside = |process: &&Process| {
+        process.is_within(job_cpuset) || state.cpusets.was_moved_into_any_cpuset(process.id)
+    };
     let parent = |child: &&Process| state.process(child.parent).filter(was_inside);
     let ancestry = core::iter::successors(state.process(process.pid), parent).take(MAX_GENERATIONS);
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)

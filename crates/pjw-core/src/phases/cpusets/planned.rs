@@ -36,7 +36,7 @@ pub(super) fn move_back(
     why: String,
 ) {
     let from = path.to_owned();
-    if !draft.state.cpusets.was_moved_into(process, path) {
+    if !draft.state.cpusets.was_moved_into_cpuset_at(process, path) {
         draft.record_cpuset(CpusetRecord::Moved { process, from: to.clone(), to: from.clone() });
     }
     push(changes, job, CpusetChange::MoveBack { process, from, to }, false, why);

@@ -165,7 +165,7 @@ impl<'a> Borrower<'a> {
         let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
         let most = job.wanted_core_count(topology).unwrap_or(requested) as usize;
         let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
-        let has_no_cpuset = state.cpusets.creation_error(&job.id).is_some();
+        let has_no_cpuset = state.cpusets.cpuset_error(&job.id).is_some();
         Self {
             id: &job.id,
             most,
@@ -211,7 +211,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let wanted = job.wanted_core_count(&state.topology);
     let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
-    let used_now = wanted.or_else(|| known?.used_cores());
+    let used_now = wanted.or_else(|| known?.used_core_count());
     let runs_on = known.map(|known| known.runs_on().clone()).unwrap_or_default();
     // The cores on which the owner runs come back first.
     lent.sort_by_key(|core| core.intersects(&runs_on));
@@ -411,6 +411,6 @@ fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Own
     let reason = "no core can be borrowed: it is frozen until there is one".to_owned();
     let has_cpuset = policy.enforcement != Enforcement::Affinity
         && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
-        && state.cpusets.creation_error(&job.id).is_none();
+        && state.cpusets.cpuset_error(&job.id).is_none();
     (has_cpuset && policy.cpuset_support.can_freeze).then_some((Ownership::Frozen, last, reason))
 }

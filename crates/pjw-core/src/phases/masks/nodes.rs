@@ -2,7 +2,7 @@
 
 use super::thread_plan::{ThreadPlan, is_isolated};
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
-use crate::machine::{Topology, WithinJob, nodes_of};
+use crate::machine::{Topology, WithinJob, numa_nodes_of_cpus};
 use crate::phases::draft::Draft;
 use crate::phases::membership::ancestors;
 use crate::phases::pinning::within_job::{BusyProcess, choose_nodes, node_containing};
@@ -30,7 +30,7 @@ impl ChosenNodes {
         }
         let none = Self { has_rule: true, chosen: Vec::new() };
         let hot: Vec<&ThreadPlan<'_>> = plans.iter().filter(|plan| plan.thread.demand.is_hot).collect();
-        let nodes = nodes_of(&state.topology, grant);
+        let nodes = numa_nodes_of_cpus(&state.topology, grant);
         let is_placed = |member: &Member| {
             member.numa_node.is_some_and(|number| nodes.iter().any(|node| node.number == number))
         };

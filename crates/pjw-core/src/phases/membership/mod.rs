@@ -151,7 +151,7 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
     let process = &known.process;
     let adopts = |parent: &Process| parent.uid != process.uid || parent.comm == Comm::from(SERVICE_MANAGER);
     let is_orphan = process.parent == Pid(1) || state.process(process.parent).is_some_and(adopts);
-    is_orphan && !state.has_known_descent(process.id.pid, process.id.start.earliest())
+    is_orphan && !state.has_known_descent(process.id.pid, process.id.start.earliest_time())
 }
 
 /// The first provision whose rule recognises a process.

@@ -1,7 +1,7 @@
 //! The NUMA nodes of the processes of one job, by the rule that the job requested.
 
 use crate::basics::{CpuSet, Pid, Pu, StartTime, prelude::*};
-use crate::machine::{Level, NodeLoad, Topology, WithinJob, choose_node, nodes_of};
+use crate::machine::{Level, NumaNodeLoad, Topology, WithinJob, choose_numa_node, numa_nodes_of_cpus};
 
 /// A process of a job with at least one busy thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) fn choose_nodes(
     mut processes: Vec<BusyProcess>,
     mut last: Option<u32>,
 ) -> Vec<(Pid, u32)> {
-    let mut nodes = nodes_of(topology, grant);
+    let mut nodes = numa_nodes_of_cpus(topology, grant);
     if rule == WithinJob::Default || nodes.len() < 2 {
         return Vec::new();
     }
@@ -49,7 +49,7 @@ pub(crate) fn choose_nodes(
             _ => parent,
         };
         let own = own_node(topology, &process);
-        let Some(node) = own.or_else(|| choose_node(rule, &nodes, last, parent)) else { continue };
+        let Some(node) = own.or_else(|| choose_numa_node(rule, &nodes, last, parent)) else { continue };
         count_threads(topology, &mut nodes, &process, Some(node));
         last = Some(node);
         chosen.push((process.pid, node));
@@ -58,7 +58,7 @@ pub(crate) fn choose_nodes(
 }
 
 /// Counts the busy threads of a process where they are restricted to, and the others in the node of the process.
-fn count_threads(topology: &Topology, nodes: &mut [NodeLoad], process: &BusyProcess, node: Option<u32>) {
+fn count_threads(topology: &Topology, nodes: &mut [NumaNodeLoad], process: &BusyProcess, node: Option<u32>) {
     for mask in &process.busy_threads {
         let number = node_containing(topology, mask).or(node);
         nodes.iter_mut().filter(|node| Some(node.number) == number).for_each(|node| node.busy_threads += 1);
@@ -173,7 +173,7 @@ mod tests {
             let choose = |processes| choose_nodes(&machine(), &grant, rule, processes, last);
             let chosen = choose(by_pid.values().cloned().collect());
             prop_assert_eq!(&choose(by_pid.values().rev().cloned().collect()), &chosen);
-            let numbers: Vec<u32> = nodes_of(&machine(), &grant).iter().map(|node| node.number).collect();
+            let numbers: Vec<u32> = numa_nodes_of_cpus(&machine(), &grant).iter().map(|node| node.number).collect();
             let new: Vec<Pid> = by_pid
                 .values()
                 .filter(|process| process.numa_node.is_none_or(|node| !numbers.contains(&node)))

@@ -23,11 +23,11 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
 const WAITING_PERMILLE: u32 = 200;
 
-/// Returns the pids of the processes whose CPU times must be read for the decision on `snapshot`. These are the
-/// processes of jobs whose threads the scan read, the processes of jobs that the scan found ended, and the
-/// parents of all these processes. Process 1 is never included: it is the parent of all orphans.
+/// Returns the pids of the processes whose CPU times the caller must add to `snapshot` before the decision on
+/// this scan. A process of a job is included if the scan read its threads, or if the process has ended. The
+/// parents of these processes are included too. Process 1 is never included: it is the parent of all orphans.
 #[must_use]
-pub fn processes_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
+pub fn pids_to_read_cpu_times_of(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
     let mut pids = BTreeSet::new();
     for (&pid, seen) in &snapshot.processes {
         let Some(member) = state.members.get(&pid) else { continue };
@@ -71,9 +71,10 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
     core::iter::once(member.id.pid).chain(parent)
 }
 
-/// Returns the jobs that end because the scan `snapshot` found none of their processes. Each item is a job and
-/// the path of one of its cgroups. The caller must read the memory use of these cgroups before the next
-/// decision. When the decision has ended a job, the batch system may remove its cgroups.
+/// Returns the cgroups of the jobs that end because the scan `snapshot` found none of their processes. Each
+/// item is a job and the path of one cgroup of the job. The caller must read the memory use of these cgroups
+/// before the next decision. When the decision has ended a job, the batch system may remove the cgroups of the
+/// job.
 #[must_use]
 pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(JobId, String)> {
     let is_gone = |member: &Member| match snapshot.processes.get(&member.id.pid) {
@@ -296,7 +297,7 @@ fn hot_threads(state: &WardenState, job: &JobId) -> (u32, bool) {
             has_bound_waiters |= waits
                 && thread.mask_entry.as_ref().is_some_and(|entry| {
                     let own = state.own_mask(&grant, member, entry);
-                    own != grant && !entry.was_binding_lifted(&own)
+                    own != grant && !entry.is_binding_lifted(&own)
                 });
         }
     }

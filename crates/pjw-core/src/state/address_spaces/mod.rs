@@ -54,17 +54,17 @@ impl AddressSpaceGroups {
         self.groups.iter().map(|(&number, pids)| (number, pids))
     }
 
-    /// Iterates over the pids of the processes in the group with the number `group`. All processes of a group
-    /// share one address space. Processes that belong to no job are included. Yields nothing if there is no
-    /// group with this number.
-    pub fn pids_of(&self, group: u32) -> impl Iterator<Item = Pid> + '_ {
-        self.groups.get(&group).into_iter().flatten().copied()
+    /// Iterates over the pids of the processes in the group with the number `group_number`. All processes of a
+    /// group share one address space. Processes that belong to no job are included. Yields nothing if there is
+    /// no group with this number.
+    pub fn pids_of(&self, group_number: u32) -> impl Iterator<Item = Pid> + '_ {
+        self.groups.get(&group_number).into_iter().flatten().copied()
     }
 
     /// Returns the reason, in one sentence for users, why pjw can't find out whether some processes share an
     /// address space. Returns `None` if pjw can find this out for all processes, or if no scan has tried yet.
     #[must_use]
-    pub fn unread_reason(&self) -> Option<&str> {
+    pub fn unknown_sharing_reason(&self) -> Option<&str> {
         self.last.as_ref()?.0.unread_reason.as_deref()
     }
 

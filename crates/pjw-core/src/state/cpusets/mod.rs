@@ -149,9 +149,9 @@ impl CpusetRegistry {
     /// The next scan of all processes decides about the cgroup. pjw makes the cgroup the cpuset of its job
     /// again if the cgroup contains processes and its PUs can be granted to the job. Otherwise pjw removes
     /// the cgroup. The PUs can't be granted if, for example, another job holds one of them.
-    pub fn add_leftover_cpuset(&mut self, found: LeftoverCpuset) {
-        if !self.managed.contains_key(&found.path) {
-            self.found.push(found);
+    pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
+        if !self.managed.contains_key(&leftover.path) {
+            self.found.push(leftover);
         }
     }
 
@@ -207,10 +207,10 @@ impl CpusetRegistry {
         })
     }
 
-    /// Whether pjw moved the process into the cpuset of any job. The result stays true until the process
-    /// exits or the cpuset is removed, even if another program moves the process out of the cpuset.
+    /// Whether pjw moved the process into the cpuset of any job. The result stays true until the process exits
+    /// or the cpuset is removed, even if another program moves the process out of the cpuset.
     #[must_use]
-    pub fn was_moved_into_any(&self, process: ProcessId) -> bool {
+    pub fn was_moved_into_any_cpuset(&self, process: ProcessId) -> bool {
         self.moved.contains_key(&process)
     }
 
@@ -223,7 +223,7 @@ impl CpusetRegistry {
     /// the process exits or the cpuset is removed, even if another program moves the process out of the
     /// cpuset.
     #[must_use]
-    pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
+    pub fn was_moved_into_cpuset_at(&self, process: ProcessId, path: &str) -> bool {
         self.moved_into(process) == Some(path)
     }
 
@@ -262,13 +262,13 @@ impl CpusetRegistry {
     /// refused the last attempt, or another program overwrites the cpuset. `None` if no attempt has failed
     /// since the last scan of all processes.
     #[must_use]
-    pub fn creation_error(&self, job: &JobId) -> Option<&str> {
+    pub fn cpuset_error(&self, job: &JobId) -> Option<&str> {
         self.refused.get(job).map(String::as_str)
     }
 
     /// Returns the reason why the kernel or systemd refused the last attempt to move the process into the
-    /// cpuset of its job, or from a cpuset back to its original cgroup. `None` if no such attempt was refused
-    /// since the last scan of all processes.
+    /// cpuset of its job, or out of a cpuset back to the original cgroup of the process. `None` if no such
+    /// attempt was refused since the last scan of all processes.
     #[must_use]
     pub fn move_error(&self, process: ProcessId) -> Option<&str> {
         self.move_errors.get(&process).map(String::as_str)

@@ -8,9 +8,8 @@ impl CpusetRegistry {
     /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as
     /// text for users. pjw makes the next attempt after the next scan of all processes.
     ///
-    /// There is one exception: the change moves a process from a cpuset that pjw itself created back to the
-    /// original cgroup of the process. In this case, pjw does not wait, and tries to move the process to the
-    /// root cgroup.
+    /// There is one exception. If the change was to move a process back to its original cgroup, out of a cpuset
+    /// that pjw itself created, pjw does not wait. It then moves the process to the root cgroup instead.
     pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {

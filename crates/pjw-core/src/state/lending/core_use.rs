@@ -51,8 +51,8 @@ pub struct OwnerCpuSample<'a> {
 }
 
 /// The CPU time that an owner (a job whose idle cores may be lent) used on one lent core since the previous
-/// measurement. The threads of the borrowers on this core run at idle priority. So only threads that are not at
-/// idle priority count.
+/// measurement. The jobs that borrow the core run at idle priority there. So only threads that are not at idle
+/// priority count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentCoreSample {
     /// The PUs of the core.
@@ -115,19 +115,20 @@ impl CoreUse {
     /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number
     /// of cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
     ///
-    /// - The owner uses a lent core ([`OwnerCpuSample::lent`]) if it runs on this core for at least nine tenths
-    ///   of the time. If the core has several PUs, one tenth of the time is enough.
+    /// - The owner uses a lent core ([`OwnerCpuSample::lent`]) if it runs on this core for the minimum share of
+    ///   the time, averaged over about 100 ms. The minimum share is nine tenths, or one tenth if the core has
+    ///   several PUs.
     /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
     ///
-    /// The shares of the time are moving averages over about 100 ms. A lent core is also in use in each of
-    /// these cases, in which `sample` alone decides:
+    /// A lent core is also in use in each of these cases, in which `sample` alone decides:
     ///
-    /// - `sample` covers at least 10 ms and shows such a share, and the owner was idle until at most 20 ms ago.
-    /// - `sample` covers less than 10 ms and shows that the owner ran on the core for at least 1.3 ms, and the
-    ///   owner was idle until at most 20 ms ago.
     /// - `sample` covers at least 10 ms, and the owner ran on the core for at least 99 % of this time.
+    /// - `sample` covers at least 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core for
+    ///   at least the minimum share of this time.
+    /// - `sample` covers less than 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core
+    ///   for at least 1.3 ms.
     ///
-    /// Short measurements of the other cores are judged in a similar way, several measurements together.
+    /// For the other cores, several short measurements are judged together.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.

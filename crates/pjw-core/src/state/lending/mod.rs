@@ -28,9 +28,9 @@ pub struct LendingState {
     leaving: BTreeMap<Pu, Nanos>,
 }
 
-/// The number of cores that one owner uses, and the last times at which pjw lent cores of this owner and took
-/// them back. An owner is a job of the class guaranteed, whose idle cores pjw may lend. pjw measures the number
-/// from time to time by the CPU time of the owner's processes.
+/// The number of cores that one owner uses, and the last times at which pjw lent or took back cores of this
+/// owner. An owner is a job of the class guaranteed, whose idle cores pjw may lend. pjw measures the CPU time
+/// of the owner's processes from time to time, and computes the number from this time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnerLendingState {
     /// The number of cores that the owner uses, as of the last sample. `None` before the first sample.
@@ -72,16 +72,17 @@ impl LendingState {
         }
     }
 
-    /// Returns the earliest time at which pjw takes a borrowed PU from its borrower, in ns since boot. When pjw
-    /// takes back a PU, the borrower may keep the PU for a grace period. `None` if no grace period is running.
+    /// Returns the end of the grace period that ends first, in ns since boot. When pjw decides to take a
+    /// borrowed PU from its borrower, the borrower may keep the PU for a grace period. `None` if no grace
+    /// period is running.
     #[must_use]
     pub fn next_grace_period_end(&self) -> Option<Nanos> {
         self.leaving.values().min().copied()
     }
 
-    /// Returns the time at which pjw takes the borrowed PU `pu` from its borrower, in ns since boot. When pjw
-    /// takes back a PU, the borrower may keep the PU for a grace period, which ends at this time. `None` if no
-    /// grace period is running for the PU.
+    /// Returns the end of the grace period of the borrowed PU `pu`, in ns since boot. When pjw decides to take
+    /// a borrowed PU from its borrower, the borrower may keep the PU for a grace period. `None` if no grace
+    /// period is running for the PU.
     #[must_use]
     pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
         self.leaving.get(&pu).copied()
@@ -127,7 +128,7 @@ impl OwnerLendingState {
     /// Returns the number of cores that the owner (a job whose idle cores may be lent) used at the last
     /// measurement. `None` before the first measurement.
     #[must_use]
-    pub fn used_cores(&self) -> Option<u32> {
+    pub fn used_core_count(&self) -> Option<u32> {
         self.used
     }
 

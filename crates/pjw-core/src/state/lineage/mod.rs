@@ -110,31 +110,30 @@ impl Lineage {
     /// the list. Returns true if a fork event was dropped, because a list of [`Lineage`] already has
     /// [`MAX_FORK_RECORDS`] entries. The caller must then request a scan of all processes.
     ///
-    /// - `tracked` returns the process with a pid, if pjw sets the affinity masks of this process. Otherwise it
-    ///   returns `None`. The second value of the pair is true if the process belongs to a job. The value is
-    ///   false if the process has left its job, and pjw is restoring the masks that the process had before pjw
-    ///   changed them.
+    /// - `find_tracked` returns the process with a pid and true, if this process belongs to a job. It returns
+    ///   the process and false, if the process has left its job and pjw is still restoring the affinity masks
+    ///   that the process had before pjw changed them. It returns `None` for any other process.
     /// - `is_scanned` returns whether a scan has found the process with a pid.
     pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
-        tracked: impl Fn(Pid) -> Option<(&'a Member, bool)>,
+        find_tracked: impl Fn(Pid) -> Option<(&'a Member, bool)>,
         is_scanned: impl Fn(Pid) -> bool,
     ) -> bool {
         let mut is_full = false;
         for event in events {
             match *event {
                 ProcessEvent::Fork { parent, creator, child, at } => {
-                    is_full |= !self.fork(tracked(parent), (parent, creator), child, at);
+                    is_full |= !self.fork(find_tracked(parent), (parent, creator), child, at);
                     self.note_descent(parent, child, &is_scanned);
                 }
                 ProcessEvent::Exec { pid }
-                    if tracked(pid).is_some() || self.descendants.contains_key(&pid) =>
+                    if find_tracked(pid).is_some() || self.descendants.contains_key(&pid) =>
                 {
                     self.scan_queue.of_jobs.insert(pid);
                 }
                 ProcessEvent::Exec { pid } => drop(self.scan_queue.executed.insert(pid)),
-                ProcessEvent::Exit { pid } => self.exit(pid, tracked(pid).is_some()),
+                ProcessEvent::Exit { pid } => self.exit(pid, find_tracked(pid).is_some()),
                 ProcessEvent::ThreadFork { pid, .. } => {
                     self.scan_queue.unassigned.entry(pid).and_modify(|process| process.has_threads = true);
                 }
@@ -208,9 +207,9 @@ impl Lineage {
     }
 
     /// Whether the process `pid` may descend from a process of a job although pjw has no record of this
-    /// descent. True if an ancestor of the process was unknown to pjw when the process was forked: no scan had
-    /// read this ancestor, and pjw had received no fork event for it. False if pjw received no fork event for
-    /// the process `pid` itself.
+    /// descent. True if pjw did not know an ancestor of the process at the fork: no scan had read this
+    /// ancestor, and pjw had received no fork event for it. False if pjw received no fork event for the process
+    /// `pid` itself.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
@@ -234,9 +233,9 @@ impl Lineage {
         self.scan_queue.exited(pid);
     }
 
-    /// Returns the record of the process `pid`, if this process was forked by a process of a job or by one of
-    /// its descendants. `None` if the process does not descend from a process of a job, or if pjw has no record
-    /// of this descent.
+    /// Returns the record of the process `pid`, if pjw has recorded that the process descends from a process of
+    /// a job. `None` if the process does not descend from a process of a job, or if pjw has no record of this
+    /// descent.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
@@ -312,12 +311,13 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence that a forked process belongs to the same job as its parent. `evidence` is the evidence
-/// for the parent. The result is [`Evidence::Parent`], with one exception. If the parent belongs to the job
-/// only because its user has no other job ([`Evidence::Adopted`]), the result is [`Evidence::Adopted`] too.
+/// Returns the evidence that a forked process belongs to the same job as its parent. `parent_evidence` is the
+/// evidence for the parent. The result is [`Evidence::Parent`], with one exception. If the parent belongs to
+/// the job only because its user has no other job ([`Evidence::Adopted`]), the result is [`Evidence::Adopted`]
+/// too.
 #[must_use]
-pub fn child_evidence(evidence: Evidence) -> Evidence {
-    if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }
+pub fn child_evidence(parent_evidence: Evidence) -> Evidence {
+    if parent_evidence == Evidence::Adopted { parent_evidence } else { Evidence::Parent }
 }
 
 #[cfg(test)]

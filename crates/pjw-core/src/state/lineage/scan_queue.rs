@@ -79,9 +79,9 @@ impl ScanQueue {
     }
 
     /// Returns the pids of the processes that must be scanned before the next periodic scan, and removes these
-    /// pids from the queue. These are each process of a job for which a process event (fork, exec or another one)
-    /// was read, and each process outside of jobs that executed a program. Forked processes that belong to no job stay in the queue:
-    /// [`ScanQueue::take_unassigned_pids`] returns them.
+    /// pids from the queue. These are the processes of jobs that had a process event (fork, exec or exit), and
+    /// the processes outside of jobs that executed a program. Forked processes that belong to no job stay in
+    /// the queue: [`ScanQueue::take_unassigned_pids`] returns them.
     pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.forked);

@@ -83,13 +83,13 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the effective mask is known: `seen`, as a scan read it at the
-    /// time `read_at`, in ns since boot. The entry assumes that the program of the thread requested this mask.
-    /// If `seen` contains every PU that `limits` allows, the entry assumes a request for all PUs of the
-    /// machine.
+    /// Makes the entry of a thread of which only the effective mask is known: `seen_mask`, as a scan read it at
+    /// the time `read_at`, in ns since boot. The entry assumes that the program of the thread requested this
+    /// mask. If `seen_mask` contains every PU that `limits` allows, the entry assumes a request for all PUs of
+    /// the machine.
     #[must_use]
-    pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
-        Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
+    pub fn from_first_reading(seen_mask: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
+        Self::of(SmallVec::from_iter([limits.request_of(seen_mask, Nanos(0))]), None, read_at)
     }
 
     /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its creator.
@@ -224,27 +224,29 @@ impl MaskEntry {
         self.read_at
     }
 
-    /// Returns the PU to which pjw pinned the thread. `None` if pjw did not pin the thread, or if the program
-    /// later requested another mask.
+    /// Returns the PU to which pjw pinned the thread: the only PU of the last requested mask. `None` if this
+    /// mask has several PUs, or if the program requested this mask. If the program had itself bound the thread
+    /// to one PU and pjw keeps this binding, the PU is returned too.
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Returns the lifted binding of the thread to exactly the PUs `mask`. A binding is an affinity mask inside
-    /// the cores of the job that the program requested. pjw lifts a binding by giving the thread other PUs of
-    /// the job. Also returns a binding that pjw has put in force again ([`LiftedBinding::is_restored`]). `None`
-    /// if pjw lifted no such binding, or if the program later requested another mask.
+    /// Returns the binding of the thread to exactly the PUs `mask`, if pjw lifted this binding. A program binds
+    /// a thread by restricting the thread to some PUs of its job. pjw lifts a binding by giving the thread
+    /// other PUs of the job. Also returns a binding that pjw has put in force again
+    /// ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program later
+    /// requested another mask.
     #[must_use]
     pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
         self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
     }
 
     /// Whether pjw has lifted the binding of the thread to exactly the PUs `mask`, and has not put the binding
-    /// in force again. A binding is an affinity mask inside the cores of the job that the program requested.
-    /// pjw lifts a binding by giving the thread other PUs of the job.
+    /// in force again. A program binds a thread by restricting the thread to some PUs of its job. pjw lifts a
+    /// binding by giving the thread other PUs of the job.
     #[must_use]
-    pub fn was_binding_lifted(&self, mask: &CpuSet) -> bool {
+    pub fn is_binding_lifted(&self, mask: &CpuSet) -> bool {
         self.lifted_binding(mask).is_some_and(|lifted| !lifted.is_restored)
     }
 
@@ -261,18 +263,13 @@ impl MaskEntry {
     }
 
     /// Records that pjw is about to request `mask` for the thread at the time `now`, in ns since boot. The
-    /// caller must then write the request to the journal, and after that make the request. `original` is the
-    /// mask that pjw restores when the job of the thread ends or is released.
-    pub fn add_intended_request(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
+    /// caller must then write the request to the journal, and after that make the request. `original_mask` is
+    /// the mask that pjw restores when the job of the thread ends or is released.
+    pub fn add_intended_request(&mut self, mask: CpuSet, original_mask: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;
         self.refused_within = None;
-        self.add(MaskRequest {
-            mask,
-            original_mask: original,
-            writer: MaskWriter::Warden,
-            requested_at: now,
-        });
+        self.add(MaskRequest { mask, original_mask, writer: MaskWriter::Warden, requested_at: now });
     }
 
     /// Marks the thread as journaled. The journal of pjw must contain the original mask of a journaled thread
@@ -315,22 +312,28 @@ impl MaskEntry {
         self.refused_within = Some(limits.possible_cpus[0].clone());
     }
 
-    /// Records that the kernel carried out pjw's request for the mask `requested`. `effective` is the effective
-    /// mask of the thread right after the request. `limits` has the PUs that were then online and in the
-    /// thread's cpuset.
-    pub fn confirm_intended_request(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
+    /// Records that the kernel carried out pjw's request for the mask `requested_mask`. `effective_mask` is the
+    /// effective mask of the thread right after the request. `limits` has the PUs that were then online and in
+    /// the thread's cpuset.
+    pub fn confirm_intended_request(
+        &mut self,
+        requested_mask: &CpuSet,
+        effective_mask: &CpuSet,
+        limits: &MaskLimits,
+    ) {
         let request =
-            MaskRequest { mask: requested.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
+            MaskRequest { mask: requested_mask.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
-        self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
-        self.narrowed = (!limits.show(requested, effective)).then(|| effective.clone());
+        self.replace(replaced.into_iter().filter(|known| known.mask != *requested_mask), None);
+        self.narrowed = (!limits.show(requested_mask, effective_mask)).then(|| effective_mask.clone());
         self.refused_within = None;
     }
 
-    /// Records that the thread may have its inherited mask again, although pjw set another mask. Must be called
-    /// if pjw set the mask while fork(2) was still creating the thread. At its end, fork(2) may copy the mask
-    /// of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). A request for the inherited mask may
-    /// then be the last request again ([`MaskEntry::last_request_candidates`]).
+    /// Records that the kernel may have given a new thread its inherited mask again, after pjw had set another
+    /// mask. Must be called if pjw set the mask while fork(2) was still creating the thread. At its end,
+    /// fork(2) may copy the mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). So a request
+    /// for the inherited mask is a candidate for the last request again
+    /// ([`MaskEntry::last_request_candidates`]).
     pub fn add_inherited_requests_again(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
@@ -372,18 +375,18 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Records that a scan at the time `now` (in ns since boot) read the effective mask `seen`. Returns whether
-    /// pjw predicted this mask. pjw predicts a mask for each request that may be the last request for the
-    /// thread, from `limits` (the PUs that are online and in the thread's cpuset).
+    /// Records that a scan at the time `now` (in ns since boot) read the effective mask `seen_mask`. Returns
+    /// whether pjw predicted this mask. pjw predicts a mask for each request that may be the last request for
+    /// the thread, from `limits` (the PUs that are online and in the thread's cpuset).
     ///
     /// A request whose prediction was wrong can no longer be the last request. If no request remains, the
-    /// program has requested another mask, and a request of the program for `seen` is recorded.
-    pub fn record_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
+    /// program has requested another mask, and a request of the program for `seen_mask` is recorded.
+    pub fn record_reading(&mut self, seen_mask: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_unchanged_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
-        if limits.kernel_may_have_reset_mask && !knows_reset && limits.show(machine, seen) {
+        if limits.kernel_may_have_reset_mask && !knows_reset && limits.show(machine, seen_mask) {
             let original = self.original_mask().clone();
             let reset = MaskRequest {
                 mask: machine.clone(),
@@ -396,12 +399,12 @@ impl MaskEntry {
         }
         let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible_cpus[0]);
         let is_narrowed =
-            self.narrowed.as_ref().is_some_and(|mask| possible_part(mask) == possible_part(seen));
+            self.narrowed.as_ref().is_some_and(|mask| possible_part(mask) == possible_part(seen_mask));
         let are_other_limits =
             |within: &CpuSet| limits.may_have_changed || *within != limits.possible_cpus[0];
         self.refused_within.take_if(|within| !is_narrowed || are_other_limits(within));
         let predicts = |request: &MaskRequest| {
-            limits.show(&request.mask, seen) || (is_narrowed && request.writer != MaskWriter::Kernel)
+            limits.show(&request.mask, seen_mask) || (is_narrowed && request.writer != MaskWriter::Kernel)
         };
         if self.candidates.iter().any(predicts) {
             let known = core::mem::take(&mut self.candidates);
@@ -415,7 +418,7 @@ impl MaskEntry {
             }
             return MaskComparison::Predicted;
         }
-        let request = limits.request_of(seen, last_read_at);
+        let request = limits.request_of(seen_mask, last_read_at);
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;

@@ -11,8 +11,8 @@ const TRIAL: Duration = Duration::from_secs(10);
 /// have been moved to a core of its own, which the waiting time does not show.
 const LEAST_WAITING_PERMILLE: u32 = 100;
 
-/// The reason why pjw lifted the binding of a thread. A binding is an affinity mask, inside the cores of the
-/// job, that the program requested. pjw lifts a binding by giving the thread other PUs of the job.
+/// The reason why pjw lifted the binding of a thread. A program binds a thread by restricting the thread to
+/// some PUs of its job (sched_setaffinity(2)). pjw lifts a binding by giving the thread other PUs of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiftReason {
     /// Too many hot threads were bound to the same PUs, while other PUs of the job were idle.
@@ -21,8 +21,8 @@ pub enum LiftReason {
     Policy,
 }
 
-/// A binding that pjw lifted. A binding is an affinity mask, inside the cores of the job, that the program
-/// requested for a thread. pjw lifts a binding by giving the thread other PUs of the job.
+/// A binding of a thread that pjw lifted. A program binds a thread by restricting the thread to some PUs of its
+/// job (sched_setaffinity(2)). pjw lifts a binding by giving the thread other PUs of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiftedBinding {
     /// The PUs of the job to which the program had bound the thread.

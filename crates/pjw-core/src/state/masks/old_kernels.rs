@@ -16,28 +16,28 @@ use crate::state::masks::request::MaskLimits;
 /// offline or online: 3 s. Linux 6.2 and later do not change masks in this case.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// Returns the time 3 s ([`HOTPLUG_DELAY`]) before `read_at`, in ns since boot. `read_at` is the time at which
-/// a scan read affinity masks. When a PU goes offline or online, a kernel before Linux 6.2 changes affinity
-/// masks at most 3 s later:
+/// Returns the time 3 s ([`HOTPLUG_DELAY`]) before `read_at`, the time at which a scan read affinity masks.
+/// Both times are in ns since boot. When a PU goes offline or online, a kernel before Linux 6.2 changes
+/// affinity masks at most 3 s later:
 ///
-/// - If a PU went offline or online before the returned time, the scan read the masks after the kernel had
-///   changed them.
-/// - If a PU went offline or online after the returned time, the kernel may have changed masks after the scan.
+/// - If a PU went offline or online before the returned time, the scan read the masks after this change.
+/// - If a PU went offline or online later, the kernel may have changed the masks after the scan.
 #[must_use]
 pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects the writer that is recorded for the affinity mask of a thread: names the kernel instead of the program, if
-/// the kernel may have set the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset when the cpuset
-/// or the online PUs change. `now` is the present time, in ns since boot. `limits` must have every set of PUs
-/// that was online and in the thread's cpuset since the time [`hotplug_window_start`]`(now)`. The record is
-/// corrected if all of these conditions hold:
+/// Records that the kernel, and not the program, set the affinity mask of a thread, if the kernel may have set
+/// the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset when the cpuset or the online PUs
+/// change.
+///
+/// `now` is the present time, in ns since boot. `limits` must have every set of PUs that was online and in the
+/// thread's cpuset since the time [`hotplug_window_start`]`(now)`. `entry` is corrected if all of these
+/// conditions hold:
 ///
 /// 1. `limits.kernel_may_have_reset_mask` is true.
-/// 2. The record says that the program set the mask, and `entry` also contains an earlier request for the
-///    thread.
+/// 2. `entry` says that the program set the mask, and also contains an earlier request for the thread.
 /// 3. The first scan that read the mask did so at most [`HOTPLUG_DELAY`] before `now`.
 /// 4. The mask equals one of the sets in `limits.possible_cpus`.
 /// 5. No other thread in the same cpuset had a PU outside the mask. Such a PU would prove that the mask is not

@@ -72,7 +72,7 @@ impl WardenState {
     ) -> impl Iterator<Item = (&'a JobId, MaskRequest)> {
         let online = self.pool.online_cpus();
         let mask = process.first_thread_mask.as_ref().filter(|mask| !online.is_subset(mask));
-        let born_by = process.id.start.latest();
+        let born_by = process.id.start.latest_time();
         let of_user = self.released_masks.values().filter(move |released| {
             mask.is_some() && released.user_ids.contains(&process.uid) && released.first_used_at <= born_by
         });

@@ -42,23 +42,22 @@ pub struct MaskRequest {
 }
 
 impl MaskRequest {
-    /// Whether this request replaced the original mask of the thread, so that pjw must restore the mask in the
-    /// field `original_mask` when the job of the thread ends or is released. True if pjw or the kernel made the
-    /// request, and the requested mask differs from `original_mask`. False if the program made the request. The
-    /// result counts only if this is the last request for the thread.
+    /// Whether pjw must restore the original mask of the thread (the field `original_mask`) when the job of the
+    /// thread ends or is released. True if pjw or the kernel made this request, and the requested mask differs
+    /// from the original mask. The result counts only if this is the last request for the thread.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask
     }
 }
 
-/// Returns the effective mask of a thread after a request for the mask `requested`. `possible` is the set of
-/// the online PUs in the thread's cpuset. The effective mask has the PUs that are in both sets. If there is no
-/// such PU, the effective mask is `possible` (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
+/// Returns the effective mask of a thread after a request for the mask `requested_mask`. `possible_cpus` is the
+/// set of the online PUs in the thread's cpuset. The effective mask has the PUs that are in both sets. If there
+/// is no such PU, the effective mask is `possible_cpus` (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
 #[must_use]
-pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
-    let left = requested.intersection(possible);
-    if left.is_empty() { possible.clone() } else { left }
+pub fn effective_mask(requested_mask: &CpuSet, possible_cpus: &CpuSet) -> CpuSet {
+    let left = requested_mask.intersection(possible_cpus);
+    if left.is_empty() { possible_cpus.clone() } else { left }
 }
 
 /// The PUs to which the kernel limits the affinity mask of a thread: the PUs that are both online and in the

@@ -5,37 +5,37 @@ use crate::machine::topology::Topology;
 
 /// Returns the affinity mask that a thread of a job should have.
 ///
-/// - `grant` is the set of PUs that the job holds.
-/// - `original` is the mask that the thread had before pjw changed it.
-/// - `inherited` is the mask that the first processes of the job inherited from outside the job. `None` if
+/// - `granted_cpus` is the set of PUs that the job holds.
+/// - `original_mask` is the mask that the thread had before pjw changed it.
+/// - `inherited_mask` is the mask that the first processes of the job inherited from outside the job. `None` if
 ///   unknown.
 ///
 /// The first rule that applies gives the result:
 ///
-/// 1. The result is `grant` if `original` equals `inherited`, contains every PU of the grant, or contains
-///    every PU of `topology`.
-/// 2. The result is `original` if `original` is not empty and contains only PUs of the grant.
-/// 3. The result is `grant` if the grant or `original` contains no PU of `topology`.
-/// 4. Otherwise, each PU of `original` is replaced by a PU of the grant. The PUs of the machine and the PUs
-///    of the grant are both numbered in hwloc's logical order. The k-th PU of the machine is replaced by the
-///    k-th PU of the grant. If the grant has fewer than k PUs, the numbering of its PUs continues at its
-///    first PU.
+/// 1. The result is `granted_cpus` if `original_mask` equals `inherited_mask`, contains all of `granted_cpus`,
+///    or contains every PU of `topology`.
+/// 2. The result is `original_mask` if it is not empty and contains only PUs of `granted_cpus`.
+/// 3. The result is `granted_cpus` if `granted_cpus` or `original_mask` contains no PU of `topology`.
+/// 4. Otherwise, each PU of `original_mask` is replaced by a PU of `granted_cpus`. The PUs of the machine and
+///    the granted PUs are both numbered in hwloc's logical order. The k-th PU of the machine is replaced by the
+///    k-th granted PU. If there are fewer than k granted PUs, the numbering continues at the first granted PU.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,
-    grant: &CpuSet,
-    original: &CpuSet,
-    inherited: Option<&CpuSet>,
+    granted_cpus: &CpuSet,
+    original_mask: &CpuSet,
+    inherited_mask: Option<&CpuSet>,
 ) -> CpuSet {
-    let is_unbound =
-        inherited == Some(original) || grant.is_subset(original) || topology.cpus().is_subset(original);
+    let is_unbound = inherited_mask == Some(original_mask)
+        || granted_cpus.is_subset(original_mask)
+        || topology.cpus().is_subset(original_mask);
     if is_unbound {
-        return grant.clone();
+        return granted_cpus.clone();
     }
-    if original.is_subset(grant) && !original.is_empty() {
-        return original.clone();
+    if original_mask.is_subset(granted_cpus) && !original_mask.is_empty() {
+        return original_mask.clone();
     }
-    translate(topology, grant, original)
+    translate(topology, granted_cpus, original_mask)
 }
 
 /// The grant's part of the original mask, PU by PU: the k-th PU of the machine becomes the k-th PU of the grant. Both

@@ -196,24 +196,24 @@ impl UsageState {
     /// Stores the result of a memory measurement of the job, for the report on the job. Has no effect if the
     /// job has already ended.
     ///
-    /// - `shared` is the shared part of the job's memory. An estimate does not replace an exact value.
-    /// - `peak` is the largest memory use of the job's cgroup up to now, in bytes. `None` if unknown. The
-    ///   report has the largest of these values.
-    pub fn note_memory(&mut self, job: &JobId, shared: SharedMemory, peak: Option<u64>) {
+    /// - `shared_memory` is the shared part of the job's memory. An estimate does not replace an exact value.
+    /// - `peak_bytes` is the largest memory use of the job's cgroup up to now. `None` if unknown. The report
+    ///   has the largest of all stored peaks.
+    pub fn note_memory(&mut self, job: &JobId, shared_memory: SharedMemory, peak_bytes: Option<u64>) {
         let Some(open) = self.jobs.get_mut(job) else { return };
         let usage = &mut open.usage;
-        usage.memory_peak = usage.memory_peak.max(peak);
-        if !shared.is_estimate || usage.shared.is_none_or(|known| known.is_estimate) {
-            usage.shared = Some(shared);
+        usage.memory_peak = usage.memory_peak.max(peak_bytes);
+        if !shared_memory.is_estimate || usage.shared.is_none_or(|known| known.is_estimate) {
+            usage.shared = Some(shared_memory);
         }
     }
 
     /// Stores the peak memory use of a cgroup of the job, in bytes, for the report on the job. The report has
-    /// the largest of all stored values. Has no effect if `peak` is `None` (unknown) or if the job has already
-    /// ended.
-    pub fn note_memory_peak(&mut self, job: &JobId, peak: Option<u64>) {
+    /// the largest of all stored peaks. Has no effect if `peak_bytes` is `None` (unknown) or if the job has
+    /// already ended.
+    pub fn note_memory_peak(&mut self, job: &JobId, peak_bytes: Option<u64>) {
         if let Some(open) = self.jobs.get_mut(job) {
-            open.usage.memory_peak = open.usage.memory_peak.max(peak);
+            open.usage.memory_peak = open.usage.memory_peak.max(peak_bytes);
         }
     }
 
@@ -232,8 +232,8 @@ impl UsageState {
     /// Stores the CPU times of processes of jobs that have exited, and of their parents, by pid. The caller has
     /// read these times right after the exit events. The times are used when a scan finds that the processes
     /// have ended.
-    pub fn note_exit_times(&mut self, times: BTreeMap<Pid, ProcessTimes>) {
-        self.exit_times.extend(times);
+    pub fn note_exit_times(&mut self, cpu_times: BTreeMap<Pid, ProcessTimes>) {
+        self.exit_times.extend(cpu_times);
     }
 
     /// Returns the times of a parent that belongs to no job, as read after the exit event of its child. They are removed.

@@ -93,5 +93,5 @@ fn unread_growth(children_ns: &mut u64, unclaimed_ns: &mut u64, now_ns: u64) -> 
 
 /// Whether a process with this start time was born in a job that began at the time `began_at`.
 pub(super) fn is_born_since(start: StartTime, began_at: Nanos) -> bool {
-    start.latest() > began_at
+    start.latest_time() > began_at
 }

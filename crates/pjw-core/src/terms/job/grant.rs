@@ -14,7 +14,8 @@ pub enum GrantedBy {
     Scheduler,
 }
 
-/// A grant: the PUs that a job holds, who chose these PUs (pjw or a batch system), and the reasons.
+/// A grant: the PUs that a job holds, who chose these PUs (pjw or a batch system), and the reasons for the
+/// choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The PUs (logical CPUs) that the job holds by this grant.
@@ -52,9 +53,9 @@ pub struct Grant {
     pub ownership: Ownership,
 }
 
-/// The way in which a job holds the PUs of its grant: as its own, or borrowed. Only jobs of the class
-/// besteffort borrow PUs. If such a job can borrow no core at present, it runs on the housekeeping PUs
-/// (`Squeezed`), or its processes are frozen (`Frozen`).
+/// The way in which a job holds its PUs: as its own, or borrowed. Only jobs of the class besteffort borrow PUs.
+/// If such a job can borrow no core at present, it runs on the housekeeping PUs, which are reserved for the
+/// system (`Squeezed`), or its processes are frozen (`Frozen`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ownership {

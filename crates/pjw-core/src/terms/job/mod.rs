@@ -72,10 +72,9 @@ pub struct JobId {
     name: String,
 }
 
-/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`, or only
-/// `NAME` for a job that a user created. If the text does not begin with a known source and a colon, the whole
-/// text is checked as a `NAME`. If no error is found, but the text contains a colon, the error is
-/// [`JobIdError::UnknownSource`].
+/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`. For a job
+/// that a user created, `NAME` alone is a job id too. If the text does not begin with the name of a
+/// [`JobSource`] and a colon, the whole text is checked as a `NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum JobIdError {
     /// The part `NAME` of the job id, which is written `SOURCE:NAME` or `NAME`, is empty.
@@ -235,10 +234,12 @@ impl CpuRequest {
         }
     }
 
-    /// Returns the number of cores that this request needs on the machine with this topology. For a list of
-    /// PUs, this is the number of cores with at least one of these PUs. For a number of PUs, each core counts
-    /// as if it had as few PUs as the smallest core. So the result may be too high if the cores of the machine
-    /// have different numbers of PUs.
+    /// Returns the number of cores that this request needs on the machine with this topology:
+    ///
+    /// - For a number of cores, the result is this number.
+    /// - For a number of PUs, each core counts as if it had as few PUs as the smallest core of the machine. So
+    ///   the result is too high if the job gets larger cores.
+    /// - For a list of PUs, the result is the number of cores that have at least one of these PUs.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
         match self {
@@ -407,8 +408,8 @@ impl Job {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }
 
-    /// Returns the grant of the job: the PUs that the job holds. `None` if the job has no grant, or if
-    /// `granted_by` (pjw or a batch system) did not choose these PUs.
+    /// Returns the grant of the job (the PUs that the job holds) if `granted_by`, pjw or a batch system, chose
+    /// these PUs. Otherwise returns `None`, also if the job has no grant.
     #[must_use]
     pub fn grant_chosen_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
@@ -420,13 +421,14 @@ impl Job {
         self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.ownership == Ownership::Owned)
     }
 
-    /// Returns the largest number of cores that the job may want. A user or a program in the job tells pjw how
-    /// many cores the job can use at present ([`WantedCores`]). pjw replaces a number above the limit by the
-    /// limit:
+    /// Returns the largest number of cores that the job can want. If a user or a program in the job tells pjw a
+    /// larger number ([`WantedCores`]), pjw uses this limit instead:
     ///
     /// - For a job of the class besteffort, the limit is the number of cores of the machine.
     /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is
-    ///   larger. `None` if the job has no request and holds no cores.
+    ///   larger.
+    ///
+    /// Returns `None` if the job has no request and holds no cores.
     #[must_use]
     pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
         let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);

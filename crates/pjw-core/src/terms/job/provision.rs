@@ -72,17 +72,20 @@ impl ProvisionRule {
     /// The largest number of bytes in the name of a process (`TASK_COMM_LEN` of the kernel, less the final zero).
     const MAX_COMM_LENGTH: usize = 15;
 
-    /// Parses a rule such as `user=www,comm=nginx` or `unit=nginx.service`. The value of `user` is a user id
-    /// or a user name. `find_user` returns the user id for a user name, or `None` if no user has this name.
+    /// Parses a rule such as `user=www,comm=nginx` or `unit=nginx.service`. The value of `user` is a user id or
+    /// a user name. `find_user` returns the user id for a user name, or `None` if no user has this name.
     ///
     /// # Errors
-    /// - If a part of the text is not `KEY=VALUE` with a known key. The keys are `user`, `comm`, `cgroup`,
-    ///   `unit`.
+    /// - If a part of `rule_text` is not `KEY=VALUE` with a known key. The keys are `user`, `comm`, `cgroup`
+    ///   and `unit`. Parts are separated by commas.
     /// - If a key appears twice.
     /// - If a value is empty or invalid, such as the name of a user that does not exist.
-    pub fn parse(text: &str, find_user: impl Fn(&str) -> Option<Uid>) -> Result<Self, ProvisionRuleError> {
+    pub fn parse(
+        rule_text: &str,
+        find_user: impl Fn(&str) -> Option<Uid>,
+    ) -> Result<Self, ProvisionRuleError> {
         let mut rule = Self::default();
-        for part in text.split(',').map(str::trim) {
+        for part in rule_text.split(',').map(str::trim) {
             let unknown = || ProvisionRuleError::UnknownCondition { part: part.to_owned() };
             let wrong = |problem| ProvisionRuleError::WrongValue { part: part.to_owned(), problem };
             let (key, value) = part.split_once('=').ok_or_else(unknown)?;
@@ -112,17 +115,17 @@ impl ProvisionRule {
         Ok(rule)
     }
 
-    /// Returns whether all conditions of the rule hold for a process. `uid` is the real user id of the
-    /// process, `name` its command name, and `cgroup` the path of its cgroup. If `cgroup` is `None`
-    /// (unknown), conditions about the cgroup or the systemd unit do not hold.
+    /// Returns whether all conditions of the rule hold for a process. `uid` is the real user id of the process,
+    /// `command_name` the name of its program as in `/proc/PID/comm`, and `cgroup` the path of its cgroup. If
+    /// `cgroup` is `None` (unknown), conditions about the cgroup or the systemd unit do not hold.
     #[must_use]
-    pub fn matches(&self, uid: Uid, name: Comm, cgroup: Option<&str>) -> bool {
+    pub fn matches(&self, uid: Uid, command_name: Comm, cgroup: Option<&str>) -> bool {
         let path = cgroup.unwrap_or_default();
         let is_below = |cgroup: &String| {
             path.strip_prefix(cgroup.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         self.user.is_none_or(|user| user == uid)
-            && self.comm.as_ref().is_none_or(|comm| name.as_bytes() == comm.as_bytes())
+            && self.comm.as_ref().is_none_or(|comm| command_name.as_bytes() == comm.as_bytes())
             && self.cgroup.as_ref().is_none_or(is_below)
             && self.unit.as_ref().is_none_or(|unit| path.split('/').any(|part| part == unit))
     }

@@ -33,8 +33,8 @@ pub struct AddressSpaceUser {
     pub look: AddressSpaceLook,
 }
 
-/// What a scan found about a process that shares its address space with other processes. A child of vfork(2)
-/// uses the address space of its parent only for a short time, so pjw distinguishes this case.
+/// What a scan found about a process that shares its address space with other processes: a lasting use, a short
+/// use as a child of vfork(2), or nothing (the scan did not look at the process).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressSpaceLook {
     /// The process uses the address space, and does not use it for a vfork(2) only.

@@ -44,9 +44,9 @@ impl Process {
         self.has_name_of(&OUR_PROGRAMS)
     }
 
-    /// Whether the process is part of a login, such as sshd, a login shell or a terminal multiplexer. If such a
-    /// process belongs to no job, pjw counts it as unassigned, but does not report it. The processes that it
-    /// starts are reported.
+    /// Whether the process is part of a login, such as sshd, a login shell or a terminal multiplexer. If a
+    /// process of a login belongs to no job, pjw counts the process as unassigned, but does not report it. pjw
+    /// does report the unassigned processes that a login process started.
     #[must_use]
     pub fn belongs_to_login(&self) -> bool {
         self.has_name_of(&LOGIN_PROGRAMS) || (self.session == self.id.pid && self.has_name_of(&SHELLS))

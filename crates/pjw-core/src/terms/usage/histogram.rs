@@ -26,10 +26,10 @@ impl UseHistogram {
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns the number of PUs that the job exceeded for at most `time_above_permille` of the time (a
-    /// percentile), in permille of one PU. For example, the result for 50 permille is the 95th percentile. The
-    /// result is rounded up by at most 1/64. It is never more than `upper_limit`, which is also in permille of
-    /// one PU. The result is 0 if the histogram is empty.
+    /// Returns a percentile of the number of PUs that the job used, in permille of one PU. The job exceeded the
+    /// result for at most `time_above_permille` permille of the time. For example, the result for 50 is the
+    /// 95th percentile. The result is rounded up by at most 1/64, but never exceeds `upper_limit` (in permille
+    /// of one PU). The result is 0 if the histogram is empty.
     #[must_use]
     pub fn exceeded_for(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();

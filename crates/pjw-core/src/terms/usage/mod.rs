@@ -40,8 +40,8 @@ pub struct UsageSample {
     pub has_bound_waiters: bool,
 }
 
-/// The part of a job's memory that several processes share. The value is exact if it was computed from the
-/// pages of the processes. It is an estimate if it was computed from the counters of the job's cgroup.
+/// The part of a job's memory that several processes share. pjw computes this part exactly from the pages of
+/// the processes, or estimates it from the counters of the job's cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
     /// The shared part in permille: of the sum of the resident set sizes, or, in an estimate, of the anonymous memory.
@@ -50,9 +50,9 @@ pub struct SharedMemory {
     pub is_estimate: bool,
 }
 
-/// The use that a job made of its cores, from its beginning to the last scan of its processes. The values are
-/// sums over many intervals ([`UsageSample`]). pjw writes the sums to the journal. So a restarted daemon can
-/// continue the sums.
+/// How a job used its cores, from the beginning of the job to the last scan of its processes. Most values are
+/// sums over many intervals ([`UsageSample`]). pjw writes the values to the journal, so that a restarted daemon
+/// can continue the sums.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobUsage {
@@ -152,8 +152,8 @@ impl JobUsage {
     }
 
     /// Ends the present serial phase of the job, if there is one. In a serial phase, a job with two or more
-    /// cores runs only one thread. The length of the phase is added to the field `serial_ns` if it is at least
-    /// 10 s.
+    /// cores runs only one thread. If the phase lasted at least 10 s, its length is added to the field
+    /// `serial_ns`.
     pub fn end_serial_phase(&mut self) {
         let phase = core::mem::take(&mut self.open_serial_ns);
         if phase >= MIN_SERIAL_PHASE_NS {

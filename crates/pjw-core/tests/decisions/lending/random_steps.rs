@@ -69,7 +69,8 @@ fn check(m: &Machine, grace: bool) {
     let pool = &m.state.pool;
     let online = pool.online_cpus();
     for owner in m.state.jobs.guaranteed_jobs() {
-        let Some(used) = m.state.lending.owner_state(&owner.id).and_then(|known| known.used_cores()) else {
+        let Some(used) = m.state.lending.owner_state(&owner.id).and_then(|known| known.used_core_count())
+        else {
             continue;
         };
         let own = pool.pus_of(&owner.id).intersection(&online);

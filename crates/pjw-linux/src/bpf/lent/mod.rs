@@ -31,19 +31,19 @@ const PROGRAM: &str = "switched";
 const CHECK_ROUNDS: usize = 50;
 const CHECK_SLEEP: Duration = Duration::from_micros(100);
 
-/// `struct seen` of `lent.bpf.c`: the time of the arming; since when an owner's thread runs; for how long such threads
-/// ran before; whether the PU is reported; whether the kernel has idle priority.
+/// `struct seen` of `lent.bpf.c`: the time of the arming; since when an owner's thread runs; for how long such
+/// threads ran before; whether the PU is reported; whether the kernel has idle priority.
 type Seen = [u64; 5];
 
-/// A BPF program that watches the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job.
-/// The program reports a PU when a thread of the owner has run there. The borrowing job runs at idle priority.
-/// So every thread that is not at idle priority counts as a thread of the owner. A thread is at idle priority
-/// if its policy is `SCHED_IDLE`, or if `cpu.idle` is set for its cgroup or for a cgroup above. Kernel threads
-/// and the threads of this process are ignored.
+/// A BPF program that reports when a job needs its lent PUs. A lent PU is a PU (logical CPU) that a job, the
+/// owner, lends to another job, the borrower. The program reports a lent PU when a thread of the owner has run
+/// there. The borrower runs at idle priority. So every thread that is not at idle priority counts as a thread
+/// of the owner. A thread is at idle priority if its policy is `SCHED_IDLE`, or if `cpu.idle` is set for its
+/// cgroup or for a cgroup above. Kernel threads and the threads of this process are ignored.
 ///
 /// The program reports each PU once after the PU was lent, and once more after each call of
-/// [`LentCpuMonitor::rearm`] for the PU. While PUs are lent, the program is attached to the kernel, and runs at
-/// each context switch on any PU. Dropping this value removes the program from the kernel.
+/// [`LentCpuMonitor::report_again`] for the PU. While PUs are lent, the program is attached to the kernel, and
+/// runs at each context switch on any PU. Dropping this value removes the program from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
     /// The PUs that the program reports.
@@ -72,7 +72,7 @@ impl std::fmt::Debug for LentCpuMonitor {
 impl LentCpuMonitor {
     /// Loads the BPF program that watches the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. As
     /// a test, checks that the program reports a thread of this process. Afterwards no PU is watched, until
-    /// [`LentCpuMonitor::set_lent`] is called.
+    /// [`LentCpuMonitor::set_lent_pus`] is called.
     ///
     /// # Errors
     /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
@@ -109,19 +109,19 @@ impl LentCpuMonitor {
     /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. The BPF program
     /// reports a lent PU once, when a thread of the owner starts to run there. Each thread that is not at idle
     /// priority counts as a thread of the owner. If such a thread already runs on the PU during this call, the
-    /// program reports the PU when the thread stops running. PUs that were already lent before this call are not
-    /// affected. While `lent` is empty, the program is detached from the kernel.
+    /// program reports the PU when the thread stops running. PUs that were already lent before this call are
+    /// not affected. While `pus` is empty, the program is detached from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
-    pub fn set_lent(&mut self, lent: &CpuSet) -> Result<()> {
-        for pu in self.lent.difference(lent).iter() {
+    pub fn set_lent_pus(&mut self, pus: &CpuSet) -> Result<()> {
+        for pu in self.lent.difference(pus).iter() {
             self.arm(pu, None)?;
         }
-        for pu in lent.difference(&self.lent).iter() {
+        for pu in pus.difference(&self.lent).iter() {
             self.arm(pu, Some(now()))?;
         }
-        if lent.is_empty() {
+        if pus.is_empty() {
             self.link = None;
         } else if self.link.is_none() {
             let attach =
@@ -129,30 +129,30 @@ impl LentCpuMonitor {
             let link = program(&mut self.object).and_then(attach);
             self.link = Some(link.map_err(|error| unavailable("attaching", &error))?);
         }
-        self.lent.clone_from(lent);
+        self.lent.clone_from(pus);
         Ok(())
     }
 
     /// Returns the PUs (logical CPUs) that jobs lend to other jobs, as passed to the last call of
-    /// [`LentCpuMonitor::set_lent`].
+    /// [`LentCpuMonitor::set_lent_pus`].
     #[must_use]
-    pub fn lent(&self) -> &CpuSet {
+    pub fn lent_pus(&self) -> &CpuSet {
         &self.lent
     }
 
     /// Returns a file descriptor that poll(2) shows as readable when the BPF program has reported a PU (logical
     /// CPU) that a job lends to another job. A PU is reported when a thread of the lending job has run there.
-    /// The caller then calls [`LentCpuMonitor::take`], which returns the reported PUs.
+    /// The caller then calls [`LentCpuMonitor::take_reported_pus`], which returns the reported PUs.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
-    /// Returns the lent PUs that the BPF program has reported since the last call of this function. A lent PU is
-    /// a PU (logical CPU) that a job, the owner, lends to another job. On each returned PU, a thread of the
+    /// Returns the lent PUs that the BPF program has reported since the last call of this function. A lent PU
+    /// is a PU (logical CPU) that a job, the owner, lends to another job. On each returned PU, a thread of the
     /// owner has run. A PU is returned once after it was lent, and once more after each call of
-    /// [`LentCpuMonitor::rearm`] for the PU. Makes no system call.
-    pub fn take(&mut self) -> CpuSet {
+    /// [`LentCpuMonitor::report_again`] for the PU. Makes no system call.
+    pub fn take_reported_pus(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
         while let Some(record) = self.ring.next() {
             if record.len() >= size_of::<u32>() {
@@ -162,14 +162,14 @@ impl LentCpuMonitor {
         reported.intersection(&self.lent)
     }
 
-    /// Makes the BPF program report each lent PU in `cpus` once more, as if the PU had just been lent. A lent PU
-    /// is a PU (logical CPU) that a job, the owner, lends to another job. Also sets the run time of the owner on
-    /// these PUs ([`LentCpuMonitor::run_times`]) to zero. PUs in `cpus` that are not lent are ignored.
+    /// Makes the BPF program report each lent PU in `pus` once more, as if the PU had just been lent. A lent PU
+    /// is a PU (logical CPU) that a job, the owner, lends to another job. Also sets the run time of the owner
+    /// on these PUs ([`LentCpuMonitor::owner_run_times`]) to zero. PUs in `pus` that are not lent are ignored.
     ///
     /// # Errors
     /// If the kernel refuses to change the BPF map of the program.
-    pub fn rearm(&mut self, cpus: &CpuSet) -> Result<()> {
-        for pu in cpus.intersection(&self.lent).iter() {
+    pub fn report_again(&mut self, pus: &CpuSet) -> Result<()> {
+        for pu in pus.intersection(&self.lent).iter() {
             self.arm(pu, Some(now()))?;
         }
         Ok(())
@@ -177,10 +177,11 @@ impl LentCpuMonitor {
 
     /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU)
     /// that a job, the owner, lends to another job. Each thread that is not at idle priority counts as a thread
-    /// of the owner. The time counts since the PU was lent, or since the last call of [`LentCpuMonitor::rearm`]
-    /// for the PU. The list is empty if the kernel refuses to read the BPF map of the program.
+    /// of the owner. The time counts since the PU was lent, or since the last call of
+    /// [`LentCpuMonitor::report_again`] for the PU. The list is empty if the kernel refuses to read the BPF map
+    /// of the program.
     #[must_use]
-    pub fn run_times(&self) -> Vec<OwnerRunTime> {
+    pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
         let now = now();
         let time = |(pu, &[armed_at, started, ran, ..]): (&Pu, &Seen)| {
@@ -217,7 +218,7 @@ impl LentCpuMonitor {
         let pu = allowed
             .first()
             .ok_or_else(|| refused("reading our own mask", &io::Error::other("it is empty")))?;
-        self.set_lent(&CpuSet::from(pu))?;
+        self.set_lent_pus(&CpuSet::from(pu))?;
         let sleep_often = || {
             let tid = Tid(gettid().as_raw().cast_unsigned());
             affinity::set_mask(tid, &CpuSet::from(pu))?;
@@ -228,9 +229,9 @@ impl LentCpuMonitor {
         if let Ok(Err(errno)) = slept {
             return Err(refused("setting our own mask", &io_error(errno)).into());
         }
-        let (reported, times) = (self.take(), self.run_times());
+        let (reported, times) = (self.take_reported_pus(), self.owner_run_times());
         let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));
-        self.set_lent(&CpuSet::new())?;
+        self.set_lent_pus(&CpuSet::new())?;
         let has_run = times.iter().any(|seen| seen.pu == pu && !seen.run_time.is_zero());
         if !reported.contains(pu) || !has_run {
             let text = format!("the PUs \"{reported}\" and the run times {times:?}");

@@ -26,7 +26,7 @@ fn monitor() -> Option<(LentCpuMonitor, Pu, MutexGuard<'static, ()>)> {
     let pu = affinity::get_mask(Tid(std::process::id())).unwrap().last().unwrap();
     match LentCpuMonitor::new() {
         Ok(mut monitor) => {
-            monitor.set_lent(&CpuSet::from(pu)).unwrap();
+            monitor.set_lent_pus(&CpuSet::from(pu)).unwrap();
             Some((monitor, pu, alone))
         }
         Err(
@@ -65,7 +65,7 @@ fn is_readable(monitor: &LentCpuMonitor, timeout: PollTimeout) -> bool {
 }
 
 fn run_time(monitor: &LentCpuMonitor, pu: Pu) -> Duration {
-    monitor.run_times().into_iter().find(|seen| seen.pu == pu).map(|seen| seen.run_time).unwrap()
+    monitor.owner_run_times().into_iter().find(|seen| seen.pu == pu).map(|seen| seen.run_time).unwrap()
 }
 
 /// The ids of the programs of this name in the kernel. Other daemons on this machine may have such programs too.
@@ -90,12 +90,12 @@ fn an_owner_that_wakes_up_is_reported_once_until_the_pu_is_armed_again() {
     for _ in 0..3 {
         let reported = until("the PU is reported", || {
             is_readable(&monitor, PollTimeout::from(100_u16));
-            Some(monitor.take()).filter(|reported| !reported.is_empty())
+            Some(monitor.take_reported_pus()).filter(|reported| !reported.is_empty())
         });
         assert_eq!(reported, CpuSet::from(pu));
         until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(1)).then_some(()));
-        assert!(monitor.take().is_empty() && !is_readable(&monitor, PollTimeout::ZERO), "once");
-        monitor.rearm(&CpuSet::from(pu)).unwrap();
+        assert!(monitor.take_reported_pus().is_empty() && !is_readable(&monitor, PollTimeout::ZERO), "once");
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
     }
 }
 
@@ -129,7 +129,7 @@ fn in_a_window(
 ) -> [Duration; 3] {
     until("a window in which the thread ran most of the time", || {
         let begin = Instant::now();
-        monitor.rearm(&CpuSet::from(pu)).unwrap();
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
         let start = time();
         wait();
         let ran = time() - start;
@@ -241,13 +241,17 @@ fn threads_of_this_process_do_not_count() {
 fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
     let own = own_program_ids();
-    assert_eq!((own.len(), monitor.lent().clone()), (1, CpuSet::from(pu)));
+    assert_eq!((own.len(), monitor.lent_pus().clone()), (1, CpuSet::from(pu)));
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
-    monitor.set_lent(&CpuSet::new()).unwrap();
-    assert!(monitor.take().is_empty() && monitor.run_times().is_empty(), "nothing is lent");
-    monitor.set_lent(&CpuSet::from(pu)).unwrap();
-    let reported =
-        until("the PU is reported", || Some(monitor.take()).filter(|reported| !reported.is_empty()));
+    monitor.set_lent_pus(&CpuSet::new()).unwrap();
+    assert!(
+        monitor.take_reported_pus().is_empty() && monitor.owner_run_times().is_empty(),
+        "nothing is lent"
+    );
+    monitor.set_lent_pus(&CpuSet::from(pu)).unwrap();
+    let reported = until("the PU is reported", || {
+        Some(monitor.take_reported_pus()).filter(|reported| !reported.is_empty())
+    });
     assert_eq!(reported, CpuSet::from(pu));
     drop(monitor);
     until("the kernel drops the program", || own.is_disjoint(&program_ids()).then_some(()));
@@ -269,8 +273,8 @@ fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
         .map(|_| {
             // The owner sleeps, and nothing else runs there for the moment.
             std::thread::sleep(Duration::from_millis(2));
-            monitor.take();
-            monitor.rearm(&CpuSet::from(pu)).unwrap();
+            monitor.take_reported_pus();
+            monitor.report_again(&CpuSet::from(pu)).unwrap();
             let begin = Instant::now();
             owner.0.stdin.as_mut().unwrap().write_all(b"go").unwrap();
             while !is_readable(&monitor, PollTimeout::from(1_000_u16)) {}
@@ -282,8 +286,8 @@ fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
     println!("from the write to the report: p50 {:?}, p99 {:?}, max {:?}", at(500), at(990), at(999));
     let begin = Instant::now();
     for _ in 0..100 {
-        monitor.set_lent(&CpuSet::new()).unwrap();
-        monitor.set_lent(&CpuSet::from(pu)).unwrap();
+        monitor.set_lent_pus(&CpuSet::new()).unwrap();
+        monitor.set_lent_pus(&CpuSet::from(pu)).unwrap();
     }
     println!("detaching and attaching: {:?}", begin.elapsed() / 100);
     drop(monitor);

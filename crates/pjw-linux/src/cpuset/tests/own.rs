@@ -97,7 +97,7 @@ fn removing_the_last_cpuset_removes_everything() {
 fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
     let Some(mut fixture) = fixture() else { return };
     let directory = |own: &OwnCgroupNames| fixture.hierarchy.cgroup(&own.directory_path()).unwrap();
-    let beside = OwnCgroupNames::of_additional_daemon(format!("/of-test/{}", std::process::id()).as_bytes());
+    let beside = OwnCgroupNames::for_additional_daemon(format!("/of-test/{}", std::process::id()).as_bytes());
     let bases = [directory(&OwnCgroupNames::default()), directory(&beside)];
     if bases[0].exists() {
         skip("another warden has cpusets here");
@@ -143,7 +143,7 @@ fn a_controller_that_another_program_enabled_stays_enabled() {
     other.create().unwrap();
     other.write_file("cpuset.cpus", &fixture.last().to_string()).unwrap();
     assert_eq!(fixture.remove(&job_cpuset), DONE);
-    assert_eq!(other.read_cpu_list("cpuset.cpus").unwrap(), fixture.last());
+    assert_eq!(other.read_number_list("cpuset.cpus").unwrap(), fixture.last());
     other.remove().unwrap();
     top.write_file("cgroup.subtree_control", "-cpuset").unwrap();
 }
@@ -320,7 +320,7 @@ fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     }
     let two = job_cpuset("after", &last);
     assert_eq!(fixture.create(&two), done(last));
-    assert_eq!(base.read_cpu_list("cpuset.cpus").unwrap(), fixture.all);
+    assert_eq!(base.read_number_list("cpuset.cpus").unwrap(), fixture.all);
     assert_eq!([fixture.remove(&one), fixture.remove(&two)], [DONE, DONE]);
 }
 

@@ -42,13 +42,14 @@ pub struct ProcEventSocket {
 }
 
 impl ProcEventSocket {
-    /// Subscribes to process events (fork, exec and exit). As a test, starts threads, and waits at most 200 ms
-    /// until the kernel reports the start of one of them. The kernel does not report processes that were
-    /// started before the subscription. To find these processes, the caller must scan all processes after this
-    /// call.
+    /// Opens a socket that receives process events (fork, exec and exit) from the kernel. As a test, starts
+    /// threads, and waits at most 200 ms until the kernel reports the start of one of them. The kernel does not
+    /// report processes that were started before this call. To find these processes, the caller must scan all
+    /// processes after this call.
     ///
     /// # Errors
-    /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
+    /// If the kernel refuses the subscription to process events, has no process events, or delivers none to
+    /// this process.
     pub fn open() -> Result<Self, ProcEventsError> {
         let fault = |error| match from_rustix(error) {
             Errno::EPERM | Errno::EACCES => ProcEventsError::PermissionDenied,

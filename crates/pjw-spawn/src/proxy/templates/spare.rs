@@ -12,9 +12,10 @@ use crate::instance::Instance;
 use crate::proxy::refusal::ForkError;
 use std::os::fd::AsRawFd;
 
-/// A process that a [`Template`] made in advance. It is stopped before `main` of the program and uses no CPU.
-/// [`Template::start_spare`] turns the process into a running process of the program with arguments of its own. The
-/// stopped process ends when this value is dropped, or when the process that made the spare ends.
+/// A process of a program that was made in advance, is stopped before `main`, and uses no CPU. It is forked from a
+/// [`Template`], a process that has loaded the program. [`Template::start_spare`] turns the spare into a running
+/// process of the program with arguments of its own. The stopped process ends when this value is dropped, or when the
+/// process that made the spare ends.
 #[derive(Debug)]
 pub struct Spare {
     /// The process of the spare. `None` if the process has become an instance.

@@ -86,14 +86,14 @@ pub struct Template {
 impl Template {
     /// Starts a template: a process of the program of `context`, from which instances (further processes of the
     /// program) are forked. Waits until the template has stopped before `main`. The template has the arguments, the
-    /// environment variables and the cgroup of `first`, and runs on the CPUs of the calling thread. The template is
-    /// not an instance itself: [`Template::fork`] must also be called for `first`.
+    /// environment variables and the cgroup in `first_instance`, and runs on the CPUs of the calling thread. The
+    /// template is not an instance itself: [`Template::fork`] must also be called for `first_instance`.
     ///
     /// # Errors
     /// If the program can't have a template. The program can still be started by exec, unless the error is
     /// [`TemplateError::StartFailed`].
-    pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
-        Self::linked(Arc::clone(&context.setup), first)
+    pub fn load(context: &Context, first_instance: &Instance) -> Result<Self, TemplateError> {
+        Self::linked(Arc::clone(&context.setup), first_instance)
     }
 
     /// Loads the kind of template that the context names. `requested_mask` is what the calling thread has requested by
@@ -129,14 +129,14 @@ impl Template {
     /// function. The template stops in the call. Instances (further processes of the program) are forked from the
     /// template, and continue after the call.
     ///
-    /// The template has the arguments, the environment variables and the cgroup of `first`. The template is not an
-    /// instance itself: [`Template::fork`] must also be called for `first`. In each instance, the array of pointers
-    /// to the arguments and variables may have at most 32 KiB.
+    /// The template has the arguments, the environment variables and the cgroup in `first_instance`. The template is
+    /// not an instance itself: [`Template::fork`] must also be called for `first_instance`. In each instance, the
+    /// array of pointers to the arguments and variables can have at most 32 KiB.
     ///
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
-    pub fn load_until_fork_here(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
-        Self::late(Arc::clone(&context.setup), first)
+    pub fn load_until_fork_here(context: &Context, first_instance: &Instance) -> Result<Self, TemplateError> {
+        Self::late(Arc::clone(&context.setup), first_instance)
     }
 
     fn late(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
@@ -197,11 +197,11 @@ impl Template {
     }
 
     /// Makes an instance, which is a process of the program, as a fork of the template. The instance has the
-    /// arguments, the environment variables and the placement in `instance`. It is a child of the calling process.
+    /// arguments, the environment variables and the placement in `instance`, and is a child of the calling process.
     ///
-    /// The call fails if the affinity mask in `instance` has no online CPU, or if the NUMA node does not exist. If
-    /// the kernel rejects the mask or the node for another reason, the call succeeds, and the instance exits with
-    /// status 125 before its program runs.
+    /// The call fails if the affinity mask in `instance` has no online CPU, or if the preferred NUMA node does not
+    /// exist. If the kernel rejects the mask or the node for another reason, the call succeeds, and the instance
+    /// exits with status 125 before its program runs.
     ///
     /// # Errors
     /// - [`ForkError::Mismatch`] if the instance differs from the template in a property that can't be changed.

@@ -52,7 +52,7 @@ impl Scanner {
         };
         let flux_user = User::from_name("flux").ok().flatten().map(|user| Uid(user.uid.as_raw()));
         Ok(Self {
-            node: LinuxMachine::new(pjw_sources::identifying_variables())?,
+            node: LinuxMachine::new(pjw_sources::job_variable_names())?,
             state: WardenState::new(topology, &CpuSet::new()),
             policy,
             host: Host { name: clock::hostname(), flux_user },
@@ -151,7 +151,7 @@ pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) 
     let here = |service: &&Scheduler| {
         processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))
     };
-    let seen = |service: &Scheduler| service.describe(configuration(service).as_deref());
+    let seen = |service: &Scheduler| service.describe_core_binding(configuration(service).as_deref());
     SCHEDULERS.iter().filter(here).map(seen).collect()
 }
 
@@ -208,9 +208,15 @@ mod tests {
         let slurm = SCHEDULERS.iter().find(|service| service.name == "Slurm").unwrap();
         assert_eq!(text_in(slurm, dir.path()), None);
         std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
-        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, JobBinding::Nothing);
+        assert_eq!(
+            slurm.describe_core_binding(text_in(slurm, dir.path()).as_deref()).binding,
+            JobBinding::Nothing
+        );
         std::fs::write(dir.path().join("cgroup.conf"), "ConstrainCores=yes").unwrap();
-        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, JobBinding::Cpusets);
+        assert_eq!(
+            slurm.describe_core_binding(text_in(slurm, dir.path()).as_deref()).binding,
+            JobBinding::Cpusets
+        );
     }
 
     #[test]
@@ -226,6 +232,9 @@ mod tests {
         ] {
             std::fs::write(dir.path().join(file), text).unwrap();
         }
-        assert_eq!(condor.describe(text_in(condor, dir.path()).as_deref()).binding, JobBinding::Masks);
+        assert_eq!(
+            condor.describe_core_binding(text_in(condor, dir.path()).as_deref()).binding,
+            JobBinding::Masks
+        );
     }
 }

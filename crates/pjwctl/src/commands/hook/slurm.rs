@@ -32,7 +32,7 @@ pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
 pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };
-    let task = task::read_task_cpus(&context.attributes, &context.host);
+    let task = task::read_slurm_task_cpus(&context.attributes, &context.host);
     variables::of_task(context, &status, &job, task)
 }
 

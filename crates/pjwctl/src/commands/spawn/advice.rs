@@ -30,7 +30,7 @@ fn print_lines<'a>(contexts: impl Iterator<Item = (&'a Context, bool)>) {
         return;
     };
     for (context, can_be_forked) in contexts {
-        let path = Path::new(OsStr::from_bytes(context.program().to_bytes()));
+        let path = Path::new(OsStr::from_bytes(context.program_path().to_bytes()));
         let missed = missed_opens(path, &library_path);
         if missed >= MANY_MISSED_OPENS {
             output::print_error(&format!(

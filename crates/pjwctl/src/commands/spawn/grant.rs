@@ -54,7 +54,7 @@ impl Grant {
         let name = request.job.clone().unwrap_or_else(|| run::default_name(program, pid));
         let assign = Assign {
             job: job_id(&name)?,
-            cores: request.cores.map_or(Some(size), CoreCountArg::count),
+            cores: request.cores.map_or(Some(size), CoreCountArg::core_count),
             all_cores: (request.cores == Some(CoreCountArg::All)).then_some(true),
             pids: Some(vec![pid]),
             class: request.class.map(|class| value_name(&class)),

@@ -247,7 +247,7 @@ impl Group {
         let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
             return Ok(());
         };
-        while let Some((instance, result)) = batch.next_ready() {
+        while let Some((instance, result)) = batch.next_ready_result() {
             let Some(&rank) = ranks.get(instance) else { continue };
             self.take_result(rank, result)?;
         }

@@ -159,7 +159,7 @@ fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
 
 /// Checks each program, and the limits on processes for all programs together.
 fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
-    programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
+    programs.iter().try_for_each(|program| program.context.check_instances(&program.instances))?;
     let instances = programs.iter().map(|program| program.instances.len()).sum();
     let starters = programs.iter().map(|program| program.context.starter_count(&program.instances)).sum();
     check_process_limits(instances, starters)
@@ -214,7 +214,7 @@ fn placements(
     request: &SpawnArgs,
     size: u32,
 ) -> anyhow::Result<Vec<Arc<Placement>>> {
-    let cpus = match request.cores.and_then(CoreCountArg::count).filter(|_| request.local) {
+    let cpus = match request.cores.and_then(CoreCountArg::core_count).filter(|_| request.local) {
         None => granted.clone(),
         Some(cores) => first_cores(topology, granted, cores)?,
     };

@@ -28,9 +28,9 @@ pub(super) fn with_replicas(topology: &Topology, programs: Vec<Program>) -> anyh
             output::print_error(&format!(
                 "--replicate takes {replicas} of memory for {} files of {}",
                 replicas.file_count(),
-                context.program().to_string_lossy()
+                context.program_path().to_string_lossy()
             ));
-            Program { context: context.replicas(replicas), instances }
+            Program { context: context.set_replicas(replicas), instances }
         }
     });
     Ok(given.collect())
@@ -53,7 +53,7 @@ fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replic
         Ok(template) => Ok((program, Some(Replicas::of_process(template.pid(), nodes)?))),
         Err(refusal) => bail!(
             "--replicate finds no libraries of {}: {refusal}; start without --replicate",
-            program.context.program().to_string_lossy()
+            program.context.program_path().to_string_lossy()
         ),
     }
 }

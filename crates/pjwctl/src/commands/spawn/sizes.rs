@@ -28,7 +28,7 @@ impl InstanceSizes {
         variables: &[CpuCountVariable],
     ) -> Self {
         let of_part = |placement: &Arc<Placement>| {
-            let counts = CpuCounts::of(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
+            let counts = CpuCounts::from_cpus(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
             cpu_count_environment(variables, counts, own_variable)
         };
         let of_parts: Vec<_> = placements.iter().map(of_part).collect();

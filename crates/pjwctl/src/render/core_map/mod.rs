@@ -19,15 +19,15 @@ const BLOCK: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// Returns the letter or digit that stands for a job in the core map and in the job table of `pjwctl status`. `n` is
-/// the position of the job in the list of jobs, from 0. For all positions from 62 on, returns `*`.
+/// Returns the letter or digit that stands for a job in the core map and in the job table of `pjwctl status`.
+/// `position` is the position of the job in the list of jobs, from 0. For all positions from 62 on, returns `*`.
 #[must_use]
-pub fn job_letter(n: usize) -> char {
-    LETTERS.get(n).map_or('*', |&letter| char::from(letter))
+pub fn job_symbol(position: usize) -> char {
+    LETTERS.get(position).map_or('*', |&letter| char::from(letter))
 }
 
 /// What holds a core or a PU (logical CPU): a job, several jobs, or the system. `Lent` means that one job owns the PU
-/// and another job borrows it. `Free` and `Offline` mean that nothing holds it.
+/// and another job borrows the PU. `Free` and `Offline` mean that nothing holds the core or the PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// The job at this index in the list of jobs, counted from 0.
@@ -49,7 +49,7 @@ impl Holder {
     #[must_use]
     pub fn symbol(self) -> (char, Style) {
         match self {
-            Holder::Job(n) => (job_letter(n), style::job_style(n)),
+            Holder::Job(n) => (job_symbol(n), style::job_style(n)),
             Holder::SeveralJobs => ('!', style::FAILURE),
             Holder::Lent => ('~', Style::new()),
             Holder::Housekeeping => ('#', style::SECONDARY),

@@ -118,7 +118,7 @@ fn siblings_of_two_jobs_make_a_shared_core_and_half_a_core_is_a_core() {
 
 #[test]
 fn jobs_beyond_the_letters_share_a_sign() {
-    assert_eq!([0, 25, 26, 61, 62, 1_000].map(job_letter), ['a', 'z', 'A', '9', '*', '*']);
+    assert_eq!([0, 25, 26, 61, 62, 1_000].map(job_symbol), ['a', 'z', 'A', '9', '*', '*']);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
-use super::super::core_map::{Holder, PuHolders, job_letter};
+use super::super::core_map::{Holder, PuHolders, job_symbol};
 use super::super::text::{escape_control_characters, shorten_cpu_list};
 use super::super::topology::{classed, memory, name};
 use super::svg::{Fill, Svg, shortened};
@@ -249,7 +249,7 @@ impl Builder<'_> {
         if let Some((holders, _)) = self.holders_and_status {
             let holder = holders.holder_of_core(&pus);
             boxes.note = match holder {
-                Holder::Job(n) => job_letter(n).to_string(),
+                Holder::Job(n) => job_symbol(n).to_string(),
                 Holder::SeveralJobs | Holder::Lent => holder.symbol().0.to_string(),
                 _ => String::new(),
             };

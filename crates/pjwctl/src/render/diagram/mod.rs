@@ -11,7 +11,7 @@ mod svg;
 
 use pjw_ipc::wire::{Status, Topology};
 
-use super::core_map::{Holder, PuHolders, job_letter};
+use super::core_map::{Holder, PuHolders, job_symbol};
 use super::text::{count_with_noun, escape_control_characters, shorten_cpu_list};
 use boxes::DiagramBox;
 use layout::{columns_of, count_of};
@@ -108,7 +108,7 @@ fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entr
         let id = escape_control_characters(&job.id);
         let text = format!("{}, CPUs {}", shortened(&id, 60), shorten_cpu_list(&job.cpus, 20));
         let hint = format!("{id}: CPUs {}", escape_control_characters(&job.cpus));
-        entries.push(Entry::new(Fill::of(Holder::Job(n)), job_letter(n).to_string(), text, hint));
+        entries.push(Entry::new(Fill::of(Holder::Job(n)), job_symbol(n).to_string(), text, hint));
     }
     for holder in [Holder::SeveralJobs, Holder::Lent, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {

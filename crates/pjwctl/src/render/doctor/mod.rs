@@ -150,21 +150,21 @@ fn line_of(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     }
 }
 
-/// Returns the text that `pjwctl doctor` prints. `names` contains the names of the users that own jobs. If `all` is
-/// false, the text does not contain findings of the severity `note` and detailed facts.
+/// Returns the text that `pjwctl doctor` prints. `names` contains the names of the users that own jobs. If
+/// `is_complete` is false, findings of the severity `note` and detailed facts are left out.
 #[must_use]
-pub fn report_text(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
+pub fn report_text(report: &DoctorReport, names: &UserNames, is_complete: bool, term: Terminal) -> String {
     let note = Severity::Note.name();
-    let shown = report.findings.iter().filter(|finding| all || finding.severity != note);
+    let shown = report.findings.iter().filter(|finding| is_complete || finding.severity != note);
     let findings: String = shown.map(|finding| self::finding(finding, term)).collect();
-    let mut parts = vec![summary(report, all, term)];
+    let mut parts = vec![summary(report, is_complete, term)];
     if !findings.is_empty() {
         parts.push(findings);
     }
     if !report.jobs.is_empty() {
-        parts.push(jobs(&report.jobs, names, all, term));
+        parts.push(jobs(&report.jobs, names, is_complete, term));
     }
-    parts.push(facts(&report.facts, all, term));
+    parts.push(facts(&report.facts, is_complete, term));
     parts.join("\n")
 }
 

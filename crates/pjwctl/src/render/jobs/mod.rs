@@ -4,7 +4,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
-use super::{Terminal, UserNames, core_map::job_letter, style, text, user_name};
+use super::{Terminal, UserNames, core_map::job_symbol, style, text, user_name};
 
 /// The headings. The first two and `cpus` are texts, the others numbers.
 const HEADINGS: [&str; 10] =
@@ -24,8 +24,8 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 }
 
 /// Returns a table with one row per job: its id, owner, CPUs, and numbers of processes and threads. Each row begins
-/// with the letter that stands for the job in the core map of `pjwctl status`. `names` contains the names of the
-/// users that own the jobs. The column `since` shows how long ago, at the time `now`, pjw detected or created the
+/// with the letter or digit that stands for the job in the core map of `pjwctl status`. `names` contains the names of
+/// the users that own the jobs. The column `since` shows how long ago, at the time `now`, pjw detected or created the
 /// job.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
@@ -49,7 +49,7 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
         let cpus = text::shorten_cpu_list(&cpus, lists * LIST_LINES);
         let (id, cpus) = (break_at(&id, ids, |_| true), break_at(&cpus, lists, |c| c == ','));
         let height = id.lines().count().max(cpus.lines().count()).max(1);
-        leads.push(style::apply_style(job_letter(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
+        leads.push(style::apply_style(job_symbol(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
         leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));
         table.add_row([id, owner, cores, cpus].into_iter().chain(rest).map(Cell::new));
     }
@@ -102,7 +102,7 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
 /// Returns the line that `pjwctl assign` prints for a job: the id of the job and its CPUs. If the job still waits for
 /// cores, the line is only the id.
 #[must_use]
-pub fn assigned_line(job: &Job) -> String {
+pub fn assigned_job_line(job: &Job) -> String {
     let line = format!(
         "{} {}",
         text::escape_control_characters(&job.id),
@@ -141,9 +141,9 @@ pub fn provision_line(job: &Job) -> String {
 }
 
 /// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job now wants.
-/// `requested` is the number on the command line, or `None` for the word `default`. After `default`, the line says
-/// that the job wants what it was granted. If the maximum of the job is smaller than `requested`, the line names both
-/// numbers.
+/// `requested` is the number on the command line, or `None` for the word `default`. After `default`, the job wants
+/// what it was granted: the cores that pjwd or the batch system chose for the job. The line then says so. If the
+/// maximum of the job is smaller than `requested`, the line names both numbers.
 #[must_use]
 pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
     let id = text::escape_control_characters(&job.id);
@@ -157,7 +157,7 @@ pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
 /// Returns the text that `pjwctl release` prints: one line for each job that was released. `jobs` contains the ids of
 /// these jobs. If `jobs` is empty, the text says that there was nothing to release.
 #[must_use]
-pub fn released_lines(jobs: &[String]) -> String {
+pub fn released_jobs_text(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();
     text::sentence_lines("there was nothing to release", &lines)
 }

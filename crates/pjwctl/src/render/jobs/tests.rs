@@ -64,8 +64,8 @@ fn a_hostile_name_stays_in_its_cell() {
 
 #[test]
 fn assign_prints_the_job_and_its_cpus() {
-    assert_eq!(assigned_line(&job("manual:a", "2-3")), "manual:a 2-3\n");
-    assert_eq!(assigned_line(&job("manual:a", "")), "manual:a\n", "and no blank where there are none");
+    assert_eq!(assigned_job_line(&job("manual:a", "2-3")), "manual:a 2-3\n");
+    assert_eq!(assigned_job_line(&job("manual:a", "")), "manual:a\n", "and no blank where there are none");
 }
 
 #[test]
@@ -85,8 +85,8 @@ fn the_message_for_a_waiting_job_has_the_request_and_the_state_of_its_processes(
 #[test]
 fn release_prints_what_was_released() {
     assert_eq!(
-        released_lines(&["manual:a".into(), "slurm:1".into()]),
+        released_jobs_text(&["manual:a".into(), "slurm:1".into()]),
         "released manual:a\nreleased slurm:1\n"
     );
-    assert_eq!(released_lines(&[]), "there was nothing to release\n");
+    assert_eq!(released_jobs_text(&[]), "there was nothing to release\n");
 }

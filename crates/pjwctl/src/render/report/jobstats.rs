@@ -11,11 +11,11 @@ use serde_json::json;
 const MIN_WALL: u64 = 60_000;
 
 /// Returns a summary of how an ended job used this node, in the format in which the tool jobstats stores summaries in
-/// Slurm's field AdminComment. For a job of less than a minute, the text says only that the job was short. `host` is
-/// the host name of the node. `total_memory` is the memory of the node in bytes: the text contains this number
-/// instead of the memory that the job requested, which pjw does not know.
+/// Slurm's field AdminComment. For a job of less than a minute, the text says only that the job was short.
+/// `host_name` is the host name of the node. `total_memory_bytes` is the memory of the node: the text contains this
+/// number instead of the memory that the job requested, which pjw does not know.
 #[must_use]
-pub fn jobstats_line(report: &Report, host: &str, total_memory: u64) -> String {
+pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) -> String {
     if report.wall_s.0 < MIN_WALL {
         return "JS1:Short\n".to_owned();
     }
@@ -23,9 +23,9 @@ pub fn jobstats_line(report: &Report, host: &str, total_memory: u64) -> String {
         "cpus": held_pus(report),
         "total_time": report.cpu_s,
         "used_memory": report.memory_peak.unwrap_or(0),
-        "total_memory": total_memory,
+        "total_memory": total_memory_bytes,
     });
-    let short_name = host.split('.').next().unwrap_or(host);
+    let short_name = host_name.split('.').next().unwrap_or(host_name);
     let summary = json!({ "gpus": 0, "nodes": { short_name: node }, "total_time": report.wall_s.0 / 1000 });
     format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
 }

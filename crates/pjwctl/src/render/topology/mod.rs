@@ -17,7 +17,7 @@ use super::{Terminal, style};
 /// Returns the text of `pjwctl topology`: a tree of the packages, NUMA nodes, caches and cores of the machine. If
 /// `status` is `Some`, the tree also shows which jobs hold the cores.
 #[must_use]
-pub fn tree_text(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
+pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
     let title = style::apply_style("machine", style::HEADING, term);
     let head = format!("machine: {}, {}", counts(topology), cpus_phrase(&topology.cpus, 24));
     let mut lines = wrap_text(&head, term.width, "", "  ").replacen("machine", &title, 1);

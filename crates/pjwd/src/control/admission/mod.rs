@@ -153,9 +153,9 @@ pub struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Records that a command of the user `uid` was refused at the time `now`, for the reason `reason`. Logs a
-    /// warning with the reason and the number of refusals since the last warning, unless the last warning is less
-    /// than 10 s old. At the log level debug, each refusal is logged.
+    /// Records that a command of the user `uid` was refused at the time `now`, for the reason `reason`. If the last
+    /// warning is at least 10 s old, logs a warning with the reason and the number of refusals since the last
+    /// warning. At the log level debug, each refusal is also logged by itself.
     pub fn record(&mut self, uid: Uid, reason: &str, now: Instant) {
         debug!(uid = uid.0, "refused: {reason}");
         if let Some(count) = self.due(now) {

@@ -200,12 +200,17 @@ pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
     Answer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
-/// Finds the processes of the job `id` that have most of their memory on other NUMA nodes than those on which their
-/// busy threads ran last. `by_node` has the bytes on each NUMA node, for each process whose memory was read. The
-/// result is an [`Answer::FarMemory`]. Its list is empty if there is no such process or no such job.
+/// Finds the processes of the job `id` with far memory. A process has far memory if most of its memory is on other
+/// NUMA nodes than those on which its busy threads ran last. `memory_by_node` has the bytes on each NUMA node, for
+/// each process whose memory was read. The result is an [`Answer::FarMemory`]. The list in the answer is empty if no
+/// process has far memory, or if the job does not exist.
 #[must_use]
-pub fn far_memory(state: &WardenState, id: &JobId, by_node: BTreeMap<Pid, BTreeMap<u32, u64>>) -> Answer {
-    let processes = by_node.into_iter().filter_map(|(pid, by_node)| {
+pub fn processes_with_far_memory(
+    state: &WardenState,
+    id: &JobId,
+    memory_by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
+) -> Answer {
+    let processes = memory_by_node.into_iter().filter_map(|(pid, by_node)| {
         let member = state.members.get(&pid).filter(|member| member.job == *id)?;
         let busy = member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot);
         Some(BusyProcessMemory { pid, last_cpus: busy.map(|thread| thread.last_cpu).collect(), by_node })

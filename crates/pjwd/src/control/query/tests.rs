@@ -126,7 +126,7 @@ fn only_busy_threads_of_the_job_are_compared_with_the_memory() {
     let memory = BTreeMap::from([(1, 1 << 30)]);
     let by_node: BTreeMap<Pid, _> =
         [100_000, 200_000, 999].into_iter().map(|pid| (Pid(pid), memory.clone())).collect();
-    let far = |state: &WardenState| match far_memory(state, &job, by_node.clone()) {
+    let far = |state: &WardenState| match processes_with_far_memory(state, &job, by_node.clone()) {
         Answer::FarMemory(far) => far.iter().map(|far| (far.pid, far.busy_threads)).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };

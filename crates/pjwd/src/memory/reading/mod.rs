@@ -12,13 +12,14 @@ use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::memory::{JobMemory, ProcessMemory, common_cgroup, estimate_shared_permille};
 use pjw_core::time::{Moment, Nanos};
 use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryMount, read_memory_peak};
-use pjw_linux::proc::memory_use::{MemoryCounters, SmapsRollup};
+use pjw_linux::proc::memory_use::{ProcessMemoryCounters, ProcessMemoryUse};
 use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::errno::{is_gone, is_permission_denied};
 use pjw_linux::sys::{clock, kcmp::compare_address_spaces};
 
-/// The method by which pjwd measures the memory use of a job. An estimate from counters of the kernel takes little
-/// CPU time. A walk over the pages of each process is exact, but takes much CPU time.
+/// The kind of a reading (a measurement of a job's memory use): the method by which pjwd measures. An estimate from
+/// counters of the kernel takes little CPU time. A walk over the pages of each process is exact, but takes much CPU
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadingKind {
     /// By the kernel's counters. The shared part is estimated from the job's memory cgroup.
@@ -53,8 +54,8 @@ pub struct DeniedProcess {
     pub reason: String,
 }
 
-/// The result of one measurement of a job's memory use: the sums over the processes of the job, the values of each
-/// process, and the CPU time of the measurement. All sizes are in bytes.
+/// A reading: the result of one measurement of a job's memory use. Contains the sums over the processes of the job,
+/// the values of each process, and the CPU time of the measurement. All sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct JobReading {
     /// How the memory was read.
@@ -109,9 +110,9 @@ struct JobCgroup {
     is_own: bool,
 }
 
-/// Measures the memory use of a job that has the processes `processes`, by the method `kind`. Blocks until the result
-/// is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are only
-/// counted, in [`JobReading::gone`]. Processes that can't be read are listed in [`JobReading::denied`].
+/// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. Blocks until the
+/// result is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are
+/// only counted, in [`JobReading::gone`]. Processes that can't be read are listed in [`JobReading::denied`].
 ///
 /// If the pages of processes are read, `is_wanted` is called before each process. If `is_wanted` returns false, the
 /// function stops with [`ReadingError::Abandoned`].
@@ -119,7 +120,7 @@ struct JobCgroup {
 /// # Errors
 /// If /proc can't be opened. If `is_wanted` returned false. If an estimate is requested, but the job has no readable
 /// memory cgroup of its own.
-pub fn read_job(
+pub fn measure_job_memory(
     processes: &[ProcessId],
     kind: ReadingKind,
     is_wanted: &dyn Fn() -> bool,
@@ -200,15 +201,15 @@ fn read_pages(
     reading.sum = JobMemory::sum(&reading.processes);
     let unknown = reading.processes.iter().filter(|process| process.address_space.is_none());
     let sizes = read.values().chain(unknown).map(|process| process.uss);
-    reading.workers = Some(WorkerMemory::of(reading.at.since_boot, sizes));
+    reading.workers = Some(WorkerMemory::from_unique_set_sizes(reading.at.since_boot, sizes));
     Ok(())
 }
 
 fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMemory, Errno> {
-    let SmapsRollup { rss, pss, uss, swap } = proc.smaps_rollup(pid)?;
-    let page_tables = proc.memory_counters(pid)?.page_tables;
+    let ProcessMemoryUse { rss, pss, uss, swap } = proc.read_memory_use(pid)?;
+    let page_tables = proc.read_memory_counters(pid)?.page_tables;
     let by_node = match kind {
-        ReadingKind::PagesByNode => proc.memory_by_numa_node(pid)?,
+        ReadingKind::PagesByNode => proc.read_memory_by_numa_node(pid)?,
         ReadingKind::Pages | ReadingKind::Estimate => BTreeMap::new(),
     };
     Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, by_node })
@@ -223,9 +224,9 @@ fn read_counters(
     let mut anonymous = Vec::with_capacity(processes.len());
     for &process in processes {
         let pid = process.pid;
-        match proc.memory_counters(pid) {
+        match proc.read_memory_counters(pid) {
             Ok(_) if !is_alive(proc, process) => reading.gone += 1,
-            Ok(MemoryCounters { rss, anonymous: own, page_tables, swap }) => {
+            Ok(ProcessMemoryCounters { rss, anonymous: own, page_tables, swap }) => {
                 anonymous.push(own);
                 let (by_node, address_space) = (BTreeMap::new(), None);
                 let memory =
@@ -321,7 +322,7 @@ fn job_cgroup(proc: &mut ProcDir, processes: &[ProcessId]) -> Option<JobCgroup> 
         if let Ok(lines) = proc.cgroups(process.pid)
             && is_alive(proc, process)
         {
-            paths.extend(mount.path_in(&lines).map(str::to_owned));
+            paths.extend(mount.memory_cgroup_path(&lines).map(str::to_owned));
         }
     }
     let cgroup = mount.cgroup(&common_cgroup(paths.iter().map(String::as_str))?)?;

@@ -9,7 +9,7 @@ use super::*;
 
 /// A reading that its caller waits for.
 fn read(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
-    read_job(processes, kind, &|| true)
+    measure_job_memory(processes, kind, &|| true)
 }
 
 struct Sleeper(Child);
@@ -132,7 +132,7 @@ fn a_reading_that_nobody_wants_any_more_ends_before_the_next_process() {
     let (one, other) = (Sleeper::start(), Sleeper::start());
     let left = std::cell::Cell::new(1);
     let wanted_once = || left.replace(0) > 0;
-    let reading = read_job(&[one.id(), other.id()], ReadingKind::Pages, &wanted_once);
+    let reading = measure_job_memory(&[one.id(), other.id()], ReadingKind::Pages, &wanted_once);
     assert_eq!(reading.err(), Some(ReadingError::Abandoned));
 }
 
@@ -143,7 +143,8 @@ fn the_thread_reads_one_job_after_the_other_and_skips_requests_that_nobody_waits
         let reader = crate::memory::reader::MemoryReader::default();
         let sleeper = Sleeper::start();
         let caller = Arc::new(());
-        let read = |process, wanted: Weak<()>| reader.request(vec![process], ReadingKind::Pages, wanted);
+        let read =
+            |process, wanted: Weak<()>| reader.request_reading(vec![process], ReadingKind::Pages, wanted);
         let (nobody, one, other) = tokio::join!(
             read(sleeper.id(), Weak::new()),
             read(sleeper.id(), Arc::downgrade(&caller)),

@@ -17,7 +17,7 @@ impl EventLoop {
             .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
         match loaded {
             Ok((config, policy)) => {
-                let changes = self.config.changes(&config);
+                let changes = self.config.describe_changes(&config);
                 self.warden.set_policy(policy);
                 self.control_settings.send_replace(ControlSettings::from(config.settings()));
                 self.logging.apply_settings(config.settings());

@@ -1,7 +1,7 @@
 //! The event loop and the reports of ended jobs.
 
 use pjw_core::command::Command;
-use pjw_core::diagnosis::verdict::{summary, verdict};
+use pjw_core::diagnosis::verdict::{ended_job_summary, judge_ended_job};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
 use pjw_core::scan::ScanRequest;
@@ -35,9 +35,9 @@ impl EventLoop {
     fn store_reports(&mut self, ended: &[JobReport]) -> Vec<Event> {
         let mut events = Vec::new();
         for report in ended {
-            let verdict = verdict(report);
+            let verdict = judge_ended_job(report);
             self.reports.add(report_to_wire(report, verdict.as_ref()));
-            let text = summary(report, verdict.as_ref());
+            let text = ended_job_summary(report, verdict.as_ref());
             events.push(Event::new(EventKind::Ended, text).with_job(&report.id).with_cpus(&report.cpus));
         }
         events

@@ -7,7 +7,7 @@ use nix::sys::stat::Mode;
 use super::*;
 
 fn holder(state_dir: &str) -> LockHolder {
-    LockHolder::this_process(Some(Path::new("/tmp/a.sock")), Path::new(state_dir))
+    LockHolder::for_this_process(Some(Path::new("/tmp/a.sock")), Path::new(state_dir))
 }
 
 /// Acquires the lock in `dir`, where no earlier version has a lock file.
@@ -70,7 +70,7 @@ fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
     assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
     assert_eq!(lock.earlier_state_dir("later"), None, "no process of that boot lives");
     drop(lock);
-    let released = LockHolder::this_process(None, Path::new("/tmp/three"));
+    let released = LockHolder::for_this_process(None, Path::new("/tmp/three"));
     drop(acquire(dir.path(), released).unwrap());
     let mut lock = take("/tmp/two");
     let earlier = lock.earlier_state_dir("boot");

@@ -21,7 +21,7 @@ use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
 use pjw_core::within_job::WithinJob;
-use pjw_sim::faults::{Faults, KILL_PANIC};
+use pjw_sim::faults::{Faults, KILL_PANIC_PAYLOAD};
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimMachineInterface;
 use pjw_sim::seed::RandomStream;
@@ -220,7 +220,7 @@ impl Run {
         let cycle = catch_unwind(AssertUnwindSafe(|| warden.run_cycle(request, commands)));
         let report = match cycle {
             Ok(report) => report,
-            Err(why) if why.downcast_ref::<&str>() == Some(&KILL_PANIC) => {
+            Err(why) if why.downcast_ref::<&str>() == Some(&KILL_PANIC_PAYLOAD) => {
                 self.print(|| "killed".to_owned());
                 self.totals.kills += 1;
                 self.restart();

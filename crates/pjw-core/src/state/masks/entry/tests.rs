@@ -209,7 +209,7 @@ fn what_a_scan_saw_was_born_before_the_decision_that_followed_except_if_it_canno
     assert!(!birth(5, 5).is_before(Nanos(5)) && !birth(1, 6).is_before(Nanos(5)));
     let tick = BirthTime::from_start_time(StartTime(100), Some(Nanos(SECOND + 3)));
     assert_eq!(tick, birth(SECOND, SECOND + 3));
-    assert_eq!(BirthTime::from_start_time(StartTime(100), None).latest, StartTime(100).latest());
+    assert_eq!(BirthTime::from_start_time(StartTime(100), None).latest, StartTime(100).latest_time());
 }
 
 #[test]

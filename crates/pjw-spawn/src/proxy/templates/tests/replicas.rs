@@ -48,7 +48,7 @@ fn instances_map_copies_on_their_node_which_nobody_else_sees() {
     assert!(replicas.bytes_per_node() > 1_000_000, "{replicas} has the C library");
     let mounts_before = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let thread = std::thread::spawn(move || {
-        replicas.enter_mount_namespace(0)?;
+        replicas.enter_namespace_with_copies(0)?;
         let mut template = Template::load(&context, &first).unwrap();
         assert!(template.is_up_to_date());
         let (text, exit, _) = run(&mut template, first).unwrap();
@@ -85,7 +85,7 @@ fn a_group_has_replicas_with_exec_and_with_templates() {
         let plain = context(&program, &["A=1"]);
         let replicas = replicas_of(&plain);
         let plain = if uses_templates { plain.use_templates() } else { plain };
-        let context = plain.replicas(replicas);
+        let context = plain.set_replicas(replicas);
         // The first and the last have no node.
         let (instances, mut outputs): (Vec<_>, Vec<_>) = (0..20)
             .map(|rank| with_output(on_node(instance(rank, &["maps"]), (1..19).contains(&rank).then_some(0))))
@@ -128,7 +128,8 @@ fn nothing_starts_if_a_file_can_not_be_copied() {
     let plain = context(&program, &["A=1"]);
     let replicas = replicas_of(&plain);
     fs::remove_file(&program).unwrap();
-    let refused = plain.replicas(replicas).start(vec![on_node(instance(0, &["true"]), Some(0))]).unwrap_err();
+    let refused =
+        plain.set_replicas(replicas).start(vec![on_node(instance(0, &["true"]), Some(0))]).unwrap_err();
     assert!(matches!(refused, CheckError::Replicas(_)), "{refused}");
 }
 
@@ -143,7 +144,7 @@ fn launcher_with_replicas() {
     let Ok(program) = std::env::var("PJW_TEST_REPLICAS_OF") else { return };
     let context = context(program.as_ref(), &["A=1"]).kill_when_launcher_ends();
     let replicas = replicas_of(&context);
-    let context = context.replicas(replicas);
+    let context = context.set_replicas(replicas);
     println!("\nbegins");
     let instances = (0..4).map(|rank| on_node(instance(rank, &["large"]), Some(0))).collect();
     match context.start(instances) {
@@ -224,6 +225,7 @@ fn a_user_without_the_privilege_is_told_so() {
         return;
     }
     let replicas = Replicas::of_process(pjw_core::ids::Pid(std::process::id()), [0]).unwrap();
-    let refused = std::thread::spawn(move || replicas.enter_mount_namespace(0)).join().unwrap().unwrap_err();
+    let refused =
+        std::thread::spawn(move || replicas.enter_namespace_with_copies(0)).join().unwrap().unwrap_err();
     assert_eq!(refused, ReplicaError::NotPermitted);
 }
