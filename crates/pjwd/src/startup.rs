@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
-use crate::control::inbox::{Message, MessageReceiver, MessageSender, WarningOrigin, message_channel};
+use crate::control::inbox::{Message, MessageSender, message_channel};
 use crate::host::{directories, notify, task_scan};
 use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
@@ -184,7 +184,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
-    let (outbox, inbox) = channel_with_warnings(other_records)?;
+    let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
     let (meter, metrics_receiver) = MetricsRecorder::new(config.settings());
     publisher.set_cpu_count_variables(&config.settings().cpu_count_variables);
@@ -198,7 +198,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files_directory(job_files.root_path());
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, reports);
-    let (loop_handle, started, ended) = spawn_loop(event_loop)?;
+    let (loop_handle, started, ended) = spawn_loop(event_loop, other_records)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
     let served = serve_until_stopped(listener, own_files, control, record_events, loop_thread);
@@ -239,13 +239,6 @@ fn open_journal(
     Ok((journal, recovered, warnings))
 }
 
-/// The channel to the event loop. Its first message has the warnings of the start.
-fn channel_with_warnings(warnings: Vec<Warning>) -> anyhow::Result<(MessageSender, MessageReceiver)> {
-    let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
-    let _ = outbox.send(Message::Warnings { origin: WarningOrigin::Start, warnings });
-    Ok((outbox, inbox))
-}
-
 /// The warning that the earlier daemon has its records in `directory`, which is not the state directory of this daemon.
 fn other_state_directory(directory: &Path) -> Warning {
     let directory = directory.display();
@@ -260,12 +253,13 @@ fn other_state_directory(directory: &Path) -> Warning {
 /// the thread ends, also after a panic.
 fn spawn_loop(
     mut event_loop: EventLoop,
+    start_warnings: Vec<Warning>,
 ) -> anyhow::Result<(JoinHandle<()>, oneshot::Receiver<()>, oneshot::Receiver<()>)> {
     let (ready, started) = oneshot::channel();
     let (alive, ended) = oneshot::channel::<()>();
     let spawned = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
         let _alive = alive;
-        event_loop.run_first_cycle();
+        event_loop.run_first_cycle(start_warnings);
         let _ = ready.send(());
         event_loop.run();
     });

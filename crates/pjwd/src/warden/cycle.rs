@@ -9,26 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Command, Reply};
-use pjw_core::ids::{Pid, ProcessId, ThreadId};
+use pjw_core::ids::{ProcessId, ThreadId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, ProcessTimes, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
-    audit::GrantAudit,
-    command_scan::command_scan_request,
-    cpuset::CpuSet,
-    job::JobId,
-    record::Record,
-    refusal::Refusal,
-    state::WardenState,
-    state::dirty::DirtySet,
-    time::Nanos,
-    topology::Topology,
-    usage_times::{cgroups_of_ending_jobs, parents_to_read_again, pids_to_read_cpu_times_of},
+    audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
+    refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
 };
 use pjw_sources::Host;
 
@@ -449,20 +440,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             process.job_marks = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
-        snapshot.cpu_times = self.read_cpu_times(&pids_to_read_cpu_times_of(&self.state, &snapshot));
-        for (job, path) in cgroups_of_ending_jobs(&self.state, &snapshot) {
-            self.state.usage.note_memory_peak(&job, self.node.read_memory_peak(&path));
-        }
+        self.read_usage(&mut snapshot);
         snapshot
-    }
-
-    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
-        let mut times = self.node.read_cpu_times(pids);
-        let parents = parents_to_read_again(&self.state, pids, &times);
-        if !parents.is_empty() {
-            times.extend(self.node.read_cpu_times(&parents));
-        }
-        times
     }
 
     fn apply(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {

@@ -7,6 +7,7 @@ mod dry_run;
 mod forks;
 mod recording;
 mod report;
+mod usage;
 
 pub use cycle::Warden;
 pub use report::{ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask};
