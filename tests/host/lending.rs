@@ -150,6 +150,28 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
     daemon.release("all").unwrap();
     wait_until("the borrower runs again", || runs(spinner));
     wait_for("it has the cores again", || (mask(spinner) == all).then_some(()));
+    for is_killed in [false, true] {
+        take_all(&daemon);
+        wait_until("the borrower is frozen", || !runs(spinner));
+        if is_killed {
+            daemon.kill();
+            let thawed = daemon.thaw_command().output().unwrap();
+            assert!(thawed.status.success(), "{thawed:?}");
+        } else {
+            daemon.stop();
+        }
+        wait_until("the borrower runs while there is no daemon", || runs(spinner));
+        daemon.spawn();
+        wait_until("the borrower is frozen again", || !runs(spinner));
+        daemon.release("all").unwrap();
+    }
+    take_all(&daemon);
+    wait_until("the borrower is frozen", || !runs(spinner));
+    daemon.release("batch").unwrap();
+    wait_until("the released job runs", || runs(spinner));
+    assert_eq!((mask(spinner), cgroups(spinner)), before);
+    daemon.release("all").unwrap();
+    assign(&daemon, "batch", "besteffort", "64", &batch);
     take_all(&daemon);
     wait_until("the borrower is frozen", || !runs(spinner));
     daemon.kill();
@@ -207,10 +229,12 @@ fn a_borrower_that_changes_its_mask_or_its_policy_loses_nothing_and_is_told_in_o
     wait_until("the status has a warning", || !told().is_empty());
     let (told, pid) = (told(), jobs.spinner);
     assert!(told.len() == 1 && told[0].contains(&format!("process {pid} of")), "{told:?}");
+    wait_until("nothing is lent to it", || lent(&daemon, "web").is_empty());
     jobs.batch.run(&format!("chrt -o -p 0 {pid}; echo"));
     wait_until("the warning ends", || {
         daemon.status().warnings.iter().all(|warning| warning.code != "realtime-borrower")
     });
+    wait_until("the idle core is lent once more", || lent(&daemon, "web") == jobs.own.to_string());
 }
 
 #[test]

@@ -122,9 +122,19 @@ impl PrivateDaemon {
     /// Returns the command that restores what the daemon changed, after the end of the daemon.
     #[must_use]
     pub fn release_all_command(&self) -> Command {
+        self.command_after_end("--release-all")
+    }
+
+    /// Returns the command that thaws the jobs that the daemon froze, after the end of the daemon.
+    #[must_use]
+    pub fn thaw_command(&self) -> Command {
+        self.command_after_end("--thaw")
+    }
+
+    fn command_after_end(&self, option: &str) -> Command {
         let mut command = Command::new(self.programs.join("pjwd"));
         command.args(self.beside.then_some("--beside"));
-        command.args(["--release-all", "--state-dir"]).arg(self.state_dir());
+        command.args([option, "--state-dir"]).arg(self.state_dir());
         command
     }
 

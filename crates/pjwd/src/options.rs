@@ -33,6 +33,10 @@ pub struct DaemonOptions {
     /// Needs no configuration. Refused while a daemon uses the state directory.
     #[arg(long, conflicts_with = "check_config")]
     pub(crate) release_all: bool,
+    /// Thaw the jobs that a daemon froze because no core was free for them, and exit. For use after a daemon was killed, if
+    /// no other daemon follows. The unit of systemd does this by itself. Changes nothing else.
+    #[arg(long, conflicts_with_all = ["check_config", "release_all"])]
+    pub(crate) thaw: bool,
     /// Print a topology as JSON and exit: of this machine, or from --input or --synthetic.
     #[arg(long, hide = true)]
     pub(crate) topology_json: bool,

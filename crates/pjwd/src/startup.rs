@@ -19,7 +19,9 @@ use pjw_ipc::client::{lock_dir, runtime_dir};
 use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
 use pjw_linux::sys::{affinity, clock};
 use pjw_linux::topology::{TopologySource, load_topology};
-use pjw_linux::{node::LinuxMachine, probe, sys::own_usage::limit_allocator_cache, systemd::activation};
+use pjw_linux::{
+    node::LinuxMachine, node::thaw_jobs, probe, sys::own_usage::limit_allocator_cache, systemd::activation,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
@@ -56,6 +58,8 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
         check_config(options)
     } else if options.release_all {
         release_all(options)
+    } else if options.thaw {
+        thaw(options)
     } else {
         run(options)
     };
@@ -92,10 +96,20 @@ fn check_config(options: &DaemonOptions) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{what}: ok").context("can't print")
 }
 
-fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
+/// The directory that the options or the default name.
+fn state_dir_of(options: &DaemonOptions) -> PathBuf {
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
-    let state_dir = options.state_dir.clone().unwrap_or_else(usual);
+    options.state_dir.clone().unwrap_or_else(usual)
+}
+
+fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
+    let refusals = thaw_jobs(&directories::own_cgroup_names(&state_dir_of(options), options.beside));
+    if refusals.is_empty() { Ok(()) } else { Err(anyhow!("{}", refusals.join("\n"))) }
+}
+
+fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
+    let state_dir = state_dir_of(options);
     let mut lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
     let undone = undo::release_all(&state_dir, options.beside)?;
     if let Some(lock) = lock.as_mut().filter(|_| undone.is_complete) {

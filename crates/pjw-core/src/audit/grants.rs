@@ -279,17 +279,37 @@ fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet)
     }
     let may_not_lend = |pu: &Pu| match state.pool.holder(*pu) {
         Some(Holder::Free) => false,
-        Some(Holder::Job(owner)) => state.jobs.get(owner).is_none_or(|owner| {
-            let class = owner.request.as_ref().map(|request| request.class);
-            class != Some(PriorityClass::Guaranteed)
-        }),
+        Some(Holder::Job(owner)) => !state.jobs.get(owner).is_some_and(is_lender),
         Some(Holder::Housekeeping) | None => true,
     };
     let cpus: CpuSet = borrowed.iter().filter(may_not_lend).collect();
     if !cpus.is_empty() {
         found.push(Violation::BorrowedFromNonLender { job: job.id.clone(), cpus });
     }
+    // A thread of the owner on the other PU of a core would run slower.
+    let online = state.pool.online_cpus();
+    let cores = state.topology.cores().iter().map(|core| core.pus.intersection(&online));
+    let is_split = |core: &CpuSet| core.intersects(&borrowed) && !core.is_subset(&borrowed);
+    if borrowed.is_subset(&online) {
+        found.extend(
+            cores
+                .filter(is_split)
+                .map(|core| Violation::SplitCore { job: job.id.clone(), cpus: core.intersection(&borrowed) }),
+        );
+    }
     found
+}
+
+/// Whether cores of the job may be lent: pjw chose them for this job alone, and they are no isolated partition.
+fn is_lender(owner: &Job) -> bool {
+    let is_guaranteed = owner
+        .request
+        .as_ref()
+        .is_some_and(|request| request.class == PriorityClass::Guaranteed && !request.isolated);
+    let is_own = |grant: &Grant| {
+        grant.granted_by == GrantedBy::Warden && !grant.is_shared && grant.ownership == Ownership::Owned
+    };
+    is_guaranteed && owner.grant.as_ref().is_some_and(is_own)
 }
 
 /// The PUs of the core of each PU, by the number of the PU. Empty for a number that no core has.

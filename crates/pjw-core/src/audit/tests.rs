@@ -22,6 +22,7 @@ use crate::terms::job::EndCondition;
 use crate::terms::job::Job;
 use crate::terms::snapshot::JobMarks;
 use crate::terms::snapshot::Process;
+use crate::terms::{Grant, GrantedBy, JobRequest, Ownership, PriorityClass};
 use crate::testing::{job, pjw_grant, regular_topology, set};
 use std::string::String;
 use std::vec::Vec;
@@ -102,6 +103,62 @@ fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
     });
     let found = audit(&state, &Plan::default(), &Policy::default());
     assert_eq!(found, [Violation::GrantOutsideMachine { job: job("a"), cpus: set("8-9") }]);
+}
+
+/// Eight PUs in four cores, 0 and 4 in the first one. The job `a` has two cores and may lend, and `b` borrows `cpus` of the class besteffort.
+fn lending(cpus: &str) -> WardenState {
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &CpuSet::new());
+    state.pool.claim(&job("a"), &set("0-1,4-5"));
+    state.pool.set_borrowed(&job("b"), &set(cpus));
+    let made = |id: &str, class, cores, grant| {
+        let request = Some(JobRequest { class, ..JobRequest::of_cores(cores) });
+        let made = Job::new(job(id), Uid(1001), EndCondition::Reservation, UnixMillis(0));
+        Job { grant: Some(grant), request, ..made }
+    };
+    state.jobs.insert(made("a", PriorityClass::Guaranteed, 2, pjw_grant(set("0-1,4-5"))));
+    let borrowed = Grant { ownership: Ownership::Borrowed, ..pjw_grant(set(cpus)) };
+    state.jobs.insert(made("b", PriorityClass::Besteffort, 4, borrowed));
+    state
+}
+
+fn grants_of(state: &WardenState) -> Vec<Violation> {
+    audit(state, &Plan::default(), &Policy::default())
+}
+
+#[test]
+fn whole_cores_of_a_lender_and_free_cores_may_be_borrowed() {
+    assert_eq!(grants_of(&lending("1-2,5-6")), []);
+}
+
+#[test]
+fn a_core_of_a_job_that_does_not_lend_is_borrowed_wrongly() {
+    let violation = [Violation::BorrowedFromNonLender { job: job("b"), cpus: set("1,5") }];
+    type Change = fn(&mut Job);
+    let changes: [Change; 4] = [
+        |owner| owner.request.as_mut().unwrap().class = PriorityClass::Normal,
+        |owner| owner.request.as_mut().unwrap().isolated = true,
+        |owner| owner.grant.as_mut().unwrap().granted_by = GrantedBy::Scheduler,
+        |owner| owner.grant.as_mut().unwrap().is_shared = true,
+    ];
+    for change in changes {
+        let mut state = lending("1-2,5-6");
+        state.jobs.update(&job("a"), change);
+        assert!(grants_of(&state).contains(&violation[0]), "{:?}", grants_of(&state));
+    }
+}
+
+#[test]
+fn half_a_core_is_borrowed_wrongly() {
+    let split = Violation::SplitCore { job: job("b"), cpus: set("2") };
+    assert_eq!(grants_of(&lending("1-2,5")), [split]);
+}
+
+#[test]
+fn a_borrower_whose_grant_is_not_what_the_ledger_says_is_noticed() {
+    let mut state = lending("1-2,5-6");
+    state.jobs.update(&job("b"), |borrower| borrower.grant.as_mut().unwrap().cpus = set("1-3,5-7"));
+    let (granted, held) = (set("1-3,5-7"), set("1-2,5-6"));
+    assert_eq!(grants_of(&state), [Violation::GrantDiffersFromPool { job: job("b"), granted, held }]);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_core::within_job::WithinJob;
 
-use crate::machine::{ALICE, Machine, SECOND, assign_of, job, machine_with, regular_topology, set};
+use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine_with, regular_topology, set};
 
 /// A policy that lends, on a node where idle priority and freezing work.
 fn lending_policy() -> Policy {
@@ -139,6 +139,49 @@ fn a_borrower_that_stays_in_its_service_gets_no_core_of_an_owner_and_explain_say
         ),
         "{sentence}"
     );
+}
+
+#[test]
+fn a_borrower_that_can_not_be_at_idle_priority_gets_no_core_of_an_owner_although_none_is_free() {
+    let mut m = lending_machine();
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0).cgroup = "/system.slice/batch.service".into();
+    m.spawn(30, 1, 0);
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    m.assign("normal", 2, &[30]).unwrap();
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    web_uses(&mut m, 0, 5);
+    assert_eq!(lent(&m), "");
+    assert_sound(&m);
+}
+
+#[test]
+fn lent_cores_are_taken_back_while_a_process_of_the_borrower_would_run_before_the_owner() {
+    let mut m = web_and_batch();
+    web_uses(&mut m, 1, 3);
+    assert_eq!(lent(&m), "2-5");
+    m.state.lending.set_realtime_borrowers([job("batch")].into());
+    assert!(would_change_loans(&m.state, &m.policy, Nanos(m.now())));
+    m.settle();
+    assert_eq!((lent(&m).as_str(), m.grant("batch").as_str()), ("", "6-7"));
+    m.state.lending.set_realtime_borrowers([].into());
+    web_uses(&mut m, 1, 9);
+    assert_eq!(lent(&m), "2-5", "the thread has the normal policy again");
+
+    // A process of the job is in a service.
+    m.spawn(21, 20, 0).cgroup = "/system.slice/batch.service".into();
+    m.settle();
+    assert_eq!((lent(&m).as_str(), m.grant("batch").as_str()), ("", "6-7"));
+    assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_that_wants_no_core_is_not_frozen_while_one_is_free() {
+    let mut m = web_and_batch();
+    m.policy.lending.starved = StarvedPolicy::Freeze;
+    m.command(Command::Want { job: job("batch"), cores: Some(0), caller: ROOT }).unwrap();
+    assert_eq!((ownership(&m, "batch"), m.grant("batch").len()), (Some(Ownership::Borrowed), 1));
+    assert_sound(&m);
 }
 
 #[test]
@@ -276,7 +319,7 @@ fn a_grace_period_ends_with_its_borrower() {
 fn a_number_that_the_owner_wants_replaces_the_estimate() {
     let mut m = web_and_batch();
     let want = |m: &mut Machine, cores| {
-        m.command(Command::Want { job: job("web"), cores, caller: crate::machine::ROOT }).unwrap();
+        m.command(Command::Want { job: job("web"), cores, caller: ROOT }).unwrap();
     };
     want(&mut m, Some(4));
     web_uses(&mut m, 0, 3);

@@ -5,12 +5,14 @@
 //! stays there: batch systems find the processes of their jobs by that.
 
 use nix::errno::Errno;
+use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, is_cgroup_within};
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::refusal;
 use super::context::{CpusetContext, Result, refused};
 use super::{moving, twins};
-use crate::cgroup::{CgroupDir, CpusetMount};
+use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
 
 const FREEZE: &str = "cgroup.freeze";
@@ -120,6 +122,24 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     }
     write_state(&twin, "THAWED")?;
     twins::remove(&twin, |pid| twins::move_to(|path| hierarchy.freezer_twin(path), "/", pid))
+}
+
+/// Thaws the processes of all jobs of the class besteffort whose cgroups have the names `own_cgroups`. Only pjw freezes
+/// processes in these cgroups. Called when pjwd ends: a job must not stay frozen while no daemon can thaw it. Returns one text
+/// for users for each cgroup that can't be thawed.
+#[must_use]
+pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
+    let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };
+    let above =
+        [own_cgroups.besteffort_directory_path(), format!("/{}", own_cgroups.besteffort_slice_name())];
+    let groups = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
+    let refusals = groups.filter_map(|group| thaw(&hierarchy, &group).err());
+    refusals
+        .filter_map(|outcome| match outcome {
+            CpusetOutcome::Refused { reason } => Some(reason),
+            _ => None,
+        })
+        .collect()
 }
 
 /// Moves a process that came into the cpuset at `to` into its twin if the job is frozen, else out of every twin.

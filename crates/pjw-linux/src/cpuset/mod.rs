@@ -25,6 +25,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use context::{Result, changed_cpuset, done, refused};
 
 pub(crate) use context::CpusetContext;
+pub use freezer::thaw_jobs;
 pub(crate) use leftovers::list_job_cpusets;
 pub(crate) use unrelated_threads::{REMOVAL_DELAY, UnrelatedThreads};
 

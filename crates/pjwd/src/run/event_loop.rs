@@ -17,7 +17,7 @@ use pjw_core::{
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
-use pjw_linux::{node::LinuxMachine, sys::clock, sys::own_usage::trim_heap};
+use pjw_linux::{node::LinuxMachine, node::thaw_jobs, sys::clock, sys::own_usage::trim_heap};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
@@ -466,13 +466,17 @@ impl EventLoop {
         }
     }
 
-    /// Answers the pending commands, writes the journal and publishes the stop. Jobs keep their cores and masks.
+    /// Answers the pending commands, writes the journal, thaws the frozen jobs and publishes the stop. Jobs keep their cores
+    /// and masks.
     fn stop(&mut self, pending: PendingCommands) {
         for (_, reply) in pending {
             let _ = reply.send(Err(Refusal::Stopping));
         }
         if let Err(fault) = self.warden.rewrite_journal() {
             warn!(%fault, "the journal can't be rewritten");
+        }
+        for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
+            warn!(%fault, "a job stays frozen while no daemon runs");
         }
         self.publisher
             .publish_events(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);

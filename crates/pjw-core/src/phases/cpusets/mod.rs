@@ -9,7 +9,7 @@
 //! may cut or forget them. They are planned after the cpuset was changed: `masks.rs`. While a change for a job is delayed,
 //! masks keep the job on its grant.
 
-mod moves;
+pub(crate) mod moves;
 pub(crate) mod planned;
 mod removal;
 mod warnings;

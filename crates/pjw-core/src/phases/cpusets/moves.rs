@@ -39,7 +39,7 @@ pub(super) fn outside(
 
 /// Why a process can't be moved out of its cgroup. `None` if the process can be moved. The creator of the cgroup (a
 /// scheduler, a service manager, a container runtime) may account and kill its processes by the cgroup.
-pub(super) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Member) -> Option<String> {
+pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Member) -> Option<String> {
     if let Some(why) = state.cpusets.move_error(member.id) {
         return Some(why.to_owned());
     }

@@ -7,8 +7,9 @@
 
 use crate::basics::{CpuSet, Nanos, Pu, cpus_are, cpus_text, prelude::*};
 use crate::machine::Topology;
+use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{Draft, warn};
-use crate::state::WardenState;
+use crate::state::{Member, WardenState};
 use crate::terms::{
     CpusetHierarchy, Enforcement, Event, EventKind, Grant, GrantedBy, IdlePriority, Job, JobId, Mode,
     Ownership, Policy, PriorityClass, StarvedPolicy,
@@ -103,14 +104,18 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
 
 fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let online = state.pool.online_cpus();
-    let mut borrowers: Vec<Borrower<'_>> =
-        state.jobs.borrowers().filter(|job| !job.was_released).map(|job| Borrower::new(state, job)).collect();
+    let mut borrowers: Vec<Borrower<'_>> = state
+        .jobs
+        .borrowers()
+        .filter(|job| !job.was_released)
+        .map(|job| Borrower::new(state, policy, job))
+        .collect();
     let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
     let owners = state.jobs.guaranteed_jobs().filter_map(|job| owner(state, policy, job, now));
     let mut owners: Vec<Owner> = owners.collect();
     let mut leaving = BTreeMap::new();
     for borrower in &mut borrowers {
-        let lent = owners.iter().filter(|_| !borrower.has_no_cpuset).flat_map(|owner| &owner.lent);
+        let lent = owners.iter().filter(|_| !borrower.would_slow_owners).flat_map(|owner| &owner.lent);
         let kept: Vec<&Core> = spare.iter().chain(lent).collect();
         let (kept, lost): (Vec<Core>, Vec<Core>) =
             core::mem::take(&mut borrower.cores).into_iter().partition(|core| kept.contains(&core));
@@ -155,25 +160,35 @@ struct Borrower<'a> {
     cores: Vec<Core>,
     /// The cores that it has until the end of a grace period.
     leaving: Vec<Core>,
-    /// Whether the kernel or systemd refused its cpuset, so that it can't run at idle priority.
-    has_no_cpuset: bool,
+    /// Whether a process of it would run before the threads of an owner, or beside them.
+    would_slow_owners: bool,
 }
 
 impl<'a> Borrower<'a> {
-    fn new(state: &'a WardenState, job: &'a Job) -> Self {
+    fn new(state: &'a WardenState, policy: &Policy, job: &'a Job) -> Self {
         let topology = &state.topology;
         let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
-        let most = job.wanted_core_count(topology).unwrap_or(requested) as usize;
+        // A job that is frozen because it wants no core could not ask for one again.
+        let most = job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize;
         let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
-        let has_no_cpuset = state.cpusets.cpuset_error(&job.id).is_some();
         Self {
             id: &job.id,
             most,
             cores: cores.into_iter().take(most).collect(),
             leaving: Vec::new(),
-            has_no_cpuset,
+            would_slow_owners: would_slow_owners(state, policy, &job.id),
         }
     }
+}
+
+/// Whether a borrower has a process that the idle priority of its cpuset does not hold back: the kernel or systemd refused the
+/// cpuset, the process must stay in another cgroup, or a thread has a real-time priority.
+fn would_slow_owners(state: &WardenState, policy: &Policy, id: &JobId) -> bool {
+    let stays_outside =
+        |member: &Member| !state.is_in_job_cpuset(member) && why_unmovable(state, policy, member).is_some();
+    state.cpusets.cpuset_error(id).is_some()
+        || state.lending.has_realtime_thread(id)
+        || state.members_of(id).any(stays_outside)
 }
 
 /// The cores all of whose online PUs are in `cpus`.
@@ -263,7 +278,7 @@ fn poorest<'b, 'a>(
 /// moment at which it gets its first core.
 fn may_get_lent(state: &WardenState, borrower: &Borrower<'_>) -> bool {
     let is_first = borrower.cores.is_empty();
-    !borrower.has_no_cpuset
+    !borrower.would_slow_owners
         && (is_first || state.members_of(borrower.id).all(|member| state.is_in_job_cpuset(member)))
 }
 

@@ -26,6 +26,8 @@ pub struct LendingState {
     /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
     /// boot. Until then, the borrower still has the PU.
     leaving: BTreeMap<Pu, Nanos>,
+    /// The borrowers of which a hot thread has a real-time priority, as of the last scan of the processes of jobs.
+    realtime_borrowers: BTreeSet<JobId>,
 }
 
 /// The number of cores that one owner uses, and the last times at which pjw lent or took back cores of this
@@ -93,6 +95,18 @@ impl LendingState {
     #[must_use]
     pub fn owner_state(&self, owner: &JobId) -> Option<&OwnerLendingState> {
         self.owners.get(owner)
+    }
+
+    /// Sets the borrowers of which a hot thread (one that runs most of the time) has a real-time priority. The kernel runs
+    /// such a thread before the threads of an owner, so these borrowers get no lent cores. Called after each scan of the
+    /// processes of jobs.
+    pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
+        self.realtime_borrowers = borrowers;
+    }
+
+    /// Whether a hot thread of a borrower has a real-time priority.
+    pub(crate) fn has_realtime_thread(&self, borrower: &JobId) -> bool {
+        self.realtime_borrowers.contains(borrower)
     }
 
     /// Replaces the PUs that are leaving.

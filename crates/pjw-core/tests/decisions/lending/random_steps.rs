@@ -2,6 +2,9 @@
 //! PU has two borrowers or an owner that does not lend, no owner that needs its cores waits for a borrower, and no borrower
 //! is frozen while a core is free. After the releases nothing is borrowed.
 
+use std::collections::BTreeMap;
+
+use pjw_core::cpuset::Pu;
 use proptest::prelude::*;
 
 use super::*;
@@ -106,5 +109,26 @@ proptest! {
         }
         prop_assert_eq!(m.state.pool.borrowed_pus().count(), 0);
         prop_assert!(m.state.cpusets.paths().next().is_none());
+    }
+
+    /// The bound in docs/lending.md.
+    #[test]
+    fn each_core_is_lent_at_most_once_in_each_lend_after(uses in proptest::collection::vec((0..7u32, 1..400u64), 10..120)) {
+        let mut m = web_and_batch();
+        let mut lent_at: BTreeMap<Pu, u64> = BTreeMap::new();
+        let mut lent_before = CpuSet::new();
+        web_uses(&mut m, 0, 3);
+        for (used, ms) in uses {
+            sample(&mut m, used, "");
+            m.settle();
+            let lent = m.state.pool.lent_cpus();
+            for pu in lent.difference(&lent_before).iter() {
+                let before = lent_at.insert(pu, m.now());
+                let pause = before.map(|before| Duration::from_nanos(m.now() - before));
+                prop_assert!(pause.is_none_or(|pause| pause >= m.policy.lending.lend_after), "{pu:?} after {pause:?}");
+            }
+            lent_before = lent;
+            m.advance(ms * 1_000_000);
+        }
     }
 }

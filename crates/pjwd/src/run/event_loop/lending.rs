@@ -48,7 +48,7 @@ impl EventLoop {
         let warning_of = |job: &Job| {
             let member = state.members_of(&job.id).find(has_realtime_thread)?;
             let text = format!(
-                "process {} of {} has a real-time priority: owners of lent cores wait for it",
+                "process {} of {} has a real-time priority, so the job gets no lent cores: owners would wait for the process",
                 member.id.pid, job.id
             );
             let remedy = "end the process, give it the normal policy (chrt -o -p 0 PID), or release the job";
@@ -62,6 +62,8 @@ impl EventLoop {
     pub(super) fn watch_lending(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
             self.borrower_warnings = self.realtime_borrower_warnings();
+            let borrowers = self.borrower_warnings.iter().filter_map(|warning| warning.job.clone()).collect();
+            self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
         }
         self.owner_samples.watch(&self.warden.state().pool.lent_cpus());
         let Some(signal) = self.config.settings().revocation_signal else { return };

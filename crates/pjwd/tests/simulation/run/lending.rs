@@ -277,10 +277,9 @@ impl Run {
         let is_decided = self.has_run_cycle_since_start;
         for borrower in state.jobs.borrowers() {
             let Some(grant) = borrower.active_grant() else { continue };
-            let is_hungry = borrower.wanted_core_count(&state.topology).is_none_or(|wanted| wanted > 0);
             let can_settle = is_decided && self.warden.ongoing_failures().journal_error.is_none();
             assert!(
-                grant.ownership != Ownership::Frozen || !has_spare || !is_hungry || !can_settle,
+                grant.ownership != Ownership::Frozen || !has_spare || !can_settle,
                 "{} is frozen, and {free:?} are free",
                 borrower.id
             );
