@@ -302,6 +302,19 @@ fn the_configuration_promises_cores_to_a_service_that_is_recognised_when_it_star
         daemon.status().warnings.into_iter().find(|warning| warning.code == "provision")
     });
     assert!(warning.text.contains("65000 cores"), "{}", warning.text);
+    let cores = crate::processes::core_count();
+    let other = table(cores).replace("web", "other");
+    daemon.configure(&format!("{}{other}", table(1)));
+    let reloaded = daemon.pjwctl(&["reload"]);
+    assert!(reloaded.status.success(), "{reloaded:?}");
+    let sum = format!("promise {} cores, and jobs can have {cores}", cores + 1);
+    wait_until("the status says that the sum is too large", || {
+        daemon
+            .status()
+            .warnings
+            .iter()
+            .any(|warning| warning.code == "provision" && warning.text.contains(&sum))
+    });
     daemon.configure("");
     assert!(daemon.pjwctl(&["reload"]).status.success());
     wait_until("the promise ends with its table", || daemon.job("web").is_none());

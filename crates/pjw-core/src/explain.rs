@@ -118,9 +118,10 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
         return None;
     }
     // Idle priority needs the cpuset's cgroup: a process outside would slow down the owner of a lent core.
+    let has_processes = state.members_of(&job.id).next().is_some();
     let why = reason_not_to_lend(policy).or_else(|| match effective_enforcement(state, policy, job) {
-        EffectiveEnforcement::Affinity { why } => Some(why),
-        EffectiveEnforcement::Cpuset { .. } | EffectiveEnforcement::Nothing => None,
+        EffectiveEnforcement::Affinity { why } if has_processes => Some(why),
+        _ => None,
     })?;
     Some(format!("it borrows free cores only, not those that other jobs leave idle: {why}"))
 }

@@ -60,6 +60,10 @@ fn plan_job(
         BindingPolicy::Repair => find_overloaded(&draft.state.topology, &mut plans, &grant),
         BindingPolicy::Override => lift_all(&mut plans, &grant),
     }
+    if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
+        // The owner waits for the threads that run.
+        plans.sort_by_key(|plan| !plan.thread.demand.is_hot);
+    }
     let nodes = ChosenNodes::choose(draft, id, &grant, &plans);
     let pins = pins(draft, id, &grant, &plans, &nodes);
     let used_nodes = nodes.used(&draft.state.topology, &grant, &plans, &pins);

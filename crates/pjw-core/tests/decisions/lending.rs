@@ -1,5 +1,6 @@
 //! Lending: jobs of the class besteffort borrow free cores, and cores that jobs of the class guaranteed leave idle.
 
+mod idle_priority;
 mod random_steps;
 mod restarts;
 
@@ -9,7 +10,7 @@ use pjw_core::audit::audit_grants;
 use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::core_map::core_map;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement, IdlePriority};
 use pjw_core::event::EventKind;
 use pjw_core::explain::explain_job;
 use pjw_core::ids::Pid;
@@ -123,65 +124,31 @@ fn idle_cores_of_an_owner_beyond_the_buffer_are_lent_after_lend_after() {
 }
 
 #[test]
-fn a_borrower_that_stays_in_its_service_gets_no_core_of_an_owner_and_explain_says_why() {
-    let mut m = lending_machine();
-    m.spawn(10, 1, 0);
-    m.spawn(20, 1, 0).cgroup = "/system.slice/batch.service".into();
-    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
-    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
-    web_uses(&mut m, 1, 5);
-    assert_eq!(m.grant("batch"), "6-7", "the free cores only");
-    let because = explain_job(&m.state, &m.policy, &m.state.jobs[&job("batch")]);
-    let sentence = because.iter().find(|text| text.starts_with("it borrows free cores only")).unwrap();
-    assert!(
-        sentence.ends_with(
-            "process 20 stays in /system.slice/batch.service, by which a service or a container tracks it"
-        ),
-        "{sentence}"
-    );
-}
-
-#[test]
-fn a_borrower_that_can_not_be_at_idle_priority_gets_no_core_of_an_owner_although_none_is_free() {
-    let mut m = lending_machine();
-    m.spawn(10, 1, 0);
-    m.spawn(20, 1, 0).cgroup = "/system.slice/batch.service".into();
-    m.spawn(30, 1, 0);
-    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
-    m.assign("normal", 2, &[30]).unwrap();
-    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
-    web_uses(&mut m, 0, 5);
-    assert_eq!(lent(&m), "");
-    assert_sound(&m);
-}
-
-#[test]
-fn lent_cores_are_taken_back_while_a_process_of_the_borrower_would_run_before_the_owner() {
-    let mut m = web_and_batch();
-    web_uses(&mut m, 1, 3);
-    assert_eq!(lent(&m), "2-5");
-    m.state.lending.set_realtime_borrowers([job("batch")].into());
-    assert!(would_change_loans(&m.state, &m.policy, Nanos(m.now())));
-    m.settle();
-    assert_eq!((lent(&m).as_str(), m.grant("batch").as_str()), ("", "6-7"));
-    m.state.lending.set_realtime_borrowers([].into());
-    web_uses(&mut m, 1, 9);
-    assert_eq!(lent(&m), "2-5", "the thread has the normal policy again");
-
-    // A process of the job is in a service.
-    m.spawn(21, 20, 0).cgroup = "/system.slice/batch.service".into();
-    m.settle();
-    assert_eq!((lent(&m).as_str(), m.grant("batch").as_str()), ("", "6-7"));
-    assert_sound(&m);
-}
-
-#[test]
 fn a_borrower_that_wants_no_core_is_not_frozen_while_one_is_free() {
     let mut m = web_and_batch();
     m.policy.lending.starved = StarvedPolicy::Freeze;
     m.command(Command::Want { job: job("batch"), cores: Some(0), caller: ROOT }).unwrap();
     assert_eq!((ownership(&m, "batch"), m.grant("batch").len()), (Some(Ownership::Borrowed), 1));
     assert_sound(&m);
+}
+
+#[test]
+fn threads_that_run_leave_a_core_before_threads_that_sleep() {
+    let mut m = lending_machine();
+    m.policy.enforcement = Enforcement::Affinity;
+    m.spawn(20, 1, 0);
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    (21..26).for_each(|tid| m.clone_thread(20, tid));
+    for _ in 0..3 {
+        m.run(&[23, 25]);
+        m.settle();
+    }
+    m.spawn(30, 1, 0);
+    let job = AssignCommand { pids: [Pid(30)].into(), ..assign_of("normal", Some(CpuRequest::Cores(1))) };
+    let (_, actions) = m.settle_with(&[Command::Assign(job)]);
+    let of_batch = actions.iter().filter(|action| action.thread.process.pid == Pid(20));
+    let order: Vec<u32> = of_batch.map(|action| action.thread.tid.0).collect();
+    assert_eq!(order, [23, 25, 20, 21, 22, 24]);
 }
 
 #[test]

@@ -60,4 +60,19 @@ impl EventLoop {
         self.provision_warnings
             .retain(|warning| settings.iter().any(|known| Some(&known.job) == warning.job.as_ref()));
     }
+
+    /// The warning that the configuration promises more cores than jobs can have on this machine.
+    pub(super) fn excessive_provisions_warning(&self) -> Option<Warning> {
+        let settings = &self.config.settings().provisions;
+        let promised: u64 = settings.iter().map(|settings| u64::from(settings.cores)).sum();
+        let state = self.warden.state();
+        let usable = state.topology.cpus().difference(&state.pool.housekeeping_cpus());
+        let usable = state.topology.overlapping_core_count(&usable);
+        let text = format!(
+            "the tables [[provision]] promise {promised} cores, and jobs can have {usable} of this machine: not all of the services get their cores"
+        );
+        let remedy = "lower `cores` in the tables [[provision]], and pjwctl reload";
+        // A single table that promises too much is refused.
+        (settings.len() > 1 && promised > u64::from(usable)).then(|| Warning::new("provision", text, remedy))
+    }
 }

@@ -12,6 +12,6 @@ impl EventLoop {
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
         let own = sent.chain(&self.provision_warnings).chain(&self.borrower_warnings).cloned();
-        own.chain(self.job_files.warnings()).collect()
+        own.chain(self.excessive_provisions_warning()).chain(self.job_files.warnings()).collect()
     }
 }
