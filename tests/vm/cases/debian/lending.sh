@@ -82,6 +82,7 @@ hot=$(pgrep -P "$batch" | head -n 1)
 warns_of_priority() { pjwctl status --json | grep -q realtime-borrower; }
 check "a process of the borrower takes a real-time priority" chrt -r -p 1 "$hot"
 eventually "status warns of the priority" warns_of_priority
+eventually "nothing is lent to it" is_returned
 check "it gives the priority up" chrt -o -p 0 "$hot"
 
 check "the borrower is released" pjwctl release batch
@@ -89,7 +90,9 @@ check "nothing is lent" is_returned
 eventually "its processes are where they were, with their masks" is_back
 eventually "no cgroup of a borrower is left" no_borrower_left
 check "the unit keeps its cores" [ "$(cpus manual:web)" = "$web_cpus" ]
+check "the unit thaws borrowers after its end" sh -c 'systemctl show pjwd.service -p ExecStopPost | grep -q -e --thaw'
 systemctl stop pjwd.service
+check "which succeeds" sh -c 'systemctl show pjwd.service -p ExecStopPost | grep -q "status=0"'
 check "release-all undoes the rest" pjwd --release-all
 eventually "the unit may run everywhere" web_is_free
 kill $(family "$batch")
