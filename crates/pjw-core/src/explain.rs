@@ -6,7 +6,7 @@ use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effect
 use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
-use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Ownership, Policy};
+use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Ownership, Policy, PriorityClass};
 
 /// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
 /// cores or holds none, what restricts the processes of the job to these cores, and why the processes belong to
@@ -114,6 +114,9 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
         let borrowers: Vec<String> = borrowers.into_iter().collect();
         return Some(format!("it leaves {} idle: lent to {}", cpus_text(&lent), borrowers.join(", ")));
     }
+    if job.has_class(PriorityClass::Guaranteed) {
+        return Some(not_lent_text(state, policy, job));
+    }
     if !job.is_borrower() {
         return None;
     }
@@ -124,6 +127,29 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
         _ => None,
     })?;
     Some(format!("it borrows free cores only, not those that other jobs leave idle: {why}"))
+}
+
+/// The sentence that says why none of the cores of an owner is lent.
+fn not_lent_text(state: &WardenState, policy: &Policy, owner: &Job) -> String {
+    if let Some(why) = reason_not_to_lend(policy) {
+        return format!("the cores that it leaves idle are not lent: {why}");
+    }
+    if owner.request.as_ref().is_some_and(|request| request.isolated) {
+        return "its cores are an isolated partition: they are not lent".to_owned();
+    }
+    if !state.jobs.has_borrowers() {
+        return "none of its cores is lent: no job of the class besteffort wants one".to_owned();
+    }
+    let buffer = policy.lending.buffer_cores;
+    let used = state.lending.owner_state(&owner.id).and_then(|known| known.used_core_count());
+    match (owner.wanted_core_count(&state.topology), used) {
+        (Some(wanted), _) => format!("none of its cores is lent: it wants {wanted} of them"),
+        (None, None) => "none of its cores is lent: its use of them was not measured yet".to_owned(),
+        (None, Some(used)) => format!(
+            "none of its cores is lent: it uses {used}, a buffer of {buffer} stays free for it, and the rest is lent after it was idle for {:?} or longer",
+            policy.lending.lend_after
+        ),
+    }
 }
 
 /// The sentence that names what keeps a job or a process on the grant: a cpuset, affinity masks or nothing.
