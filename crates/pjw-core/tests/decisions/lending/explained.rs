@@ -1,0 +1,31 @@
+//! `explain` says why the cores of an owner are not lent.
+
+use super::*;
+
+/// The sentence about lending.
+fn explained(m: &Machine) -> String {
+    let because = explain_job(&m.state, &m.policy, &m.state.jobs[&job("web")]);
+    let mut of_lending = because.into_iter().filter(|text| text.contains("lent"));
+    let text = of_lending.next().unwrap();
+    assert_eq!(of_lending.next(), None, "one sentence");
+    text
+}
+
+#[test]
+fn explain_says_why_no_core_of_an_owner_is_lent_and_to_which_job_one_is() {
+    let mut m = lending_machine();
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0);
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    assert!(explained(&m).ends_with("no job of the class besteffort wants one"), "{}", explained(&m));
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    assert!(explained(&m).ends_with("its use of them was not measured yet"), "{}", explained(&m));
+    web_uses(&mut m, 5, 3);
+    assert!(explained(&m).contains("it uses 5, a buffer of 1 stays free"), "{}", explained(&m));
+    web_uses(&mut m, 1, 3);
+    assert!(explained(&m).ends_with("lent to manual:batch"), "{}", explained(&m));
+    m.command(Command::Want { job: job("web"), cores: Some(6), caller: ROOT }).unwrap();
+    assert!(explained(&m).ends_with("it wants 6 of them"), "{}", explained(&m));
+    m.policy.lending.enabled = false;
+    assert!(explained(&m).ends_with("lending.enabled = false"), "{}", explained(&m));
+}
