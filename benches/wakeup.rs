@@ -1,9 +1,11 @@
 //! Measures what the owner of a core feels of a borrower.
 //!
 //! First: how late the owner runs after a wake-up. Its core is empty, lent to a program with one thread for each PU, or shared
-//! with the same program at the normal priority, or with the policy SCHED_IDLE in a cgroup of its own.
+//! with the same program at the normal priority, or with the policy SCHED_IDLE in a cgroup of its own. The owner works for 20 us
+//! after each wake-up, and in a second table for 1.2 ms, two thirds of the time: the kernel runs a thread that uses little
+//! before others in any case, so only the second table shows what the priority of the other program does.
 //!
-//! Second: how long it takes from the owner's wake-up until no thread of a borrower with 64 threads is on its core, nor may
+//! Third: how long it takes from the owner's wake-up until no thread of a borrower with 64 threads is on its core, nor may
 //! be. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples the owner. The limit is the bare
 //! write of a cpuset with such a program.
 #![forbid(unsafe_code)]
@@ -78,11 +80,13 @@ fn main() -> anyhow::Result<()> {
     run_as_owner_or_borrower()?;
     let setup = Setup::prepare()?;
     let rounds = setup.effort.pick(1, 3);
-    let lateness = measure_rows(&setup, LATENESS, rounds)?;
-    let returns = measure_rows(&setup, RETURN, rounds)?;
+    let lateness = measure_rows(&setup, LATENESS, Measurement::CycleDelay, rounds)?;
+    let busy = measure_rows(&setup, LATENESS, Measurement::BusyCycleDelay, rounds)?;
+    let returns = measure_rows(&setup, RETURN, Measurement::Return, rounds)?;
     let mut figures = Vec::new();
-    report("how late the owner runs after a wake-up", LATENESS, &lateness, &mut figures)?;
-    report("how long it takes until the borrower has left", RETURN, &returns, &mut figures)?;
+    report("how late an owner runs that works for 20 us", "", LATENESS, &lateness, &mut figures)?;
+    report("how late an owner runs that works for 1.2 ms", "busy, ", LATENESS, &busy, &mut figures)?;
+    report("how long it takes until the borrower has left", "", RETURN, &returns, &mut figures)?;
     let rows = LATENESS.iter().zip(&lateness).chain(RETURN.iter().zip(&returns));
     let chart = Chart {
         title: "After the wake-up of a core's owner".into(),
@@ -95,14 +99,19 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Measures the rows in turns. A row that can't be measured on this machine is skipped, with the reason.
-fn measure_rows<const N: usize>(setup: &Setup, rows: [Row; N], rounds: usize) -> anyhow::Result<[Times; N]> {
+fn measure_rows<const N: usize>(
+    setup: &Setup,
+    rows: [Row; N],
+    measurement: Measurement,
+    rounds: usize,
+) -> anyhow::Result<[Times; N]> {
     let mut all = [const { Some(Vec::new()) }; N];
     for round in 0..rounds {
         for turn in 0..N {
             setup.interrupt.check()?;
             let at = (turn + round) % N;
             let Some(times) = &mut all[at] else { continue };
-            match measure(setup, rows[at]) {
+            match measure(setup, rows[at], measurement) {
                 Ok(measured) => times.extend(measured),
                 Err(why) => {
                     setup.interrupt.check()?;
@@ -115,9 +124,10 @@ fn measure_rows<const N: usize>(setup: &Setup, rows: [Row; N], rounds: usize) ->
     Ok(all)
 }
 
-/// Prints the table of some rows, and adds their figures. The first row is the peer.
+/// Prints the table of some rows, and adds their figures, with `prefix` in their names. The first row is the peer.
 fn report<const N: usize>(
     title: &str,
+    prefix: &str,
     rows: [Row; N],
     all: &[Times; N],
     figures: &mut Vec<Figure>,
@@ -134,7 +144,7 @@ fn report<const N: usize>(
         let ratio = p99 / at(&all[0], 0.99);
         print_line(&format!("{:<48}{count:>10}{p50:>10.1}{p99:>10.1}{max:>10.1}{ratio:>12.2}", row.name()))?;
         for (quantile, share, value) in [("p50", 0.5, p50), ("p99", 0.99, p99)] {
-            let name = format!("{quantile}, {}", row.name());
+            let name = format!("{prefix}{quantile}, {}", row.name());
             figures.push(Figure::new(&name, value, "us", rows[0].name(), at(&all[0], share)));
         }
     }
@@ -145,11 +155,11 @@ fn points(times: &[f64]) -> Vec<(f64, f64)> {
     PERCENTILES.iter().filter_map(|&percent| Some((percent, quantile(times, percent / 100.0)?))).collect()
 }
 
-fn measure(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
+fn measure(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result<Vec<f64>> {
     match row {
         Row::CpusetWrite => cpuset_writes(setup),
         Row::ReturnWithBpf | Row::ReturnWithoutBpf => returns(setup, row),
-        _ => lateness(setup, row),
+        _ => lateness(setup, row, measurement),
     }
 }
 
@@ -168,7 +178,7 @@ fn start_warden(setup: &Setup, source: EventSource) -> anyhow::Result<PrivateWar
     PrivateWarden::start_with_config(&setup.programs, &keys, source, &setup.interrupt)
 }
 
-fn lateness(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
+fn lateness(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result<Vec<f64>> {
     let count = setup.effort.pick(200, 3000);
     let warden = start_warden(setup, EventSource::ProcEvents)?;
     let group = (row == Row::IdlePolicy).then(|| Cgroup::new("cpu", "idle-policy")).transpose()?;
@@ -185,7 +195,7 @@ fn lateness(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
     let threads = setup.scale.usable_pus.len();
     let other = launcher.map(|launcher| start_borrower(launcher, threads, &setup.interrupt)).transpose()?;
     let borrower = other.as_ref().map(|program| program.pid());
-    measure_owner(owner_command(&warden), Measurement::CycleDelay, count, borrower, &setup.interrupt)
+    measure_owner(owner_command(&warden), measurement, count, borrower, &setup.interrupt)
 }
 
 /// Completes a command that ends with taskset(1).
