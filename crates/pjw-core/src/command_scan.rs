@@ -10,13 +10,13 @@ use crate::terms::{JobId, ScanRequest, ScanScope};
 /// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads all processes
 /// of the machine in each of these cases:
 ///
-/// - A command assigns all processes of a session, releases all jobs, or moves jobs to reduce fragmentation
-///   ([`Command::Defrag`]).
+/// - A command assigns all processes of a session (setsid(2)), releases all jobs, or moves jobs to reduce
+///   fragmentation ([`Command::Defrag`]).
 /// - Fork events may have been lost, or an earlier scan was incomplete.
 ///
-/// Otherwise, the scan reads the processes that the commands name, all processes of the jobs that the commands
-/// name, and all descendants of these processes. `state` has a queue of forked processes that no scan has read
-/// yet. The function removes those descendants from this queue, because this scan reads them.
+/// Otherwise, the scan reads the processes that assign commands name, all processes of the jobs that assign and
+/// release commands name, and all descendants of these processes. A descendant that no scan has read yet may wait
+/// in the queue for a later scan (`state.lineage.scan_queue`). The function removes it from this queue.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

@@ -35,12 +35,12 @@ impl CoreMap {
     }
 }
 
-/// Returns the core map of a job: the PUs (CPUs) that pjwd publishes to the programs in the job. Returns `None`
-/// in each of these cases, in which pjw does not restrict the job to PUs:
+/// Returns the core map of a job: the PUs (logical CPUs) that pjwd publishes to the programs in the job, in files
+/// below `/run/pjwd/jobs/ID`. Returns `None` if pjw does not restrict the job to PUs, for one of these reasons:
 ///
 /// - The job has no grant: it waits for cores, or pjw does not know how many cores it needs.
 /// - A command released the job.
-/// - The mode of `policy` is not [`Mode::Enforce`].
+/// - The mode in `policy` is [`Mode::Observe`]: pjw changes no affinity mask and no cpuset.
 #[must_use]
 pub fn core_map(state: &WardenState, policy: &Policy, job: &Job) -> Option<CoreMap> {
     let grant = job.active_grant().filter(|_| policy.mode == Mode::Enforce)?;

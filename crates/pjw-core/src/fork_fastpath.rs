@@ -22,19 +22,16 @@ use crate::terms::{
 ///
 /// - The process descends from a process of a job, and no scan has found it since its fork.
 /// - The job holds cores, and no command has released it.
-/// - The job has no cpuset that restricts its processes. A cpuset does not count while the kernel or systemd is
-///   still changing it.
+/// - The job has no cpuset, or the kernel or systemd has not completed a change of the cpuset yet.
 #[must_use]
 pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let unscanned = state.lineage.unscanned_descendants();
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the affinity mask that each unverified fork should have, by pid. An unverified fork is a newly
-/// forked process of a job whose affinity mask is wrong or was not read yet. The daemon must scan such a
-/// process at once
-/// ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)). The function
-/// [`expected_fork_masks`] returns the masks of all newly forked processes.
+/// Returns the affinity mask that each unverified fork should have, by pid. A newly forked process of a job is
+/// unverified until the daemon has found that its affinity mask is right. The daemon must scan such a process at
+/// once ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
 #[must_use]
 pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
@@ -42,12 +39,14 @@ pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, 
 }
 
 /// Defers the scan of each newly forked process that has the right affinity mask: the daemon must then scan the
-/// process within a few milliseconds, and no longer at once. The mask of a process is right in each of these
-/// cases:
+/// process within a few milliseconds, and no longer at once. The daemon calls this function after it has read the
+/// masks of these processes ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 ///
-/// - The process is in `expected` and not in `mismatches`. `expected` has the masks that newly forked processes
-///   should have, by pid. `mismatches` lists the processes in `expected` that have another mask.
-/// - The process is not in `expected`, and was born in the cpuset of its job.
+/// - `expected` has the masks that newly forked processes should have, by pid.
+/// - `mismatches` lists the processes in `expected` that have another mask. All other processes in `expected`
+///   have the right mask.
+///
+/// A process that is not in `expected` has the right mask if it was forked in the cpuset of its job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,

@@ -78,8 +78,8 @@ impl JobMemory {
     }
 }
 
-/// Estimates how much of the anonymous memory of some processes is shared between them, in permille. Returns 0
-/// if there are fewer than two processes with memory.
+/// Estimates how much of the anonymous memory in `process_bytes` is shared between the processes, in permille of
+/// the sum of `process_bytes`. Returns 0 if there are fewer than two processes with memory.
 ///
 /// - `cgroup_bytes` is the anonymous memory of the cgroup of the processes, in bytes. The kernel counts each page
 ///   once.

@@ -29,8 +29,12 @@ pub fn ambiguous_rule_warning(state: &WardenState, job: &Job) -> Option<String> 
 }
 
 /// Returns a warning for users if the provision `job` holds cores, but no process matches its rule. A provision
-/// is a job whose cores are promised to a service. Its rule recognises the processes of the service. `None` if
-/// `job` has a process, no rule or no cores, or if `job` is not a provision.
+/// is a job whose cores are promised to a service. Its rule ([`ProvisionRule`]) recognises the processes of the
+/// service. Returns `None` in each of these cases:
+///
+/// - At least one process belongs to `job`.
+/// - `job` holds no cores.
+/// - `job` has no rule, or is not a provision.
 #[must_use]
 pub fn unmatched_rule_warning(state: &WardenState, job: &Job) -> Option<String> {
     let rule = job.provision.as_ref()?.rule.as_ref()?;

@@ -9,8 +9,8 @@ use crate::terms::{
 
 /// Returns the events that report the changes of cpusets in `outcomes` to users:
 ///
-/// - One event for each cpuset that was created or whose settings were changed, except for jobs of the class
-///   besteffort.
+/// - One event for each cpuset that was created or whose settings were changed. The cpusets of jobs of the class
+///   besteffort are left out: these jobs borrow cores, and each change of their cores has an event of its own.
 /// - One event for each cpuset that was repaired: another program had changed it.
 /// - Two events for each job whose processes had left the cpuset of the job and were moved back. The first
 ///   event says that the processes had left the cpuset. The second event says that they were moved back.

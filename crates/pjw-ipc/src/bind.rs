@@ -86,18 +86,20 @@ impl BoundSocket {
         &self.path
     }
 
-    /// Returns whether the socket file and the lock file still exist and are the files that this value created. False
-    /// if another program removed or replaced one of the files: new clients possibly can't connect. In this case,
-    /// call [`BoundSocket::rebind_if_removed`] to create the files again.
+    /// Returns whether the socket file and the lock file still exist and are the files that this value created. If
+    /// another program removed or replaced one of the files, returns false. New clients possibly can't connect then,
+    /// or a second daemon can start. The caller should call [`BoundSocket::rebind_if_removed`], which creates the
+    /// files again.
     #[must_use]
     pub fn are_files_in_place(&self) -> bool {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
     }
 
-    /// Creates the socket file and the lock file again, each only if another program removed or replaced the file.
-    /// Returns a duplicate of the file descriptor of the listening socket, for the server. The descriptor belongs to
-    /// the new socket if the socket file was created again, and otherwise to the present socket. Client connections
-    /// that the server has already accepted stay open.
+    /// Repairs the files of the socket. If another program removed or replaced the lock file, creates the lock file
+    /// again. If another program removed or replaced the socket file, listens on a new socket at the same path.
+    /// Client connections that the server has already accepted stay open. Returns a duplicate of the listening
+    /// socket's file descriptor, for the server: of the new socket, or of the old one if the socket file was still in
+    /// place.
     ///
     /// # Errors
     /// The errors of [`bind`]. Also if the process has no free file descriptor.

@@ -297,8 +297,9 @@ pub struct ExplainPidReply {
     pub last_tid: Option<u32>,
 }
 
-/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now. The reply
-/// also has warnings, for example about a needed change that the daemon does not make.
+/// The reply to the call `Plan`, a dry run: the changes of affinity masks and cpusets that the next cycle of the
+/// daemon would make. A cycle consists of a scan, decisions and changes. The reply also has warnings. Most warnings
+/// name a change that is needed, and the reason why the daemon does not make this change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The changes of affinity masks and cpusets that the daemon would make now.
@@ -311,9 +312,10 @@ pub struct PlanReply {
     pub warnings: Vec<Abstained>,
 }
 
-/// The reply to the calls `PlanDefrag` and `Defrag`. `Defrag` moves jobs to other cores to make room for larger
-/// requests. `PlanDefrag` only computes these moves. The reply has the moves, and the sizes of the largest
-/// requests for cores that fit before and after the moves.
+/// The reply to the calls `PlanDefrag` and `Defrag`. `Defrag` moves jobs to other cores, so that the free cores lie
+/// closer together and a larger request can be served. `PlanDefrag` only computes these moves. The reply has the
+/// moves. For comparison, it also has the size of the largest request that fits into the free cores, before the moves
+/// and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
     /// The jobs that would move, or were moved, with their old and new PUs. Each job occurs once.

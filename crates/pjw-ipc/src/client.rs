@@ -315,11 +315,11 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the directory of the lock file that prevents a second daemon of the user `uid`, such as
-/// `/run/pjwd-lock` for root. The path is that of [`runtime_dir`] without `$XDG_RUNTIME_DIR`, followed by
-/// `-lock`. So all daemons of the user have the same lock directory, whatever their environment variables are.
-/// The lock directory is not in the directory of the daemon's state files, so that the lock file stays if that
-/// directory is deleted.
+/// Returns the directory of the lock file by which only one daemon of the user `uid` runs. The directory is
+/// `/run/pjwd-lock` for root. For other users, it is `/run/user/UID/pjwd-lock`, or `/tmp/pjwd-UID-lock` if
+/// `/run/user/UID` does not exist. Unlike [`runtime_dir`], the directory does not depend on `$XDG_RUNTIME_DIR`: all
+/// daemons of the user must use the same lock. The directory contains no state files: the lock must stay if somebody
+/// deletes the directory of the state files.
 #[must_use]
 pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();

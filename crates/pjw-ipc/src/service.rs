@@ -9,8 +9,9 @@ use tokio::sync::mpsc;
 use crate::call::{Call, CallError, Reply};
 
 /// The limits on connections, memory and time that protect the server from its clients. The server closes a
-/// connection that exceeds a limit. There is one exception: if unread replies take too much memory, the server can
-/// also send an error instead of a reply ([`ServerLimits::max_unread_reply_bytes`]).
+/// connection that exceeds a limit. Only the limit on the memory for unread replies has another effect in some cases:
+/// the server sends the error `Busy` instead of a reply ([`ServerLimits::max_unread_reply_bytes`] describes these
+/// cases).
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together.

@@ -168,17 +168,17 @@ pub unsafe extern "C" fn pjw_job_has_cpu(job: *mut PjwJob, cpu: c_int) -> c_int 
     })
 }
 
-/// Waits until the cores of the job change, but at most `timeout_ms` milliseconds. If `timeout_ms` is negative, waits
-/// without a limit. Each change of the cores has a new number, the epoch. `epoch` is the epoch of the cores that the
-/// caller got last, from [`pjw_job_cores`] or from this function. If the present epoch already differs, the call
-/// returns at once. The return value is:
+/// Waits until the cores of the job change, but at most `timeout_ms` milliseconds. If `timeout_ms` is negative,
+/// waits without a limit. Each change of the cores has a new number, the epoch. `epoch` is the epoch of the cores
+/// that the caller got last, from [`pjw_job_cores`] or from this function. If the present epoch already differs,
+/// the call returns at once. The return value is:
 ///
 /// - 1 after a change, with the changed cores in `cores`.
 /// - 0 if the time has passed. `cores` is then not changed.
 /// - -1 with `EINVAL` in `errno` if `job` or `cores` is NULL.
 ///
 /// # Safety
-/// The requirements of [`pjw_job_cores`].
+/// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for a `pjw_cores_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_wait(
     job: *mut PjwJob,

@@ -219,8 +219,9 @@ impl Job {
     }
 
     /// Tells pjwd that the job wants `cores` cores at present. The number can be smaller or larger than the number of
-    /// cores that the job has. 0 means that the job needs no core. A number above the maximum of the job counts as
-    /// this maximum.
+    /// cores that the job has. 0 means that the job needs no core. pjwd lowers the number to the number of cores that
+    /// the job requested or holds, whichever is larger. For a job of the class besteffort, pjwd lowers the number to
+    /// the number of cores of the machine.
     ///
     /// The number is written into the file `want` in the directory of the job, and is valid until the next number is
     /// written. pjwd usually reads the number after a few milliseconds. This can take up to 200 ms, because pjwd

@@ -43,16 +43,17 @@ pub const SIZE_OFFSET: usize = 12;
 /// the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a
-/// job). No program waits for this word. At the begin of a write, pjwd changes the sequence counter by the operation
-/// `FUTEX_WAKE_OP` of futex(2), and passes the address of this word. The operation then wakes only programs that wait
-/// for this word. So no program is woken before the write is complete.
+/// job). pjwd changes the sequence counter by the operation `FUTEX_WAKE_OP` of futex(2): a write to the mapped memory
+/// would kill pjwd by SIGBUS if the file was truncated. The operation also wakes the programs that wait for a word,
+/// whose address pjwd passes. At the beginning of a write, no program should wake up. Therefore pjwd then passes the
+/// address of the reserved word, for which no program waits.
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
 /// 8-byte number that has a new value after each change of the core map. Each write of pjwd replaces all bytes from
 /// this offset to the end. Of the bytes before this offset, a write changes only the sequence counter.
 pub const EPOCH_OFFSET: usize = 24;
-/// The number of 8-byte words that each of the four sets of CPUs occupies in the core map (the file `coremap` of a
-/// job). Each bit stands for one CPU.
+/// The number of 8-byte words that each set of CPUs occupies in the core map (the file `coremap` of a job). Each bit
+/// stands for one CPU. The core map has four sets: `own`, `borrowed`, `leaving` and `lent` ([`CoreMapContent`]).
 pub const WORDS_PER_CPU_SET: usize = 126;
 /// The largest number of CPUs in each set of CPUs of the core map (the file `coremap` of a job). Each set has one bit
 /// for each of the CPU numbers from 0 to `MAX_CPUS - 1`. A CPU with a larger number can't be in the core map.
@@ -112,8 +113,9 @@ pub struct CoreMapContent {
 
 impl CoreMapContent {
     /// Returns the CPUs on which the job may run: the CPUs that the job owns (`own`), and the CPUs that it borrows
-    /// from other jobs (`borrowed`). The result includes CPUs of the job that another job borrows now (`lent`), and
-    /// CPUs that will soon be taken from the job (`leaving`).
+    /// from other jobs (`borrowed`). The job may use its own CPUs even while another job borrows them (`lent`). The
+    /// job may use CPUs that will soon be taken from it (`leaving`) until they are taken. Therefore the result
+    /// includes both.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)

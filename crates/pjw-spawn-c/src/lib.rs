@@ -146,9 +146,10 @@ pub unsafe extern "C" fn pspawn_n(
 ///
 /// - `PSPAWN_ARGV_EACH` (1): `argv` contains one argument list for each process, one after the other. Each list ends
 ///   with NULL. Without this flag, `argv` is one list for all processes.
-/// - `PSPAWN_ENVP_EACH` (2): `envp` contains one environment for each process, in the same way.
-/// - `PSPAWN_FORK_LATE` (4): the program must call [`pspawn_fork_here`]. The processes are forked from a process of
-///   the program that is stopped in this call.
+/// - `PSPAWN_ENVP_EACH` (2): `envp` contains one environment for each process, one after the other. Each environment
+///   ends with NULL. Without this flag, `envp` is one environment for all processes.
+/// - `PSPAWN_FORK_LATE` (4): the library starts one or a few processes of the program as templates. Each template
+///   must call [`pspawn_fork_here`], and stops there. The library forks the `nspawns` processes from the templates.
 ///
 /// Waits until each process has begun the program or has failed to start. The values in `pids` and the return value
 /// are those of [`pspawn_n`].
@@ -226,14 +227,14 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
     })
 }
 
-/// Makes the calling process a template: a process that stops in this call and never returns from it. The processes
-/// that [`pspawn_v`] or [`ipspawn`] starts are forked from the template. In each forked process, the call returns 1.
-/// The call then writes the number of arguments of this process to `argc`, and the list of these arguments to `argv`.
-/// Nothing is written to a NULL pointer.
+/// Makes the calling process a template, from which [`pspawn_v`] or [`ipspawn`] forks processes. The template stops
+/// in this call and never returns from it. In each forked process, the call returns 1. It then writes the number of
+/// arguments of this process to `argc`, and the list of these arguments to `argv`. Nothing is written to a NULL
+/// pointer.
 ///
-/// Returns 0 at once and writes nothing if the program was started in any other way than with the flag
-/// `PSPAWN_FORK_LATE` or by `pjwctl spawn --proxy late`. Returns -1 with `errno` if the process has more than one
-/// thread, or if a system call failed.
+/// The process becomes a template only if it was started for the flag `PSPAWN_FORK_LATE` or by `pjwctl spawn --proxy
+/// late`. Otherwise the call returns 0 at once and writes nothing. If the process has more than one thread, or if a
+/// system call failed, the call returns -1 with `errno`.
 ///
 /// # Safety
 /// `argc` must be NULL or point to memory for a `c_int`. `argv` must be NULL or point to memory for a pointer. The

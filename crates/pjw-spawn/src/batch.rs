@@ -228,9 +228,8 @@ impl Batch {
     /// Waits until each instance (process) of the batch has begun its program or has failed to start. Returns one
     /// result for each instance, in the order of the list that [`Context::start`] received.
     ///
-    /// The result of an instance is the error `ECANCELED` if the instance was not started because of
-    /// [`Batch::cancel`]. It is the same error if the caller has already taken the result of the instance from the
-    /// batch.
+    /// In two cases, the result of an instance is the error `ECANCELED`: the instance was not started because of
+    /// [`Batch::cancel`], or the caller has already taken the result of the instance from the batch.
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
         let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
@@ -243,9 +242,9 @@ impl Batch {
         results
     }
 
-    /// Stops the starts of this batch: the threads that start its instances (processes) start no further ones.
-    /// Returns at once. Instances that are started already continue to run. As an iterator, the batch returns no
-    /// result for an instance that is not started.
+    /// Cancels the start of all instances (processes) of this batch that have not been started yet. Returns at once.
+    /// Instances that have been started continue to run. A start that is in progress is completed. As an iterator,
+    /// the batch returns no result for an instance that was not started.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -257,10 +256,11 @@ impl Batch {
         self.next_result(false)
     }
 
-    /// Returns the reason why a spawner thread (a thread that starts instances of the batch) has no
-    /// [template](crate::proxy::Template). A template is a process that has already loaded the program. Without a
-    /// template, the thread starts its instances (processes) by exec. `None` if the context uses no templates, or if
-    /// no spawner thread has failed to make its template so far.
+    /// Returns the reason why a template could not be made. A [template](crate::proxy::Template) is a process that
+    /// has already loaded the program. Each spawner thread (a thread that starts instances of the batch) makes a
+    /// template and forks its instances (processes) from the template. A thread without a template starts its
+    /// instances by exec. If several threads have failed to make a template, returns the reason for the first one.
+    /// `None` if no thread has failed so far, so also if the context uses no templates.
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
@@ -283,8 +283,9 @@ impl Batch {
         self.forked.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the batch has returned the results of all instances that it starts, so that no further result
-    /// will follow.
+    /// Returns whether the batch has returned its last result, so that no further result will follow. There is one
+    /// result for each instance (process), except for the instances that were not started because of
+    /// [`Batch::cancel`].
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.busy_spawners == 0 && self.results.is_empty()

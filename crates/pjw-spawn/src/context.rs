@@ -122,8 +122,8 @@ impl Context {
         self
     }
 
-    /// Sets the working directory of the processes that will be started. By default, and if the path contains a NUL
-    /// byte, the processes have the working directory of the caller.
+    /// Sets the working directory of the processes that will be started. Without this call, the processes have the
+    /// working directory of the caller. They also have that directory if `directory` contains a NUL byte.
     #[must_use]
     pub fn set_working_directory(mut self, directory: &Path) -> Self {
         self.setup_mut().directory = CString::new(directory.as_os_str().as_bytes()).ok();
@@ -141,22 +141,24 @@ impl Context {
         self
     }
 
-    /// Starts the processes (instances) by fork instead of exec, which costs less CPU time. They are forked from a
-    /// [template](crate::proxy::Template): a process that has loaded the program and is stopped before `main`. Each
-    /// thread that starts instances loads a template of its own.
+    /// Configures this context so that its processes (instances) are started by fork instead of exec, which costs
+    /// less CPU time. The instances will be forked from a [template](crate::proxy::Template): a process that has
+    /// loaded the program and is stopped before `main`. Each thread that starts instances loads a template of its
+    /// own.
     ///
-    /// An instance that can't be a fork of the template is started by exec. If the program can't have a template at
-    /// all, [`Batch::template_error`](crate::Batch::template_error) returns the reason.
+    /// An instance that can't be a fork of the template is started by exec. A single instance is also started by
+    /// exec. If the program can't have a template at all, [`Batch::template_error`](crate::Batch::template_error)
+    /// returns the reason.
     #[must_use]
     pub fn use_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Linked);
         self
     }
 
-    /// Starts the processes (instances) as [tasks](crate::tasks): processes that share one address space. The program
-    /// must be for x86-64, and must be a static executable that runs at any address (linked with `-static-pie`).
-    /// Undoes earlier calls of [`Context::use_templates`], [`Context::use_fork_here_templates`] and
-    /// [`Context::set_replicas`].
+    /// Configures this context so that its processes (instances) will share one address space. Such processes are
+    /// called [tasks](crate::tasks). The program must be for x86-64, and must be a static executable that runs at any
+    /// address (linked with `-static-pie`). Undoes earlier calls of [`Context::use_templates`],
+    /// [`Context::use_fork_here_templates`] and [`Context::set_replicas`].
     ///
     /// # Errors
     /// [`CheckError::Space`] if the program can't run as a task. The error contains the reason.
@@ -172,10 +174,11 @@ impl Context {
         Ok(self)
     }
 
-    /// Starts the processes (instances) as forks of a template that has already run a part of the program. The
-    /// template is a process of the program that runs until it calls [`fork_here`](crate::proxy::fork_here), and
-    /// stops in this call. Each instance continues after the call, with the memory and the open files that the
-    /// template had there. In all other respects, this function is like [`Context::use_templates`].
+    /// Configures this context so that its processes (instances) will be forked from a template that has already run
+    /// a part of the program. The template is a process of the program that runs until it calls
+    /// [`fork_here`](crate::proxy::fork_here), and stops in this call. Each instance continues after this call, with
+    /// the memory and the open files that the template has at the call. In all other respects, this function is like
+    /// [`Context::use_templates`].
     #[must_use]
     pub fn use_fork_here_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Late);
@@ -196,8 +199,9 @@ impl Context {
     }
 
     /// Sets the maximum number of threads that start the processes (instances) of a [`Batch`](crate::Batch) in
-    /// parallel. The default is the number of CPUs in the affinity mask of the caller. 0 counts as 1. A batch never
-    /// uses more threads than its instances have different [placements](crate::Placement).
+    /// parallel. The default is the number of CPUs in the affinity mask of the caller. 0 counts as 1. All instances
+    /// with the same [placement](crate::Placement) are started by the same thread. So a batch uses at most one thread
+    /// for each placement.
     #[must_use]
     pub fn set_max_spawner_threads(mut self, threads: usize) -> Self {
         self.max_spawner_threads = threads.max(1);

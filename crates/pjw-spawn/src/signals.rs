@@ -35,7 +35,8 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
 
 /// Restores the default action of `SIGSEGV` and `SIGBUS` in the calling process: the signal kills the process. Rust's
 /// runtime installs handlers for these signals to report stack overflows. Such a handler ignores the first signal
-/// that another process sends, for example by kill(2).
+/// that another process sends, for example by kill(2). `pjwctl spawn` calls this function before it starts processes,
+/// so that already the first signal kills it.
 pub fn reset_fault_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         set_default(signal);

@@ -57,8 +57,9 @@ pub enum ArgumentError {
 }
 
 impl Arguments {
-    /// Makes an argument list for a group of processes. In each argument, the placeholder `%r` stands for the rank of
-    /// a process, `%n` for the number of processes, and `%%` for a percent sign.
+    /// Makes the argument list for a group of processes from `list`, which begins with argument 0. In each argument,
+    /// the placeholder `%r` stands for the rank of a process, `%n` for the number of processes, and `%%` for a
+    /// percent sign.
     ///
     /// # Errors
     /// If an argument contains an unknown placeholder or a NUL byte, or if the list is empty.
@@ -66,8 +67,8 @@ impl Arguments {
         Self::of(list, pieces)
     }
 
-    /// Makes an argument list without placeholders: all processes get the same arguments, and a percent sign has no
-    /// special meaning.
+    /// Makes an argument list without placeholders from `list`, which begins with argument 0. All processes get the
+    /// same arguments. A percent sign has no special meaning.
     ///
     /// # Errors
     /// If an argument contains a NUL byte, or if the list is empty.

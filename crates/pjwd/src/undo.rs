@@ -52,18 +52,21 @@ pub struct ReleaseSummary {
     pub is_complete: bool,
 }
 
-/// Undoes what an earlier pjwd changed for its jobs. Reads the records of these jobs from `state_dir`, the state
-/// directory of the earlier pjwd. Restores the affinity masks of the jobs' threads, and removes the cpusets of the
-/// jobs. Also removes cpusets of an earlier pjwd that have no record. If records are lost,
-/// [`ReleaseSummary::remarks`] names the processes whose masks an earlier pjwd possibly set. If there are neither
-/// records nor such cpusets, changes nothing and does not create `state_dir`.
+/// Undoes what an earlier pjwd changed for its jobs. Restores the affinity masks of the jobs' threads, and removes
+/// the cpusets of the jobs. Reads the records of these changes from `state_dir`, the state directory of the earlier
+/// pjwd. Also removes cpusets of an earlier pjwd that have no record. If there are neither records nor such cpusets,
+/// changes nothing and does not create `state_dir`.
+///
+/// If records are missing or can't be read, the original masks of some threads are unknown.
+/// [`ReleaseSummary::remarks`] then names the processes whose masks an earlier pjwd possibly set.
 ///
 /// `is_second_pjwd` must be true if the earlier pjwd was started with `--beside`, as a second pjwd of the same user.
 /// The names of the cpusets of a second pjwd contain a hash of the path `state_dir`.
 ///
 /// # Errors
-/// If a running daemon uses `state_dir`. If the journal (the files with the records) can't be used. If an affinity
-/// mask can't be restored, or a cpuset still restricts its processes.
+/// If a running daemon uses `state_dir`. If the journal (the files with the records) can't be used. If, after several
+/// attempts, an affinity mask is not restored. If, after several attempts, a cpuset still keeps its processes off an
+/// online PU (logical CPU).
 pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<ReleaseSummary> {
     let own_cgroups = directories::own_cgroup_names(state_dir, is_second_pjwd);
     let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;

@@ -32,7 +32,7 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
 /// Checks the PUs that jobs hold against the invariants of pjw, and returns all violations. The list is empty
 /// if no invariant is violated. [`Violation`] has one variant for each invariant, for example:
 ///
-/// - The grant of a job and the pool (the list of all PUs with their holders) have the same PUs for the job.
+/// - The PUs in the grant of a job are the same as in the pool. (The pool lists the holder of each PU.)
 /// - No PU is granted to two jobs, unless one of the two grants is shared
 ///   ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
 ///

@@ -133,10 +133,10 @@ pub enum Violation {
 /// The reason why the audit rejects a planned change of a thread's affinity mask. There are three kinds of
 /// change:
 ///
-/// - A confining change: the thread may then run only on cores of its job. Pinning (the new mask is one PU)
-///   is also a confining change.
-/// - A restoring change: the thread gets back the mask that it had before pjw changed it (the original mask).
-/// - An excluding change: the thread belongs to no job, and may then run only on PUs that no job holds.
+/// - A confining change restricts a thread to cores of its job. Pinning (the new mask is one PU) is also a
+///   confining change.
+/// - A restoring change gives a thread its original mask back: the mask that it had before pjw changed it.
+/// - An excluding change keeps a thread that belongs to no job off the PUs that jobs hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MaskActionProblem {
     /// The change is not allowed for this thread:

@@ -370,10 +370,11 @@ impl DiagnosisInput {
 }
 
 impl ObservedJob {
-    /// Returns the online PUs on which the threads of the job may run by their affinity masks: each PU that the
-    /// mask of at least one thread contains. `online` is the set of online PUs. If the job holds PUs, a thread
-    /// is ignored if its mask contains a PU that the job does not hold. The diagnosis reports such a thread
-    /// separately.
+    /// Returns the online PUs on which the threads of the job may run: each PU that the affinity mask of at least
+    /// one thread contains. `online` is the set of online PUs of the machine.
+    ///
+    /// If the job holds PUs, the function ignores each mask that contains any other PU. The diagnosis reports the
+    /// threads with these masks separately.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.grant.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));

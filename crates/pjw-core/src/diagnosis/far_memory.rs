@@ -57,9 +57,11 @@ impl FarMemory {
         )
     }
 
-    /// Returns a text for users that says how to correct the placement of the memory. The text names a command
-    /// that moves the memory of the process to the NUMA node of its threads. It also names a `pjwctl` option
-    /// that prevents far memory in new processes.
+    /// Returns a text for users that says how to correct the placement of the memory. The text names two remedies:
+    ///
+    /// - The command `migratepages` (package numactl) moves the memory of the process from the NUMA node with most
+    ///   of the far memory to a NUMA node of the busy threads.
+    /// - The option `--within-job packed` of `pjwctl` keeps new processes on the NUMA node of their parent.
     #[must_use]
     pub fn remedy(&self) -> String {
         let to = self.thread_nodes.first().copied().unwrap_or_default();

@@ -51,14 +51,14 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns the programs that may work against pjw, such as programs that move threads, move interrupts or
-/// change cpusets. A program is recognised by the command name of one of `processes`. The result has one
-/// entry for each program, even if several processes have its name.
+/// Returns the programs that may work against pjw. A program is recognised by the command name of one of
+/// `processes`. The result contains two kinds of programs:
 ///
-/// A process is ignored if its user id is `first_person_uid` or higher, because a person can give any name to
-/// a process. Processes named `pjwd` are an exception: they count for every user id. Several daemons `pjwd`
-/// of the same user work against each other, because they grant the same PUs. The result has one entry for
-/// each user that runs several. A single `pjwd` of a user has no entry.
+/// - Programs such as numad (moves threads) and irqbalance (moves interrupts), one entry for each program. A
+///   process is ignored if its user id is `first_person_uid` or higher, because a person can give any name to a
+///   process.
+/// - `pjwd` itself, one entry for each user that runs at least two processes named `pjwd`, whatever the user id.
+///   Several daemons of the same user work against each other, because they grant the same PUs.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

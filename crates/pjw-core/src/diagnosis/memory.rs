@@ -95,18 +95,19 @@ fn duration(seconds: u64) -> String {
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) }
 }
 
-/// Predicts whether the private memory of a job's workers, if its growth continues, will soon exceed the
-/// available memory. Private memory is memory that no other process maps. Workers are the processes of the job
-/// with much private memory. Returns `None` if no shortage is predicted.
+/// Predicts whether the private memory of a job's workers will soon exceed the available memory, assuming that it
+/// keeps growing at the same rate. Private memory is memory that no other process maps. Workers are the processes
+/// of the job with much private memory. Returns `None` if no shortage is predicted.
 ///
 /// - `measurements` has the measurements of the job, oldest first. The function uses the newest measurement,
 ///   and the measurements right before it that have the same number of workers and are at most ten minutes
 ///   older.
-/// - `available_bytes` is the memory that the job can still get from its cgroup and the machine, in bytes.
+/// - `available_bytes` is the memory that the job can still get, in bytes: the memory that is left on the machine
+///   or in the cgroup of the job, whichever is less.
 ///
 /// The prediction covers ten times the time between the first and the last of the used measurements, but at
-/// most ten minutes. The assumed growth is the mean growth over these measurements, or over their second half
-/// if the growth is slower there. A growth of less than 8 MiB is ignored.
+/// most ten minutes. The assumed growth rate is the mean rate over these measurements, or over their second half
+/// if the rate is lower there. A growth of less than 8 MiB is ignored.
 #[must_use]
 pub fn predict_memory_shortage(
     measurements: &[WorkerMemory],

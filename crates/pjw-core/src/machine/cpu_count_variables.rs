@@ -216,15 +216,16 @@ pub fn parse_cpu_count_variables<'t>(
 }
 
 /// Returns the names and values of the environment variables that pjw sets for a program, such as
-/// `OMP_NUM_THREADS` = `4`. These are the `variables` that the user has not set.
+/// `OMP_NUM_THREADS` = `4`. pjw sets each variable in `variables` that the user has not set.
 ///
 /// - `counts` has the numbers of cores and PUs on which the program may run.
 /// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means
 ///   that the variable is not set there.
 ///
-/// The last variable in the result is `PJW_VARIABLES`, a list of the variables that pjw set. In a job inside
-/// this job, pjw reads the list, to tell its own variables from variables that the user set. If the list is
-/// empty, `PJW_VARIABLES` is returned only if the program inherits a `PJW_VARIABLES`.
+/// The result ends with the variable `PJW_VARIABLES`, which lists the names and values that pjw set. A job that
+/// the program starts inherits all these variables. From the list, pjw then knows which variables the user did
+/// not set, and sets them anew. If pjw sets no variable, the result is empty, or contains only an empty
+/// `PJW_VARIABLES` that replaces an inherited one.
 #[must_use]
 pub fn cpu_count_environment(
     variables: &[CpuCountVariable],

@@ -144,7 +144,8 @@ impl HousekeepingRule {
     /// # Errors
     /// - If the rule lists a PU that the machine does not have.
     /// - If the rule lists some PUs of a core, but not all of them.
-    /// - If the rule counts cores by L3, by NUMA node or by package, and the topology has no such part.
+    /// - If the rule selects cores in each L3, and the topology has no L3. The same error exists for NUMA nodes
+    ///   and for packages.
     /// - If the rule selects every core of the machine, so that no core remains for jobs.
     pub fn select_housekeeping_cpus(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {

@@ -11,8 +11,8 @@ use crate::basics::{CpuSet, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
 /// The rule by which pjw chooses a NUMA node for each new process of a job that has PUs in several NUMA nodes.
-/// The rule is the value of the option `--within-job`. All rules except `Default` are launch policies of
-/// mpsched(1) of HP-UX.
+/// The rule is the value of the option `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`. With
+/// the rule `Default`, pjw chooses no NUMA node. All other rules are launch policies of mpsched(1) of HP-UX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub enum WithinJob {
     /// No NUMA node is chosen. A busy thread gets a PU in the NUMA node in which it runs, if one is idle there.
@@ -60,7 +60,8 @@ impl WithinJob {
     }
 
     /// Returns a phrase for users that says to which NUMA node a new process goes by this rule, such as `to the
-    /// NUMA node of the parent`. The phrase is the end of a sentence.
+    /// NUMA node of the parent`. `pjwctl explain` prints the phrase after the words `a new busy process goes`.
+    /// `Default` has no such phrase: the result is `no NUMA node is chosen for it`.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
@@ -126,17 +127,17 @@ pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoa
 /// Chooses a NUMA node for a new process of a job by `rule`, and returns the kernel's number of the NUMA node.
 /// Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes.
 ///
-/// - `nodes` lists the NUMA nodes of the job, with their busy threads. `LeastLoaded` chooses the NUMA node with
-///   the lowest load, or the first of several.
+/// - `nodes` lists the NUMA nodes of the job. `LeastLoaded` chooses the NUMA node with the fewest busy threads per
+///   core. If several NUMA nodes have the fewest, `LeastLoaded` chooses the first of them.
 /// - `last_chosen` is the NUMA node that was chosen last for any process of the job. `RoundRobin` chooses the
 ///   next NUMA node after this one. `None` if none was chosen yet: `RoundRobin` then chooses the first of
 ///   `nodes`.
 /// - `parent_node` is the NUMA node that was chosen for the parent of the process, or for the nearest ancestor
-///   that has one. `Packed` chooses this NUMA node. `Fill` chooses the first NUMA node with an idle core,
-///   beginning with this one. `None` if there is no such ancestor: `Packed` and `Fill` then use the first of
-///   `nodes` instead.
+///   that has one. `Packed` chooses this NUMA node. `Fill` chooses the first NUMA node with fewer busy threads
+///   than cores, beginning with this one. `None` if there is no such ancestor: `Packed` and `Fill` then use the
+///   first of `nodes` instead.
 ///
-/// If no NUMA node has an idle core, `Fill` chooses like `LeastLoaded`.
+/// If no NUMA node has fewer busy threads than cores, `Fill` chooses like `LeastLoaded`.
 #[must_use]
 pub fn choose_numa_node(
     rule: WithinJob,
@@ -171,8 +172,8 @@ pub fn choose_numa_node(
 /// - `Default` does not change the order.
 /// - `Fill` and `Packed` list all parts of one NUMA node before the parts of the next NUMA node.
 /// - `RoundRobin` takes one part from each NUMA node in turn.
-/// - `LeastLoaded` takes the next part from the NUMA node from which the smallest fraction of its parts is
-///   taken so far.
+/// - `LeastLoaded` takes parts from the NUMA nodes in proportion to their numbers of parts. Example: one NUMA node
+///   has four parts and another has two. For each part of the second, it takes two parts of the first.
 ///
 /// The parts of one NUMA node keep their order.
 #[must_use]

@@ -48,27 +48,21 @@ impl Demand {
         self.last.map_or(0, |last| last.waited_ns)
     }
 
-    /// Returns the demand after one more reading of the thread's CPU time: the weighted mean of the earlier
-    /// demand and the demand since the last reading. The demand since the last reading is the share of time in
-    /// which the thread ran or waited for a PU. There are three exceptions, of which the first that applies
-    /// decides:
+    /// Returns the demand after one more reading of the thread's CPU time. The new demand is the weighted mean of
+    /// the earlier demand and the share of time in which the thread ran or waited for a PU since the last reading.
     ///
-    /// - At the first reading, the demand does not change.
-    /// - If `run_ns` plus `wait_ns` is less than at the last reading, another thread now has the thread id. The
-    ///   demand becomes 0.
-    /// - At a reading less than 100 ms after the last reading, the demand does not change, and the reading is
-    ///   not stored.
-    ///
-    /// The parameters are:
-    ///
-    /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its
-    ///   start, in ns.
+    /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its start,
+    ///   in ns.
     /// - `read_at` is the time of the reading, in ns since boot.
-    /// - `idle_until` is the last time at which pjw found the whole process idle, without reading the thread.
-    ///   The demand at this time is 0, and this time replaces the time of the last reading. `None` if pjw did
-    ///   not find the process idle since the last reading.
-    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy)
-    ///   or is no longer hot.
+    /// - `idle_until` is the time until which the thread was certainly idle, although pjw did not read the thread.
+    ///   The demand at this time is 0, and this time replaces the time of the last reading. `None` if pjw knows no
+    ///   such time.
+    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy) or is
+    ///   no longer hot.
+    ///
+    /// The first reading does not change the demand. If `run_ns` plus `wait_ns` is less than at the last reading,
+    /// another thread now has the thread id, and the demand becomes 0. Otherwise, a reading less than 100 ms after
+    /// the last reading does not change the demand, and is not stored.
     #[must_use]
     pub fn with_reading(
         self,

@@ -96,9 +96,10 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether the scope contains all threads of the process `pid`. True for [`DirtyScope::Whole`], and
-    /// for a [`DirtyScope::Processes`] that lists the pid. If false, the scope may still contain threads of the
-    /// process: [`DirtyScope::Processes`] contains threads of each active process.
+    /// Returns whether the scope contains the process `pid` as a whole, so that the masks of all its threads are
+    /// planned. True for [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if the set contains the pid.
+    /// [`DirtyScope::Processes`] also contains the active processes (a thread recently ran or waited for a PU),
+    /// even if the result is false. If such a process has many threads, only its busy threads are in the scope.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

@@ -118,8 +118,8 @@ impl Jobs {
         self.traces.visits.take()
     }
 
-    /// Returns the ids of the jobs that were added, changed or removed since the last call of this method,
-    /// and clears the list of these ids.
+    /// Returns the ids of the jobs that were added, changed or removed since the last call of this method, and
+    /// clears the list of these ids. The daemon's audit of the grants uses the ids: it checks these jobs again.
     pub fn take_changed_ids(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.traces.changed)
     }
@@ -269,15 +269,16 @@ impl Jobs {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs that it holds, except a job
-    /// of the class besteffort, which only borrows PUs.
+    /// Returns, for each PU, the number of jobs that own the PU. Only jobs whose grant has [`Ownership::Owned`]
+    /// count. A job of the class besteffort only borrows PUs, and is not counted.
     #[must_use]
     pub fn owned_grants_per_pu(&self) -> &GrantCounts {
         &self.granted
     }
 
-    /// Returns the PUs of all shared grants. A grant is the set of PUs that a job holds. A shared grant
-    /// ([`Grant::is_shared`](crate::terms::Grant::is_shared)) may overlap with the grants of other jobs.
+    /// Returns the PUs of all shared grants. A grant is the set of PUs that a job holds. pjw marks a grant as
+    /// shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)) if other jobs or the system may hold some of
+    /// its PUs too, for example because of the setting `on_exhausted = "share"`.
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()

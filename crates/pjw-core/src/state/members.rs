@@ -360,13 +360,13 @@ impl Members {
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if it recently ran or waited
-    /// for a PU (its [`Demand`] is not 0). Some scans of a process with many threads read only these threads.
-    /// Returns `None` in each of these cases, in which a scan must read all threads:
+    /// Returns the ids of the busy threads of the process `pid`, if some scans may skip the threads of the process
+    /// that are not busy. A thread is busy if it recently ran or waited for a PU (its [`Demand`] is not 0). Returns
+    /// `None` if every scan must read all threads, in each of these cases:
     ///
     /// - The process belongs to no job, or has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads.
-    /// - The last scan of all threads found no busy thread.
-    /// - The last scan of all threads found that more than one thread in 16 is busy.
+    /// - The last scan found no busy thread.
+    /// - The last scan of all threads found too many busy threads: more than one thread in 16.
     #[must_use]
     pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
         self.busy_threads.get(&pid).map(|busy| &busy.tids)

@@ -33,16 +33,18 @@ impl WardenState {
             .collect()
     }
 
-    /// Applies one record of the journal to the state. When the daemon starts, it calls this function for
-    /// each record, in the order of the journal. If the record describes a job that holds PUs, the job loses
-    /// all these PUs in each of these cases:
+    /// Applies one record of the journal to the state. When the daemon starts, it calls this function for each
+    /// record, in the order of the journal.
+    ///
+    /// A record of a job restores the grant of the job (the PUs that the job holds). The job loses this grant in
+    /// each of these cases:
     ///
     /// - The machine has none of the PUs.
-    /// - The job owns the PUs ([`Ownership::Owned`]) and does not share them
-    ///   ([`Grant::is_shared`](crate::terms::Grant::is_shared)), and another job holds one of them.
+    /// - Another job holds one of the PUs. This does not apply to borrowed PUs, nor to a grant that may overlap
+    ///   with other grants ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
     ///
-    /// The records may name processes that have ended since the records were written. Such a process stays in
-    /// the state until the first full scan.
+    /// The records may name processes that have ended since the records were written. Such a process stays in the
+    /// state until the first full scan.
     pub fn apply_record(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {

@@ -28,17 +28,18 @@ impl WardenState {
     /// Returns the request for a scan: which processes, threads and cgroups the scan reads.
     ///
     /// If `is_full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads
-    /// the threads of the processes of jobs and of the processes to restore. pjw is giving a process to restore
-    /// ([`WardenState::processes_to_restore`]) its original affinity masks back.
+    /// threads only of the processes that belong to jobs, and of the processes in
+    /// [`WardenState::processes_to_restore`]. A process in this list has left its job, and pjw is restoring its
+    /// original affinity masks (the masks before pjw changed them).
     ///
     /// If `is_full` is false, the scan reads only the following:
     ///
-    /// - The processes to restore, with their threads.
-    /// - The active processes of jobs, with their threads. A process is active if one of its threads recently
-    ///   ran or waited for a PU, or if no scan has read its threads. Of an active process with many threads,
-    ///   the scan may read only the busy threads ([`ScanRequest::busy_threads`]).
-    /// - The idle (not active) processes of jobs for which a check finds a reason ([`IdleWatch`]). The scan
-    ///   checks all idle processes.
+    /// - The processes in [`WardenState::processes_to_restore`], with their threads.
+    /// - The active processes of jobs, with their threads. A process is active if one of its threads recently ran
+    ///   or waited for a PU, or if no scan has read its threads. Of an active process with many threads, the scan
+    ///   may read only the busy threads ([`ScanRequest::busy_threads`]).
+    /// - Those idle (not active) processes of jobs for which a check finds a change, such as used CPU time
+    ///   ([`IdleWatch`]).
     /// - The cgroups of the jobs that have no PUs or no processes, and the cgroups that pjw has to remove.
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
@@ -63,13 +64,15 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the machine. The scan reads the threads of each
-    /// active process of a job, and of each process in [`WardenState::processes_to_restore`]. A process is
-    /// active if one of its threads recently ran or waited for a PU, and idle otherwise. The scan reads the
-    /// threads of an idle process of a job only in each of these cases:
+    /// Returns the request for a scan of every process of the machine that skips the threads of unchanged idle
+    /// processes, to save time. A process is active if one of its threads recently ran or waited for a PU, or if no
+    /// scan has read its threads. Any other process is idle. The scan reads the threads of:
     ///
-    /// - The process has used CPU time since the last check, or was never checked.
-    /// - Only affinity masks keep the process on the PUs of its job, and one of these masks contains a PU that
+    /// - Each process in [`WardenState::processes_to_restore`]. It has left its job, and pjw is restoring its
+    ///   original affinity masks.
+    /// - Each active process of a job.
+    /// - Each idle process of a job that has used CPU time since the last check, or that was never checked.
+    /// - Each idle process of a job that no cpuset restricts, if one of its affinity masks now contains a PU that
     ///   the job does not hold.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
@@ -146,8 +149,8 @@ impl WardenState {
     ///
     /// - The cgroups that batch systems made for jobs.
     /// - The cgroups of the cpusets that pjw made for jobs.
-    /// - The leftover cgroups about which pjw has not decided yet. A leftover cgroup existed when the daemon
-    ///   started, has the name of a job's cpuset, and is not in the journal.
+    /// - The leftover cgroups. A leftover cgroup existed when the daemon started, has the name of a job's cpuset,
+    ///   and is not in the journal. It is in the list until pjw has decided whether to reuse it or to remove it.
     #[must_use]
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
         let own = self.cpusets.paths().chain(self.cpusets.leftover_cpuset_paths());

@@ -46,8 +46,9 @@ pub struct CpusetSupport {
 /// The kernel compares the priority of a cgroup only with cgroups that have the same parent. So a cgroup at
 /// idle priority must lie directly below the root of the hierarchy that has the cpu controller.
 ///
-/// The scheduling policy `SCHED_IDLE` is no alternative. A thread with this policy gives way only to other
-/// threads of its own cgroup. Its cgroup still competes with other cgroups at normal priority.
+/// The scheduling policy `SCHED_IDLE` is no alternative: it lowers the priority of a thread only against other
+/// threads in the same cgroup. The cgroup of the thread still competes with all other cgroups at its normal
+/// priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdlePriority {
     /// A job can run at idle priority.
@@ -108,9 +109,9 @@ pub enum CgroupCreator {
     Warden,
 }
 
-/// The settings that pjw writes to a cpuset and to its cgroup: the PUs, the NUMA nodes, and three options.
-/// The options are an isolated partition (`isolated`), idle priority (`idle`) and frozen processes
-/// (`frozen`).
+/// The settings that pjw writes to a cpuset and to its cgroup: the PUs (`cpuset.cpus`), the NUMA nodes
+/// (`cpuset.mems`) and three options. The options are an isolated partition (`cpuset.cpus.partition`), idle
+/// priority (`cpu.idle`) and frozen processes (`cgroup.freeze`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetSpec {
     /// `cpuset.cpus`: the PUs on which the processes in the cpuset may run.
@@ -161,12 +162,11 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A leftover cpuset: the cpuset of a job and its cgroup, which an earlier run of the daemon created and which
-/// still exist when the daemon starts. The daemon recognises the cgroup by its path. If the journal has no
-/// record of the cgroup, the daemon decides:
+/// A leftover cpuset: an earlier run of the daemon created it for a job, and it still exists when the daemon
+/// starts. The daemon recognises the cgroup of the cpuset by its path. If the journal has a record of the cgroup,
+/// the daemon follows the record. Otherwise, the daemon decides after the next scan of all processes:
 ///
-/// - If the cgroup contains processes, its job gets the PUs of the cpuset again, provided that no other job
-///   holds any of these PUs.
+/// - If the cgroup contains processes and its PUs can be granted to the job, the job gets these PUs again.
 /// - Otherwise, the daemon removes the limits of the cpuset and then the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {

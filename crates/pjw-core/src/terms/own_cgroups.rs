@@ -157,7 +157,9 @@ impl OwnCgroupNames {
     }
 }
 
-/// The place of a job's cgroup in the cgroup hierarchy: the parent of the cgroup.
+/// The place of a job's cgroup in the cgroup hierarchy. The parent of the cgroup is the daemon's cgroup for most
+/// jobs (`Usual`), the daemon's cgroup at idle priority (`Besteffort`), or the root of the hierarchy
+/// (`Partition`, for jobs with an isolated partition).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupPlace {
     /// Below the cgroup of the daemon that contains the cgroups of jobs, such as `/pjw`. For all jobs without

@@ -44,9 +44,9 @@ pub enum OversubscriptionPolicy {
     Float,
 }
 
-/// What pjw does with bindings. A binding is an affinity mask that a program requested for one of its threads,
-/// inside the cores of its job. pjw keeps all bindings, lifts the bindings that do harm, or lifts all bindings.
-/// In each case, pjw moves a thread that runs outside the cores of its job back inside.
+/// What pjw does with bindings. A binding is an affinity mask that a program set for one of its threads, inside
+/// the cores of its job. pjw keeps all bindings, replaces the bindings that do harm by other masks, or replaces
+/// all bindings. With each setting, pjw corrects an affinity mask that contains PUs outside the cores of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BindingPolicy {
     /// Every binding inside the cores of the job is kept.

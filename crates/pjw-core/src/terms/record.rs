@@ -10,8 +10,9 @@ use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence, usage::JobUsage};
 
-/// A journal record about the cpuset of a job. Most of these records announce a change that pjw is about to
-/// make: a change of the cpuset, or a move of a process.
+/// A journal record about the cpuset of a job. pjw writes `Created`, `Unwanted` and `Moved` before it changes the
+/// cpuset or moves a process. pjw writes `Removed` when it no longer manages the cpuset. `Moved` and `Origin`
+/// contain the cgroup to which pjw moves a process back later.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {
@@ -70,12 +71,12 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that pjw had set for the threads of a job when the job ended or a command released the
-/// job. pjw then restores the original mask of each thread, but keeps this list, to recognise these masks
-/// later.
+/// The affinity masks that threads of a job had because of pjw when the job was released. A job is released when
+/// it ends or when a command releases it. pjw then restores the original mask of each thread.
 ///
-/// A process that no scan has read can still have a mask in this list: the process copied the mask of its
-/// parent when it was forked, before pjw restored the mask of the parent.
+/// A process that is forked meanwhile copies the mask of its parent, and may be found only by a later scan. By
+/// this list, pjw recognises the mask of such a process and restores the original mask. pjw deletes the list when
+/// a full scan has shown that no process has any of these masks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
@@ -99,8 +100,8 @@ pub struct ReleasedMasks {
 }
 
 impl ReleasedMasks {
-    /// Makes an empty list of masks for the job `job`, which ends or is released by a command at the time
-    /// `released_at`, in ns since boot.
+    /// Makes an empty list of masks for `job`. `released_at` is the time at which the job is released, in ns since
+    /// boot. A job is released when it ends or when a command releases it.
     #[must_use]
     pub fn new(job: JobId, released_at: Nanos) -> Self {
         let (user_ids, masks) = (BTreeSet::new(), BTreeSet::new());
@@ -113,8 +114,9 @@ impl ReleasedMasks {
     }
 }
 
-/// One affinity mask that pjw had set for threads of a job when the job ended or a command released it. Also
-/// has the original mask of these threads, which pjw restores.
+/// One affinity mask that threads of a job had because of pjw when the job was released, with the original mask
+/// of these threads. A job is released when it ends or when a command releases it. pjw then restores the original
+/// mask.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ReleasedMask {
     /// The mask that the threads had at the release. It is the mask that pjw had requested, or only those PUs

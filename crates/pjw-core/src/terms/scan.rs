@@ -40,16 +40,17 @@ pub struct ScanRequest {
 }
 
 /// The processes that a scan checks before it decides whether to read them: idle processes of jobs, and
-/// processes that belong to no job. The check is cheaper than reading the process, and finds a change in each
-/// of these cases:
+/// processes that belong to no job. A process is idle if the smoothed CPU demand of all its threads is 0. The
+/// check is cheaper than reading the process.
 ///
-/// - The process used CPU time since the last check, was never checked before, or has exited.
-/// - A thread of an idle process has an affinity mask with a PU outside [`IdleGroup::expected_cpus`]. Not every
-///   scan checks the masks: see [`IdleWatch::check_all_masks`].
+/// The check finds a change if the process has exited, has used CPU time since the last check, or was never
+/// checked before. For an idle process of a job, an affinity mask with a PU outside
+/// [`IdleGroup::expected_cpus`] is a change too. [`IdleWatch::check_all_masks`] says which masks are checked.
 ///
-/// A partial scan reads a process in this list only if the check finds a change, or if the scope of the scan
-/// lists the process. A full scan reads every process, but the threads of an idle process of a job only if the
-/// check finds a change.
+/// - A partial scan reads a process in this list if the check finds a change, or if the scope of the scan lists
+///   the process.
+/// - A full scan reads every process. It reads the threads of an idle process of a job only if the check finds
+///   a change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IdleWatch {
     /// The idle processes of jobs, in groups. A process is idle if the smoothed CPU demand of all its threads

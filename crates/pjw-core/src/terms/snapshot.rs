@@ -21,7 +21,7 @@ use crate::terms::scan::ScanScope;
 pub use address_space::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser, SharedAddressSpace};
 
 /// The result of one scan of the machine: its processes, its cgroups and its online PUs. A partial snapshot
-/// contains only some processes; all other processes are unchanged since the last scan.
+/// contains only some processes. The daemon then treats all other processes as unchanged since the last scan.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The scope of the scan: all processes of the machine, or only the processes whose pids the scan request
@@ -68,9 +68,9 @@ pub struct ProcessTimes {
     pub children_ns: u64,
 }
 
-/// A call of sched_setaffinity(2) by a program. The kernel carried out the call, or refused it because the
-/// mask and the thread's cpuset have no PU in common. pjw uses these calls to report which program changed a
-/// mask.
+/// A call of sched_setaffinity(2) by a program, as a BPF program in the kernel reported it. The kernel carried
+/// out the call, or refused it because the mask and the thread's cpuset have no PU in common. pjw uses these
+/// calls to report which program changed a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).

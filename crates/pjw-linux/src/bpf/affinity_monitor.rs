@@ -88,12 +88,13 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Returns the affinity requests (calls of sched_setaffinity(2)) that the BPF program has reported since
-    /// the last call of this function. Does not wait. The requests are in a ring buffer in shared memory, so
-    /// that reading them takes no system call.
+    /// Returns the affinity requests (calls of sched_setaffinity(2)) that the BPF program has reported since the
+    /// last call of this function. Does not wait. The requests are in a ring buffer in shared memory, so that
+    /// reading them takes no system call.
     ///
-    /// The BPF program loses requests while the ring buffer is full. If the returned requests filled at least
-    /// half of the buffer, this function also reads the number of lost requests, with the system call bpf(2).
+    /// While the ring buffer is full, requests are lost. The BPF program counts the lost requests in a BPF map.
+    /// If the returned requests filled at least half of the ring buffer, this function reads this count with
+    /// bpf(2). Otherwise no request can be lost, and the returned count is 0.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

@@ -15,8 +15,9 @@ use crate::sys::errno::{from_io, is_gone};
 /// The file of a v2 cgroup that lists the controllers enabled for its children.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1, the controllers cpu and
-/// freezer can have hierarchies of their own. If a job needs one of these controllers, pjw also creates a
+/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. pjw creates the cpusets of jobs in
+/// this hierarchy. In v1, the controllers cpu and freezer can have hierarchies of their own. This value also
+/// contains the mount points of those two hierarchies. If a job needs one of these controllers, pjw creates a
 /// cgroup in the hierarchy of this controller, at the same path as the job's cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
@@ -287,9 +288,9 @@ impl CgroupDir {
         }
     }
 
-    /// Removes this cgroup and all cgroups below it. Also succeeds if the cgroup does not exist. A regular file
-    /// at the path of the cgroup is not removed. After an error, some of the cgroups below are possibly already
-    /// removed.
+    /// Removes this cgroup and all cgroups below it. Succeeds if the cgroup does not exist. Also succeeds if
+    /// there is a regular file at the path of the cgroup, and does not remove the file. After an error, some of
+    /// the cgroups below are possibly already removed.
     ///
     /// # Errors
     /// `EBUSY` if one of the cgroups contains a process. Otherwise the error of rmdir(2).

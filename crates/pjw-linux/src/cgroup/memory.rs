@@ -60,9 +60,10 @@ impl MemoryMount {
         process_cgroups.iter().find(|(controllers, _)| is_here(controllers)).map(|(_, path)| path.as_str())
     }
 
-    /// Returns the cgroup at `path` in the hierarchy with the memory controller. `path` is as in
-    /// `/proc/PID/cgroup`. The cgroup need not exist. `None` if `path` lies outside the hierarchy, or is the
-    /// root of the hierarchy.
+    /// Returns the cgroup at `path` in the hierarchy with the memory controller. `path` is relative to the root
+    /// of the hierarchy and begins with `/`, as in `/proc/PID/cgroup`. The cgroup need not exist. `None` if
+    /// `path` is the root, does not begin with `/`, or contains a component `.` or `..`. The kernel shows a path
+    /// with `..` for a cgroup outside this process's cgroup namespace.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let is_root = path.trim_matches('/').is_empty();
@@ -92,9 +93,10 @@ impl CgroupDir {
         Ok(CgroupMemory { anonymous, mapped_files, available: self.available_memory() })
     }
 
-    /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until a memory limit of
-    /// this cgroup or of a cgroup above it is reached. Page cache that was not used recently counts as free.
-    /// `None` if there is no limit, or if this cgroup is not in the hierarchy with the memory controller.
+    /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until this cgroup or a
+    /// cgroup above it reaches its memory limit (`memory.max`, in v1 `memory.limit_in_bytes`). Page cache on the
+    /// inactive list counts as free, because the kernel can reclaim it (`inactive_file` in `memory.stat`).
+    /// `None` if no limit is set, or if this cgroup is not in the hierarchy with the memory controller.
     /// [`MemoryMount::cgroup`] returns the cgroups of that hierarchy.
     #[must_use]
     pub fn available_memory(&self) -> Option<u64> {

@@ -124,9 +124,10 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     twins::remove(&twin, |pid| twins::move_to(|path| hierarchy.freezer_twin(path), "/", pid))
 }
 
-/// Thaws the processes of all jobs of the class besteffort whose cgroups have the names `own_cgroups`. Only pjw freezes
-/// processes in these cgroups. Called when pjwd ends: a job must not stay frozen while no daemon can thaw it. Returns one text
-/// for users for each cgroup that can't be thawed.
+/// Thaws the processes of all jobs of the class besteffort. A besteffort job has no cores of its own. pjwd can freeze
+/// its processes while no core is free for the job. This function is called when pjwd ends, because a job must not
+/// stay frozen while no daemon can thaw it. `own_cgroups` has the names of the cgroups that pjwd creates for jobs.
+/// Returns one error message for each cgroup that can't be thawed.
 #[must_use]
 pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };

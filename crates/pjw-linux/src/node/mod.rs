@@ -112,38 +112,41 @@ impl LinuxMachine {
         })
     }
 
-    /// Sets the socket from which [`MachineInterface::read_process_events`] reads process events (fork, exec
-    /// and exit). With `None`, [`MachineInterface::read_process_events`] returns no events, so that pjwd finds
-    /// new processes only by scans.
+    /// Sets the netlink socket (proc connector) from which [`MachineInterface::read_process_events`] reads the fork,
+    /// exec and exit events of processes. With `None`, [`MachineInterface::read_process_events`] returns no events,
+    /// so that pjwd finds new processes only by scans.
     pub fn set_process_event_socket(&mut self, socket: Option<ProcEventSocket>) {
         self.process_events = socket;
     }
 
-    /// Returns the file descriptor of the socket for process events (fork, exec and exit). poll(2) shows the
-    /// descriptor as readable while events are pending. `None` if [`LinuxMachine::set_process_event_socket`]
-    /// has set no socket.
+    /// Returns the file descriptor of the netlink socket (proc connector) for fork, exec and exit events. poll(2)
+    /// shows it as readable while events are pending. `None` if [`LinuxMachine::set_process_event_socket`] has set no
+    /// socket.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns the inotify file descriptor with which the cgroups of jobs are watched. poll(2) shows the
-    /// descriptor as readable when a watched cgroup has probably changed. `None` if no cgroup has been watched
-    /// yet, or if the kernel refuses inotify.
+    /// Returns the inotify(7) file descriptor for the directories of the watched cgroups of jobs. poll(2) shows it as
+    /// readable after a change of any file in these directories, even of a file that pjw ignores, such as
+    /// `memory.events`. Then call [`LinuxMachine::has_cgroup_changes`]. `None` if no cgroup was watched yet, or if
+    /// the kernel refuses inotify.
     #[must_use]
     pub fn cgroup_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cgroup_watch.fd()
     }
 
-    /// Returns whether a watched cgroup of a job has changed since the last scan ([`MachineInterface::scan`]).
-    /// The next scan reads the changed cgroups again. The first scan that reads the cgroup of a job also starts
-    /// to watch this cgroup.
+    /// Returns whether a watched cgroup of a job has changed since the last scan ([`MachineInterface::scan`]). A
+    /// cgroup has changed if it was removed, or if inotify reported a change of a file `cgroup.*`, `cpuset.*` or
+    /// `tasks` in its directory. The next scan reads the changed cgroups again. The first scan that reads a cgroup
+    /// also starts to watch it.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
     }
 
-    /// Sets the task scan: a BPF program that reports the state of threads. Later scans use the program where
-    /// it is faster than reading `/proc`. With `None`, scans read only `/proc`.
+    /// Sets the task scan: a BPF program that reports the state of threads. Each later full scan uses the program. A
+    /// partial scan uses it to read many threads, and reads few threads in `/proc`. With `None`, scans read only
+    /// `/proc`.
     pub fn set_task_scan(&mut self, task_scan: Option<TaskScan>) {
         self.cache.address_spaces.set_source(task_scan.is_some());
         self.scan = task_scan;
@@ -172,13 +175,13 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets whether this interface assumes that the affinity mask of a thread stays in force when the cpuset of
-    /// the thread changes. Before the first call, the assumption depends on the kernel version: true on Linux
-    /// 6.2 and later, false on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`],
-    /// because this function ends the thread that `start_cpuset_thread` starts.
+    /// Sets whether this interface assumes that the affinity mask of a thread stays in force when the cpuset of the
+    /// thread changes. Before the first call, the assumption depends on the kernel version: true on Linux 6.2 and
+    /// later, false on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`]: a later call of
+    /// `set_affinity_persists` ends the cpuset thread, and later changes are made without a thread.
     ///
     /// # Errors
-    /// If `/proc` can't be opened again, for the changes of cpusets.
+    /// If `/proc` can't be opened. Each call opens `/proc` again, for later changes of cpusets.
     pub fn set_affinity_persists(&mut self, affinity_persists: bool) -> Result<(), Errno> {
         self.cpuset_changer = CpusetChanger::new(affinity_persists)?;
         Ok(())

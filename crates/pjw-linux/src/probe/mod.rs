@@ -31,8 +31,9 @@ pub struct KernelSupport {
 
 /// Determines what the kernel allows this process to do: whether this process can set the affinity masks of all
 /// users' threads, and in which cgroup hierarchy it can create cpusets. If there is such a hierarchy, the
-/// function tests it with a temporary cpuset and a temporary process. Both are removed before the function
-/// returns. `own_cgroups` has the names of pjwd's own cgroups, below which the test cpuset is created.
+/// function tests it with temporary cpusets and a temporary process, and removes them before it returns.
+/// `own_cgroups` has the names of the cgroups in which pjwd creates the cpusets of jobs. The function creates
+/// the temporary cpusets in the same cgroups.
 #[must_use]
 pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
@@ -56,9 +57,10 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
 }
 
 /// Determines in which cgroup hierarchy this process can create cpusets, or why it can create none. Also
-/// determines whether the affinity mask of a thread stays in force when the cpuset of the thread changes. The
-/// function tests this with a temporary cpuset and a temporary process. Both are removed before the function
-/// returns. `own_cgroups` has the names of pjwd's own cgroups, below which the test cpuset is created.
+/// determines whether threads keep their affinity masks when their cpuset changes, and whether a cpuset can be
+/// frozen and can have idle priority. The function tests this with temporary cpusets and a temporary process,
+/// and removes them before it returns. `own_cgroups` has the names of the cgroups in which pjwd creates the
+/// cpusets of jobs. The function creates the temporary cpusets in the same cgroups.
 #[must_use]
 pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find(own_cgroups).0

@@ -22,8 +22,9 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// How often each interrupt has occurred on each CPU since boot, and the name of the interrupt, by the number
-/// of the interrupt. The counts are those that `/proc/interrupts` showed when this value was read.
+/// The counts of all numbered interrupts, as `/proc/interrupts` showed them when this value was read. The map
+/// has one entry for each interrupt, with the interrupt number as the key. The entry contains the name of the
+/// interrupt, and how often it has occurred on each online CPU since boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
@@ -48,11 +49,12 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// Returns each interrupt in `self`, with the number of times that the interrupt occurred on each CPU
-    /// between the readings `earlier` and `self`. CPUs on which the interrupt did not occur are left out. An
-    /// interrupt that is missing in `earlier` has no counts in the result. `target_cpus_of` is called with each
-    /// interrupt number, and must return the CPUs to which the kernel sends this interrupt. Callers pass
-    /// [`target_cpus`].
+    /// Compares two readings: returns for each interrupt in `self` how often it has occurred on each CPU since
+    /// the reading `earlier`. CPUs with the count 0 are left out. If an interrupt is missing in `earlier`, its
+    /// counts are unknown, and all CPUs are left out.
+    ///
+    /// `target_cpus_of` is called with each interrupt number, and must return the CPUs to which the kernel sends
+    /// this interrupt ([`Interrupt::target_cpus`]). Callers pass [`target_cpus`].
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, target_cpus_of: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {

@@ -135,9 +135,10 @@ impl ProcDir {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads two values from `/proc/PID/task/TID/stat`. The first is the start time of the thread `tid`, in
-    /// clock ticks since boot. The second is the CPU time, in clock ticks, of the ended children of the process
-    /// `pid`. Only children for which the process has waited (wait4(2)) count. Also works for a zombie.
+    /// Reads two values from `/proc/PID/task/TID/stat`. The first is the start time of the thread `tid` of the
+    /// process `pid` (`starttime`), in clock ticks since boot. The second is the CPU time of the ended children
+    /// of the whole process (`cutime` plus `cstime`), in clock ticks. A child counts as soon as the process has
+    /// waited for it (wait4(2)). Also works for a zombie.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread does not exist. `EIO` if the text is malformed.

@@ -19,10 +19,12 @@ struct SchedulingAttributes {
 }
 
 /// Sets the policy `SCHED_OTHER`, the nice value `nice_value` (-20 to 19) and the time slice `time_slice` for
-/// the calling thread. Other threads of the process are not affected. The time slice is the time for which the
-/// scheduler lets the thread run before it looks for another thread. With a short time slice, a thread that
-/// wakes up on the same PU (logical CPU) waits for a shorter time. The kernel limits the time slice to 0.1 to
-/// 100 ms. A kernel before Linux 6.12 ignores the time slice (`__setparam_fair`, kernel/sched/syscalls.c).
+/// the calling thread, with sched_setattr(2). Other threads of the process are not affected.
+///
+/// The time slice is the time for which the calling thread can run before the scheduler switches to another
+/// thread on the same PU (logical CPU). With a short time slice, the other threads on this PU wait for a shorter
+/// time. The kernel limits the time slice to 0.1 to 100 ms. A kernel before Linux 6.12 ignores the time slice
+/// (`__setparam_fair`, kernel/sched/syscalls.c).
 ///
 /// # Errors
 /// `EPERM` if `nice_value` is lower than the present nice value, and this user has no permission to lower it.

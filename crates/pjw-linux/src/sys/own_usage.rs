@@ -30,8 +30,8 @@ pub fn own_resource_usage() -> ResourceUsage {
 const LARGE: libc::c_int = 128 * 1024;
 
 /// Makes glibc's memory allocator return more free memory to the kernel, for as long as this process runs. Must
-/// be called before other threads are started. Has no effect with other C libraries. This function changes
-/// three settings (mallopt(3)):
+/// be called while the process has only one thread, because mallopt(3) is not thread-safe. Has no effect with
+/// other C libraries. This function changes three settings:
 ///
 /// - `M_MMAP_THRESHOLD`: A block of at least 128 KiB returns to the kernel as soon as the block is freed. By
 ///   default, glibc raises this size whenever a larger block is freed. Smaller blocks then stay in the process.

@@ -57,13 +57,15 @@ pub fn scheduling_policy(tid: Tid) -> Result<SchedulingPolicy, Errno> {
 }
 
 /// Sets the scheduling policy of the thread `tid` to `SCHED_RR` with the priority 1, the lowest real-time
-/// priority. Threads and processes that the thread starts later do not inherit the policy.
+/// priority. Threads and processes that the thread starts later do not inherit the policy
+/// (`SCHED_RESET_ON_FORK`).
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended. `EPERM` in these cases:
 ///
 /// - The process has neither `CAP_SYS_NICE` nor a sufficient `RLIMIT_RTPRIO`.
-/// - The cgroup of the thread has no real-time runtime (`CONFIG_RT_GROUP_SCHED` with the v1 controller `cpu`).
+/// - `cpu.rt_runtime_us` is 0 for the cgroup of the thread. This file of the v1 controller `cpu` exists on
+///   kernels with `CONFIG_RT_GROUP_SCHED`.
 /// - A seccomp filter refuses the call.
 pub fn set_realtime_policy(tid: Tid) -> Result<(), Errno> {
     set_policy(tid, libc::SCHED_RR, 1)
@@ -109,21 +111,21 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
     parameters
 }
 
-/// Limits the time for which a thread of this process can run with a real-time priority without sleeping. Sets
-/// the soft limit `RLIMIT_RTTIME` to `max_run_time`. A lower present soft limit stays. Returns the soft limit
-/// in force.
+/// Limits the time for which a thread of this process can run with a real-time priority without sleeping: sets
+/// the soft limit `RLIMIT_RTTIME` to `max_run_time`. If the present soft limit is lower, it stays. Returns the
+/// soft limit in force.
 ///
-/// The kernel sends `SIGXCPU` when a thread reaches the limit. This function installs a signal handler that
-/// sets the scheduling policy of this thread to the normal policy. The kernel counts in timer ticks, so a
-/// thread can run one or two ticks longer than the limit.
+/// When a thread reaches the limit, the kernel sends `SIGXCPU`. This function installs a signal handler that
+/// then sets the policy of this thread to `SCHED_OTHER`. The kernel counts in timer ticks, so a thread can run
+/// one or two ticks longer than the limit.
 ///
-/// With each `SIGXCPU`, the kernel raises the soft limit by 1 s. To restore the limit, call this function again
-/// after each `SIGXCPU`.
+/// With each `SIGXCPU`, the kernel also raises the soft limit by 1 s. The caller must then call this function
+/// again to restore the limit. The caller notices the signal by the changed policy ([`scheduling_policy`]).
 ///
 /// # Errors
-/// - `ERANGE` if a hard limit `RLIMIT_RTTIME` is set, because the kernel kills a process when one of its
-///   threads reaches the hard limit. The handler can't prevent this: the kernel resets the counted time of a
-///   thread only when the thread sleeps, not when its policy changes.
+/// - `ERANGE` if a hard limit `RLIMIT_RTTIME` is set: the kernel kills a process when one of its threads reaches
+///   the hard limit. The handler can't prevent this. The kernel resets the counted time only when the thread
+///   sleeps, not when the policy changes.
 /// - Otherwise the error of sigaction(2), getrlimit(2) or setrlimit(2).
 ///
 /// After any error, the soft limit is unchanged.

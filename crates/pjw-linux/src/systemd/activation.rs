@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixListener;
 
-/// Duplicates the file descriptor `fd`, a listening Unix socket that systemd passed to this process (socket
-/// activation). Returns the duplicate.
+/// Makes a listener of the Unix socket that systemd passed to this process (socket activation). `fd` is the
+/// number of the socket's file descriptor. The listener has a duplicate of this descriptor. So `fd` stays open
+/// when the listener is dropped.
 ///
 /// # Errors
 /// `InvalidInput` if `fd` is negative. The error of fcntl(2) if `fd` is not open, or if no file descriptor is

@@ -33,8 +33,8 @@ impl ReplayResult {
     }
 
     /// Returns the mean number of packages, NUMA nodes or L3 caches that a started job of the replay uses.
-    /// `select_count` selects one of these three kinds: this function must return the field of
-    /// [`LocalityCounts`] for the kind, such as `packages`. Returns 0 if no job was started.
+    /// `select_count` selects one of these three kinds. It gets the counts of one job, and must return the field for
+    /// the kind, such as [`LocalityCounts::packages`]. Returns 0 if no job was started.
     #[must_use]
     pub fn mean_domains(&self, select_count: impl Fn(&LocalityCounts) -> u32) -> f64 {
         let sum: u128 = self.started_jobs.iter().map(|one| u128::from(select_count(&one.domains_used))).sum();

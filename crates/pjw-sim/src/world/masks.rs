@@ -7,10 +7,10 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Records that pjw can't know the original cgroup of the process `pid` and of its descendants. The original
-    /// cgroup of a process is the cgroup to which pjw must return the process when pjw releases the job of the
-    /// process. After this call, the simulation run does not check to which cgroup pjw returns these processes.
-    /// Has no effect if there is no process `pid`.
+    /// Excludes the process `pid` and its descendants from a check of the simulation run: whether pjw returns each
+    /// process to its original cgroup when pjw releases the job. Called when another program has possibly moved the
+    /// process since the last scan, and systemd now moves the process into a new cgroup for pjw. pjw can't know then
+    /// from which cgroup systemd moved the process. Has no effect if there is no process `pid`.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -20,10 +20,10 @@ impl World {
         children.into_iter().for_each(|child| self.mark_original_cgroup_unknown(child));
     }
 
-    /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would. This
-    /// cgroup becomes the original cgroup of the process. pjw must return a process to its original cgroup when
-    /// pjw releases the job of the process. On a simulated kernel before Linux 6.2, the move also replaces the
-    /// requested masks of all threads by all PUs.
+    /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would. This cgroup
+    /// becomes the original cgroup of the process. pjw must return a process to its original cgroup when pjw releases
+    /// the job of the process. On a simulated kernel before Linux 6.2, the move also sets the requested mask of each
+    /// thread of this process to all PUs of the machine.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -47,10 +47,11 @@ impl World {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
-    /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`. With `None`, removes the
-    /// cpuset. In this case, also removes the cgroup from [`World::cgroup_owners`], [`World::cgroup_origins`],
-    /// [`World::frozen_cgroups`] and [`World::idle_cgroups`]. If the cpuset changes, calls
-    /// [`World::rewrite_cgroup_masks`] to update the affinity masks in the cgroup.
+    /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`. With `None`, the cgroup no longer
+    /// has a cpuset of its own. pjw then no longer manages the cgroup. Therefore its entries in
+    /// [`World::cgroup_owners`], [`World::cgroup_origins`], [`World::frozen_cgroups`] and [`World::idle_cgroups`] are
+    /// deleted too. If the cpuset changes, calls [`World::rewrite_cgroup_masks`] to update the affinity masks in the
+    /// cgroup.
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
@@ -104,8 +105,13 @@ impl World {
     }
 
     /// Returns the PUs (logical CPUs) on which the simulated kernel allows processes of the cgroup at the path
-    /// `cgroup` to run (`cpuset.cpus.effective`). If the cgroup has a cpuset, PUs that [`World::set_active_pus`]
-    /// switches on or off are considered only after the next call of [`World::rewrite_masks_after_hotplug`].
+    /// `cgroup` to run (`cpuset.cpus.effective`). A PU is active if threads can run on it
+    /// ([`World::set_active_pus`]).
+    ///
+    /// - If neither the cgroup nor a cgroup above it has a cpuset, the result is all active PUs.
+    /// - Otherwise, the result is the active PUs of the nearest cpuset, or all active PUs if the cpuset has none.
+    ///   Only the PUs that were active at the last call of [`World::rewrite_masks_after_hotplug`] count here as
+    ///   active.
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -178,10 +184,11 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw is about to request the affinity mask `mask` for some thread. If a program later
-    /// requests the same mask for any thread, the daemon can't know whether pjw or the program requested this
-    /// mask. [`SimThread::program_request`] of that thread then becomes [`ProgramRequest::Hidden`]. The record
-    /// stays even if the simulated kernel refuses the request of pjw.
+    /// Records that pjw is about to request the affinity mask `mask`. The record has an effect when a program later
+    /// requests the same mask, even for another thread. The daemon can't know then whether pjw or the program
+    /// requested the mask. Therefore, [`World::request_mask`] sets [`SimThread::program_request`] of the program's
+    /// thread to [`ProgramRequest::Hidden`]. The record stays even if the simulated kernel refuses the request of
+    /// pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
@@ -222,15 +229,14 @@ impl World {
         is_accepted
     }
 
-    /// Simulates a program that calls sched_setaffinity(2) twice for the thread `tid` of the process `pid`:
-    /// first with all PUs (logical CPUs), then with the mask that the thread had before. A scan sees no change.
-    /// The simulated kernel reports the first call to the daemon if [`World::reports_affinity_requests`] is
-    /// true. The kernel never reports the second call. So a test can check that the daemon learns of the first
-    /// call from the report alone.
+    /// Simulates a program that calls sched_setaffinity(2) twice for the thread `tid` of the process `pid`: first
+    /// with all PUs (logical CPUs), then with the mask that the thread had before. A scan finds the same mask as
+    /// before the calls. Tests check that the daemon nevertheless learns of the first call, from
+    /// [`World::affinity_requests`]. This function adds a report of the first call there if
+    /// [`World::reports_affinity_requests`] is true. It never adds a report of the second call.
     ///
-    /// If pjw had requested the mask that the thread had before, the daemon can't distinguish the second call
-    /// from the request of pjw. In this case, [`SimThread::program_request`] becomes
-    /// [`ProgramRequest::Hidden`].
+    /// If the mask before the calls came from pjw, the daemon can't know that now the program has requested the same
+    /// mask. In this case, [`SimThread::program_request`] becomes [`ProgramRequest::Hidden`].
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());

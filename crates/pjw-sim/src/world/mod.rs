@@ -413,14 +413,17 @@ impl World {
         }
     }
 
-    /// Records in [`World::cgroup_origins`] from which cgroup pjw moves a process into a cgroup that pjw created.
-    /// `created_cgroup` is the path of the cgroup that pjw created. `previous_cgroup` is the path of the cgroup
-    /// in which the process was before. The recorded origin of `created_cgroup` is `previous_cgroup`, with two
-    /// exceptions:
+    /// Records the origin of a cgroup that pjw created: the cgroup from which pjw moves processes into the cgroup. A
+    /// daemon that starts later can read the origin, to return the processes. Called when pjw moves a process from
+    /// the cgroup `previous_cgroup` into the cgroup `created_cgroup`. Sets the origin of `created_cgroup` in
+    /// [`World::cgroup_origins`]:
     ///
-    /// - If pjw created `previous_cgroup` too, the recorded origin of `previous_cgroup` is copied.
-    /// - If another origin of `created_cgroup` was recorded before, the origin becomes the empty path, because
-    ///   the processes come from several cgroups.
+    /// - To the origin of `previous_cgroup`, if an origin of `previous_cgroup` is recorded, because pjw created it
+    ///   too.
+    /// - Otherwise to the path `previous_cgroup`.
+    ///
+    /// If a different origin of `created_cgroup` was recorded before, the origin becomes the empty path, because the
+    /// processes come from several cgroups.
     pub fn record_origin_cgroup(&mut self, created_cgroup: &str, previous_cgroup: &str) {
         let origin = self.cgroup_origins.get(previous_cgroup);
         let origin = origin.cloned().unwrap_or_else(|| previous_cgroup.to_owned());

@@ -5,9 +5,10 @@ use pjw_core::cpuset_group::CpusetSpec;
 use super::{SimProcess, World, is_in_any};
 
 impl World {
-    /// Freezes the cgroup at `path` if `spec.frozen` is true, and otherwise thaws it. No thread of a frozen
-    /// cgroup runs. Also sets the priority of the cgroup's processes: idle priority if `spec.idle` is true, and
-    /// otherwise normal priority. The other fields of `spec` are ignored.
+    /// Sets two properties of the cgroup at `path`, as a write to the files `cgroup.freeze` and `cpu.idle` does. If
+    /// `spec.frozen` is true, freezes the cgroup, so that no thread in it runs. Otherwise thaws the cgroup. If
+    /// `spec.idle` is true, its processes get idle priority. Otherwise they get normal priority. The other fields of
+    /// `spec` are ignored.
     pub fn set_frozen_and_idle(&mut self, path: &str, spec: &CpusetSpec) {
         for (groups, is_set) in [(&mut self.frozen_cgroups, spec.frozen), (&mut self.idle_cgroups, spec.idle)]
         {
@@ -33,8 +34,8 @@ impl World {
         is_in_any(&process.cgroup, &self.frozen_cgroups)
     }
 
-    /// Returns whether the process `process` runs at idle priority, because its cgroup or a cgroup above it has
-    /// this priority.
+    /// Returns whether the process `process` runs at idle priority: whether `cpu.idle` is set for its cgroup or for a
+    /// cgroup above it.
     #[must_use]
     pub fn is_idle_priority(&self, process: &SimProcess) -> bool {
         is_in_any(&process.cgroup, &self.idle_cgroups)

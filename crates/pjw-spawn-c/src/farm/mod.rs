@@ -92,8 +92,13 @@ pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut 
 /// - 1 with the next result in `result`. Its bytes are valid until the next call of this function or of
 ///   [`pjw_farm_end`].
 /// - 0 after the last result, when all processes of the farm have ended.
-/// - -1 with `errno`. `EAGAIN` means that no result came in time. After any other error, the farm can't continue and
-///   its processes were killed, or a process failed at its end after the last result.
+/// - -1 with `errno` after an error:
+///   - `EAGAIN`: no result came in time.
+///   - `EINVAL`: `farm` or `result` is NULL.
+///   - The error of fork(2), which can be `EAGAIN` too: for 10 s, no process of the farm could be forked. The other
+///     processes of the farm were killed.
+///   - Another value before the last result: the farm can't continue, and its processes were killed.
+///   - Another value after the last result: a process of the farm failed at its end.
 ///
 /// # Safety
 /// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `result` must be NULL

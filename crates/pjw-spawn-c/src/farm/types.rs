@@ -10,8 +10,9 @@ use spawn::farm::{Item, ItemResult, Outcome, Progress};
 /// worker processes that compute items). The functions of the program append bytes by [`super::pjw_farm_append`].
 pub struct PjwFarmBytes(pub(crate) Vec<u8>);
 
-/// The C type `pjw_farm_item_t`: one of the items that a farm (a group of worker processes) computes, as a worker
-/// process gets the item.
+/// The C type `pjw_farm_item_t`: one item, which is a unit of work of a farm (a group of worker processes). Contains
+/// the number and the bytes of the item, and the index of the worker that computes the item. A worker passes a
+/// pointer to this value to the function of the program that computes the item.
 #[repr(C)]
 pub struct PjwFarmItem {
     number: u64,

@@ -184,8 +184,10 @@ impl<'a> Farm<'a> {
     }
 
     /// Allows the calling process to have more than one thread when the farm is started. Without this call, the start
-    /// then fails with [`FarmError::MultipleThreads`]. The kernel kills the processes of the farm when the thread
-    /// that forked them ends. This is the thread that calls [`Farm::start`] and waits for results.
+    /// of the farm fails with [`FarmError::MultipleThreads`] if the process has several threads.
+    ///
+    /// The kernel kills each process of the farm when the thread that forked this process ends (`PR_SET_PDEATHSIG`).
+    /// So the thread that calls [`Farm::start`] or waits for results must not end before the farm.
     ///
     /// # Safety
     /// A forked process has only the thread that called fork(2). If another thread held a lock at the fork, this lock
@@ -204,8 +206,12 @@ impl<'a> Farm<'a> {
     /// 101 and is replaced.
     ///
     /// # Errors
-    /// If an option has an invalid value, if the process has several threads or ignores `SIGCHLD`, or if the shared
-    /// memory or a process can't be made. No process of the farm remains then.
+    /// The start fails in these cases, and no process of the farm remains:
+    ///
+    /// - An option has an invalid value.
+    /// - The process has more than one thread, and [`Farm::allow_threads`] was not called.
+    /// - The process ignores `SIGCHLD`.
+    /// - The shared memory or a process can't be made.
     pub fn start(
         self,
         items: u64,

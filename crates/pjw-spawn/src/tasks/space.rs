@@ -43,9 +43,10 @@ const COMM_BYTES: usize = 16;
 /// An address space in which tasks are started. Tasks are processes of one program that share their memory; the
 /// [module](super) describes them. A small additional process, the host, owns the address space and starts the tasks.
 ///
-/// Dropping this value ends no task, and the host ends after the last task. With
-/// [`Context::kill_when_launcher_ends`], dropping this value kills the host. The kernel then kills the tasks when the
-/// thread that made the space ends.
+/// Dropping this value does not end the tasks. The host ends after the last task.
+///
+/// Two things differ after [`Context::kill_when_launcher_ends`]. Dropping this value kills the host, while the tasks
+/// continue to run. When the thread that made the address space ends, the kernel kills the tasks.
 #[derive(Debug)]
 pub struct Space {
     setup: Arc<Setup>,
@@ -70,8 +71,10 @@ impl Space {
     /// the tasks when the calling thread ends.
     ///
     /// # Errors
-    /// If `context` does not share memory or has [`Context::set_credentials`]. If a limit does not allow `capacity`
-    /// tasks. If the process that owns the address space can't be started.
+    /// - [`SpaceError::Unsupported`] if the caller has not called [`Context::share_memory`] for `context`, or has
+    ///   called [`Context::set_credentials`].
+    /// - [`SpaceError::Room`] if a limit does not allow `capacity` tasks.
+    /// - [`SpaceError::Host`] if the process that owns the address space can't be started.
     pub fn create(context: &Context, capacity: usize, rank_count: u32) -> Result<Self, SpaceError> {
         Self::of_setup(Arc::clone(&context.setup), capacity, rank_count)
     }
@@ -123,8 +126,8 @@ impl Space {
         }
     }
 
-    /// Returns the process id of the host: the process that owns the address space of the tasks. The files about
-    /// memory in /proc/PID of the host show the memory of all tasks.
+    /// Returns the process id of the host: the process that owns the address space of the tasks. The memory files of
+    /// the host, such as `/proc/PID/smaps`, show the memory of all tasks.
     #[must_use]
     pub fn host_pid(&self) -> Pid {
         self.host

@@ -21,8 +21,9 @@ const MAX_WORKERS: i64 = 16_384;
 /// The most items of a farm.
 const MAX_ITEMS: u64 = 1 << 43;
 
-/// The command line options of `pjwctl advise`, which computes how many items a farm needs to use its cores well. A
-/// farm is a group of worker processes that compute numbered items.
+/// The command line options of `pjwctl advise`. The command computes how many items a farm needs so that its cores
+/// are busy for most of the time, for example for 90 % of it. A farm is a group of worker processes. An item is one
+/// of the numbered units of work that the workers share.
 #[derive(Debug, Clone, Args)]
 pub struct AdviseArgs {
     /// The time in which only one process works, such as 90s, 5m or 1h30m; 0s for none

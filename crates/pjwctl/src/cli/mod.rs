@@ -226,8 +226,9 @@ pub enum CliCommand {
     },
 }
 
-/// The command line options of `pjwctl assign` and `pjwctl run` that say which cores a job gets, and how the job uses
-/// these cores.
+/// The command line options that `pjwctl assign` and `pjwctl run` have in common: which cores a job gets, its
+/// priority class, whether its cores form an isolated cpuset partition, and on which NUMA nodes its memory and its
+/// new processes are placed.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
     /// The number of cores, or all: everything that is free, and what the job holds already

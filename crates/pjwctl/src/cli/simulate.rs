@@ -26,9 +26,10 @@ const MAX_CORES: i64 = Pu::MAX.0 as i64 + 1;
 /// The options that have no meaning for a curve of demand.
 const OPTIONS_OF_LOGS: [&str; 5] = ["unit", "policy", "reference_policy", "per_job_csv", "fragmentation_csv"];
 
-/// The command line options of `pjwctl simulate`. With `--trace`, the command simulates which cores the jobs of a job
-/// log get. With `--demand`, it simulates how lending idle cores helps. The file for `--demand` says how many cores
-/// some jobs use over time.
+/// The command line options of `pjwctl simulate`, which replays a file on a simulated machine. With `--trace`, the
+/// file is a log of jobs, and the command simulates which cores each of these jobs would get. With `--demand`, the
+/// file says how many of its cores each job uses over time. The command then simulates how pjw would lend the unused
+/// cores, and how much of the machine would be used.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("replayed").required(true).args(["job_log", "demand"]))]
 #[command(group = ArgGroup::new("machine").required(true).args(["input", "synthetic"]))]

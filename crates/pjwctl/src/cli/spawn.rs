@@ -88,8 +88,8 @@ pub struct SpawnArgs {
     pub command: Vec<OsString>,
 }
 
-/// The value of `pjwctl spawn --share`: what the started instances (processes) share. The only value is `memory`, for
-/// one address space.
+/// The value of `pjwctl spawn --share`: what the started instances (processes) share. The only value is `memory`: all
+/// instances run in one address space, because they are created by clone3(2) with `CLONE_VM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ShareArg {
     /// One address space

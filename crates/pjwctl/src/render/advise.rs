@@ -33,9 +33,10 @@ pub struct Advice {
     pub advice: String,
 }
 
-/// The times and the efficiency of a farm for one number of items: the number after `--items` of `pjwctl advise`. A
-/// farm is a group of worker processes that compute numbered items. The efficiency is the time that one core needs
-/// without a farm, divided by the core time that the farm occupies. Part of the JSON of `pjwctl advise`.
+/// The times and the efficiency of a farm for the number of items after `--items` of `pjwctl advise`. A farm is a
+/// group of worker processes that compute numbered items. The efficiency is a number from 0 to 1: the time that a
+/// single process on one core needs for the same items, divided by the core time that the farm occupies (its
+/// wall-clock time multiplied by its number of workers). Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FarmEstimate {
     /// The number of items.
@@ -56,9 +57,10 @@ pub struct FarmEstimate {
     pub workers_for_90_percent: u32,
 }
 
-/// The smallest number of items with which a farm reaches an efficiency. A farm is a group of worker processes that
-/// compute numbered items. The efficiency is the time that one core needs without a farm, divided by the core time
-/// that the farm occupies. Part of the JSON of `pjwctl advise`.
+/// The smallest number of items with which a farm reaches the efficiency in the field `efficiency`. A farm is a
+/// group of worker processes that compute numbered items. The efficiency is a number from 0 to 1: the time that a
+/// single process on one core needs for the same items, divided by the core time that the farm occupies (its
+/// wall-clock time multiplied by its number of workers). Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NeededItems {
     /// The efficiency.
@@ -151,10 +153,11 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     }
 }
 
-/// Returns the text that `pjwctl advise` prints: the times of the farm, how many items the farm needs for several
-/// efficiencies, and the advice in one sentence. The efficiency is the time that one core needs without a farm,
-/// divided by the core time that the farm occupies. A farm is a group of worker processes that compute numbered
-/// items.
+/// Returns the text that `pjwctl advise` prints: the times of the farm, a table of the numbers of items that the
+/// farm needs for efficiencies from 50 % to 99 %, and the advice in one sentence. A farm is a group of worker
+/// processes that compute numbered items. The efficiency is the time that a single process on one core needs for
+/// the same items, divided by the core time that the farm occupies (its wall-clock time multiplied by its number of
+/// workers).
 #[must_use]
 pub fn advice_text(advice: &Advice, term: Terminal) -> String {
     let heading = format!(

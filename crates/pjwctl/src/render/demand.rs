@@ -61,8 +61,10 @@ pub struct OwnerSummary {
     pub revocations_per_core_hour: f64,
 }
 
-/// The settings of lending in the result of `pjwctl simulate --demand`. Jobs lend cores that they own and do not use.
-/// The fields are the values of the configuration keys `lending.buffer`, `lending.lend_after` and `lending.at_once`.
+/// The settings of lending in the result of `pjwctl simulate --demand`. Jobs lend cores that they own and do not
+/// use. The settings are the number of idle cores that each job does not lend (configuration key `lending.buffer`),
+/// the time for which a core must be idle before it is lent (`lending.lend_after`), and the maximum number of cores
+/// that a job lends at the same moment (`lending.at_once`).
 #[derive(Debug, Clone, Serialize)]
 pub struct LendingSettings {
     /// The number of idle cores of each owner that are not lent.

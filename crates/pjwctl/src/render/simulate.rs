@@ -138,8 +138,9 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// Returns the text of `pjwctl simulate` for a job log: the measured values, and a table that shows the number of
-/// free cores at several times.
+/// Returns the text of `pjwctl simulate` for a job log. It has the numbers of started and refused jobs, the
+/// utilisation of the machine, the mean numbers of packages, NUMA nodes, L3s and split cores per job, and the times
+/// of decisions. A table shows the number of free cores at several times.
 #[must_use]
 pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };

@@ -88,8 +88,9 @@ pub fn shorten_cpu_list(list: &str, width: usize) -> String {
     escape_control_characters(&(short + &rest))
 }
 
-/// Returns the CPU list `list` with a noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. A list that is wider than
-/// `width` columns is cut, and the number of all CPUs in `list` follows.
+/// Returns the CPU list `list` with a noun before it: `CPU 0` or `CPUs 2-3`. If `list` is empty, returns `no CPU`.
+/// `width` is the maximum width of the list in terminal columns, without the noun. A longer list is cut, and the
+/// number of all CPUs in `list` follows, as in `CPUs 0,2,…(8)`.
 #[must_use]
 pub fn cpus_phrase(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {

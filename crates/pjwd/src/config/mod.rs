@@ -111,9 +111,10 @@ impl Config {
     }
 
     /// Returns the time between two periodic scans: the value of the configuration key `rescan_interval`. A periodic
-    /// scan reads the processes of jobs, and also processes that belong to no job. Of the processes without a job,
-    /// most periodic scans read only new ones and those that have used CPU time. The returned time is never shorter
-    /// than [`Config::scan_interval`], because pjwd refuses such a configuration.
+    /// scan reads the processes of jobs, and also processes that belong to no job. At least one periodic scan in
+    /// eight reads every process. The other periodic scans skip idle processes without a job: those that have used no
+    /// CPU time since the last check. The returned time is never shorter than [`Config::scan_interval`], because pjwd
+    /// refuses such a configuration.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval

@@ -33,8 +33,9 @@ pub enum LogLevel {
     Trace,
 }
 
-/// The value of the configuration key `scan`: how pjwd reads the state of processes and threads from the kernel. The
-/// choices are the files in /proc, and a BPF program if the kernel allows BPF programs.
+/// The value of the configuration key `scan`: how pjwd reads the state of processes and threads from the kernel. By
+/// default, a BPF program reads the state of many threads at once. If the kernel can't load this program, pjwd reads
+/// the files in /proc instead. The other choice is to always read the files in /proc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ScanInterface {
     /// A BPF program if the kernel allows it. The files in /proc otherwise.

@@ -58,14 +58,16 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service, and a future that stores the events of the daemon. The service needs the stored events for
-    /// its replies. The caller must run the future for as long as the service runs.
+    /// Makes the service for the calls of clients, and a future. The future stores each event of the daemon in the
+    /// service, because clients can ask for past events. The caller must run the future for as long as the service
+    /// runs.
     ///
-    /// `published` receives the status, the topology and the events that the event loop publishes. The service
-    /// answers a call from these values if they suffice. Otherwise, the service sends a [`Message`] to the event loop
-    /// through `outbox`, and answers the call with the reply of the loop. `settings` says which users are
-    /// administrators, what other users are allowed to do, and when pjwd measures the memory of jobs without a
-    /// request.
+    /// - `published` receives the status, the topology and the events from the event loop. The service answers calls
+    ///   about these values without the event loop.
+    /// - `outbox` sends messages to the event loop. Commands and detailed queries of clients become a [`Message`],
+    ///   and the reply of the event loop is the answer to the client.
+    /// - `settings` receives the configuration: who is an administrator, what other users are allowed to do, and when
+    ///   pjwd measures the memory use of jobs without a request.
     pub fn new(
         outbox: MessageSender,
         published: StatusReceiver,

@@ -85,7 +85,7 @@ impl WatchdogPinger {
     }
 
     /// Returns the time at which [`WatchdogPinger::ping_if_due`] must be called next. If the service manager set no
-    /// watchdog, the time is at most an hour ahead, and that call sends nothing.
+    /// watchdog, no ping is ever due. The returned time is then an arbitrary time within the next hour.
     #[must_use]
     pub fn next_ping_at(&self) -> Instant {
         self.next

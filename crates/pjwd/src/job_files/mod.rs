@@ -147,11 +147,12 @@ impl JobFiles {
         }
     }
 
-    /// Removes the files of jobs that an earlier daemon left behind. These are all entries of `STATE_DIR/jobs` except
-    /// the directories of the jobs in [`JobFiles::job_ids`]. STATE_DIR is the state directory of the daemon. Wakes
-    /// the programs that wait for a change of a removed file. Must be called once, after the first cycle (scan,
-    /// decision and changes) has called [`JobFiles::publish`] for all jobs. An earlier call would also remove the
-    /// files of jobs that still exist.
+    /// Removes the files that an earlier daemon wrote for jobs that have ended since. The files are in
+    /// `STATE_DIR/jobs`, where STATE_DIR is the state directory of the daemon. Keeps only the directories of the jobs
+    /// in [`JobFiles::job_ids`]. Wakes the programs that wait for a change of a removed file `coremap` (futex(2)).
+    ///
+    /// Must be called once, after the first cycle (scan, decision and changes) has called [`JobFiles::publish`] for
+    /// all jobs. An earlier call would also remove the files of jobs that still exist.
     pub fn remove_leftovers(&self) {
         self.root.remove_others(self.jobs.keys());
     }
@@ -252,9 +253,11 @@ impl JobFiles {
     }
 
     /// Returns the time at which the event loop must call [`JobFiles::take_wanted_cores_updates`] to read the changed
-    /// files of jobs. `None` if no file is known to have changed. The time is a few milliseconds after the change,
-    /// because many programs empty a file before they write the number. Two readings are at least 200 ms apart.
-    /// Exception: a file that was empty is read again after 20 ms.
+    /// files of jobs. `None` if no file is known to have changed.
+    ///
+    /// The time is at least 5 ms after the change, because many programs empty a file before they write the number.
+    /// The time is also at least 200 ms after the last reading, because a program can write all the time. If the last
+    /// reading found that a program has emptied a file, the time is 20 ms after this reading.
     #[must_use]
     pub fn next_read_at(&self) -> Option<Instant> {
         self.due

@@ -93,9 +93,9 @@ impl MemoryRecords {
     }
 
     /// Returns the latest measurement of the memory use of the job `job` by the method `kind`, if the measurement is
-    /// recent. Recent means: the time since the end of the measurement is shorter than 20 times the CPU time of the
-    /// measurement, or shorter than one second. Returns `None` if no measurement is recent. `now` is the current time
-    /// in ns since boot. Users who are not administrators get a recent measurement instead of a new one.
+    /// recent. Users who are not administrators get a recent measurement instead of a new one, because a measurement
+    /// takes CPU time. A measurement is recent for 20 times its CPU time after its end, but at least for one second.
+    /// `now` is the current time in ns since boot. Returns `None` if there is no recent measurement.
     #[must_use]
     pub fn recent_reading(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
         let latest = self.jobs.get(job)?.latest.get(&kind)?;
@@ -104,8 +104,9 @@ impl MemoryRecords {
         (age < limit).then(|| Arc::clone(latest))
     }
 
-    /// Returns the start time of the latest stored measurement of the job's memory use by [`ReadingKind::Pages`], in
-    /// ns since boot. `None` if there is no such measurement.
+    /// Returns when the latest stored measurement of the memory use of the job `job` with the method
+    /// [`ReadingKind::Pages`] began, in ns since boot. `None` if there is no such measurement. If less than half of
+    /// the interval `memory.sample` has passed since then, pjwd skips the next regular measurement of the job.
     #[must_use]
     pub fn last_page_reading_at(&self, job: &JobId) -> Option<Nanos> {
         Some(self.jobs.get(job)?.latest.get(&ReadingKind::Pages)?.at.since_boot)
@@ -117,17 +118,17 @@ impl MemoryRecords {
         self.jobs.get(job).into_iter().flat_map(|record| &record.samples)
     }
 
-    /// Returns the largest memory use of the job `job` that any measurement has found so far, in bytes. The memory
-    /// use is the sum of the proportional set sizes (PSS) of the job's processes, or for an estimate, the memory that
-    /// is charged to the job's cgroup. 0 if no measurement of the job is stored.
+    /// Returns the largest memory use of the job `job` that any measurement has found so far, in bytes. A walk over
+    /// the pages of the processes finds the sum of their proportional set sizes (PSS). An estimate finds the memory
+    /// that is charged to the job's cgroup. Returns 0 if no measurement of the job is stored.
     #[must_use]
     pub fn largest_memory_use(&self, job: &JobId) -> u64 {
         self.jobs.get(job).map_or(0, |record| record.largest)
     }
 
-    /// Returns a warning if the memory of the job `job` will probably run out soon. The prediction comes from the
-    /// growth of the job's private memory in the stored measurements. `None` if no shortage is predicted, or if there
-    /// are too few measurements for a prediction.
+    /// Returns a warning if the job `job` will probably run out of memory soon. The prediction compares the growth of
+    /// the job's private memory with the memory that the cgroup of the job and the machine have left. `None` if no
+    /// shortage is predicted, or if there are too few measurements for a prediction.
     #[must_use]
     pub fn warning(&self, job: &JobId) -> Option<Warning> {
         let shortage = self.jobs.get(job)?.shortage?;

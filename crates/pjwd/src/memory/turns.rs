@@ -34,8 +34,9 @@ pub struct TooManyWaiting {
 #[derive(Debug, Default)]
 pub struct TurnQueue(Rc<RefCell<Queue>>);
 
-/// The right to use the memory reader thread, which measures the memory use of jobs. Only one turn exists at a time
-/// for each thread. When this value is dropped, the next call that waits in [`TurnQueue::wait_for_turn`] gets a turn.
+/// The right to use a memory reader thread, which measures the memory use of jobs. Each memory reader thread has a
+/// [`TurnQueue`] of its own, which gives out one turn at a time. When this value is dropped, the next call that waits
+/// in [`TurnQueue::wait_for_turn`] gets a turn.
 #[derive(Debug)]
 pub struct Turn(Rc<RefCell<Queue>>);
 

@@ -111,9 +111,12 @@ impl MetricsRecorder {
         }
     }
 
-    /// Starts the measurement of a cycle (scan, decision and changes) that begins now. `due_at` is the time at which
-    /// the scan of the cycle was due, or `None` if no timer started the cycle. The caller must pass the result to
-    /// [`MetricsRecorder::end_cycle`] at the end of the cycle. Returns `None` while metrics are switched off.
+    /// Starts the measurement of a cycle (scan, decision and changes) that begins now. `cause` is the cause of the
+    /// cycle. `due_at` is the time at which the scan of the processes of jobs (configuration key `interval`) was due.
+    /// `None` if this scan is not a part of the cycle. The metrics show the delay from `due_at` until now.
+    ///
+    /// The caller must pass the result to [`MetricsRecorder::end_cycle`] at the end of the cycle. Returns `None`
+    /// while metrics are switched off.
     #[must_use]
     pub fn begin_cycle(&self, cause: CycleCause, due_at: Option<Instant>) -> Option<CycleTimer> {
         if !self.is_on() {

@@ -29,7 +29,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The time from a removal to the check. A program that removes a directory removes the files in it first.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// The control socket of the daemon. The daemon itself or the service manager (systemd) created the socket.
+/// The control socket of the daemon, with its creator: the daemon itself, or the service manager (systemd socket
+/// activation). If another program removes the socket, only the creator can create it again.
 #[derive(Debug)]
 pub enum SocketFile {
     /// The daemon created the socket, and can create it again.

@@ -35,10 +35,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
 const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// Gives threads of the daemon a real-time priority, within two limits. A thread must not run for more than 50 ms
-/// without sleeping. In the long run, a thread must not use more than 40 % of one PU (hardware thread). A thread that
-/// exceeds a limit gets the normal priority. When the thread has unused CPU time again
-/// ([`CpuBudget::has_reserve`]), the thread gets back the real-time priority.
+/// Gives threads of the daemon a real-time priority (SCHED_RR, priority 1), within two limits. The kernel enforces
+/// the first limit: a thread must not run for more than 50 ms without sleeping (`RLIMIT_RTTIME`). pjwd checks the
+/// second limit: in the long run, a thread must not use more than 40 % of one PU (hardware thread).
+///
+/// A thread that exceeds a limit gets the normal scheduling policy (SCHED_OTHER). When the thread has unused CPU time
+/// again ([`CpuBudget::has_reserve`]), the thread gets back the real-time priority.
 #[derive(Debug, Default)]
 pub struct RealtimePriority {
     threads: Vec<BoundedThread>,
@@ -60,9 +62,9 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Makes the control of the real-time priority of `threads`: threads of this process, each with a name for the
-    /// log. The CPU time of the threads is limited from the time `now` on. The threads keep their normal priority
-    /// until [`RealtimePriority::set_enabled`] is called.
+    /// Makes a [`RealtimePriority`] for `threads`. These are threads of this process, each with a name for the log.
+    /// The CPU time of the threads is limited from the time `now` on. The threads keep their normal priority until
+    /// [`RealtimePriority::set_enabled`] is called.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {
@@ -135,10 +137,17 @@ impl RealtimePriority {
         self.is_on.then(|| now + CHECK_INTERVAL)
     }
 
-    /// Takes the real-time priority from each thread that exceeds a limit: the thread ran for 50 ms without sleeping,
-    /// or has used up its budget of CPU time. The budget grows by 40 % of the time that passes. Gives the real-time
-    /// priority back to each thread whose budget has at least 25 ms. Must be called just before the event loop
-    /// sleeps, because the kernel measures how long a thread has run since its last sleep.
+    /// Takes the real-time priority from each thread that has used up its budget of CPU time. Each second adds 400 ms
+    /// to the budget. Gives the real-time priority back to each thread whose budget has at least 25 ms. `now` is the
+    /// current time.
+    ///
+    /// A thread that ran for 50 ms without sleeping has already lost the real-time priority: the kernel sent SIGXCPU,
+    /// and the signal handler set SCHED_OTHER. The kernel also raised `RLIMIT_RTTIME`, and this function sets the
+    /// limit back.
+    ///
+    /// Must be called just before the event loop sleeps. The kernel resets the counted running time of a thread only
+    /// when the thread sleeps. Without the sleep, a thread that gets the priority back could exceed the limit at
+    /// once.
     pub fn enforce_limits(&mut self, now: Instant) {
         if !self.is_on {
             return;

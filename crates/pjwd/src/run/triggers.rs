@@ -13,9 +13,10 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The stored reasons for the next cycle (scan, decision and changes) of the event loop: whether each of two timers
-/// has expired, and whether every process must be scanned. Process events of the kernel and commands also cause
-/// cycles, but are not stored here.
+/// The stored reasons for the next cycle (scan, decision and changes) of the event loop. The first reason is that the
+/// processes of jobs must be scanned (timer `interval`). The second is that also processes without a job must be
+/// scanned (timer `rescan_interval`). The third is that every process must be scanned. Process events of the kernel
+/// and commands also cause cycles, but are not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
     /// Whether the scan of the processes of jobs is due. It reads no others. The configuration key `interval` is the
@@ -55,18 +56,17 @@ impl CycleTriggers {
         }
     }
 
-    /// Returns the request for the next scan: which processes the scan reads. The first case that applies decides:
+    /// Returns the request for the next scan: which processes the scan reads. Every scan reads the processes with
+    /// urgent events. These are the processes of jobs that had an event (fork, exec, exit), and other processes that
+    /// executed a program. The function removes these processes from the scan queue in `state`.
     ///
-    /// 1. If `full_scan_due` is true, the scan reads every process.
-    /// 2. If there are `commands`, the scan reads the processes that the commands concern.
-    /// 3. If `unassigned_scan_due` is true, the scan reads the processes of jobs, and those processes of no job that
-    ///    have possibly changed.
-    /// 4. If `job_processes_scan_due` is true, the scan reads the processes of jobs.
-    /// 5. Otherwise, the scan reads only the processes with urgent process events.
+    /// The first case that applies says which further processes the scan reads:
     ///
-    /// In every case, the scan also reads the processes with urgent process events since the last scan. These are the
-    /// processes of jobs that had any event (fork, exec, exit), and other processes that executed a program. The
-    /// function removes these processes from the scan queue in `state`.
+    /// 1. If `full_scan_due` is true: every process.
+    /// 2. If there are `commands`: the processes that the commands concern.
+    /// 3. If `unassigned_scan_due` is true: all processes that have possibly changed, of jobs and of no job.
+    /// 4. If `job_processes_scan_due` is true: the processes of jobs that have possibly changed.
+    /// 5. Otherwise: no further processes.
     pub fn take_scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.scan_queue.take_urgent_pids();
         if !commands.is_empty() && !self.full_scan_due {

@@ -119,13 +119,14 @@ struct Batch<'a> {
 }
 
 impl FileJournal {
-    /// Opens and locks the journal (the files in which pjwd records its changes) in the directory `dir`, and reads
-    /// its records. Creates the journal if there is none. `boot_id` is the id of the current boot. Records of another
-    /// boot are dropped, because the changes of that boot no longer exist.
+    /// Opens and locks the journal (the two files in which pjwd records its changes) in the state directory `dir`.
+    /// Creates the journal if there is none. Also returns the records that an earlier daemon left in the journal.
+    /// `boot_id` is the id of the current boot. Records of another boot are dropped, because the changes of that boot
+    /// no longer exist.
     ///
     /// # Errors
-    /// If the directory is not writable, or another daemon holds the lock. If the journal file can't be read, or does
-    /// not belong to this user.
+    /// If `dir` is not writable. If another daemon holds the lock (flock(2)). If the file `journal.jsonl` can't be
+    /// read, or belongs to another user. Damaged content is no error: [`RecoveredJournal::remarks`] describes it.
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalError> {
         let (path, lines) = open_lines(dir)?;
         let mut recovered = RecoveredJournal::default();

@@ -168,15 +168,17 @@ pub struct DaemonLock {
 }
 
 impl DaemonLock {
-    /// Acquires the lock that prevents a second pjwd of the same user. The lock file is in the directory `dir`, which
-    /// is created if it is missing. `dir` must be the same for each pjwd of the user. `older_dir` is the directory in
-    /// which earlier versions of pjwd have their lock file: a lock file there is locked too, so that no pjwd of an
-    /// earlier version runs at the same time. `holder` describes this process, and is written to the lock file. If
-    /// another process holds the lock, waits for up to 5 s.
+    /// Acquires the lock that prevents a second pjwd of the same user: locks a file in the directory `dir`
+    /// (flock(2)). Creates the directory if it is missing. `dir` must be the same for each pjwd of the user. `holder`
+    /// describes this process, and is written to the lock file. If another process holds the lock, waits for up to
+    /// 5 s, because this process is possibly about to end.
+    ///
+    /// Earlier versions of pjwd have their lock file in the directory `older_dir`. If that file exists, it is locked
+    /// too. So no pjwd of an earlier version can run at the same time.
     ///
     /// # Errors
-    /// If another pjwd holds the lock. If the directory or the lock file can't be used, for example because the file
-    /// belongs to another user or is a symbolic link.
+    /// If another pjwd still holds the lock after the wait. If the directory or the lock file can't be used, for
+    /// example because the file belongs to another user or is a symbolic link.
     pub fn acquire(dir: &Path, older_dir: &Path, mut holder: LockHolder) -> Result<Self, LockError> {
         let path = dir.join(FILE_NAME);
         let file = lock_file(&path, &mut holder)?;
@@ -201,9 +203,10 @@ impl DaemonLock {
         Ok(lock)
     }
 
-    /// Returns the state directory in which an earlier pjwd made its journal (the records of its changes), according
-    /// to the lock file. `boot_id` is the id of the current boot. Returns `None` if the lock file names no earlier
-    /// journal of this boot, or after a call of [`DaemonLock::record_boot_id`].
+    /// Returns the state directory in which an earlier pjwd made its journal (the records of its changes) in the
+    /// current boot. The lock file names this directory. `boot_id` is the id of the current boot. Returns `None` if
+    /// the lock file names no earlier journal of this boot. Must be called before [`DaemonLock::record_boot_id`],
+    /// which removes the entry about the earlier journal.
     ///
     /// The caller should check whether the journal is still in the directory. If the journal is missing, nobody knows
     /// the original affinity masks of the threads that the earlier pjwd changed.

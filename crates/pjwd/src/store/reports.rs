@@ -77,9 +77,13 @@ impl ReportStore {
         (store, remarks)
     }
 
-    /// Stores the report of a job that has ended. Drops the oldest reports if the store then has too many, or if the
-    /// file can't be written, for example because the disk is full. Logs the first failed write. Logs no further
-    /// failure until a write has succeeded. If the maximum number of reports is 0, does nothing.
+    /// Stores the report of a job that has ended. If the store then has too many reports, drops the oldest ones. If
+    /// the report can't be appended to the file, for example because the disk is full, drops more of the oldest
+    /// reports, and writes the newest reports into the space that the file already has. If the file can't be opened,
+    /// the report is stored in memory only.
+    ///
+    /// Logs the first failed write. Logs no further failure until a write has succeeded. If the maximum number of
+    /// reports is 0, does nothing.
     pub fn add(&mut self, report: Report) {
         if self.max_reports == 0 {
             return;

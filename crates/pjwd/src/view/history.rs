@@ -66,10 +66,13 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Stores an event and sends the event to the subscribers. `jobs` are the jobs that exist. When the history has
-    /// events of 500 jobs and an event of a further job arrives, the events of all jobs that are not in `jobs` are
-    /// dropped. A new job can have the id of an ended job. When such a new job gets cores, the events of the ended
-    /// job are dropped.
+    /// Stores `event` in the list of all events and in the list of its job, and sends the event to the subscribers.
+    /// `jobs` are the jobs that exist. A full list drops its oldest event. The whole list of a job is dropped in two
+    /// cases:
+    ///
+    /// - 500 jobs have a list, and an event of a further job arrives. All lists of jobs that are not in `jobs` are
+    ///   dropped.
+    /// - A new job has the id of an ended job. When the new job gets cores, the list of the ended job is dropped.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();

@@ -65,10 +65,12 @@ pub struct Warden<N, J> {
 }
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Makes a warden that continues where an earlier daemon stopped. `machine_interface` is the interface to the
-    /// machine, and `journal` is the storage for the records of pjwd's changes. `records` are the records of the
-    /// earlier daemon's journal, oldest first, and are applied to `state`. `policy` has the configured rules. `host`
-    /// has the properties of this machine by which jobs are recognised. Scans and changes nothing yet.
+    /// Makes a warden that continues where an earlier daemon stopped. Scans and changes nothing yet.
+    /// `machine_interface` is the interface to the machine. `journal` is the storage for the records of pjwd's
+    /// changes. `state` is the initial state, without jobs. `records` are the records of the earlier daemon's
+    /// journal, oldest first, and are applied to `state`. `policy` has the configured rules. `host` has the
+    /// properties of this machine by which jobs are recognised: the host name, and the user who runs the batch system
+    /// Flux.
     pub fn new(
         machine_interface: N,
         journal: J,
@@ -131,25 +133,28 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self.node
     }
 
-    /// Returns a mutable reference to the state: the jobs, their processes, and the PUs granted to the jobs. A caller
-    /// that makes a scan request needs this reference, because the request removes pending process events from the
-    /// state.
+    /// Returns a mutable reference to the state: the jobs, their processes, and the PUs granted to the jobs. The
+    /// event loop needs this reference between cycles. For example, it takes the processes with pending events out of
+    /// the scan queue in the state, for the next scan request.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Sets the time since which no fork event of the kernel was lost, in ns since boot. `complete_since` is `None`
-    /// if there are no fork events, or if the kernel is still dropping events. After each call, the next periodic
-    /// scan reads every process. A periodic scan is a scan that also reads processes that belong to no job.
+    /// Tells the warden since when pjwd has received every fork event of the kernel. pjwd knows the parent of each
+    /// process that was forked later. `complete_since` is this time in ns since boot. It is `None` if pjwd receives
+    /// no fork events, or if the kernel is still dropping events.
+    ///
+    /// Must be called at the start, and after each loss of events. The next periodic scan (configuration key
+    /// `rescan_interval`) then reads every process, because earlier forks are possibly unknown.
     pub fn set_fork_events_complete_since(&mut self, complete_since: Option<Nanos>) {
         self.state.fork_events_complete_since = complete_since;
         self.state.full_scan_due = true;
     }
 
-    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. A cycle calls this function
-    /// after each scan, so that the fork of every scanned process is known. If the kernel has lost events, the fork
-    /// events in the state count as incomplete until [`Warden::set_fork_events_complete_since`] is called with a
-    /// time.
+    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. The event loop calls this
+    /// function each time it wakes up. A cycle calls the function after each scan, so that the fork of every scanned
+    /// process is known. If events were lost, the parents of new processes count as unknown until
+    /// [`Warden::set_fork_events_complete_since`] is called with a time.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
         let exited = self.state.usage.processes_to_read_after(&events);
@@ -185,10 +190,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Finds the leftover cpusets of an earlier daemon, and adds them to the state. A leftover cpuset is a cgroup
-    /// with the name of a job's cpuset, but without a record in the journal (the records of pjwd's changes). After
-    /// the next scan of every process, pjw decides about each leftover cpuset. If its cgroup contains processes, and
-    /// its PUs can be granted to the job in its name, the job gets the cpuset again. Otherwise, pjw removes the
-    /// cpuset. Must be called once, before the first cycle.
+    /// with the name of a job's cpuset, but without a record in the journal (the records of pjwd's changes). Must be
+    /// called once, before the first cycle.
+    ///
+    /// After the next scan of every process, pjw decides about each leftover cpuset. If its cgroup contains no
+    /// process, or if the earlier daemon had begun to remove it, pjw removes the cpuset. If its PUs can't be granted,
+    /// for example because another job holds them, pjw removes it too. Otherwise, the job whose id is in the name of
+    /// the cgroup gets the cpuset again.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
@@ -228,10 +236,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which affinity
-    /// masks and cpusets must change, and changes them. Repeats the scan, the decision and the changes while work is
-    /// left, up to 8 times in total. If work is left after that, [`CycleReport::has_unfinished_work`] is true, and
-    /// the caller must run another cycle. Returns the results, with one reply for each command. While the journal
-    /// (the records of pjwd's changes) can't be written, commands are refused and no masks or cpusets are changed.
+    /// masks and cpusets must change, and changes them. Returns the results, with one reply for each command.
+    ///
+    /// A decision can require another scan, for example because processes were forked during the changes. The cycle
+    /// then repeats the scan, the decision and the changes, up to 8 times in total. If a further scan is required
+    /// after that, [`CycleReport::has_unfinished_work`] is true, and the caller must run another cycle. While the
+    /// journal (the records of pjwd's changes) can't be written, commands are refused and no masks or cpusets are
+    /// changed.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.ongoing_failures.journal_error.is_some() {
             self.ongoing_failures.journal_error =

@@ -10,8 +10,8 @@ use crate::basics::prelude::*;
 use crate::diagnosis::words;
 use crate::terms::{JobId, JobReport, JobSource, JobUsage};
 
-/// The minimum time, in ns, for which the use of a job's cores must be measured so that the job gets a verdict:
-/// 10 s. A shorter job consists mostly of its start and its end.
+/// The minimum time, in ns, for which pjw must have measured the CPU use of an ended job to judge how well the
+/// job used its cores: 10 s. A shorter job consists mostly of its start and its end.
 pub const MIN_MEASURED_NS: u64 = 10_000_000_000;
 /// A job that used at least this share of its cores on average used them well, in permille. jobstats (Princeton) marks
 /// jobs below 65 % too.

@@ -60,7 +60,7 @@ pub struct Core {
 }
 
 impl Level {
-    /// Returns the noun for one domain of this level, such as `NUMA node`.
+    /// Returns the noun for one part of the machine at this level: `L3`, `NUMA node`, `package` or `machine`.
     #[must_use]
     pub fn display_name(self) -> &'static str {
         match self {

@@ -130,8 +130,8 @@ impl AssignCommand {
 }
 
 /// The command that makes or changes a provision (`pjwctl provision`, or an entry in the configuration file).
-/// A provision is a job whose cores are promised to a service. It keeps its cores even while no process of
-/// the service runs.
+/// A provision is a job whose cores are promised to a service. A provision keeps its cores even while no process
+/// of the service runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvisionCommand {
     /// The job that is to keep the cores. If it does not exist, it is created. If it exists and is no

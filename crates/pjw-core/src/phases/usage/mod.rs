@@ -23,9 +23,15 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
 const WAITING_PERMILLE: u32 = 200;
 
-/// Returns the pids of the processes whose CPU times the caller must add to `snapshot` before the decision on
-/// this scan. A process of a job is included if the scan read its threads, or if the process has ended. The
-/// parents of these processes are included too. Process 1 is never included: it is the parent of all orphans.
+/// Returns the pids of the processes whose CPU times the caller must add to `snapshot`
+/// ([`Snapshot::cpu_times`]), before pjw makes the decision on this scan:
+///
+/// - The processes of jobs whose threads the scan read.
+/// - The processes of jobs that have ended, as the scan found.
+/// - The parents of these processes. When a parent waits for an ended child (wait4(2)), the kernel adds the CPU
+///   time of the child to the parent (`cutime` and `cstime`, proc_pid_stat(5)).
+///
+/// Process 1 is never included: it is the parent of all orphans.
 #[must_use]
 pub fn pids_to_read_cpu_times_of(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
     let mut pids = BTreeSet::new();
@@ -49,10 +55,16 @@ pub fn pids_to_read_cpu_times_of(state: &WardenState, snapshot: &Snapshot) -> BT
     pids
 }
 
-/// Returns the pids of the parents whose CPU times must be read once more. `requested` are the pids whose times were
-/// requested, and `times` are the times that were read. A requested process without times has ended. If its parent was
-/// read just before the parent waited for it, the time of the parent does not contain the time of the process yet. Only
-/// parents that belong to no job are returned: the times of the processes of a job must stay from one reading.
+/// Returns the pids of the parents whose CPU times the caller must read once more, because they may lack the CPU
+/// time of an ended child. `requested` are the pids whose times were requested, and `times` are the times that
+/// were read.
+///
+/// A requested process that is missing in `times` has ended, and its parent has waited for it (wait4(2)). The
+/// kernel has then added the CPU time of the process to the parent (`cutime` and `cstime`). The times of the
+/// parent lack this CPU time if they were read just before.
+///
+/// A parent that belongs to a job is not returned: one call must read the times of all processes of jobs, so that
+/// no CPU time is counted twice.
 #[must_use]
 pub fn parents_to_read_again(
     state: &WardenState,
@@ -71,10 +83,9 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
     core::iter::once(member.id.pid).chain(parent)
 }
 
-/// Returns the cgroups of the jobs that end because the scan `snapshot` found none of their processes. Each
-/// item is a job and the path of one cgroup of the job. The caller must read the memory use of these cgroups
-/// before the next decision. When the decision has ended a job, the batch system may remove the cgroups of the
-/// job.
+/// Returns the cgroups of the jobs whose last process has ended, as the scan `snapshot` found. Each item is a job
+/// and the path of one cgroup of the job. The caller must read the peak memory use of these cgroups before the
+/// next decision. This decision may end the jobs, and then reports their peak memory use.
 #[must_use]
 pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(JobId, String)> {
     let is_gone = |member: &Member| match snapshot.processes.get(&member.id.pid) {

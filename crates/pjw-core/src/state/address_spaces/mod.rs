@@ -13,8 +13,9 @@ use crate::basics::{Nanos, Pid, ProcessId, prelude::*};
 use crate::terms::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser};
 
 /// Groups of processes that share an address space (clone(2) with `CLONE_VM`). A process joins a group when two
-/// scans, at least about one scan interval apart, have found that it shares the address space. So a child of
-/// vfork(2), which shares the address space for a short time, does not count.
+/// scans have found that it shares the address space. The second of these scans must be at least 7/8 of a scan
+/// interval later than the first. So a child of vfork(2) does not count: it shares the address space only for a
+/// short time.
 #[derive(Debug, Clone, Default)]
 pub struct AddressSpaceGroups {
     /// The list of the last scan, and whether nothing can change while the list stays the same.
@@ -62,7 +63,8 @@ impl AddressSpaceGroups {
     }
 
     /// Returns the reason, in one sentence for users, why pjw can't find out whether some processes share an
-    /// address space. Returns `None` if pjw can find this out for all processes, or if no scan has tried yet.
+    /// address space: the kernel refuses kcmp(2), and the BPF program that reads tasks is not available. Returns
+    /// `None` if pjw can find this out for all processes, or if no scan has tried yet.
     #[must_use]
     pub fn unknown_sharing_reason(&self) -> Option<&str> {
         self.last.as_ref()?.0.unread_reason.as_deref()

@@ -6,9 +6,10 @@
 use crate::basics::{ProcessId, prelude::*};
 use crate::terms::{CpusetAction, CpusetChange, JobId};
 
-/// The delayed changes of cpusets. A change is delayed if the kernel or systemd has begun the change and has
-/// not completed it. Also has the paths of the cpusets whose delayed writes were completed since the last
-/// decision of the daemon ([`Decision`](crate::reconcile::Decision)).
+/// The delayed changes of cpusets: changes that the kernel or systemd has begun and has not completed. While a
+/// change is delayed, the daemon plans no other change of the same job's cpuset. The type also has the paths of the
+/// cpusets for which a delayed change of the PUs has ended since the last decision of the daemon
+/// ([`Decision`](crate::reconcile::Decision)).
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes, for each job that has any.

@@ -144,22 +144,19 @@ impl CpusetRegistry {
     }
 
     /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's
-    /// cpuset. Has no effect if the journal has a record of this cgroup.
-    ///
-    /// The next scan of all processes decides about the cgroup. pjw makes the cgroup the cpuset of its job
-    /// again if the cgroup contains processes and its PUs can be granted to the job. Otherwise pjw removes
-    /// the cgroup. The PUs can't be granted if, for example, another job holds one of them.
+    /// cpuset. Has no effect if the journal has a record of this cgroup. After the next scan of all processes, pjw
+    /// reuses the cgroup as the cpuset of the job, or removes it. pjw removes it if it contains no processes, or if
+    /// its PUs can't be granted to the job, for example because another job holds one of them.
     pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if !self.managed.contains_key(&leftover.path) {
             self.found.push(leftover);
         }
     }
 
-    /// Iterates over the paths of the leftover cgroups about which pjw has not yet decided. A leftover cgroup
-    /// existed when the daemon started, has the name of a job's cpuset, and is not in the journal.
-    /// [`CpusetRegistry::add_leftover_cpuset`] adds a cgroup to this list. The decision is made after the
-    /// next scan of all processes: pjw either makes the cgroup the cpuset of its job again, or removes the
-    /// cgroup.
+    /// Iterates over the paths of the leftover cgroups that [`CpusetRegistry::add_leftover_cpuset`] added. A
+    /// leftover cgroup existed when the daemon started, has the name of a job's cpuset, and is not in the journal.
+    /// After the next scan of all processes, pjw decides whether to reuse the cgroup as the cpuset of its job or to
+    /// remove it. The cgroup then leaves this list.
     pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
@@ -240,16 +237,14 @@ impl CpusetRegistry {
         self.history.get(path)
     }
 
-    /// Returns the path of the cgroup to which pjw moves a process when pjw removes the job's cpuset at
-    /// `path`. `ancestry` lists the process, its parent, its grandparent and so on. The result is the first
-    /// of these cgroups whose path is known:
+    /// Returns the path of the cgroup to which pjw moves a process when pjw removes the job's cpuset at `path`.
+    /// `ancestry` lists the process, its parent, its grandparent and so on. The first known path is returned:
     ///
-    /// 1. The cgroup from which pjw moved the process into a cpuset. If pjw never moved the process, its
-    ///    nearest ancestor that pjw moved counts instead.
-    /// 2. [`ManagedCpuset::origin_cgroup`] of the cpuset at `path`: the cgroup from which pjw moved the first
-    ///    process into this cpuset.
+    /// 1. The cgroup from which pjw moved the process into a cpuset.
+    /// 2. The cgroup from which pjw moved the nearest ancestor in `ancestry` into a cpuset.
+    /// 3. [`ManagedCpuset::origin_cgroup`] of the cpuset at `path`: the cgroup from which its first process came.
     ///
-    /// Returns `None` if both paths are unknown.
+    /// Returns `None` if no path is known.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
@@ -275,7 +270,7 @@ impl CpusetRegistry {
     }
 
     /// Whether the last attempt to remove the cpuset at the cgroup path `path` failed: the kernel or systemd
-    /// refused to allow all PUs in the cpuset, or to remove its cgroup. pjw forgets the failure at the next
+    /// refused to remove the limits of the cpuset, or to remove its cgroup. pjw forgets the failure at the next
     /// scan of all processes, and then tries again.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {

@@ -51,8 +51,8 @@ pub struct OwnerCpuSample<'a> {
 }
 
 /// The CPU time that an owner (a job whose idle cores may be lent) used on one lent core since the previous
-/// measurement. The jobs that borrow the core run at idle priority there. So only threads that are not at idle
-/// priority count.
+/// measurement. The threads of borrowers (jobs that borrow cores) run at idle priority (`cpu.idle`). So the time of
+/// every thread on the core counts that is not at idle priority, except the threads of the kernel and of pjwd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentCoreSample {
     /// The PUs of the core.
@@ -112,23 +112,24 @@ impl CoreUse {
         self.busy_for.is_zero()
     }
 
-    /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number
-    /// of cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
+    /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number of
+    /// cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
     ///
-    /// - The owner uses a lent core ([`OwnerCpuSample::lent`]) if it runs on this core for the minimum share of
-    ///   the time, averaged over about 100 ms. The minimum share is nine tenths, or one tenth if the core has
-    ///   several PUs.
+    /// - The owner uses a lent core ([`OwnerCpuSample::lent`]) if it runs on this core for the minimum share of the
+    ///   time, averaged over about 100 ms. The minimum share is nine tenths, or one tenth if the core has several
+    ///   PUs.
     /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
     ///
-    /// A lent core is also in use in each of these cases, in which `sample` alone decides:
+    /// So that the owner gets a lent core back early, `sample` alone is sufficient in each of these cases:
     ///
     /// - `sample` covers at least 10 ms, and the owner ran on the core for at least 99 % of this time.
-    /// - `sample` covers at least 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core for
-    ///   at least the minimum share of this time.
-    /// - `sample` covers less than 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core
-    ///   for at least 1.3 ms.
+    /// - `sample` covers at least 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core for at
+    ///   least the minimum share of this time.
+    /// - `sample` covers less than 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core for at
+    ///   least 1.3 ms.
     ///
-    /// For the other cores, several short measurements are judged together.
+    /// If no lent core is measured, samples of less than 10 ms are added up before they are judged: the kernel may
+    /// count the CPU time of a running thread only at each timer tick (mostly 4 ms).
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.

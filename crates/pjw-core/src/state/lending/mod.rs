@@ -97,9 +97,10 @@ impl LendingState {
         self.owners.get(owner)
     }
 
-    /// Sets the borrowers of which a hot thread (one that runs most of the time) has a real-time priority. The kernel runs
-    /// such a thread before the threads of an owner, so these borrowers get no lent cores. Called after each scan of the
-    /// processes of jobs.
+    /// Sets the list of borrowers that get no lent cores because one of their hot threads has a real-time priority.
+    /// A borrower is a job of the class besteffort, which runs on free cores and on cores that other jobs (owners)
+    /// leave idle. A hot thread runs or waits for a PU most of the time. The kernel would run a real-time thread
+    /// before the threads of the owner. The daemon calls this method after each scan of the processes of jobs.
     pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.realtime_borrowers = borrowers;
     }

@@ -106,13 +106,13 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Updates the records of forked processes from the process events `events` of the kernel, in the order of
-    /// the list. Returns true if a fork event was dropped, because a list of [`Lineage`] already has
+    /// Updates the records of forked processes from the process events `events` of the kernel, in the order of the
+    /// list. Returns true if a fork event was dropped, because a list of [`Lineage`] already has
     /// [`MAX_FORK_RECORDS`] entries. The caller must then request a scan of all processes.
     ///
-    /// - `find_tracked` returns the process with a pid and true, if this process belongs to a job. It returns
-    ///   the process and false, if the process has left its job and pjw is still restoring the affinity masks
-    ///   that the process had before pjw changed them. It returns `None` for any other process.
+    /// - `find_tracked` returns the process with a pid, if pjw sets or restores the affinity masks of this process.
+    ///   The bool is true if the process belongs to a job. It is false if the process has left its job, and pjw is
+    ///   restoring its original masks (the masks before pjw changed them). `None` for any other process.
     /// - `is_scanned` returns whether a scan has found the process with a pid.
     pub fn apply_events<'a>(
         &mut self,
@@ -206,10 +206,10 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).inherited_mask_requests = requests;
     }
 
-    /// Whether the process `pid` may descend from a process of a job although pjw has no record of this
-    /// descent. True if pjw did not know an ancestor of the process at the fork: no scan had read this
-    /// ancestor, and pjw had received no fork event for it. False if pjw received no fork event for the process
-    /// `pid` itself.
+    /// Whether the forked process `pid` may descend from a process of a job although pjw has no record of this
+    /// descent. The reason is an ancestor that pjw did not know at the fork: no scan had read the ancestor, and pjw
+    /// had received no fork event for it. pjw decides this when it receives the fork event of `pid`. If it received
+    /// none, the result is false, and nothing is known about the ancestors.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)

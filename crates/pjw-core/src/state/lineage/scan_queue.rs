@@ -17,8 +17,13 @@ pub enum ScanUrgency {
     Deferred,
 }
 
-/// The processes that had a process event (fork, exec or exit) and that no scan has read since. The four
-/// lists differ in how soon the processes must be scanned.
+/// The processes that had a process event (fork, exec or exit) and that no scan has read since. The queue has four
+/// lists, the most urgent list first:
+///
+/// 1. Forked processes of jobs whose affinity mask is wrong or was not read yet.
+/// 2. Other processes of jobs.
+/// 3. Processes outside of jobs that executed a program.
+/// 4. Processes outside of jobs that were forked. The next periodic scan reads these.
 #[derive(Debug, Clone, Default)]
 pub struct ScanQueue {
     /// Forked processes of jobs whose affinity mask is wrong or was not read yet. Their scan is immediate.

@@ -19,9 +19,10 @@ use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// Whether pjw predicted the affinity mask of a thread that a scan has read. pjw makes a prediction for each
-/// mask request that may be the last request for the thread. The predicted mask has the requested PUs that are
-/// online and in the thread's cpuset.
+/// The result of comparing the affinity mask of a thread, as a scan read it, with the masks that pjw predicted. It
+/// shows whether the program of the thread has requested another mask. pjw predicts a mask from the last mask
+/// request: the requested PUs that are online and in the thread's cpuset. If it is unknown which of several
+/// requests was the last one, pjw makes a prediction for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskComparison {
     /// The mask is one of the predicted masks: no program has requested another mask.
@@ -125,12 +126,12 @@ impl MaskEntry {
         Self { journaled_since: Some(since), ..self }
     }
 
-    /// Adds another mask request from the journal for the same thread, after a restart of the daemon. It is
-    /// unknown which of the requests in the journal is the last one for the thread.
+    /// Adds another mask request from the journal for the same thread, after a restart of the daemon. It is unknown
+    /// which of the requests in the journal is the last one for the thread.
     ///
-    /// If `request` has another original mask than the request before, the program itself requested this
-    /// original mask between the two requests. The journal has no record of the program's request. So this
-    /// function adds the program's request too.
+    /// If `request` and the request added before it have different original masks, the program itself changed the
+    /// mask between them. The journal has no record of this change. So this function also adds a request of the
+    /// program for the original mask in `request`.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         let newest = self.newest();
         if request.original_mask != newest.original_mask {
@@ -224,27 +225,28 @@ impl MaskEntry {
         self.read_at
     }
 
-    /// Returns the PU to which pjw pinned the thread: the only PU of the last requested mask. `None` if this
-    /// mask has several PUs, or if the program requested this mask. If the program had itself bound the thread
-    /// to one PU and pjw keeps this binding, the PU is returned too.
+    /// Returns the PU of the last requested mask, if pjw requested this mask and it has only one PU. `None` if the
+    /// mask has several PUs, or if the program requested the mask. pjw requests a single PU to pin the thread, but
+    /// also to keep a thread on the one PU to which the program had bound it.
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Returns the binding of the thread to exactly the PUs `mask`, if pjw lifted this binding. A program binds
-    /// a thread by restricting the thread to some PUs of its job. pjw lifts a binding by giving the thread
-    /// other PUs of the job. Also returns a binding that pjw has put in force again
-    /// ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program later
-    /// requested another mask.
+    /// Returns the record of the lifted binding of the thread to exactly the PUs `mask`. A binding is an affinity
+    /// mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding by replacing the
+    /// mask: by all PUs of the job, or by one PU that pjw chooses. The record remains if pjw restores the binding
+    /// ([`LiftedBinding::is_restored`]). `None` if pjw lifted no binding to `mask`, or if the program has requested
+    /// another mask since.
     #[must_use]
     pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
         self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
     }
 
-    /// Whether pjw has lifted the binding of the thread to exactly the PUs `mask`, and has not put the binding
-    /// in force again. A program binds a thread by restricting the thread to some PUs of its job. pjw lifts a
-    /// binding by giving the thread other PUs of the job.
+    /// Whether the binding of the thread to exactly the PUs `mask` is lifted at present. A binding is an affinity
+    /// mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding by replacing the
+    /// mask: by all PUs of the job, or by one PU that pjw chooses. False if pjw did not lift the binding, or has
+    /// restored it.
     #[must_use]
     pub fn is_binding_lifted(&self, mask: &CpuSet) -> bool {
         self.lifted_binding(mask).is_some_and(|lifted| !lifted.is_restored)
@@ -329,11 +331,10 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Records that the kernel may have given a new thread its inherited mask again, after pjw had set another
-    /// mask. Must be called if pjw set the mask while fork(2) was still creating the thread. At its end,
-    /// fork(2) may copy the mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). So a request
-    /// for the inherited mask is a candidate for the last request again
-    /// ([`MaskEntry::last_request_candidates`]).
+    /// Records that a new thread may have its inherited mask again, instead of the mask that pjw set. Must be
+    /// called if pjw set the mask while fork(2) was still creating the thread: at its end, fork(2) may copy the
+    /// mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). The requests for the inherited mask
+    /// are then among the possible last requests again ([`MaskEntry::last_request_candidates`]).
     pub fn add_inherited_requests_again(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
@@ -375,12 +376,13 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Records that a scan at the time `now` (in ns since boot) read the effective mask `seen_mask`. Returns
-    /// whether pjw predicted this mask. pjw predicts a mask for each request that may be the last request for
-    /// the thread, from `limits` (the PUs that are online and in the thread's cpuset).
+    /// Compares the effective mask `seen_mask`, which a scan read at the time `now` (in ns since boot), with the
+    /// masks that pjw predicted, and stores the result. pjw makes a prediction for each request that may be the
+    /// last one for the thread: the requested PUs that are in `limits` (online and in the thread's cpuset).
     ///
-    /// A request whose prediction was wrong can no longer be the last request. If no request remains, the
-    /// program has requested another mask, and a request of the program for `seen_mask` is recorded.
+    /// - [`MaskComparison::Predicted`]: a prediction was right. Requests with wrong predictions are removed.
+    /// - [`MaskComparison::ChangedByProgram`]: all predictions were wrong, so the program has requested another
+    ///   mask. A request of the program for `seen_mask` is recorded as the last request.
     pub fn record_reading(&mut self, seen_mask: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_unchanged_reading(now);

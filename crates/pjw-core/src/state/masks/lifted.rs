@@ -11,8 +11,9 @@ const TRIAL: Duration = Duration::from_secs(10);
 /// have been moved to a core of its own, which the waiting time does not show.
 const LEAST_WAITING_PERMILLE: u32 = 100;
 
-/// The reason why pjw lifted the binding of a thread. A program binds a thread by restricting the thread to
-/// some PUs of its job (sched_setaffinity(2)). pjw lifts a binding by giving the thread other PUs of the job.
+/// The reason why pjw lifted the binding of a thread. A binding is an affinity mask by which a program restricts a
+/// thread to some PUs of its job (sched_setaffinity(2)). pjw lifts a binding by replacing the mask: by all PUs of
+/// the job, or by one PU that pjw chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiftReason {
     /// Too many hot threads were bound to the same PUs, while other PUs of the job were idle.
@@ -21,8 +22,10 @@ pub enum LiftReason {
     Policy,
 }
 
-/// A binding of a thread that pjw lifted. A program binds a thread by restricting the thread to some PUs of its
-/// job (sched_setaffinity(2)). pjw lifts a binding by giving the thread other PUs of the job.
+/// The record of a binding that pjw lifted. A binding is an affinity mask by which a program restricts a thread to
+/// some PUs of its job (sched_setaffinity(2)). pjw lifts a binding by replacing the mask: by all PUs of the job, or
+/// by one PU that pjw chooses. For [`LiftReason::Overload`], pjw later judges from the record whether the thread
+/// waits less than before, and restores the binding if not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiftedBinding {
     /// The PUs of the job to which the program had bound the thread.
@@ -38,16 +41,16 @@ pub struct LiftedBinding {
 }
 
 impl LiftedBinding {
-    /// Whether the lift of the binding did not help the thread, so that pjw must put the binding in force
-    /// again. `demand` is the present demand of the thread, and `now` the present time, in ns since boot. The
-    /// result is true if all of these conditions hold:
+    /// Whether the thread still waits for a PU nearly as much as before pjw lifted its binding. pjw must then
+    /// restore the binding. `demand` is the present demand of the thread, and `now` the present time, in ns since
+    /// boot. The result is true if all of these conditions hold:
     ///
-    /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]),
-    ///   and has not put the binding in force again.
-    /// - The lift was from 10 s to 20 s ago.
-    /// - Before the lift, the thread waited for a PU for at least a tenth of the time.
-    /// - The thread is hot (busy), and the present share of waiting time is at least three quarters of the
-    ///   earlier share.
+    /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]), and
+    ///   has not restored it.
+    /// - pjw lifted the binding at least 10 s and less than 20 s ago.
+    /// - Before, the thread waited for a PU for at least a tenth of the time.
+    /// - Now, the thread is hot (busy), and its share of waiting time is at least three quarters of the earlier
+    ///   share.
     #[must_use]
     pub fn has_not_helped(&self, demand: &Demand, now: Nanos) -> bool {
         let is_judged = self.reason == LiftReason::Overload

@@ -28,20 +28,20 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Records that the kernel, and not the program, set the affinity mask of a thread, if the kernel may have set
-/// the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset when the cpuset or the online PUs
-/// change.
+/// Corrects a mask entry that attributes a mask to the program of the thread although the kernel may have set it:
+/// the entry then says that the kernel set the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset
+/// when the cpuset or the online PUs change.
 ///
 /// `now` is the present time, in ns since boot. `limits` must have every set of PUs that was online and in the
-/// thread's cpuset since the time [`hotplug_window_start`]`(now)`. `entry` is corrected if all of these
-/// conditions hold:
+/// thread's cpuset since the time [`hotplug_window_start`]`(now)`. `entry` is corrected if all of these conditions
+/// hold:
 ///
 /// 1. `limits.kernel_may_have_reset_mask` is true.
 /// 2. `entry` says that the program set the mask, and also contains an earlier request for the thread.
 /// 3. The first scan that read the mask did so at most [`HOTPLUG_DELAY`] before `now`.
 /// 4. The mask equals one of the sets in `limits.possible_cpus`.
-/// 5. No other thread in the same cpuset had a PU outside the mask. Such a PU would prove that the mask is not
-///    the whole cpuset, so that the program requested the mask.
+/// 5. No other thread in the same cpuset had a PU outside the mask. Such a PU would prove that the mask is not the
+///    whole cpuset, so that the program requested the mask.
 pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {
     if limits.kernel_may_have_reset_mask {
         let begin = hotplug_window_start(now);

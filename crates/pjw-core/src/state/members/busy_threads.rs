@@ -14,8 +14,9 @@ pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;
-/// The maximum number of scans of a process for each scan that reads all threads of the process: 4. If the
-/// process has many threads, up to three scans in succession read only its busy threads.
+/// The maximum number of scans of a process from one reading of all its threads to the next: 4. Up to three scans
+/// in between may read only the busy threads, if the process has many threads. A thread is busy if it recently ran
+/// or waited for a PU.
 pub const MAX_SCANS_PER_FULL_READING: u32 = 4;
 
 /// The busy threads of one process of a job that has many threads. A thread is busy if its smoothed CPU

@@ -230,8 +230,8 @@ impl UsageState {
     }
 
     /// Stores the CPU times of processes of jobs that have exited, and of their parents, by pid. The caller has
-    /// read these times right after the exit events. The times are used when a scan finds that the processes
-    /// have ended.
+    /// read these times right after the exit events, because the processes may no longer exist at the next scan.
+    /// After this scan, the times are used to add the last CPU time of an ended process to its job.
     pub fn note_exit_times(&mut self, cpu_times: BTreeMap<Pid, ProcessTimes>) {
         self.exit_times.extend(cpu_times);
     }

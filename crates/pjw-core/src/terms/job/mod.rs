@@ -237,8 +237,8 @@ impl CpuRequest {
     /// Returns the number of cores that this request needs on the machine with this topology:
     ///
     /// - For a number of cores, the result is this number.
-    /// - For a number of PUs, each core counts as if it had as few PUs as the smallest core of the machine. So
-    ///   the result is too high if the job gets larger cores.
+    /// - For a number of PUs, the result is this number divided by the PU count of the smallest core of the machine,
+    ///   rounded up. On larger cores, the job needs fewer cores than this.
     /// - For a list of PUs, the result is the number of cores that have at least one of these PUs.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
@@ -408,8 +408,8 @@ impl Job {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }
 
-    /// Returns the grant of the job (the PUs that the job holds) if `granted_by`, pjw or a batch system, chose
-    /// these PUs. Otherwise returns `None`, also if the job has no grant.
+    /// Returns the grant of the job, if pjw or a batch system (`granted_by`) chose the PUs of the grant. Returns
+    /// `None` if the other of the two chose them, or if the job has no grant.
     #[must_use]
     pub fn grant_chosen_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
@@ -421,8 +421,8 @@ impl Job {
         self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.ownership == Ownership::Owned)
     }
 
-    /// Returns the largest number of cores that the job can want. If a user or a program in the job tells pjw a
-    /// larger number ([`WantedCores`]), pjw uses this limit instead:
+    /// Returns the limit for the number of cores that the job can use ([`WantedCores`]), as a user (`pjwctl want`)
+    /// or a program in the job tells pjw. pjw replaces a larger number by this limit:
     ///
     /// - For a job of the class besteffort, the limit is the number of cores of the machine.
     /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is

@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::Nanos;
 
-/// The number of cores that a job can use at present, as the owner of the job or a program in the job told pjw.
-/// The number does not change the request of the job.
+/// The number of cores that a job can use at present. The owner of the job (`pjwctl want`) or a program in the job
+/// told pjw this number. The number does not change the request of the job. Its effect depends on the class of the
+/// job:
 ///
-/// - A job of the class guaranteed keeps all its cores. pjw may lend the cores beyond this number to other
-///   jobs.
-/// - A job of the class besteffort borrows at most this number of cores.
-/// - For a job of the class normal, the number is only displayed.
+/// - Guaranteed: the job keeps all its cores. If it holds more cores than this number, pjw may lend the surplus.
+/// - Besteffort (a job that only borrows cores): the job borrows at most this number of cores.
+/// - Normal: the number is only displayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WantedCores {
     /// The number of cores, as it was given. It may be larger than the job may have:

@@ -23,8 +23,8 @@ pub struct SharedAddressSpace {
     pub users: Vec<AddressSpaceUser>,
 }
 
-/// A process that shares its address space with other processes, and what the last scan found about the
-/// process.
+/// A process that shares its address space with other processes (clone(2) with `CLONE_VM`), and whether the last
+/// scan found that the process may be a child of vfork(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressSpaceUser {
     /// The process.
@@ -33,8 +33,9 @@ pub struct AddressSpaceUser {
     pub look: AddressSpaceLook,
 }
 
-/// What a scan found about a process that shares its address space with other processes: a lasting use, a short
-/// use as a child of vfork(2), or nothing (the scan did not look at the process).
+/// What a scan found about a process that uses the same address space as other processes: `Sharing`, or `InVfork`
+/// for a child of vfork(2). The child uses the address space of its parent only until it executes a program or
+/// exits. `NotMade` means that the scan did not check the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressSpaceLook {
     /// The process uses the address space, and does not use it for a vfork(2) only.

@@ -40,8 +40,10 @@ pub struct UsageSample {
     pub has_bound_waiters: bool,
 }
 
-/// The part of a job's memory that several processes share. pjw computes this part exactly from the pages of
-/// the processes, or estimates it from the counters of the job's cgroup.
+/// The shared part of a job's memory, for the report on the job: the pages that several processes map, such as
+/// pages inherited by fork(2). pjw computes this part exactly from the resident and unique set sizes of the
+/// processes. Or pjw estimates it: the kernel counts a shared page once for the cgroup of the job, but once for
+/// each process that maps the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
     /// The shared part in permille: of the sum of the resident set sizes, or, in an estimate, of the anonymous memory.
@@ -151,9 +153,10 @@ impl JobUsage {
         }
     }
 
-    /// Ends the present serial phase of the job, if there is one. In a serial phase, a job with two or more
-    /// cores runs only one thread. If the phase lasted at least 10 s, its length is added to the field
-    /// `serial_ns`.
+    /// Ends the present serial phase of the job, if there is one. In a serial phase, a job with two or more cores
+    /// runs only one thread. If the phase lasted at least 10 s ([`MIN_SERIAL_PHASE_NS`]), its length is added to
+    /// the field `serial_ns`. [`JobUsage::add_sample`] calls this method when a sample shows that the phase is
+    /// over. The caller must call it at the end of the job, because a phase may still be open then.
     pub fn end_serial_phase(&mut self) {
         let phase = core::mem::take(&mut self.open_serial_ns);
         if phase >= MIN_SERIAL_PHASE_NS {
@@ -194,8 +197,9 @@ impl JobReport {
         permille(self.usage.cpu_ns, self.wall_ns)
     }
 
-    /// Returns the mean number of cores that the job held, in permille of one core. The mean is taken over the
-    /// time for which the use of the cores was measured. 0 if this time is 0.
+    /// Returns the mean number of cores that the job held, in permille of one core. Each [`UsageSample`] has the
+    /// number of cores that the job held. So the mean is over the time that the samples cover (`sampled_ns`), which
+    /// can be shorter than the run of the job. 0 if there are no samples.
     #[must_use]
     pub fn mean_cores_permille(&self) -> u64 {
         permille(self.usage.held_ns, self.usage.sampled_ns)

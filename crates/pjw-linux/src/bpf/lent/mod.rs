@@ -35,15 +35,17 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// threads ran before; whether the PU is reported; whether the kernel has idle priority.
 type Seen = [u64; 5];
 
-/// A BPF program that reports when a job needs its lent PUs. A lent PU is a PU (logical CPU) that a job, the
-/// owner, lends to another job, the borrower. The program reports a lent PU when a thread of the owner has run
-/// there. The borrower runs at idle priority. So every thread that is not at idle priority counts as a thread
-/// of the owner. A thread is at idle priority if its policy is `SCHED_IDLE`, or if `cpu.idle` is set for its
-/// cgroup or for a cgroup above. Kernel threads and the threads of this process are ignored.
+/// A BPF program that reports when a job needs its lent PUs. A lent PU is a PU (logical CPU) that a job, the owner,
+/// lends to another job, the borrower. The program runs at each context switch on any PU. It reports a lent PU at the
+/// first context switch to or from a thread of the owner. Each PU is reported once after it was lent, and once more
+/// after each call of [`LentCpuMonitor::report_again`] for the PU.
 ///
-/// The program reports each PU once after the PU was lent, and once more after each call of
-/// [`LentCpuMonitor::report_again`] for the PU. While PUs are lent, the program is attached to the kernel, and
-/// runs at each context switch on any PU. Dropping this value removes the program from the kernel.
+/// A thread at idle priority counts as a thread of the borrower: its policy is `SCHED_IDLE`, or `cpu.idle` is set for
+/// its cgroup or for a cgroup above. Every other thread counts as a thread of the owner. Kernel threads and the
+/// threads of this process are ignored.
+///
+/// The program is attached to the kernel only while PUs are lent. Dropping this value removes the program from the
+/// kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
     /// The PUs that the program reports.
@@ -70,13 +72,13 @@ impl std::fmt::Debug for LentCpuMonitor {
 }
 
 impl LentCpuMonitor {
-    /// Loads the BPF program that watches the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. As
-    /// a test, checks that the program reports a thread of this process. Afterwards no PU is watched, until
-    /// [`LentCpuMonitor::set_lent_pus`] is called.
+    /// Loads the BPF program that watches the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. As a
+    /// test, lets a thread of this process run on a PU, and checks that the program reports this PU. After the test,
+    /// the program ignores the threads of this process. It watches no PU until [`LentCpuMonitor::set_lent_pus`] is
+    /// called.
     ///
     /// # Errors
-    /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
-    /// reason.
+    /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the reason.
     pub fn new() -> Result<Self> {
         let platform = BpfPlatform::find()?;
         let possible: Vec<Pu> = online::possible_cpus().iter().collect();
@@ -106,11 +108,13 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. The BPF program
-    /// reports a lent PU once, when a thread of the owner starts to run there. Each thread that is not at idle
-    /// priority counts as a thread of the owner. If such a thread already runs on the PU during this call, the
-    /// program reports the PU when the thread stops running. PUs that were already lent before this call are
-    /// not affected. While `pus` is empty, the program is detached from the kernel.
+    /// Sets the lent PUs, which the BPF program watches. A lent PU is a PU (logical CPU) that a job, the owner, lends
+    /// to another job. The program reports each PU in `pus` once, when a thread of the owner starts to run there. If
+    /// a thread of the owner already runs there during this call, the program reports the PU when this thread stops
+    /// running. Each thread that is not at idle priority counts as a thread of the owner.
+    ///
+    /// Nothing changes for PUs that were already lent before this call. If `pus` is empty, the program is detached
+    /// from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.

@@ -44,9 +44,10 @@ pub struct DemandReplayOptions {
     pub lending: LendingPolicy,
 }
 
-/// The result of a replay of a curve of CPU demand. The jobs of the curve are owners: they own cores, and lend
-/// the cores that they do not use. One additional job, the besteffort job, has no cores of its own. It uses the
-/// lent cores and the free cores. Core time is a number of cores multiplied by a time.
+/// The result of a replay of a curve of CPU demand: how much core time each job of the replay used, and how much was
+/// lent. Core time is a number of cores multiplied by a time. Each job of the curve is an owner: the job owns cores,
+/// and lends the cores that it does not use. One additional job, the besteffort job, has no cores of its own. It uses
+/// the lent cores and the free cores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandReplay {
     /// The result for each owner, in the order of the curve.
@@ -90,10 +91,11 @@ pub struct JobRefused {
     pub refusal: Refusal,
 }
 
-/// Replays the curve of CPU demand `curve` on a simulated machine with the topology `topology`. Each job of the
-/// curve is an owner: it owns cores, uses as many as the curve says, and can lend the rest. One additional job,
-/// the besteffort job, has no cores of its own. It uses the lent cores and the free cores. The same arguments
-/// always give the same result.
+/// Replays the curve of CPU demand `curve` on a simulated machine with the topology `topology`, to find out how much
+/// core time lending gains. `options` contains the housekeeping PUs and the settings of lending. Each job of the
+/// curve is an owner: the job owns cores, uses as many of them as the curve says, and can lend the unused ones. The
+/// replay adds one job without cores of its own, the besteffort job, which uses all lent and all free cores. The same
+/// arguments always give the same result.
 ///
 /// # Errors
 /// If the machine has too few cores for the owners.

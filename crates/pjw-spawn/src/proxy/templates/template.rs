@@ -130,8 +130,8 @@ impl Template {
     /// template, and continue after the call.
     ///
     /// The template has the arguments, the environment variables and the cgroup in `first_instance`. The template is
-    /// not an instance itself: [`Template::fork`] must also be called for `first_instance`. In each instance, the
-    /// array of pointers to the arguments and variables can have at most 32 KiB.
+    /// not an instance itself: [`Template::fork`] must also be called for `first_instance`. The pointers to the
+    /// arguments and variables of an instance can have at most 32 KiB. Otherwise [`Template::fork`] fails.
     ///
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
@@ -204,7 +204,8 @@ impl Template {
     /// exits with status 125 before its program runs.
     ///
     /// # Errors
-    /// - [`ForkError::Mismatch`] if the instance differs from the template in a property that can't be changed.
+    /// - [`ForkError::Mismatch`] if the instance differs from the template in a fixed property, such as the cgroup.
+    ///   The text of the error names the property.
     /// - [`ForkError::Ended`] if the process of the template has ended.
     /// - [`ForkError::Failed`] if the start of this instance failed. The template can make further instances.
     pub fn fork(&mut self, instance: &Instance) -> Result<Child, ForkError> {

@@ -26,8 +26,10 @@ pub fn job_symbol(position: usize) -> char {
     LETTERS.get(position).map_or('*', |&letter| char::from(letter))
 }
 
-/// What holds a core or a PU (logical CPU): a job, several jobs, or the system. `Lent` means that one job owns the PU
-/// and another job borrows the PU. `Free` and `Offline` mean that nothing holds the core or the PU.
+/// The holder of a core or of a PU (logical CPU), as the core map of `pjwctl status` shows it: a job, several jobs,
+/// or the system (`Housekeeping`). `Lent` means that one job owns the PU and another job borrows the PU. `Free` means
+/// that nothing holds the core or the PU, so that a job can get it. `Offline` means that no job can get it, because
+/// it is switched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// The job at this index in the list of jobs, counted from 0.
@@ -114,14 +116,15 @@ impl PuHolders {
         Self { by_pu }
     }
 
-    /// Returns the holder of one core. `pus` are the PUs (logical CPUs) of this core. If jobs hold PUs of the core,
-    /// only these PUs count:
+    /// Returns the holder of one core, which decides the character of this core in the core map. `pus` are the PUs
+    /// (logical CPUs) of the core. If jobs hold any of these PUs, the other PUs of the core are ignored. The result
+    /// is:
     ///
-    /// - The job, if one job holds all these PUs and none is lent.
-    /// - [`Holder::Lent`], if all these PUs are lent.
-    /// - [`Holder::SeveralJobs`] otherwise.
+    /// - [`Holder::Job`], if one job holds all remaining PUs and lends none.
+    /// - [`Holder::Lent`], if all remaining PUs are lent.
+    /// - [`Holder::SeveralJobs`] in all other cases.
     ///
-    /// If no job holds a PU of the core, the first case that applies decides:
+    /// If no job holds a PU of the core, the result is the first of these that applies:
     ///
     /// 1. [`Holder::Housekeeping`] if a PU of the core is reserved for the system.
     /// 2. [`Holder::Free`] if a PU of the core is free.

@@ -50,8 +50,9 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// A job in the report of `pjwctl doctor`: the number of cores that it requested, the CPUs that it has, and the CPUs
-/// that the daemon pjwd would give to the job if pjwd ran.
+/// A job in the report of `pjwctl doctor`. Contains the number of cores that the job requested, the CPUs that the
+/// batch system or the daemon pjwd granted to the job, and the CPUs in the affinity masks of its threads. If nobody
+/// granted CPUs to the job, for example because pjwd does not run, also contains the CPUs that pjwd would grant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job, such as `slurm:7`.
@@ -150,21 +151,22 @@ fn line_of(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     }
 }
 
-/// Returns the text that `pjwctl doctor` prints. `names` contains the names of the users that own jobs. If
-/// `is_complete` is false, findings of the severity `note` and detailed facts are left out.
+/// Returns the text that `pjwctl doctor` prints. `names` contains the names of the users that own jobs. `show_all`
+/// says whether the option `--all` was given. Without this option, the text lacks the findings of the severity
+/// `note`, the facts with [`DoctorFact::is_detail`], and all jobs after the first 20.
 #[must_use]
-pub fn report_text(report: &DoctorReport, names: &UserNames, is_complete: bool, term: Terminal) -> String {
+pub fn report_text(report: &DoctorReport, names: &UserNames, show_all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();
-    let shown = report.findings.iter().filter(|finding| is_complete || finding.severity != note);
+    let shown = report.findings.iter().filter(|finding| show_all || finding.severity != note);
     let findings: String = shown.map(|finding| self::finding(finding, term)).collect();
-    let mut parts = vec![summary(report, is_complete, term)];
+    let mut parts = vec![summary(report, show_all, term)];
     if !findings.is_empty() {
         parts.push(findings);
     }
     if !report.jobs.is_empty() {
-        parts.push(jobs(&report.jobs, names, is_complete, term));
+        parts.push(jobs(&report.jobs, names, show_all, term));
     }
-    parts.push(facts(&report.facts, is_complete, term));
+    parts.push(facts(&report.facts, show_all, term));
     parts.join("\n")
 }
 

@@ -141,9 +141,9 @@ pub fn provision_line(job: &Job) -> String {
 }
 
 /// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job now wants.
-/// `requested` is the number on the command line, or `None` for the word `default`. After `default`, the job wants
-/// what it was granted: the cores that pjwd or the batch system chose for the job. The line then says so. If the
-/// maximum of the job is smaller than `requested`, the line names both numbers.
+/// `requested` is the number on the command line, or `None` for the word `default`. With `default`, the line says
+/// that the job wants the cores that pjwd or the batch system granted to the job. pjwd lowers a number that is larger
+/// than the job can want, for example larger than its request. In this case, the line contains both numbers.
 #[must_use]
 pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
     let id = text::escape_control_characters(&job.id);

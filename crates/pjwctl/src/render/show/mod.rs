@@ -14,9 +14,9 @@ use super::{Terminal, UserNames, style, text, user_name};
 /// The most pids in the line about an address space.
 const MAX_PIDS_IN_A_LINE: usize = 8;
 
-/// What `pjwctl show` prints about one job: its properties, its processes (`members`), its latest events (`history`)
-/// and its memory. In JSON this is a single object: the properties of the job are on the same level as `members` and
-/// `history`.
+/// The data that `pjwctl show` prints about one job: the properties of the job, its processes (`members`), its latest
+/// events (`history`), and its use of memory (`memory`). In JSON, this is a single object. The properties of the job
+/// are fields of this object, next to the fields `members`, `history` and `memory`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobDetails {
     /// The job: its id, owner, cores and state.

@@ -62,9 +62,13 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Answers `command` without the event loop, if possible. `jobs` are the jobs in the last published status of the
-/// daemon. If `rules` and `jobs` determine the answer, returns the reply or the refusal. Otherwise returns `None`,
-/// and the caller must send the command to the event loop. Always returns `None` for a command of an administrator.
+/// Answers `command` without the event loop, if possible. This saves the scan that the event loop makes for a
+/// command. `rules` are the configured rules for users who are not administrators. `jobs` are the jobs in the last
+/// published status of the daemon. Almost all of these answers are refusals, for example because the job belongs to
+/// another user.
+///
+/// Returns `None` if only the event loop can answer: the caller must send the command to the event loop. Always
+/// returns `None` for a command of an administrator.
 #[must_use]
 pub fn answer_without_event_loop(
     rules: &AdmissionRules,

@@ -219,8 +219,8 @@ pub fn processes_with_far_memory(
     Answer::FarMemory(find_far_memory(&state.topology, &processes))
 }
 
-/// Returns the reasons why the job `id` holds its CPUs. The result is an [`Answer::JobReasons`], which contains
-/// `None` if the job does not exist.
+/// Returns the reasons why the job `id` holds its CPUs, or why it holds none. `policy` is the policy in force (the
+/// configured rules). The result is an [`Answer::JobReasons`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
@@ -232,8 +232,8 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 }
 
 /// Returns the reasons why the process `pid` belongs to its job or to no job, and one page of its threads with the
-/// reasons for their affinity masks. The result is an [`Answer::ProcessReasons`]. If there is no such process,
-/// [`ProcessExplanation::process_exists`] is false.
+/// reasons for their affinity masks. `policy` is the policy in force (the configured rules). The result is an
+/// [`Answer::ProcessReasons`]. If there is no such process, [`ProcessExplanation::process_exists`] is false.
 ///
 /// The page has at most [`MAX_THREADS_PER_PAGE`] threads. `after` is the last thread of the previous page, or `None`
 /// for the first page. If the process belongs to no job, the page is empty.
