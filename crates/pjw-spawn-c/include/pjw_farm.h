@@ -101,7 +101,8 @@ pjw_farm_t *pjw_farm_start(const pjw_farm_options_t *options);
 
 /* Waits for the next result, for at most `timeout_ms` milliseconds, or without a limit if that is below 0. Returns 1 with
  * a result; 0 when all were delivered and all processes have ended; or -1 with errno: EAGAIN if no result came in time,
- * else the farm can't go on and its processes were killed, or a process failed at its end after all were delivered. */
+ * ENOMEM if no worker could be forked for 10 s, which the limits on processes cause too. With any errno but EAGAIN, the
+ * farm can't go on and its processes were killed, or a process failed at its end after all were delivered. */
 int pjw_farm_next(pjw_farm_t *farm, pjw_farm_result_t *result, int timeout_ms);
 
 /* Writes how far the farm is. Returns 0, or -1 with errno. */

@@ -21,6 +21,16 @@ pub struct PjwFarm {
     last: Option<ItemResult>,
 }
 
+impl Failure {
+    /// The failure of a farm that can't go on. EAGAIN of fork(2) becomes ENOMEM: from `pjw_farm_next`, EAGAIN means that no
+    /// result came in time.
+    fn of_farm_without_workers(error: FarmError) -> Self {
+        let failure = Self::from(error);
+        let errno = if failure.errno == Errno::EAGAIN { Errno::ENOMEM } else { failure.errno };
+        Self { errno, ..failure }
+    }
+}
+
 impl From<FarmError> for Failure {
     fn from(error: FarmError) -> Self {
         let errno = match &error {
@@ -117,7 +127,7 @@ pub unsafe extern "C" fn pjw_farm_next(
         }
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         loop {
-            match farm.running.next_within(timeout)? {
+            match farm.running.next_within(timeout).map_err(Failure::of_farm_without_workers)? {
                 NextResult::Result(next) => {
                     let next = farm.last.insert(next);
                     // SAFETY: the caller gives the room.
@@ -205,4 +215,16 @@ pub extern "C" fn pjw_farm_error() -> *const c_char {
 
 fn farm_is_null() -> Failure {
     Failure::invalid("farm is NULL")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_fork_of_a_running_farm_does_not_look_like_a_missing_result() {
+        let refused = Failure::of_farm_without_workers(FarmError::Fork(Errno::EAGAIN));
+        assert_eq!((refused.errno, refused.text.is_empty()), (Errno::ENOMEM, false));
+        assert_eq!(Failure::of_farm_without_workers(FarmError::ChildSignalIgnored).errno, Errno::EINVAL);
+    }
 }
