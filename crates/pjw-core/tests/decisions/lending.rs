@@ -1,5 +1,6 @@
 //! Lending: jobs of the class besteffort borrow free cores, and cores that jobs of the class guaranteed leave idle.
 
+mod owner_threads;
 mod random_steps;
 mod restarts;
 

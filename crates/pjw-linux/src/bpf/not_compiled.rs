@@ -1,8 +1,9 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
-use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset::{CpuSet, Pu};
 
 use super::fault::{
     AffinityMonitorUnavailable, LentCpuMonitorUnavailable, TaskScanError, TaskScanUnavailable,
@@ -70,15 +71,15 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// None.
-    pub fn set_lent(&mut self, _lent: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn set_lent(&mut self, _lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 
     /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that
-    /// jobs lend to other jobs. In this build the function can't be called, because no value of this type
-    /// exists.
+    /// jobs lend to other jobs, each with the number of PUs of its owner. In this build the function can't be
+    /// called, because no value of this type exists.
     #[must_use]
-    pub fn lent(&self) -> &CpuSet {
+    pub fn lent(&self) -> &BTreeMap<Pu, u32> {
         match *self {}
     }
 

@@ -18,6 +18,9 @@ const QUIET_TIME: Duration = Duration::from_millis(50);
 /// the other.
 const WAKE_UP_TIME: Duration = Duration::from_millis(20);
 
+/// The time of the short samples that are judged together where the kernel's figures may be behind by a tick, mostly 4 ms.
+const RECENT_TIME: Duration = Duration::from_millis(5);
+
 /// A use of cores. 1,000,000 is one core that is used all the time.
 type Millionths = u64;
 
@@ -74,8 +77,8 @@ pub struct CoreUse {
     quiet_for: Duration,
     /// For how long the owner has not been idle. Zero while it is idle.
     busy_for: Duration,
-    /// The last two samples, if they were short.
-    recent: [Span; 2],
+    /// The last short samples, oldest first: as many as cover [`RECENT_TIME`] with the next one.
+    recent: Vec<Span>,
     /// The short samples since the last 10 ms that were judged together.
     window: Span,
 }
@@ -165,7 +168,8 @@ impl CoreUse {
         let others_now = if sample.lent.is_empty() && !is_long {
             self.cores_in_short_samples(Span::of(sample), wakes_up, in_use)
         } else {
-            (self.recent, self.window) = ([Span::default(); 2], Span::default());
+            self.recent.clear();
+            self.window = Span::default();
             in_sample.map_or(0, |least| cores_in_use(elsewhere_now, least))
         };
         (self.total, self.lent) = (total, lent);
@@ -175,13 +179,15 @@ impl CoreUse {
         (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
     }
 
-    /// The number of cores that short samples of the CPU time of processes show: three samples of an owner that wakes up, or
-    /// all samples of 10 ms. Several samples, because the CPU time of a running thread may be behind by a tick of the
-    /// kernel, mostly 4 ms. The times of lent cores that are measured one by one are exact.
+    /// The number of cores that short samples of the CPU time of processes show: the last ones that cover [`RECENT_TIME`], of an
+    /// owner that wakes up, or all samples of 10 ms. Several samples, because the CPU time of a running thread may be behind
+    /// by a tick of the kernel. The times of lent cores that are measured one by one are exact.
     fn cores_in_short_samples(&mut self, sample: Span, wakes_up: bool, in_use: Millionths) -> u32 {
-        let [first, second] = self.recent;
-        self.recent = [second, sample];
-        let all = first.joined(second).joined(sample);
+        self.recent.push(sample);
+        while self.recent[1..].iter().map(|span| span.period).sum::<Duration>() >= RECENT_TIME {
+            self.recent.remove(0);
+        }
+        let all = self.recent.iter().fold(Span::default(), |all, span| all.joined(*span));
         let at_wake_up = if wakes_up { all.cores_in_use(in_use.min(share(SETTLED, all.period))) } else { 0 };
         self.window = self.window.joined(sample);
         if self.window.period < LONG_SAMPLE {
@@ -319,6 +325,22 @@ mod tests {
             [0, 0, 1, 3, 4],
             "four threads"
         );
+    }
+
+    #[test]
+    fn samples_of_1_ms_are_judged_together_as_long_as_a_tick_of_the_kernel_lasts() {
+        let one_ms = |core_use: &mut CoreUse, us: u64| {
+            let cpu_time = Duration::from_micros(us);
+            core_use.add(&OwnerCpuSample { period: MS, cpu_time, lent: &[], has_smt: false }).0
+        };
+        let mut core_use = CoreUse::default();
+        short(&mut core_use, &[0, 0, 900]);
+        let shown: Vec<u32> = [0, 0, 500].map(|us| one_ms(&mut core_use, us)).to_vec();
+        assert_eq!(shown, [0, 0, 1], "0.9 ms, and 0.5 ms at the next tick");
+        let mut core_use = CoreUse::default();
+        short(&mut core_use, &[0, 0, 900]);
+        let shown: Vec<u32> = [0, 0, 0, 0, 0, 500].map(|us| one_ms(&mut core_use, us)).to_vec();
+        assert_eq!(shown, [0; 6], "the first work is over for longer than a tick");
     }
 
     #[test]

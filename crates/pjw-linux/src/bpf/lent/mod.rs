@@ -36,10 +36,15 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 type Seen = [u64; 5];
 
 /// A BPF program that watches the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job.
-/// The program reports a PU when a thread of the owner has run there. The borrowing job runs at idle priority.
-/// So every thread that is not at idle priority counts as a thread of the owner. A thread is at idle priority
-/// if its policy is `SCHED_IDLE`, or if `cpu.idle` is set for its cgroup or for a cgroup above. Kernel threads
-/// and the threads of this process are ignored.
+/// The program reports a PU when a thread of the owner has run there. A thread counts as one of the owner unless
+/// one of these holds:
+///
+/// - It is at idle priority, as the threads of the borrowing job are: its policy is `SCHED_IDLE`, or `cpu.idle`
+///   is set for its cgroup or for a cgroup above.
+/// - The kernel may run it on more PUs than the owner has. The threads of the owner are confined to its PUs, so
+///   this is a thread of another program. The threads in which the kernel works for a process (io_uring) always
+///   count, because the kernel may give them a mask of all PUs.
+/// - It is a kernel thread, or a thread of this process.
 ///
 /// The program reports each PU once after the PU was lent, and once more after each call of
 /// [`LentCpuMonitor::rearm`] for the PU. While PUs are lent, the program is attached to the kernel, and runs at
@@ -50,13 +55,15 @@ pub struct LentCpuMonitor {
     ring: RingBuf<MapData>,
     /// The process whose threads the program does not count.
     orders: Array<MapData, u64>,
-    /// For each PU, the time at which it was armed: ns of `CLOCK_MONOTONIC`. 0 if the PU is not lent.
-    armed: Array<MapData, u64>,
+    /// `struct armed` of `lent.bpf.c` for each PU: the time at which it was armed (ns of `CLOCK_MONOTONIC`, 0 if
+    /// the PU is not lent), and the number of PUs of its owner.
+    armed: Array<MapData, [u64; 2]>,
     /// What the program has measured on each PU.
     seen: PerCpuArray<MapData, Seen>,
     /// The lent PUs, each with the time at which it was armed: ns of `CLOCK_MONOTONIC`.
     armed_at: BTreeMap<Pu, u64>,
-    lent: CpuSet,
+    /// The lent PUs, each with the number of PUs of its owner.
+    lent: BTreeMap<Pu, u32>,
     /// The possible PUs, in the order of the values of `seen`.
     possible: Vec<Pu>,
     /// The attachment to the kernel. `None` while no PU is lent.
@@ -97,7 +104,7 @@ impl LentCpuMonitor {
             armed,
             seen,
             armed_at: BTreeMap::new(),
-            lent: CpuSet::new(),
+            lent: BTreeMap::new(),
             possible,
             link: None,
         };
@@ -106,20 +113,25 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. The BPF program
-    /// reports a lent PU once, when a thread of the owner starts to run there. Each thread that is not at idle
-    /// priority counts as a thread of the owner. If such a thread already runs on the PU during this call, the
-    /// program reports the PU when the thread stops running. PUs that were already lent before this call are not
-    /// affected. While `lent` is empty, the program is detached from the kernel.
+    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. The value of each is
+    /// the number of all PUs of its owner: a thread that the kernel may run on more PUs is not the owner's
+    /// ([`LentCpuMonitor`]). With 0, every thread that is not at idle priority counts as a thread of the owner.
+    ///
+    /// The BPF program reports a lent PU once, when a thread of the owner starts to run there. If such a thread
+    /// already runs on the PU during this call, the program reports the PU when the thread stops running. PUs that
+    /// were already lent before this call keep their report and their run time. While `lent` is empty, the program
+    /// is detached from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
-    pub fn set_lent(&mut self, lent: &CpuSet) -> Result<()> {
-        for pu in self.lent.difference(lent).iter() {
-            self.arm(pu, None)?;
+    pub fn set_lent(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<()> {
+        let before = std::mem::take(&mut self.lent);
+        for &pu in before.keys().filter(|pu| !lent.contains_key(pu)) {
+            self.disarm(pu)?;
         }
-        for pu in lent.difference(&self.lent).iter() {
-            self.arm(pu, Some(now()))?;
+        for (&pu, &owner_pus) in lent.iter().filter(|(pu, owner_pus)| before.get(pu) != Some(owner_pus)) {
+            let at = self.armed_at.get(&pu).copied().unwrap_or_else(now);
+            self.arm(pu, at, owner_pus)?;
         }
         if lent.is_empty() {
             self.link = None;
@@ -133,10 +145,10 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns the PUs (logical CPUs) that jobs lend to other jobs, as passed to the last call of
-    /// [`LentCpuMonitor::set_lent`].
+    /// Returns the PUs (logical CPUs) that jobs lend to other jobs, each with the number of PUs of its owner, as
+    /// passed to the last call of [`LentCpuMonitor::set_lent`].
     #[must_use]
-    pub fn lent(&self) -> &CpuSet {
+    pub fn lent(&self) -> &BTreeMap<Pu, u32> {
         &self.lent
     }
 
@@ -159,7 +171,7 @@ impl LentCpuMonitor {
                 reported.insert(Pu(u32_at(&record, 0)));
             }
         }
-        reported.intersection(&self.lent)
+        reported.iter().filter(|pu| self.lent.contains_key(pu)).collect()
     }
 
     /// Makes the BPF program report each lent PU in `cpus` once more, as if the PU had just been lent. A lent PU
@@ -169,16 +181,18 @@ impl LentCpuMonitor {
     /// # Errors
     /// If the kernel refuses to change the BPF map of the program.
     pub fn rearm(&mut self, cpus: &CpuSet) -> Result<()> {
-        for pu in cpus.intersection(&self.lent).iter() {
-            self.arm(pu, Some(now()))?;
+        for pu in cpus.iter() {
+            if let Some(&owner_pus) = self.lent.get(&pu) {
+                self.arm(pu, now(), owner_pus)?;
+            }
         }
         Ok(())
     }
 
     /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU)
-    /// that a job, the owner, lends to another job. Each thread that is not at idle priority counts as a thread
-    /// of the owner. The time counts since the PU was lent, or since the last call of [`LentCpuMonitor::rearm`]
-    /// for the PU. The list is empty if the kernel refuses to read the BPF map of the program.
+    /// that a job, the owner, lends to another job. [`LentCpuMonitor`] says which threads count as the owner's. The
+    /// time counts since the PU was lent, or since the last call of [`LentCpuMonitor::rearm`] for the PU. The list
+    /// is empty if the kernel refuses to read the BPF map of the program.
     #[must_use]
     pub fn run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
@@ -195,12 +209,15 @@ impl LentCpuMonitor {
         self.possible.iter().zip(seen.iter()).filter_map(time).collect()
     }
 
-    fn arm(&mut self, pu: Pu, at: Option<u64>) -> Result<()> {
-        self.armed.set(pu.0, at.unwrap_or(0), 0).map_err(|error| refused("arming", &error))?;
-        match at {
-            Some(at) => self.armed_at.insert(pu, at),
-            None => self.armed_at.remove(&pu),
-        };
+    fn arm(&mut self, pu: Pu, at: u64, owner_pus: u32) -> Result<()> {
+        self.armed.set(pu.0, [at, u64::from(owner_pus)], 0).map_err(|error| refused("arming", &error))?;
+        self.armed_at.insert(pu, at);
+        Ok(())
+    }
+
+    fn disarm(&mut self, pu: Pu) -> Result<()> {
+        self.armed.set(pu.0, [0, 0], 0).map_err(|error| refused("arming", &error))?;
+        self.armed_at.remove(&pu);
         Ok(())
     }
 
@@ -217,7 +234,8 @@ impl LentCpuMonitor {
         let pu = allowed
             .first()
             .ok_or_else(|| refused("reading our own mask", &io::Error::other("it is empty")))?;
-        self.set_lent(&CpuSet::from(pu))?;
+        // The thread has one PU.
+        self.set_lent(&BTreeMap::from([(pu, 1)]))?;
         let sleep_often = || {
             let tid = Tid(gettid().as_raw().cast_unsigned());
             affinity::set_mask(tid, &CpuSet::from(pu))?;
@@ -230,7 +248,7 @@ impl LentCpuMonitor {
         }
         let (reported, times) = (self.take(), self.run_times());
         let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));
-        self.set_lent(&CpuSet::new())?;
+        self.set_lent(&BTreeMap::new())?;
         let has_run = times.iter().any(|seen| seen.pu == pu && !seen.run_time.is_zero());
         if !reported.contains(pu) || !has_run {
             let text = format!("the PUs \"{reported}\" and the run times {times:?}");

@@ -63,7 +63,7 @@ impl EventLoop {
         if scanned_jobs {
             self.borrower_warnings = self.realtime_borrower_warnings();
         }
-        self.owner_samples.watch(&self.warden.state().pool.lent_cpus());
+        self.owner_samples.watch(&self.warden.state().pool.lent_cpus_by_owner_size(), Instant::now());
         let Some(signal) = self.config.settings().revocation_signal else { return };
         let state = self.warden.state();
         let revoked = events.iter().filter(|event| event.kind == EventKind::Revoked);
