@@ -79,8 +79,29 @@ pub struct CoreUse {
     busy_for: Duration,
     /// The last short samples, oldest first: as many as cover [`RECENT_TIME`] with the next one.
     recent: Vec<Span>,
-    /// The short samples since the last 10 ms that were judged together.
-    window: Span,
+    /// The short samples of an owner that does not wake up, since the last one that was judged: until they cover 10 ms.
+    held: Held,
+    /// The result of the last sample that was judged.
+    verdict: (u32, CpuSet),
+}
+
+/// Samples that are judged together as one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Held {
+    span: Span,
+    /// The CPU time on each lent core. The key is the first PU of the core.
+    lent: BTreeMap<Pu, Duration>,
+}
+
+impl Held {
+    fn add(&mut self, sample: &OwnerCpuSample<'_>) {
+        self.span = self.span.joined(Span::of(sample));
+        for LentCoreSample { core, cpu_time } in sample.lent {
+            if let Some(first) = core.first() {
+                *self.lent.entry(first).or_default() += *cpu_time;
+            }
+        }
+    }
 }
 
 /// Consecutive samples: the time that they cover, and the CPU time that the owner used in it.
@@ -130,16 +151,40 @@ impl CoreUse {
     ///   owner was idle until at most 20 ms ago.
     /// - `sample` covers at least 10 ms, and the owner ran on the core for at least 99 % of this time.
     ///
-    /// Short measurements of the other cores are judged in a similar way, several measurements together.
+    /// Short measurements of the other cores are judged in a similar way, several measurements together. If the owner
+    /// was not idle for more than 20 ms, measurements of less than 10 ms are joined until they cover 10 ms. Until then
+    /// the result stays the same.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
+        if self.busy_for > WAKE_UP_TIME {
+            self.held.add(sample);
+            if self.held.span.period < LONG_SAMPLE {
+                return self.verdict.clone();
+            }
+        }
+        let Held { span, lent } = core::mem::take(&mut self.held);
+        self.verdict = if span.period > sample.period {
+            let joined = |sample: &LentCoreSample| LentCoreSample {
+                core: sample.core.clone(),
+                cpu_time: sample.core.first().and_then(|first| lent.get(&first).copied()).unwrap_or_default(),
+            };
+            let lent: Vec<LentCoreSample> = sample.lent.iter().map(joined).collect();
+            let Span { period, cpu_time } = span;
+            self.judge(&OwnerCpuSample { period, cpu_time, lent: &lent, ..*sample })
+        } else {
+            self.judge(sample)
+        };
+        self.verdict.clone()
+    }
+
+    /// What [`CoreUse::add`] returns for one sample, or for several that were joined.
+    fn judge(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
-        // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.
+        // An owner that wakes up gets its cores after a short sample. Otherwise short samples fluctuate too much, and are joined.
         let (wakes_up, is_long) = (self.busy_for <= WAKE_UP_TIME, sample.period >= LONG_SAMPLE);
         let in_sample = match (wakes_up, is_long) {
-            (true, true) => Some(in_use),
-            (true, false) => Some(in_use.min(IN_USE_FOR_SHORT)),
-            (false, true) => Some(SATURATED),
-            (false, false) => None,
+            (true, true) => in_use,
+            (true, false) => in_use.min(IN_USE_FOR_SHORT),
+            (false, _) => SATURATED,
         };
         let average = |before: Millionths, cpu_time: Duration| {
             let now = share(cpu_time, sample.period);
@@ -152,11 +197,7 @@ impl CoreUse {
             let Some(first) = core.first() else { continue };
             let before = self.lent.get(&first).copied().unwrap_or(0);
             let (core_average, now) = average(before, *cpu_time);
-            let is_in_use_now = if wakes_up && !is_long {
-                *cpu_time >= SETTLED
-            } else {
-                in_sample.is_some_and(|least| now >= least)
-            };
+            let is_in_use_now = if wakes_up && !is_long { *cpu_time >= SETTLED } else { now >= in_sample };
             if core_average >= in_use || is_in_use_now {
                 runs_on = runs_on.union(core);
                 count += 1;
@@ -166,11 +207,10 @@ impl CoreUse {
             lent.insert(first, core_average);
         }
         let others_now = if sample.lent.is_empty() && !is_long {
-            self.cores_in_short_samples(Span::of(sample), wakes_up, in_use)
+            self.cores_in_short_samples(Span::of(sample), in_use)
         } else {
             self.recent.clear();
-            self.window = Span::default();
-            in_sample.map_or(0, |least| cores_in_use(elsewhere_now, least))
+            cores_in_use(elsewhere_now, in_sample)
         };
         (self.total, self.lent) = (total, lent);
         self.quiet_for = if total_now < IDLE { self.quiet_for + sample.period } else { Duration::ZERO };
@@ -179,21 +219,16 @@ impl CoreUse {
         (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
     }
 
-    /// The number of cores that short samples of the CPU time of processes show: the last ones that cover [`RECENT_TIME`], of an
-    /// owner that wakes up, or all samples of 10 ms. Several samples, because the CPU time of a running thread may be behind
-    /// by a tick of the kernel. The times of lent cores that are measured one by one are exact.
-    fn cores_in_short_samples(&mut self, sample: Span, wakes_up: bool, in_use: Millionths) -> u32 {
+    /// The number of cores that short samples of the CPU time of processes show, of an owner that wakes up: the last ones that cover
+    /// [`RECENT_TIME`]. Several samples, because the CPU time of a running thread may be behind by a tick of the kernel. The
+    /// times of lent cores that are measured one by one are exact.
+    fn cores_in_short_samples(&mut self, sample: Span, in_use: Millionths) -> u32 {
         self.recent.push(sample);
         while self.recent[1..].iter().map(|span| span.period).sum::<Duration>() >= RECENT_TIME {
             self.recent.remove(0);
         }
         let all = self.recent.iter().fold(Span::default(), |all, span| all.joined(*span));
-        let at_wake_up = if wakes_up { all.cores_in_use(in_use.min(share(SETTLED, all.period))) } else { 0 };
-        self.window = self.window.joined(sample);
-        if self.window.period < LONG_SAMPLE {
-            return at_wake_up;
-        }
-        at_wake_up.max(core::mem::take(&mut self.window).cores_in_use(SATURATED))
+        all.cores_in_use(in_use.min(share(SETTLED, all.period)))
     }
 }
 
@@ -364,6 +399,22 @@ mod tests {
         steady(&mut core_use, 140, &[], false);
         assert_eq!(short(&mut core_use, &[4000, 4000, 0, 4000, 4000]), [1; 5]);
         assert_eq!(short(&mut core_use, &[4000, 4000, 4000, 4000, 4000]), [1, 1, 1, 1, 2]);
+    }
+
+    #[test]
+    fn short_samples_of_an_owner_that_works_for_long_change_nothing_until_they_cover_10_ms() {
+        let all = [("0", 100), ("1", 100)];
+        let mut core_use = CoreUse::default();
+        for _ in 0..3 {
+            assert_eq!(sample(&mut core_use, 10 * MS, 200, &all, false), (2, set("0-1")), "it wakes up");
+        }
+        for _ in 0..10 {
+            // Another owner was reported.
+            assert_eq!(sample(&mut core_use, 2 * MS, 200, &all, false), (2, set("0-1")));
+        }
+        let idle = [("0", 0), ("1", 0)];
+        let used: Vec<u32> = (0..6).map(|_| sample(&mut core_use, 2 * MS, 0, &idle, false).0).collect();
+        assert_eq!(used, [2, 2, 2, 2, 0, 0]);
     }
 
     #[test]
