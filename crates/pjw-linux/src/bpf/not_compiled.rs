@@ -71,7 +71,7 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// None.
-    pub fn set_lent(&mut self, _lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn set_lent_pus(&mut self, _lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 
@@ -79,7 +79,7 @@ impl LentCpuMonitor {
     /// jobs lend to other jobs, each with the number of PUs of its owner. In this build the function can't be
     /// called, because no value of this type exists.
     #[must_use]
-    pub fn lent(&self) -> &BTreeMap<Pu, u32> {
+    pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         match *self {}
     }
 
@@ -93,7 +93,7 @@ impl LentCpuMonitor {
 
     /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a
     /// thread of the lending job ran. In this build it can't be called, because no value of this type exists.
-    pub fn take(&mut self) -> CpuSet {
+    pub fn take_reported_pus(&mut self) -> CpuSet {
         match *self {}
     }
 
@@ -103,7 +103,7 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// None.
-    pub fn rearm(&mut self, _cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn report_again(&mut self, _cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 
@@ -111,7 +111,7 @@ impl LentCpuMonitor {
     /// threads of the lending job have run there. In this build it can't be called, because no value of this
     /// type exists.
     #[must_use]
-    pub fn run_times(&self) -> Vec<OwnerRunTime> {
+    pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         match *self {}
     }
 }

@@ -30,7 +30,7 @@ pub enum TaskScope<'a> {
 
 /// For how long the owner of a lent PU (logical CPU) has run on this PU, and whether it runs there now. The
 /// owner is the job that lends the PU to another job. The time counts since the PU was lent, or since the last
-/// call of [`LentCpuMonitor::rearm`](super::LentCpuMonitor::rearm) for the PU.
+/// call of [`LentCpuMonitor::report_again`](super::LentCpuMonitor::report_again) for the PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerRunTime {
     /// The lent PU.

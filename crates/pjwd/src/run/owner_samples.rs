@@ -65,9 +65,9 @@ pub struct OwnerCpuSampler {
     has_shown_demand: bool,
     /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,
-    /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuWatch::rearm`].
+    /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuWatch::report_again`].
     reported: CpuSet,
-    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuWatch::run_times`]).
+    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuWatch::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
 }
 
@@ -90,55 +90,55 @@ enum Monitor {
 /// What the samples of owners need of the monitor of lent PUs. The daemon has a [`LentCpuMonitor`], which describes
 /// each function. A simulated machine has an implementation of its own.
 pub trait LentCpuWatch: std::fmt::Debug + Send {
-    /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent`]).
+    /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent_pus`]).
     ///
     /// # Errors
     /// If the PUs can't be monitored.
-    fn set_lent(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
+    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
 
-    /// Returns the lent PUs, as passed to the last call of [`LentCpuWatch::set_lent`].
-    fn lent(&self) -> &BTreeMap<Pu, u32>;
+    /// Returns the lent PUs, as passed to the last call of [`LentCpuWatch::set_lent_pus`].
+    fn lent_pus(&self) -> &BTreeMap<Pu, u32>;
 
     /// Returns the descriptor that is readable when a PU is reported. `None` if nobody waits for it, as on a
     /// simulated machine.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Returns the PUs that were reported since the last call ([`LentCpuMonitor::take`]).
-    fn take(&mut self) -> CpuSet;
+    /// Returns the PUs that were reported since the last call ([`LentCpuMonitor::take_reported_pus`]).
+    fn take_reported_pus(&mut self) -> CpuSet;
 
-    /// Lets the PUs in `cpus` be reported once more ([`LentCpuMonitor::rearm`]).
+    /// Lets the PUs in `cpus` be reported once more ([`LentCpuMonitor::report_again`]).
     ///
     /// # Errors
     /// If the PUs can't be monitored.
-    fn rearm(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable>;
+    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable>;
 
-    /// Returns how long the owner has run on each lent PU ([`LentCpuMonitor::run_times`]).
-    fn run_times(&self) -> Vec<OwnerRunTime>;
+    /// Returns how long the owner has run on each lent PU ([`LentCpuMonitor::owner_run_times`]).
+    fn owner_run_times(&self) -> Vec<OwnerRunTime>;
 }
 
 impl LentCpuWatch for LentCpuMonitor {
-    fn set_lent(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
-        LentCpuMonitor::set_lent(self, lent)
+    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+        LentCpuMonitor::set_lent_pus(self, lent)
     }
 
-    fn lent(&self) -> &BTreeMap<Pu, u32> {
-        LentCpuMonitor::lent(self)
+    fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
+        LentCpuMonitor::lent_pus(self)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(LentCpuMonitor::fd(self))
     }
 
-    fn take(&mut self) -> CpuSet {
-        LentCpuMonitor::take(self)
+    fn take_reported_pus(&mut self) -> CpuSet {
+        LentCpuMonitor::take_reported_pus(self)
     }
 
-    fn rearm(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
-        LentCpuMonitor::rearm(self, cpus)
+    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+        LentCpuMonitor::report_again(self, cpus)
     }
 
-    fn run_times(&self) -> Vec<OwnerRunTime> {
-        LentCpuMonitor::run_times(self)
+    fn owner_run_times(&self) -> Vec<OwnerRunTime> {
+        LentCpuMonitor::owner_run_times(self)
     }
 }
 
@@ -150,10 +150,10 @@ impl OwnerCpuSampler {
         Self { monitor: monitor.map_or(Monitor::Unavailable, Monitor::Loaded), ..Self::default() }
     }
 
-    /// Returns the time at which [`OwnerCpuSampler::update`] must be called next. `None` if nothing is to be
+    /// Returns the time at which [`OwnerCpuSampler::measure_if_due`] must be called next. `None` if nothing is to be
     /// measured, because no job can borrow cores.
     #[must_use]
-    pub fn next_at(&self) -> Option<Instant> {
+    pub fn next_measurement_at(&self) -> Option<Instant> {
         self.next
     }
 
@@ -161,7 +161,7 @@ impl OwnerCpuSampler {
     /// no PU is monitored.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.monitor {
-            Monitor::Loaded(monitor) if !monitor.lent().is_empty() => monitor.fd(),
+            Monitor::Loaded(monitor) if !monitor.lent_pus().is_empty() => monitor.fd(),
             _ => None,
         }
     }
@@ -172,7 +172,7 @@ impl OwnerCpuSampler {
     ///
     /// `now` and `since_boot` are the current time on two clocks: CLOCK_MONOTONIC, and CLOCK_BOOTTIME in ns since
     /// boot. `cpu_time_of` returns the CPU time of a process since its start, or `None` if the process has ended.
-    pub fn update(
+    pub fn measure_if_due(
         &mut self,
         state: &mut WardenState,
         policy: &Policy,
@@ -211,7 +211,7 @@ impl OwnerCpuSampler {
     }
 
     /// Notes which PUs are lent now, each with the number of PUs of its owner
-    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::PuPool::lent_cpus_by_owner_size)). Call it after each cycle.
+    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::pool::PuPool::lent_cpus_by_owner_size)). Call it after each cycle.
     /// `now` is the current time. If cores are lent, the measurements follow each other quickly from now on.
     pub fn watch(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
         if !lent.is_empty() {
@@ -220,10 +220,10 @@ impl OwnerCpuSampler {
         }
         self.reported = self.reported.iter().filter(|pu| lent.contains_key(pu)).collect();
         let Monitor::Loaded(monitor) = &mut self.monitor else { return };
-        if monitor.lent() == lent {
+        if monitor.lent_pus() == lent {
             return;
         }
-        if let Err(error) = monitor.set_lent(lent) {
+        if let Err(error) = monitor.set_lent_pus(lent) {
             self.set_unavailable(&error);
         }
     }
@@ -265,7 +265,7 @@ impl OwnerCpuSampler {
     /// Reads on which lent PUs an owner's thread has begun to run. Returns whether there are any.
     fn read_monitor(&mut self) -> bool {
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
-        let reported = monitor.take();
+        let reported = monitor.take_reported_pus();
         self.reported = self.reported.union(&reported);
         !reported.is_empty()
     }
@@ -284,7 +284,7 @@ impl OwnerCpuSampler {
         if !stopped.is_empty() {
             self.reported = self.reported.difference(&stopped);
             self.run_times.retain(|pu, _| !stopped.contains(*pu));
-            if let Err(error) = monitor.rearm(&stopped) {
+            if let Err(error) = monitor.report_again(&stopped) {
                 self.set_unavailable(&error);
             }
         }
@@ -299,11 +299,12 @@ impl OwnerCpuSampler {
     /// Returns for each monitored PU what threads of the owner ran there since the last call.
     fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
-        if monitor.lent().is_empty() {
+        if monitor.lent_pus().is_empty() {
             self.run_times.clear();
             return BTreeMap::new();
         }
-        let times = monitor.run_times().into_iter().filter(|seen| monitor.lent().contains_key(&seen.pu));
+        let times =
+            monitor.owner_run_times().into_iter().filter(|seen| monitor.lent_pus().contains_key(&seen.pu));
         let times: BTreeMap<Pu, OwnerRunTime> = times.map(|seen| (seen.pu, seen)).collect();
         // A PU that was armed again counts from zero.
         let since = |(pu, seen): (&Pu, &OwnerRunTime)| {

@@ -47,7 +47,7 @@ type Seen = [u64; 5];
 /// - It is a kernel thread, or a thread of this process.
 ///
 /// The program reports each PU once after the PU was lent, and once more after each call of
-/// [`LentCpuMonitor::rearm`] for the PU. While PUs are lent, the program is attached to the kernel, and runs at
+/// [`LentCpuMonitor::report_again`] for the PU. While PUs are lent, the program is attached to the kernel, and runs at
 /// each context switch on any PU. Dropping this value removes the program from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
@@ -79,7 +79,7 @@ impl std::fmt::Debug for LentCpuMonitor {
 impl LentCpuMonitor {
     /// Loads the BPF program that watches the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. As
     /// a test, checks that the program reports a thread of this process. Afterwards no PU is watched, until
-    /// [`LentCpuMonitor::set_lent`] is called.
+    /// [`LentCpuMonitor::set_lent_pus`] is called.
     ///
     /// # Errors
     /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
@@ -124,7 +124,7 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
-    pub fn set_lent(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<()> {
+    pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<()> {
         let before = std::mem::take(&mut self.lent);
         for &pu in before.keys().filter(|pu| !lent.contains_key(pu)) {
             self.disarm(pu)?;
@@ -146,15 +146,15 @@ impl LentCpuMonitor {
     }
 
     /// Returns the PUs (logical CPUs) that jobs lend to other jobs, each with the number of PUs of its owner, as
-    /// passed to the last call of [`LentCpuMonitor::set_lent`].
+    /// passed to the last call of [`LentCpuMonitor::set_lent_pus`].
     #[must_use]
-    pub fn lent(&self) -> &BTreeMap<Pu, u32> {
+    pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         &self.lent
     }
 
     /// Returns a file descriptor that poll(2) shows as readable when the BPF program has reported a PU (logical
     /// CPU) that a job lends to another job. A PU is reported when a thread of the lending job has run there.
-    /// The caller then calls [`LentCpuMonitor::take`], which returns the reported PUs.
+    /// The caller then calls [`LentCpuMonitor::take_reported_pus`], which returns the reported PUs.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
@@ -163,8 +163,8 @@ impl LentCpuMonitor {
     /// Returns the lent PUs that the BPF program has reported since the last call of this function. A lent PU is
     /// a PU (logical CPU) that a job, the owner, lends to another job. On each returned PU, a thread of the
     /// owner has run. A PU is returned once after it was lent, and once more after each call of
-    /// [`LentCpuMonitor::rearm`] for the PU. Makes no system call.
-    pub fn take(&mut self) -> CpuSet {
+    /// [`LentCpuMonitor::report_again`] for the PU. Makes no system call.
+    pub fn take_reported_pus(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
         while let Some(record) = self.ring.next() {
             if record.len() >= size_of::<u32>() {
@@ -176,11 +176,11 @@ impl LentCpuMonitor {
 
     /// Makes the BPF program report each lent PU in `cpus` once more, as if the PU had just been lent. A lent PU
     /// is a PU (logical CPU) that a job, the owner, lends to another job. Also sets the run time of the owner on
-    /// these PUs ([`LentCpuMonitor::run_times`]) to zero. PUs in `cpus` that are not lent are ignored.
+    /// these PUs ([`LentCpuMonitor::owner_run_times`]) to zero. PUs in `cpus` that are not lent are ignored.
     ///
     /// # Errors
     /// If the kernel refuses to change the BPF map of the program.
-    pub fn rearm(&mut self, cpus: &CpuSet) -> Result<()> {
+    pub fn report_again(&mut self, cpus: &CpuSet) -> Result<()> {
         for pu in cpus.iter() {
             if let Some(&owner_pus) = self.lent.get(&pu) {
                 self.arm(pu, now(), owner_pus)?;
@@ -191,10 +191,10 @@ impl LentCpuMonitor {
 
     /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU)
     /// that a job, the owner, lends to another job. [`LentCpuMonitor`] says which threads count as the owner's. The
-    /// time counts since the PU was lent, or since the last call of [`LentCpuMonitor::rearm`] for the PU. The list
+    /// time counts since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. The list
     /// is empty if the kernel refuses to read the BPF map of the program.
     #[must_use]
-    pub fn run_times(&self) -> Vec<OwnerRunTime> {
+    pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
         let now = now();
         let time = |(pu, &[armed_at, started, ran, ..]): (&Pu, &Seen)| {
@@ -235,7 +235,7 @@ impl LentCpuMonitor {
             .first()
             .ok_or_else(|| refused("reading our own mask", &io::Error::other("it is empty")))?;
         // The thread has one PU.
-        self.set_lent(&BTreeMap::from([(pu, 1)]))?;
+        self.set_lent_pus(&BTreeMap::from([(pu, 1)]))?;
         let sleep_often = || {
             let tid = Tid(gettid().as_raw().cast_unsigned());
             affinity::set_mask(tid, &CpuSet::from(pu))?;
@@ -246,9 +246,9 @@ impl LentCpuMonitor {
         if let Ok(Err(errno)) = slept {
             return Err(refused("setting our own mask", &io_error(errno)).into());
         }
-        let (reported, times) = (self.take(), self.run_times());
+        let (reported, times) = (self.take_reported_pus(), self.owner_run_times());
         let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));
-        self.set_lent(&BTreeMap::new())?;
+        self.set_lent_pus(&BTreeMap::new())?;
         let has_run = times.iter().any(|seen| seen.pu == pu && !seen.run_time.is_zero());
         if !reported.contains(pu) || !has_run {
             let text = format!("the PUs \"{reported}\" and the run times {times:?}");

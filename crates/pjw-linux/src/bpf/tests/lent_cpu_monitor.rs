@@ -26,7 +26,7 @@ fn monitor() -> Option<(LentCpuMonitor, Pu, MutexGuard<'static, ()>)> {
     let pu = affinity::get_mask(Tid(std::process::id())).unwrap().last().unwrap();
     match LentCpuMonitor::new() {
         Ok(mut monitor) => {
-            monitor.set_lent(&of_an_owner_with(1, pu)).unwrap();
+            monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
             Some((monitor, pu, alone))
         }
         Err(
@@ -70,7 +70,7 @@ fn is_readable(monitor: &LentCpuMonitor, timeout: PollTimeout) -> bool {
 }
 
 fn run_time(monitor: &LentCpuMonitor, pu: Pu) -> Duration {
-    monitor.run_times().into_iter().find(|seen| seen.pu == pu).map(|seen| seen.run_time).unwrap()
+    monitor.owner_run_times().into_iter().find(|seen| seen.pu == pu).map(|seen| seen.run_time).unwrap()
 }
 
 /// The ids of the programs of this name in the kernel. Other daemons on this machine may have such programs too.
@@ -95,12 +95,12 @@ fn an_owner_that_wakes_up_is_reported_once_until_the_pu_is_armed_again() {
     for _ in 0..3 {
         let reported = until("the PU is reported", || {
             is_readable(&monitor, PollTimeout::from(100_u16));
-            Some(monitor.take()).filter(|reported| !reported.is_empty())
+            Some(monitor.take_reported_pus()).filter(|reported| !reported.is_empty())
         });
         assert_eq!(reported, CpuSet::from(pu));
         until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(1)).then_some(()));
-        assert!(monitor.take().is_empty() && !is_readable(&monitor, PollTimeout::ZERO), "once");
-        monitor.rearm(&CpuSet::from(pu)).unwrap();
+        assert!(monitor.take_reported_pus().is_empty() && !is_readable(&monitor, PollTimeout::ZERO), "once");
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
     }
 }
 
@@ -134,7 +134,7 @@ fn in_a_window(
 ) -> [Duration; 3] {
     until("a window in which the thread ran most of the time", || {
         let begin = Instant::now();
-        monitor.rearm(&CpuSet::from(pu)).unwrap();
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
         let start = time();
         wait();
         let ran = time() - start;
@@ -244,15 +244,15 @@ fn programs_that_are_not_confined_to_the_owners_pus_are_not_counted_beside_an_ow
     let _others = unconfined_spinners(&pus);
     // If they counted, they would be counted in each window that they leave to nothing else.
     until("a window in which nothing is counted", || {
-        monitor.rearm(&CpuSet::from(pu)).unwrap();
-        monitor.take();
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
+        monitor.take_reported_pus();
         std::thread::sleep(Duration::from_millis(20));
         (run_time(&monitor, pu) < Duration::from_millis(2)).then_some(())
     });
     // A process that was just forked and confined is the owner's, beside them.
     let _owner = Shell::start(pu, "while :; do :; done");
     until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(20)).then_some(()));
-    until("the PU is reported", || monitor.take().contains(pu).then_some(()));
+    until("the PU is reported", || monitor.take_reported_pus().contains(pu).then_some(()));
 }
 
 #[test]
@@ -262,8 +262,8 @@ fn the_same_programs_are_counted_if_the_owner_has_as_many_pus_as_they_may_use() 
     let _others = unconfined_spinners(&pus);
     let all = u32::try_from(pus.len()).unwrap();
     for owner_pus in [all, 0] {
-        monitor.set_lent(&of_an_owner_with(owner_pus, pu)).unwrap();
-        monitor.rearm(&CpuSet::from(pu)).unwrap();
+        monitor.set_lent_pus(&of_an_owner_with(owner_pus, pu)).unwrap();
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
         until("they have run", || (run_time(&monitor, pu) > Duration::from_millis(20)).then_some(()));
     }
 }
@@ -274,7 +274,7 @@ fn another_number_of_pus_of_the_owner_counts_from_the_next_switch_and_keeps_the_
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
     until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(5)).then_some(()));
     let before = run_time(&monitor, pu);
-    monitor.set_lent(&of_an_owner_with(2, pu)).unwrap();
+    monitor.set_lent_pus(&of_an_owner_with(2, pu)).unwrap();
     assert!(run_time(&monitor, pu) >= before, "the run time goes on");
     until("the owner runs on", || (run_time(&monitor, pu) > before * 2).then_some(()));
 }
@@ -298,13 +298,17 @@ fn threads_of_this_process_do_not_count() {
 fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
     let own = own_program_ids();
-    assert_eq!((own.len(), monitor.lent().clone()), (1, of_an_owner_with(1, pu)));
+    assert_eq!((own.len(), monitor.lent_pus().clone()), (1, of_an_owner_with(1, pu)));
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
-    monitor.set_lent(&BTreeMap::new()).unwrap();
-    assert!(monitor.take().is_empty() && monitor.run_times().is_empty(), "nothing is lent");
-    monitor.set_lent(&of_an_owner_with(1, pu)).unwrap();
-    let reported =
-        until("the PU is reported", || Some(monitor.take()).filter(|reported| !reported.is_empty()));
+    monitor.set_lent_pus(&BTreeMap::new()).unwrap();
+    assert!(
+        monitor.take_reported_pus().is_empty() && monitor.owner_run_times().is_empty(),
+        "nothing is lent"
+    );
+    monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
+    let reported = until("the PU is reported", || {
+        Some(monitor.take_reported_pus()).filter(|reported| !reported.is_empty())
+    });
     assert_eq!(reported, CpuSet::from(pu));
     drop(monitor);
     until("the kernel drops the program", || own.is_disjoint(&program_ids()).then_some(()));
@@ -326,8 +330,8 @@ fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
         .map(|_| {
             // The owner sleeps, and nothing else runs there for the moment.
             std::thread::sleep(Duration::from_millis(2));
-            monitor.take();
-            monitor.rearm(&CpuSet::from(pu)).unwrap();
+            monitor.take_reported_pus();
+            monitor.report_again(&CpuSet::from(pu)).unwrap();
             let begin = Instant::now();
             owner.0.stdin.as_mut().unwrap().write_all(b"go").unwrap();
             while !is_readable(&monitor, PollTimeout::from(1_000_u16)) {}
@@ -339,8 +343,8 @@ fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
     println!("from the write to the report: p50 {:?}, p99 {:?}, max {:?}", at(500), at(990), at(999));
     let begin = Instant::now();
     for _ in 0..100 {
-        monitor.set_lent(&BTreeMap::new()).unwrap();
-        monitor.set_lent(&of_an_owner_with(1, pu)).unwrap();
+        monitor.set_lent_pus(&BTreeMap::new()).unwrap();
+        monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
     }
     println!("detaching and attaching: {:?}", begin.elapsed() / 100);
     drop(monitor);

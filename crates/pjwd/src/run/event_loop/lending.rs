@@ -21,7 +21,7 @@ impl EventLoop {
         let since_boot = clock::now().since_boot;
         let (state, policy) = self.warden.state_and_policy();
         self.owner_samples.load_monitor();
-        self.owner_samples.update(state, policy, (now, since_boot), process_cpu_time)
+        self.owner_samples.measure_if_due(state, policy, (now, since_boot), process_cpu_time)
             || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
     }
 
@@ -33,7 +33,7 @@ impl EventLoop {
             .lending
             .next_grace_period_end()
             .map(|end| now + Duration::from_nanos(end.0.saturating_sub(clock::now().since_boot.0)));
-        end_of_grace.into_iter().chain(self.owner_samples.next_at()).min()
+        end_of_grace.into_iter().chain(self.owner_samples.next_measurement_at()).min()
     }
 
     /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the threads of

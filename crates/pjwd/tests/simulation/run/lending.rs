@@ -212,7 +212,7 @@ impl Run {
         if lending.has_report() {
             return self.now() + 1;
         }
-        let of_samples = lending.samples.next_at().map(|at| {
+        let of_samples = lending.samples.next_measurement_at().map(|at| {
             u64::try_from(at.saturating_duration_since(lending.begin).as_nanos()).unwrap_or(u64::MAX)
         });
         let end_of_grace = self.warden.state().lending.next_grace_period_end().map(|end| end.0);
@@ -226,14 +226,15 @@ impl Run {
         let Some(lending) = &mut self.lending else { return };
         self.warden.read_process_events();
         let at = lending.begin + Duration::from_nanos(now.0);
-        let is_sample = lending.has_report() || lending.samples.next_at().is_none_or(|next| next <= at);
+        let is_sample =
+            lending.has_report() || lending.samples.next_measurement_at().is_none_or(|next| next <= at);
         let world = Rc::clone(&self.world);
         let cpu_time_of = |pid: Pid| {
             let world = world.borrow();
             world.processes.get(&pid).map(|process| Duration::from_nanos(process.run_ns()))
         };
         let (state, policy) = self.warden.state_and_policy();
-        let must_change = lending.samples.update(state, policy, (at, now), cpu_time_of);
+        let must_change = lending.samples.measure_if_due(state, policy, (at, now), cpu_time_of);
         let has_grace_ended = state.lending.next_grace_period_end().is_some_and(|end| end <= now);
         let used = if is_sample { self.lasting_use(now) } else { BTreeMap::new() };
         if must_change || has_grace_ended {

@@ -92,7 +92,7 @@ impl SimMonitor {
 }
 
 impl LentCpuWatch for SimMonitor {
-    fn set_lent(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         let mut guard = self.seen();
         let seen = &mut *guard;
         let stays = |pu: Pu| seen.lent.contains_key(&pu) && lent.contains_key(&pu);
@@ -109,7 +109,7 @@ impl LentCpuWatch for SimMonitor {
         Ok(())
     }
 
-    fn lent(&self) -> &BTreeMap<Pu, u32> {
+    fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         &self.lent
     }
 
@@ -117,11 +117,11 @@ impl LentCpuWatch for SimMonitor {
         None
     }
 
-    fn take(&mut self) -> CpuSet {
+    fn take_reported_pus(&mut self) -> CpuSet {
         std::mem::take(&mut self.seen().unread)
     }
 
-    fn rearm(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
         let mut seen = self.seen();
         let seen = &mut *seen;
         seen.reported = seen.reported.difference(cpus);
@@ -129,7 +129,7 @@ impl LentCpuWatch for SimMonitor {
         Ok(())
     }
 
-    fn run_times(&self) -> Vec<OwnerRunTime> {
+    fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         let seen = self.seen();
         let time = |(&pu, &run_time)| OwnerRunTime { pu, run_time, is_running: seen.running.contains(pu) };
         seen.run_times.iter().map(time).collect()
