@@ -168,6 +168,21 @@ impl PuPool {
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
+    /// Returns the lent PUs ([`PuPool::lent_cpus`]), each with the number of PUs that its holder has, including
+    /// offline PUs. The threads of the holder are confined to these PUs. So a thread that the kernel may run on
+    /// more PUs is a thread of another program.
+    #[must_use]
+    pub fn lent_cpus_by_owner_size(&self) -> BTreeMap<Pu, u32> {
+        let lent = self.lent_cpus();
+        let mut sizes: BTreeMap<&JobId, u32> = BTreeMap::new();
+        if !lent.is_empty() {
+            let owners = self.holders().filter_map(|(_, holder)| holder.job());
+            owners.for_each(|owner| *sizes.entry(owner).or_default() += 1);
+        }
+        let size = |pu: Pu| Some((pu, *sizes.get(self.holder(pu)?.job()?)?));
+        lent.iter().filter_map(size).collect()
+    }
+
     /// Makes the PUs `cpus` the only PUs that the job borrows. A PU in `cpus` that another job already borrows
     /// stays with the other job. Returns the PUs of `cpus` that stay with other jobs.
     ///

@@ -2,6 +2,7 @@
 
 mod explained;
 mod idle_priority;
+mod owner_threads;
 mod random_steps;
 mod restarts;
 

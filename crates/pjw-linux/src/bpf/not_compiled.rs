@@ -1,8 +1,9 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
-use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset::{CpuSet, Pu};
 
 use super::fault::{
     AffinityMonitorUnavailable, LentCpuMonitorUnavailable, TaskScanError, TaskScanUnavailable,
@@ -70,15 +71,15 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// None.
-    pub fn set_lent_pus(&mut self, _pus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn set_lent_pus(&mut self, _lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those
-    /// that jobs lend to other jobs. In this build the function can't be called, because no value of this type
-    /// exists.
+    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that
+    /// jobs lend to other jobs, each with the number of PUs of its owner. In this build the function can't be
+    /// called, because no value of this type exists.
     #[must_use]
-    pub fn lent_pus(&self) -> &CpuSet {
+    pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         match *self {}
     }
 
@@ -91,8 +92,7 @@ impl LentCpuMonitor {
     }
 
     /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a
-    /// thread of the lending job ran. In this build the function can't be called, because no value of this type
-    /// exists.
+    /// thread of the lending job ran. In this build it can't be called, because no value of this type exists.
     pub fn take_reported_pus(&mut self) -> CpuSet {
         match *self {}
     }
@@ -103,7 +103,7 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// None.
-    pub fn report_again(&mut self, _pus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+    pub fn report_again(&mut self, _cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
         match *self {}
     }
 

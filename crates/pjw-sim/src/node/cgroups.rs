@@ -1,4 +1,4 @@
-//! The state of a cgroup, as a scan reads it.
+//! The state of a cgroup, and the cgroups of a process, as a scan reads them.
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::CpusetHierarchy;
@@ -6,14 +6,16 @@ use pjw_core::ids::CgroupId;
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::snapshot::{Cgroup, CgroupUsage, Cpuset, Observed};
 
-use crate::world::World;
+use crate::world::{SimProcess, World};
 
 pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let populated = world.is_populated(path);
     // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
-    let is_unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
-    let is_own =
-        is_unified && OwnCgroupNames::from_cgroup_path(path).is_some() && world.cpusets.contains_key(path);
+    let makes_directories =
+        matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unified | CpusetHierarchy::Legacy);
+    let is_own = makes_directories
+        && OwnCgroupNames::from_cgroup_path(path).is_some()
+        && world.cpusets.contains_key(path);
     if !populated && !is_own && !world.persistent_cgroups.contains(path) {
         return Observed::Gone;
     }
@@ -33,4 +35,15 @@ pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
         cpuset,
         usage: CgroupUsage::default(),
     })
+}
+
+/// The lines of `/proc/PID/cgroup`. In v1, pjw moves the process in the hierarchy of the cpuset controller only.
+pub(super) fn cgroups_of(process: &SimProcess, hierarchy: &CpusetHierarchy) -> Vec<(String, String)> {
+    let line = |controllers: &str, path: &String| (controllers.to_owned(), path.clone());
+    match hierarchy {
+        CpusetHierarchy::Legacy => {
+            vec![line("cpuset", &process.cgroup), line("freezer", &process.original_cgroup)]
+        }
+        _ => vec![line("", &process.cgroup)],
+    }
 }

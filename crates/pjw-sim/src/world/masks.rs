@@ -1,6 +1,7 @@
 //! Cgroups, cpusets, online PUs, and the masks that follow from them.
 
 use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::ids::{Pid, Tid, is_cgroup_within};
 use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
@@ -289,13 +290,28 @@ impl World {
 
     /// Completes a hotplug operation, as the kernel does some time after PUs (logical CPUs) were switched off or
     /// on. Updates the affinity masks of the threads in each cpuset that contains a switched PU. A PU counts as
-    /// switched if it was switched off or on since the last call of this function.
+    /// switched if it was switched off or on since the last call of this function. In cgroup v1, also
+    /// removes the inactive PUs from the cpusets.
     pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));
         let concerned = self.cpusets.iter().filter(|(_, cpus)| cpus.intersects(&changed));
         let concerned: Vec<String> = concerned.map(|(path, _)| path.clone()).collect();
+        if self.cpuset_support.hierarchy == CpusetHierarchy::Legacy {
+            concerned.iter().for_each(|path| self.remove_inactive_pus(path));
+        }
         concerned.iter().for_each(|path| self.rewrite_cgroup_masks(path, None));
+    }
+
+    /// In v1, PUs that go offline leave the cpusets and do not come back with them (kernel/cgroup/cpuset-v1.c,
+    /// `cpuset1_hotplug_update_tasks`). The kernel moves the processes of a cpuset that is left without PUs to the cgroup
+    /// above. That is not simulated: such a cpuset keeps its PUs.
+    fn remove_inactive_pus(&mut self, path: &str) {
+        let Some(cpus) = self.cpusets.get_mut(path) else { return };
+        let left = cpus.intersection(&self.active);
+        if !left.is_empty() {
+            *cpus = left;
+        }
     }
 
     /// Returns whether a process is in the cgroup at `path`, or in a cgroup below it.

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 use nix::unistd::{getpid, gettid};
 use pjw_core::command::{Command, Reply};
 use pjw_core::event::{Event, EventKind};
@@ -59,6 +60,8 @@ const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
 const CGROUP_DELAY: Duration = Duration::from_millis(20);
 /// The delay before the next cycle if a cycle left work undone.
 const CONTINUE_DELAY: Duration = Duration::from_millis(2);
+/// The longest wait for a message, an event or a timer.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// A cycle with at least this many actions returns unused heap memory to the kernel.
 const TRIM_ACTIONS: usize = 256;
 
@@ -350,12 +353,10 @@ impl EventLoop {
         let (of_job_files, job_files_fd) = (fds.len(), self.job_files.changes_fd());
         fds.extend(job_files_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         fds.extend(self.owner_samples.fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        let left = next.saturating_duration_since(now);
-        // Rounded up, so that the loop does not spin in the last millisecond.
-        let left_ms = left.as_nanos().div_ceil(1_000_000).min(60_000);
-        let timeout = PollTimeout::try_from(left_ms).unwrap_or(PollTimeout::MAX);
+        // In nanoseconds: poll(2) would round the short intervals of samples up to whole milliseconds.
+        let left = next.saturating_duration_since(now).min(MAX_WAIT);
         // An interrupted wait ends early. The loop then waits again.
-        let _ = poll(&mut fds, timeout);
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None);
         let is_readable = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
         let cgroups = of_cgroups < of_job_files && is_readable(of_cgroups);
         Readable { cgroups, job_files: is_readable(of_job_files) }

@@ -17,7 +17,7 @@ use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
 use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample};
 use pjw_core::time::Nanos;
-use pjw_linux::bpf::{LentCpuMonitor, OwnerRunTime};
+use pjw_linux::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable, OwnerRunTime};
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
 use tracing::{debug, info, trace};
 
@@ -35,6 +35,8 @@ const MAX_INTERVAL_WHILE_LENT: Duration = Duration::from_millis(100);
 const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 /// The time between the report of an owner's thread on a lent PU and the sample that shows whether it still runs.
 const SETTLING_TIME: Duration = Duration::from_millis(2);
+/// The same without the monitor, after the first sample in which an idle owner has used CPU time.
+const SETTLING_TIME_WITHOUT_MONITOR: Duration = Duration::from_millis(1);
 /// The number of samples at this short distance after a report. Other programs may run on lent PUs for long.
 const MAX_SETTLING_SAMPLES: u32 = 5;
 /// A shorter period than this says too little about the use of cores.
@@ -54,16 +56,18 @@ pub struct OwnerCpuSampler {
     sampled_at: Option<Instant>,
     /// The time of the next sample. `None` while no job can borrow cores.
     next: Option<Instant>,
-    /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU.
+    /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU, or that the last
+    /// sample showed.
     is_settling: bool,
-    /// The number of samples since the monitor reported a PU.
+    /// The number of samples since the monitor reported a PU, or a sample showed that an idle owner runs.
     settling_samples: u32,
+    /// Whether the last sample at the usual distance showed that an idle owner runs.
+    has_shown_demand: bool,
     /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,
-    /// The lent PUs that the monitor has reported. The monitor reports these PUs again only after a call of
-    /// [`LentCpuMonitor::report_again`].
+    /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuWatch::report_again`].
     reported: CpuSet,
-    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitor::owner_run_times`]).
+    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuWatch::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
 }
 
@@ -80,10 +84,72 @@ enum Monitor {
     Unloaded,
     /// It can't be loaded on this machine.
     Unavailable,
-    Loaded(Box<LentCpuMonitor>),
+    Loaded(Box<dyn LentCpuWatch>),
+}
+
+/// What the samples of owners need of the monitor of lent PUs. The daemon has a [`LentCpuMonitor`], which describes
+/// each function. A simulated machine has an implementation of its own.
+pub trait LentCpuWatch: std::fmt::Debug + Send {
+    /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent_pus`]).
+    ///
+    /// # Errors
+    /// If the PUs can't be monitored.
+    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
+
+    /// Returns the lent PUs, as passed to the last call of [`LentCpuWatch::set_lent_pus`].
+    fn lent_pus(&self) -> &BTreeMap<Pu, u32>;
+
+    /// Returns the descriptor that is readable when a PU is reported. `None` if nobody waits for it, as on a
+    /// simulated machine.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Returns the PUs that were reported since the last call ([`LentCpuMonitor::take_reported_pus`]).
+    fn take_reported_pus(&mut self) -> CpuSet;
+
+    /// Lets the PUs in `cpus` be reported once more ([`LentCpuMonitor::report_again`]).
+    ///
+    /// # Errors
+    /// If the PUs can't be monitored.
+    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable>;
+
+    /// Returns how long the owner has run on each lent PU ([`LentCpuMonitor::owner_run_times`]).
+    fn owner_run_times(&self) -> Vec<OwnerRunTime>;
+}
+
+impl LentCpuWatch for LentCpuMonitor {
+    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+        LentCpuMonitor::set_lent_pus(self, lent)
+    }
+
+    fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
+        LentCpuMonitor::lent_pus(self)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(LentCpuMonitor::fd(self))
+    }
+
+    fn take_reported_pus(&mut self) -> CpuSet {
+        LentCpuMonitor::take_reported_pus(self)
+    }
+
+    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+        LentCpuMonitor::report_again(self, cpus)
+    }
+
+    fn owner_run_times(&self) -> Vec<OwnerRunTime> {
+        LentCpuMonitor::owner_run_times(self)
+    }
 }
 
 impl OwnerCpuSampler {
+    /// Returns a sampler of a simulated machine. `monitor` reports the lent PUs on which their owner runs. `None` for
+    /// a machine where no BPF program can be loaded.
+    #[must_use]
+    pub fn with_monitor(monitor: Option<Box<dyn LentCpuWatch>>) -> Self {
+        Self { monitor: monitor.map_or(Monitor::Unavailable, Monitor::Loaded), ..Self::default() }
+    }
+
     /// Returns the time at which [`OwnerCpuSampler::measure_if_due`] must be called next. `None` if nothing is to be
     /// measured, because no job can borrow cores.
     #[must_use]
@@ -95,7 +161,7 @@ impl OwnerCpuSampler {
     /// no PU is monitored.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.monitor {
-            Monitor::Loaded(monitor) if !monitor.lent_pus().is_empty() => Some(monitor.fd()),
+            Monitor::Loaded(monitor) if !monitor.lent_pus().is_empty() => monitor.fd(),
             _ => None,
         }
     }
@@ -123,12 +189,20 @@ impl OwnerCpuSampler {
         if !is_reported && self.next.is_some_and(|next| now < next) {
             return false;
         }
-        self.sample(state, (now, since_boot), cpu_time_of);
-        let still_runs = !is_reported && self.rearm_idle_pus(state);
-        self.settling_samples = if is_reported { 1 } else { self.settling_samples.saturating_add(1) };
-        self.is_settling = is_reported || (still_runs && self.settling_samples <= MAX_SETTLING_SAMPLES);
+        let shows_demand = self.sample(state, (now, since_boot), cpu_time_of);
+        let begins = is_reported || (shows_demand && !self.has_shown_demand);
+        let still_runs = match self.monitor {
+            Monitor::Loaded(_) => !is_reported && self.rearm_idle_pus(state),
+            // While a thread runs, its CPU time may change at the kernel's ticks only.
+            Monitor::Unloaded | Monitor::Unavailable => self.is_settling,
+        };
+        if !self.is_settling {
+            self.has_shown_demand = shows_demand;
+        }
+        self.settling_samples = if begins { 1 } else { self.settling_samples.saturating_add(1) };
+        self.is_settling = begins || (still_runs && self.settling_samples <= MAX_SETTLING_SAMPLES);
         let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
-            (true, _) => SETTLING_TIME.max(self.least_interval()),
+            (true, _) => self.settling_time().max(self.least_interval()),
             (false, false) => self.interval_while_lent(),
             (false, true) => INTERVAL_BEFORE_LENDING,
         };
@@ -136,13 +210,15 @@ impl OwnerCpuSampler {
         would_change_loans(state, policy, since_boot)
     }
 
-    /// After a cycle: lets the monitor watch the PUs that are lent, and begins with the short interval if there are any.
-    pub(super) fn watch(&mut self, lent: &CpuSet) {
+    /// Notes which PUs are lent now, each with the number of PUs of its owner
+    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::pool::PuPool::lent_cpus_by_owner_size)). Call it after each cycle.
+    /// `now` is the current time. If cores are lent, the measurements follow each other quickly from now on.
+    pub fn watch(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
         if !lent.is_empty() {
-            let latest = Instant::now() + self.interval_while_lent();
+            let latest = now + self.interval_while_lent();
             self.next = self.next.map(|next| next.min(latest));
         }
-        self.reported = self.reported.intersection(lent);
+        self.reported = self.reported.iter().filter(|pu| lent.contains_key(pu)).collect();
         let Monitor::Loaded(monitor) = &mut self.monitor else { return };
         if monitor.lent_pus() == lent {
             return;
@@ -169,6 +245,13 @@ impl OwnerCpuSampler {
 
     fn least_interval(&self) -> Duration {
         (INTERVAL_PER_THREAD * self.thread_count).min(MAX_INTERVAL_WHILE_LENT)
+    }
+
+    fn settling_time(&self) -> Duration {
+        match self.monitor {
+            Monitor::Unavailable => SETTLING_TIME_WITHOUT_MONITOR,
+            Monitor::Unloaded | Monitor::Loaded(_) => SETTLING_TIME,
+        }
     }
 
     fn interval_while_lent(&self) -> Duration {
@@ -213,14 +296,15 @@ impl OwnerCpuSampler {
         self.monitor = Monitor::Unavailable;
     }
 
-    /// Returns for each monitored PU what threads that are not at idle priority ran there since the last call.
+    /// Returns for each monitored PU what threads of the owner ran there since the last call.
     fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
         if monitor.lent_pus().is_empty() {
             self.run_times.clear();
             return BTreeMap::new();
         }
-        let times = monitor.owner_run_times().into_iter().filter(|seen| monitor.lent_pus().contains(seen.pu));
+        let times =
+            monitor.owner_run_times().into_iter().filter(|seen| monitor.lent_pus().contains_key(&seen.pu));
         let times: BTreeMap<Pu, OwnerRunTime> = times.map(|seen| (seen.pu, seen)).collect();
         // A PU that was armed again counts from zero.
         let since = |(pu, seen): (&Pu, &OwnerRunTime)| {
@@ -233,21 +317,24 @@ impl OwnerCpuSampler {
         since_last
     }
 
+    /// Returns whether an idle owner of a lent core has used CPU time since the last sample, where no monitor reports that.
     fn sample(
         &mut self,
         state: &mut WardenState,
         (now, since_boot): (Instant, Nanos),
         cpu_time_of: impl Fn(Pid) -> Option<Duration>,
-    ) {
+    ) -> bool {
         let period = self.sampled_at.map(|at| now.saturating_duration_since(at));
         if period.is_some_and(|period| period < MIN_PERIOD) {
-            return;
+            return false;
         }
         self.sampled_at = Some(now);
         let run_times = self.run_times_since_last();
         let ids: Vec<JobId> = state.jobs.guaranteed_jobs().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         self.thread_count = 0;
+        let lent_cpus = state.pool.lent_cpus();
+        let (is_sampled_only, mut shows_demand) = (matches!(self.monitor, Monitor::Unavailable), false);
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
@@ -263,10 +350,15 @@ impl OwnerCpuSampler {
             let cpu_time = owner.sampler.sample(processes, &cpu_time_of);
             let Some(period) = period.filter(|_| !is_new) else { continue };
             let sample = OwnerCpuSample { period, cpu_time, lent: &lent, has_smt };
+            shows_demand |= is_sampled_only
+                && owner.core_use.is_idle()
+                && !cpu_time.is_zero()
+                && grant.cpus.intersects(&lent_cpus);
             let (used, runs_on) = owner.core_use.add(&sample);
             trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
         }
+        shows_demand
     }
 }
 

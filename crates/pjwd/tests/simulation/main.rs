@@ -8,11 +8,12 @@
 //!
 //! *Lending*, a test of its own with the same conditions: jobs are guaranteed and besteffort, the use of the owners changes, the
 //! daemon samples it as its event loop does. No PU has two owners or two borrowers, no owner waits for a borrower, no
-//! borrower is frozen while a core is free, and a release undoes everything.
+//! borrower is frozen while a core is free, and a release undoes everything. Two more tests do the same with the monitor of lent
+//! PUs, and on cgroup v1.
 //!
-//! 1,000 seeds of each: 600 that are the same in every run, and 400 that are new each day. `PJW_SEEDS=100000` runs the first
-//! 100,000 instead, or 100,000 from `PJW_FIRST_SEED` on. `PJW_SEED=4711` runs one seed, with its log. A failure names
-//! its seeds. A seed alone decides its run: a seed of another day is run again by its number.
+//! 1,000 seeds of each, and a third of them for the last two: 600 that are the same in every run, and 400 that are new each day.
+//! `PJW_SEEDS=100000` runs the first 100,000 instead, or 100,000 from `PJW_FIRST_SEED` on. `PJW_SEED=4711` runs one seed, with
+//! its log. A failure names its seeds. A seed alone decides its run: a seed of another day is run again by its number.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -28,7 +29,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 mod run;
 
-use run::Run;
+use run::{Machine, Run};
 
 /// Seeds that every run has: `0..FIXED`.
 const FIXED: u64 = 600;
@@ -136,7 +137,8 @@ const FAILED_ONCE: [u64; 94] = [
 ];
 
 /// The same for the runs with lending.
-const FAILED_ONCE_WITH_LENDING: [u64; 17] = [
+const FAILED_ONCE_WITH_LENDING: [u64; 18] = [
+    7_928,
     24,
     280,
     299,
@@ -156,6 +158,9 @@ const FAILED_ONCE_WITH_LENDING: [u64; 17] = [
     1_008_313_818,
 ];
 
+/// The same for the runs with lending and the monitor of lent PUs.
+const FAILED_ONCE_WITH_MONITOR: [u64; 1] = [162];
+
 /// The seeds of this day, by the system's clock in UTC.
 fn seeds_of_the_day() -> std::ops::Range<u64> {
     let since = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("a clock behind 1970");
@@ -165,15 +170,15 @@ fn seeds_of_the_day() -> std::ops::Range<u64> {
     first..first + OF_A_DAY
 }
 
-/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed. `lends` says whether jobs have
-/// classes. `test` is the name of the calling test, for the message.
-fn run_all(seeds: &[u64], lends: bool, test: &str) -> run::Totals {
+/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed. `lends_on` is the machine if jobs
+/// have classes. `test` is the name of the calling test, for the message.
+fn run_all(seeds: &[u64], lends_on: Option<Machine>, test: &str) -> run::Totals {
     let verbose = seeds.len() == 1;
     let (totals, failed) = (Mutex::new(run::Totals::default()), Mutex::new(Vec::new()));
     let next = AtomicUsize::new(0);
     let run_rest = || {
         while let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match std::panic::catch_unwind(|| Run::new(seed, lends, verbose).run()) {
+            match std::panic::catch_unwind(|| Run::new(seed, lends_on, verbose).run()) {
                 Ok(run) => totals.lock().unwrap().add(&run),
                 Err(_) => failed.lock().unwrap().push(seed),
             }
@@ -206,7 +211,7 @@ fn seeds_to_run() -> Vec<u64> {
 #[test]
 fn a_thousand_seeds_of_the_whole_cycle() {
     let seeds = seeds_to_run();
-    let totals = run_all(&seeds, false, "a_thousand_seeds_of_the_whole_cycle");
+    let totals = run_all(&seeds, None, "a_thousand_seeds_of_the_whole_cycle");
     if seeds.len() > 1 {
         // A run in which nothing happens proves nothing.
         assert!(
@@ -222,10 +227,8 @@ fn a_thousand_seeds_of_the_whole_cycle() {
     }
 }
 
-#[test]
-fn a_thousand_seeds_of_owners_and_borrowers() {
-    let seeds = seeds_to_run();
-    let totals = run_all(&seeds, true, "a_thousand_seeds_of_owners_and_borrowers");
+fn run_with_lending(seeds: &[u64], machine: Machine, test: &str) {
+    let totals = run_all(seeds, Some(machine), test);
     if seeds.len() > 1 {
         assert!(
             totals.kills > 0
@@ -238,7 +241,34 @@ fn a_thousand_seeds_of_owners_and_borrowers() {
 }
 
 #[test]
+fn a_thousand_seeds_of_owners_and_borrowers() {
+    let test = "a_thousand_seeds_of_owners_and_borrowers";
+    run_with_lending(&seeds_to_run(), Machine::WithoutMonitor, test);
+}
+
+/// The seeds that the environment names, or every third of the usual ones.
+fn third_of_the_seeds() -> Vec<u64> {
+    let seeds = seeds_to_run();
+    if std::env::vars().any(|(name, _)| name == "PJW_SEED" || name == "PJW_SEEDS") {
+        return seeds;
+    }
+    seeds.into_iter().step_by(3).collect()
+}
+
+#[test]
+fn seeds_of_owners_and_borrowers_with_the_monitor_of_lent_pus() {
+    let test = "seeds_of_owners_and_borrowers_with_the_monitor_of_lent_pus";
+    run_with_lending(&third_of_the_seeds(), Machine::WithMonitor, test);
+}
+
+#[test]
+fn seeds_of_owners_and_borrowers_on_cgroup_v1() {
+    run_with_lending(&third_of_the_seeds(), Machine::CgroupV1, "seeds_of_owners_and_borrowers_on_cgroup_v1");
+}
+
+#[test]
 fn seeds_that_failed_once_pass() {
-    run_all(&FAILED_ONCE, false, "seeds_that_failed_once_pass");
-    run_all(&FAILED_ONCE_WITH_LENDING, true, "seeds_that_failed_once_pass");
+    run_all(&FAILED_ONCE, None, "seeds_that_failed_once_pass");
+    run_all(&FAILED_ONCE_WITH_LENDING, Some(Machine::WithoutMonitor), "seeds_that_failed_once_pass");
+    run_all(&FAILED_ONCE_WITH_MONITOR, Some(Machine::WithMonitor), "seeds_that_failed_once_pass");
 }

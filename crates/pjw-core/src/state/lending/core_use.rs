@@ -18,6 +18,9 @@ const QUIET_TIME: Duration = Duration::from_millis(50);
 /// the other.
 const WAKE_UP_TIME: Duration = Duration::from_millis(20);
 
+/// The time of the short samples that are judged together where the kernel's figures may be behind by a tick, mostly 4 ms.
+const RECENT_TIME: Duration = Duration::from_millis(5);
+
 /// A use of cores. 1,000,000 is one core that is used all the time.
 type Millionths = u64;
 
@@ -74,10 +77,31 @@ pub struct CoreUse {
     quiet_for: Duration,
     /// For how long the owner has not been idle. Zero while it is idle.
     busy_for: Duration,
-    /// The last two samples, if they were short.
-    recent: [Span; 2],
-    /// The short samples since the last 10 ms that were judged together.
-    window: Span,
+    /// The last short samples, oldest first: as many as cover [`RECENT_TIME`] with the next one.
+    recent: Vec<Span>,
+    /// The short samples of an owner that does not wake up, since the last one that was judged: until they cover 10 ms.
+    held: Held,
+    /// The result of the last sample that was judged.
+    verdict: (u32, CpuSet),
+}
+
+/// Samples that are judged together as one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Held {
+    span: Span,
+    /// The CPU time on each lent core. The key is the first PU of the core.
+    lent: BTreeMap<Pu, Duration>,
+}
+
+impl Held {
+    fn add(&mut self, sample: &OwnerCpuSample<'_>) {
+        self.span = self.span.joined(Span::of(sample));
+        for LentCoreSample { core, cpu_time } in sample.lent {
+            if let Some(first) = core.first() {
+                *self.lent.entry(first).or_default() += *cpu_time;
+            }
+        }
+    }
 }
 
 /// Consecutive samples: the time that they cover, and the CPU time that the owner used in it.
@@ -128,17 +152,41 @@ impl CoreUse {
     /// - `sample` covers less than 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core for at
     ///   least 1.3 ms.
     ///
-    /// If no lent core is measured, samples of less than 10 ms are added up before they are judged: the kernel may
-    /// count the CPU time of a running thread only at each timer tick (mostly 4 ms).
+    /// Short measurements of the other cores are judged in a similar way, several measurements together. If the owner
+    /// was not idle for more than 20 ms, measurements of less than 10 ms are joined until they cover 10 ms. Until then
+    /// the result stays the same.
+    /// The kernel may count the CPU time of a running thread only at each timer tick (mostly 4 ms).
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
+        if self.busy_for > WAKE_UP_TIME {
+            self.held.add(sample);
+            if self.held.span.period < LONG_SAMPLE {
+                return self.verdict.clone();
+            }
+        }
+        let Held { span, lent } = core::mem::take(&mut self.held);
+        self.verdict = if span.period > sample.period {
+            let joined = |sample: &LentCoreSample| LentCoreSample {
+                core: sample.core.clone(),
+                cpu_time: sample.core.first().and_then(|first| lent.get(&first).copied()).unwrap_or_default(),
+            };
+            let lent: Vec<LentCoreSample> = sample.lent.iter().map(joined).collect();
+            let Span { period, cpu_time } = span;
+            self.judge(&OwnerCpuSample { period, cpu_time, lent: &lent, ..*sample })
+        } else {
+            self.judge(sample)
+        };
+        self.verdict.clone()
+    }
+
+    /// What [`CoreUse::add`] returns for one sample, or for several that were joined.
+    fn judge(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
-        // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.
+        // An owner that wakes up gets its cores after a short sample. Otherwise short samples fluctuate too much, and are joined.
         let (wakes_up, is_long) = (self.busy_for <= WAKE_UP_TIME, sample.period >= LONG_SAMPLE);
         let in_sample = match (wakes_up, is_long) {
-            (true, true) => Some(in_use),
-            (true, false) => Some(in_use.min(IN_USE_FOR_SHORT)),
-            (false, true) => Some(SATURATED),
-            (false, false) => None,
+            (true, true) => in_use,
+            (true, false) => in_use.min(IN_USE_FOR_SHORT),
+            (false, _) => SATURATED,
         };
         let average = |before: Millionths, cpu_time: Duration| {
             let now = share(cpu_time, sample.period);
@@ -151,11 +199,7 @@ impl CoreUse {
             let Some(first) = core.first() else { continue };
             let before = self.lent.get(&first).copied().unwrap_or(0);
             let (core_average, now) = average(before, *cpu_time);
-            let is_in_use_now = if wakes_up && !is_long {
-                *cpu_time >= SETTLED
-            } else {
-                in_sample.is_some_and(|least| now >= least)
-            };
+            let is_in_use_now = if wakes_up && !is_long { *cpu_time >= SETTLED } else { now >= in_sample };
             if core_average >= in_use || is_in_use_now {
                 runs_on = runs_on.union(core);
                 count += 1;
@@ -165,10 +209,10 @@ impl CoreUse {
             lent.insert(first, core_average);
         }
         let others_now = if sample.lent.is_empty() && !is_long {
-            self.cores_in_short_samples(Span::of(sample), wakes_up, in_use)
+            self.cores_in_short_samples(Span::of(sample), in_use)
         } else {
-            (self.recent, self.window) = ([Span::default(); 2], Span::default());
-            in_sample.map_or(0, |least| cores_in_use(elsewhere_now, least))
+            self.recent.clear();
+            cores_in_use(elsewhere_now, in_sample)
         };
         (self.total, self.lent) = (total, lent);
         self.quiet_for = if total_now < IDLE { self.quiet_for + sample.period } else { Duration::ZERO };
@@ -177,19 +221,16 @@ impl CoreUse {
         (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
     }
 
-    /// The number of cores that short samples of the CPU time of processes show: three samples of an owner that wakes up, or
-    /// all samples of 10 ms. Several samples, because the CPU time of a running thread may be behind by a tick of the
-    /// kernel, mostly 4 ms. The times of lent cores that are measured one by one are exact.
-    fn cores_in_short_samples(&mut self, sample: Span, wakes_up: bool, in_use: Millionths) -> u32 {
-        let [first, second] = self.recent;
-        self.recent = [second, sample];
-        let all = first.joined(second).joined(sample);
-        let at_wake_up = if wakes_up { all.cores_in_use(in_use.min(share(SETTLED, all.period))) } else { 0 };
-        self.window = self.window.joined(sample);
-        if self.window.period < LONG_SAMPLE {
-            return at_wake_up;
+    /// The number of cores that short samples of the CPU time of processes show, of an owner that wakes up: the last ones that cover
+    /// [`RECENT_TIME`]. Several samples, because the CPU time of a running thread may be behind by a tick of the kernel. The
+    /// times of lent cores that are measured one by one are exact.
+    fn cores_in_short_samples(&mut self, sample: Span, in_use: Millionths) -> u32 {
+        self.recent.push(sample);
+        while self.recent[1..].iter().map(|span| span.period).sum::<Duration>() >= RECENT_TIME {
+            self.recent.remove(0);
         }
-        at_wake_up.max(core::mem::take(&mut self.window).cores_in_use(SATURATED))
+        let all = self.recent.iter().fold(Span::default(), |all, span| all.joined(*span));
+        all.cores_in_use(in_use.min(share(SETTLED, all.period)))
     }
 }
 
@@ -324,6 +365,22 @@ mod tests {
     }
 
     #[test]
+    fn samples_of_1_ms_are_judged_together_as_long_as_a_tick_of_the_kernel_lasts() {
+        let one_ms = |core_use: &mut CoreUse, us: u64| {
+            let cpu_time = Duration::from_micros(us);
+            core_use.add(&OwnerCpuSample { period: MS, cpu_time, lent: &[], has_smt: false }).0
+        };
+        let mut core_use = CoreUse::default();
+        short(&mut core_use, &[0, 0, 900]);
+        let shown: Vec<u32> = [0, 0, 500].map(|us| one_ms(&mut core_use, us)).to_vec();
+        assert_eq!(shown, [0, 0, 1], "0.9 ms, and 0.5 ms at the next tick");
+        let mut core_use = CoreUse::default();
+        short(&mut core_use, &[0, 0, 900]);
+        let shown: Vec<u32> = [0, 0, 0, 0, 0, 500].map(|us| one_ms(&mut core_use, us)).to_vec();
+        assert_eq!(shown, [0; 6], "the first work is over for longer than a tick");
+    }
+
+    #[test]
     fn a_busy_owner_that_was_quiet_for_50_ms_is_heard_as_an_idle_one() {
         let mut core_use = CoreUse::default();
         steady(&mut core_use, 60, &[], false);
@@ -344,6 +401,22 @@ mod tests {
         steady(&mut core_use, 140, &[], false);
         assert_eq!(short(&mut core_use, &[4000, 4000, 0, 4000, 4000]), [1; 5]);
         assert_eq!(short(&mut core_use, &[4000, 4000, 4000, 4000, 4000]), [1, 1, 1, 1, 2]);
+    }
+
+    #[test]
+    fn short_samples_of_an_owner_that_works_for_long_change_nothing_until_they_cover_10_ms() {
+        let all = [("0", 100), ("1", 100)];
+        let mut core_use = CoreUse::default();
+        for _ in 0..3 {
+            assert_eq!(sample(&mut core_use, 10 * MS, 200, &all, false), (2, set("0-1")), "it wakes up");
+        }
+        for _ in 0..10 {
+            // Another owner was reported.
+            assert_eq!(sample(&mut core_use, 2 * MS, 200, &all, false), (2, set("0-1")));
+        }
+        let idle = [("0", 0), ("1", 0)];
+        let used: Vec<u32> = (0..6).map(|_| sample(&mut core_use, 2 * MS, 0, &idle, false).0).collect();
+        assert_eq!(used, [2, 2, 2, 2, 0, 0]);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //
-// switched() runs at each change of the running thread of a CPU. On a lent CPU it notes how long threads run that are not at
-// idle priority, and reports the first of them to a ring buffer. `make bpf` compiles it. src/bpf/lent/mod.rs loads it and
+// switched() runs at each change of the running thread of a CPU. On a lent CPU it notes how long threads run that may be those
+// of the owner, and reports the first of them to a ring buffer. `make bpf` compiles it. src/bpf/lent/mod.rs loads it and
 // reads what it writes.
+//
+// The threads of the owner are confined to its CPUs, new ones from their first instruction on. So a thread that the kernel
+// may run on more CPUs than the owner has is one of another program. Numbers are compared, not sets: a program that is
+// bound to as few other CPUs counts as the owner's, and never an owner's thread as another's.
 //
 // The licence and the declarations of kernel structures are as in ../tasks.bpf.c. For kernels from 5.8 on.
 
@@ -35,10 +39,15 @@ struct task_struct {
 	unsigned int policy;
 	void *mm;
 	int tgid;
+	int nr_cpus_allowed;
 	struct task_group *sched_task_group;
 } KERNEL;
 
-enum { PF_KTHREAD = 0x00200000 };
+enum {
+	PF_KTHREAD = 0x00200000,
+	// A thread in which the kernel works for a process (io_uring). Its mask may have all CPUs, whatever that of the process is.
+	PF_IO_WORKER = 0x00000010,
+};
 enum { SCHED_IDLE = 5 };
 enum { MOST_LEVELS = 32 }; // a thread deeper in the tree of cgroups counts as one that is not at idle priority
 
@@ -51,7 +60,7 @@ struct orders {
 // Written by this program only, at most once at a time on each CPU.
 struct seen {
 	u64 armed_at; // the arming to which the rest belongs
-	u64 started; // since when a thread runs that is not at idle priority; 0 if none does
+	u64 started; // since when a thread runs that counts; 0 if none does
 	u64 ran; // ns that such threads ran before `started`
 	u64 reported; // whether the ring buffer has the CPU
 	u64 knows_idle; // whether this kernel has cpu.idle
@@ -64,12 +73,19 @@ struct {
 	MAP_TYPE(value, struct orders);
 } ORDERS SEC(".maps");
 
-// For each CPU when it was armed, as bpf_ktime_get_ns() counts; 0 if it is not lent. User space sets the size.
+// A CPU, as user space sets it. The fields may be read in the middle of a change: a wrong number of CPUs then counts for one
+// switch.
+struct armed {
+	u64 at; // when it was armed, as bpf_ktime_get_ns() counts; 0 if it is not lent
+	u64 owner_cpus; // the number of CPUs of its owner; 0 if each thread counts that is not at idle priority
+};
+
+// For each CPU. User space sets the size.
 struct {
 	MAP_UINT(type, 2); // BPF_MAP_TYPE_ARRAY
 	MAP_UINT(max_entries, 1);
 	MAP_TYPE(key, u32);
-	MAP_TYPE(value, u64);
+	MAP_TYPE(value, struct armed);
 } ARMED SEC(".maps");
 
 struct {
@@ -105,11 +121,18 @@ static __attribute__((always_inline)) int is_idle(struct task_struct *task)
 	return 0;
 }
 
-// Whether a thread is one of a process that does not belong to the daemon, and not at idle priority. The idle tasks of the
-// CPUs are kernel threads.
-static __attribute__((always_inline)) int counts(struct task_struct *task, u64 warden)
+// Whether a thread may be confined to so many CPUs.
+static __attribute__((always_inline)) int may_be_owners(struct task_struct *task, u64 owner_cpus)
 {
-	return !(task->flags & PF_KTHREAD) && task->mm && (u32)task->tgid != warden && !is_idle(task);
+	return !owner_cpus || task->flags & PF_IO_WORKER || (u32)task->nr_cpus_allowed <= owner_cpus;
+}
+
+// Whether a thread is one of a process that does not belong to the daemon, not at idle priority, and may be one of the owner.
+// The idle tasks of the CPUs are kernel threads.
+static __attribute__((always_inline)) int counts(struct task_struct *task, u64 warden, u64 owner_cpus)
+{
+	return !(task->flags & PF_KTHREAD) && task->mm && (u32)task->tgid != warden && may_be_owners(task, owner_cpus) &&
+	       !is_idle(task);
 }
 
 // TP_PROTO(bool preempt, struct task_struct *prev, struct task_struct *next, …)
@@ -118,11 +141,11 @@ int switched(u64 *context)
 {
 	struct task_struct *prev = (void *)context[1], *next = (void *)context[2];
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
-	u64 *armed = bpf_map_lookup_elem(&ARMED, &cpu);
+	volatile struct armed *armed = bpf_map_lookup_elem(&ARMED, &cpu);
 
 	if (!armed)
 		return 0;
-	u64 armed_at = *(volatile u64 *)armed;
+	u64 armed_at = armed->at, owner_cpus = armed->owner_cpus;
 
 	if (!armed_at)
 		return 0;
@@ -139,7 +162,7 @@ int switched(u64 *context)
 		seen->reported = 0;
 		seen->knows_idle = HAS(((struct task_group *)0)->idle);
 		// Such a thread may have run since before the CPU was armed.
-		seen->started = counts(prev, orders->warden) ? armed_at : 0;
+		seen->started = counts(prev, orders->warden, owner_cpus) ? armed_at : 0;
 	}
 	int is_heard = seen->started != 0;
 
@@ -148,7 +171,7 @@ int switched(u64 *context)
 			seen->ran += now - seen->started;
 		seen->started = 0;
 	}
-	if (counts(next, orders->warden)) {
+	if (counts(next, orders->warden, owner_cpus)) {
 		seen->started = now;
 		is_heard = 1;
 	}

@@ -35,30 +35,35 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// threads ran before; whether the PU is reported; whether the kernel has idle priority.
 type Seen = [u64; 5];
 
-/// A BPF program that reports when a job needs its lent PUs. A lent PU is a PU (logical CPU) that a job, the owner,
-/// lends to another job, the borrower. The program runs at each context switch on any PU. It reports a lent PU at the
-/// first context switch to or from a thread of the owner. Each PU is reported once after it was lent, and once more
-/// after each call of [`LentCpuMonitor::report_again`] for the PU.
+/// A BPF program that watches the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job.
+/// The program reports a PU when a thread of the owner has run there. A thread counts as one of the owner unless
+/// one of these holds:
 ///
-/// A thread at idle priority counts as a thread of the borrower: its policy is `SCHED_IDLE`, or `cpu.idle` is set for
-/// its cgroup or for a cgroup above. Every other thread counts as a thread of the owner. Kernel threads and the
-/// threads of this process are ignored.
+/// - It is at idle priority, as the threads of the borrowing job are: its policy is `SCHED_IDLE`, or `cpu.idle`
+///   is set for its cgroup or for a cgroup above.
+/// - The kernel may run it on more PUs than the owner has. The threads of the owner are confined to its PUs, so
+///   this is a thread of another program. The threads in which the kernel works for a process (io_uring) always
+///   count, because the kernel may give them a mask of all PUs.
+/// - It is a kernel thread, or a thread of this process.
 ///
-/// The program is attached to the kernel only while PUs are lent. Dropping this value removes the program from the
-/// kernel.
+/// The program reports each PU once after the PU was lent, and once more after each call of
+/// [`LentCpuMonitor::report_again`] for the PU. While PUs are lent, the program is attached to the kernel, and runs at
+/// each context switch on any PU. Dropping this value removes the program from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
     /// The PUs that the program reports.
     ring: RingBuf<MapData>,
     /// The process whose threads the program does not count.
     orders: Array<MapData, u64>,
-    /// For each PU, the time at which it was armed: ns of `CLOCK_MONOTONIC`. 0 if the PU is not lent.
-    armed: Array<MapData, u64>,
+    /// `struct armed` of `lent.bpf.c` for each PU: the time at which it was armed (ns of `CLOCK_MONOTONIC`, 0 if
+    /// the PU is not lent), and the number of PUs of its owner.
+    armed: Array<MapData, [u64; 2]>,
     /// What the program has measured on each PU.
     seen: PerCpuArray<MapData, Seen>,
     /// The lent PUs, each with the time at which it was armed: ns of `CLOCK_MONOTONIC`.
     armed_at: BTreeMap<Pu, u64>,
-    lent: CpuSet,
+    /// The lent PUs, each with the number of PUs of its owner.
+    lent: BTreeMap<Pu, u32>,
     /// The possible PUs, in the order of the values of `seen`.
     possible: Vec<Pu>,
     /// The attachment to the kernel. `None` while no PU is lent.
@@ -99,7 +104,7 @@ impl LentCpuMonitor {
             armed,
             seen,
             armed_at: BTreeMap::new(),
-            lent: CpuSet::new(),
+            lent: BTreeMap::new(),
             possible,
             link: None,
         };
@@ -108,24 +113,27 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs, which the BPF program watches. A lent PU is a PU (logical CPU) that a job, the owner, lends
-    /// to another job. The program reports each PU in `pus` once, when a thread of the owner starts to run there. If
-    /// a thread of the owner already runs there during this call, the program reports the PU when this thread stops
-    /// running. Each thread that is not at idle priority counts as a thread of the owner.
+    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. The value of each is
+    /// the number of all PUs of its owner: a thread that the kernel may run on more PUs is not the owner's
+    /// ([`LentCpuMonitor`]). With 0, every thread that is not at idle priority counts as a thread of the owner.
     ///
-    /// Nothing changes for PUs that were already lent before this call. If `pus` is empty, the program is detached
-    /// from the kernel.
+    /// The BPF program reports a lent PU once, when a thread of the owner starts to run there. If such a thread
+    /// already runs on the PU during this call, the program reports the PU when the thread stops running. PUs that
+    /// were already lent before this call keep their report and their run time. While `lent` is empty, the program
+    /// is detached from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
-    pub fn set_lent_pus(&mut self, pus: &CpuSet) -> Result<()> {
-        for pu in self.lent.difference(pus).iter() {
-            self.arm(pu, None)?;
+    pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<()> {
+        let before = std::mem::take(&mut self.lent);
+        for &pu in before.keys().filter(|pu| !lent.contains_key(pu)) {
+            self.disarm(pu)?;
         }
-        for pu in pus.difference(&self.lent).iter() {
-            self.arm(pu, Some(now()))?;
+        for (&pu, &owner_pus) in lent.iter().filter(|(pu, owner_pus)| before.get(pu) != Some(owner_pus)) {
+            let at = self.armed_at.get(&pu).copied().unwrap_or_else(now);
+            self.arm(pu, at, owner_pus)?;
         }
-        if pus.is_empty() {
+        if lent.is_empty() {
             self.link = None;
         } else if self.link.is_none() {
             let attach =
@@ -133,14 +141,14 @@ impl LentCpuMonitor {
             let link = program(&mut self.object).and_then(attach);
             self.link = Some(link.map_err(|error| unavailable("attaching", &error))?);
         }
-        self.lent.clone_from(pus);
+        self.lent.clone_from(lent);
         Ok(())
     }
 
-    /// Returns the PUs (logical CPUs) that jobs lend to other jobs, as passed to the last call of
-    /// [`LentCpuMonitor::set_lent_pus`].
+    /// Returns the PUs (logical CPUs) that jobs lend to other jobs, each with the number of PUs of its owner, as
+    /// passed to the last call of [`LentCpuMonitor::set_lent_pus`].
     #[must_use]
-    pub fn lent_pus(&self) -> &CpuSet {
+    pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         &self.lent
     }
 
@@ -163,27 +171,28 @@ impl LentCpuMonitor {
                 reported.insert(Pu(u32_at(&record, 0)));
             }
         }
-        reported.intersection(&self.lent)
+        reported.iter().filter(|pu| self.lent.contains_key(pu)).collect()
     }
 
-    /// Makes the BPF program report each lent PU in `pus` once more, as if the PU had just been lent. A lent PU
-    /// is a PU (logical CPU) that a job, the owner, lends to another job. Also sets the run time of the owner
-    /// on these PUs ([`LentCpuMonitor::owner_run_times`]) to zero. PUs in `pus` that are not lent are ignored.
+    /// Makes the BPF program report each lent PU in `cpus` once more, as if the PU had just been lent. A lent PU
+    /// is a PU (logical CPU) that a job, the owner, lends to another job. Also sets the run time of the owner on
+    /// these PUs ([`LentCpuMonitor::owner_run_times`]) to zero. PUs in `cpus` that are not lent are ignored.
     ///
     /// # Errors
     /// If the kernel refuses to change the BPF map of the program.
-    pub fn report_again(&mut self, pus: &CpuSet) -> Result<()> {
-        for pu in pus.intersection(&self.lent).iter() {
-            self.arm(pu, Some(now()))?;
+    pub fn report_again(&mut self, cpus: &CpuSet) -> Result<()> {
+        for pu in cpus.iter() {
+            if let Some(&owner_pus) = self.lent.get(&pu) {
+                self.arm(pu, now(), owner_pus)?;
+            }
         }
         Ok(())
     }
 
     /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU)
-    /// that a job, the owner, lends to another job. Each thread that is not at idle priority counts as a thread
-    /// of the owner. The time counts since the PU was lent, or since the last call of
-    /// [`LentCpuMonitor::report_again`] for the PU. The list is empty if the kernel refuses to read the BPF map
-    /// of the program.
+    /// that a job, the owner, lends to another job. [`LentCpuMonitor`] says which threads count as the owner's. The
+    /// time counts since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. The list
+    /// is empty if the kernel refuses to read the BPF map of the program.
     #[must_use]
     pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
@@ -200,12 +209,15 @@ impl LentCpuMonitor {
         self.possible.iter().zip(seen.iter()).filter_map(time).collect()
     }
 
-    fn arm(&mut self, pu: Pu, at: Option<u64>) -> Result<()> {
-        self.armed.set(pu.0, at.unwrap_or(0), 0).map_err(|error| refused("arming", &error))?;
-        match at {
-            Some(at) => self.armed_at.insert(pu, at),
-            None => self.armed_at.remove(&pu),
-        };
+    fn arm(&mut self, pu: Pu, at: u64, owner_pus: u32) -> Result<()> {
+        self.armed.set(pu.0, [at, u64::from(owner_pus)], 0).map_err(|error| refused("arming", &error))?;
+        self.armed_at.insert(pu, at);
+        Ok(())
+    }
+
+    fn disarm(&mut self, pu: Pu) -> Result<()> {
+        self.armed.set(pu.0, [0, 0], 0).map_err(|error| refused("arming", &error))?;
+        self.armed_at.remove(&pu);
         Ok(())
     }
 
@@ -222,7 +234,8 @@ impl LentCpuMonitor {
         let pu = allowed
             .first()
             .ok_or_else(|| refused("reading our own mask", &io::Error::other("it is empty")))?;
-        self.set_lent_pus(&CpuSet::from(pu))?;
+        // The thread has one PU.
+        self.set_lent_pus(&BTreeMap::from([(pu, 1)]))?;
         let sleep_often = || {
             let tid = Tid(gettid().as_raw().cast_unsigned());
             affinity::set_mask(tid, &CpuSet::from(pu))?;
@@ -235,7 +248,7 @@ impl LentCpuMonitor {
         }
         let (reported, times) = (self.take_reported_pus(), self.owner_run_times());
         let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));
-        self.set_lent_pus(&CpuSet::new())?;
+        self.set_lent_pus(&BTreeMap::new())?;
         let has_run = times.iter().any(|seen| seen.pu == pu && !seen.run_time.is_zero());
         if !reported.contains(pu) || !has_run {
             let text = format!("the PUs \"{reported}\" and the run times {times:?}");

@@ -1,6 +1,6 @@
 //! Demand of owners on lent PUs, with live processes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -26,7 +26,7 @@ fn monitor() -> Option<(LentCpuMonitor, Pu, MutexGuard<'static, ()>)> {
     let pu = affinity::get_mask(Tid(std::process::id())).unwrap().last().unwrap();
     match LentCpuMonitor::new() {
         Ok(mut monitor) => {
-            monitor.set_lent_pus(&CpuSet::from(pu)).unwrap();
+            monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
             Some((monitor, pu, alone))
         }
         Err(
@@ -39,6 +39,11 @@ fn monitor() -> Option<(LentCpuMonitor, Pu, MutexGuard<'static, ()>)> {
             None
         }
     }
+}
+
+/// The PU, lent by an owner with so many PUs.
+fn of_an_owner_with(owner_pus: u32, pu: Pu) -> BTreeMap<Pu, u32> {
+    BTreeMap::from([(pu, owner_pus)])
 }
 
 /// A shell on one PU, which runs a script until it is dropped.
@@ -222,6 +227,58 @@ fn a_borrower_in_a_cgroup_at_idle_priority_is_not_counted_and_another_one_is() {
     wait_for_uncounted_window(|| window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_OTHER));
 }
 
+/// One spinning process for each PU of this process, each allowed on all of them. So one runs on the PU that is lent.
+fn unconfined_spinners(pus: &CpuSet) -> Vec<Shell> {
+    let start = |_| Shell(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+    pus.iter().map(start).collect()
+}
+
+#[test]
+fn programs_that_are_not_confined_to_the_owners_pus_are_not_counted_beside_an_owner_that_sleeps() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let pus = affinity::get_mask(Tid(std::process::id())).unwrap();
+    if pus.len() < 2 {
+        println!("skipped: this process may use one PU only");
+        return;
+    }
+    let _others = unconfined_spinners(&pus);
+    // If they counted, they would be counted in each window that they leave to nothing else.
+    until("a window in which nothing is counted", || {
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
+        monitor.take_reported_pus();
+        std::thread::sleep(Duration::from_millis(20));
+        (run_time(&monitor, pu) < Duration::from_millis(2)).then_some(())
+    });
+    // A process that was just forked and confined is the owner's, beside them.
+    let _owner = Shell::start(pu, "while :; do :; done");
+    until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(20)).then_some(()));
+    until("the PU is reported", || monitor.take_reported_pus().contains(pu).then_some(()));
+}
+
+#[test]
+fn the_same_programs_are_counted_if_the_owner_has_as_many_pus_as_they_may_use() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let pus = affinity::get_mask(Tid(std::process::id())).unwrap();
+    let _others = unconfined_spinners(&pus);
+    let all = u32::try_from(pus.len()).unwrap();
+    for owner_pus in [all, 0] {
+        monitor.set_lent_pus(&of_an_owner_with(owner_pus, pu)).unwrap();
+        monitor.report_again(&CpuSet::from(pu)).unwrap();
+        until("they have run", || (run_time(&monitor, pu) > Duration::from_millis(20)).then_some(()));
+    }
+}
+
+#[test]
+fn another_number_of_pus_of_the_owner_counts_from_the_next_switch_and_keeps_the_run_time() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
+    until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(5)).then_some(()));
+    let before = run_time(&monitor, pu);
+    monitor.set_lent_pus(&of_an_owner_with(2, pu)).unwrap();
+    assert!(run_time(&monitor, pu) >= before, "the run time goes on");
+    until("the owner runs on", || (run_time(&monitor, pu) > before * 2).then_some(()));
+}
+
 #[test]
 fn threads_of_this_process_do_not_count() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
@@ -241,14 +298,14 @@ fn threads_of_this_process_do_not_count() {
 fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
     let own = own_program_ids();
-    assert_eq!((own.len(), monitor.lent_pus().clone()), (1, CpuSet::from(pu)));
+    assert_eq!((own.len(), monitor.lent_pus().clone()), (1, of_an_owner_with(1, pu)));
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
-    monitor.set_lent_pus(&CpuSet::new()).unwrap();
+    monitor.set_lent_pus(&BTreeMap::new()).unwrap();
     assert!(
         monitor.take_reported_pus().is_empty() && monitor.owner_run_times().is_empty(),
         "nothing is lent"
     );
-    monitor.set_lent_pus(&CpuSet::from(pu)).unwrap();
+    monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
     let reported = until("the PU is reported", || {
         Some(monitor.take_reported_pus()).filter(|reported| !reported.is_empty())
     });
@@ -286,8 +343,8 @@ fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
     println!("from the write to the report: p50 {:?}, p99 {:?}, max {:?}", at(500), at(990), at(999));
     let begin = Instant::now();
     for _ in 0..100 {
-        monitor.set_lent_pus(&CpuSet::new()).unwrap();
-        monitor.set_lent_pus(&CpuSet::from(pu)).unwrap();
+        monitor.set_lent_pus(&BTreeMap::new()).unwrap();
+        monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
     }
     println!("detaching and attaching: {:?}", begin.elapsed() / 100);
     drop(monitor);

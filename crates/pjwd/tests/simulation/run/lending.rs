@@ -1,8 +1,9 @@
 //! Lending in a run: what owners use of their cores changes, and the samples of the owners cause cycles as in the event
-//! loop. The daemon has no BPF here, so that it samples every 10 ms while a core is lent.
+//! loop. How the daemon hears the owners depends on the machine of the run ([`Machine`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{AssignCommand, Command};
@@ -17,6 +18,7 @@ use pjw_sim::world::SimProcess;
 use pjwd::run::owner_samples::OwnerCpuSampler;
 use pjwd::run::triggers::CycleTriggers;
 
+use super::lent_cpus::{SimLentCpus, SimMonitor};
 use super::{ROOT, Run};
 
 const SECOND: u64 = 1_000_000_000;
@@ -28,38 +30,111 @@ const MOST_SAMPLES: u32 = 20;
 /// The number of threads that an owner starts at most, so that it can use all its cores.
 const MOST_THREADS: usize = 6;
 
+/// The machine of a run with lending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// Cgroup v2, or no cpusets. The daemon samples each 10 ms, as it does until it has tried to load the monitor.
+    WithoutMonitor,
+    /// The same, with the monitor of lent PUs.
+    WithMonitor,
+    /// Cgroup v1. By the seed, the daemon has the monitor of lent PUs, or samples each 2 ms because it can't load it.
+    CgroupV1,
+}
+
 /// The CPU time of each owner's processes since their start, in ns, at the time of a sample.
 struct CpuTimes {
     at: Nanos,
     of: BTreeMap<ProcessId, (JobId, u64)>,
 }
 
+/// The time between two samples, in ns, and the number of cores that each owner used in it.
+#[derive(Debug)]
+struct Span {
+    length: u64,
+    used: BTreeMap<JobId, u32>,
+}
+
 /// What a run with lending has in addition.
 pub struct Lending {
+    machine: Machine,
     random: RandomStream,
     samples: OwnerCpuSampler,
+    /// What the daemon's monitor has seen of the lent PUs. `None` without a monitor.
+    monitored: Option<Arc<Mutex<SimLentCpus>>>,
     /// The start of the world's clock, on the clock of the samples.
     begin: Instant,
     last: Option<CpuTimes>,
+    /// The last times between two samples, oldest first.
+    spans: VecDeque<Span>,
     /// Whether the use of owners changes at random.
     is_flapping: bool,
 }
 
 impl Lending {
-    pub(super) fn new(seed: &RandomStream) -> Self {
-        let random = seed.substream("lending");
-        Self {
-            random,
+    pub(super) fn new(seed: &RandomStream, machine: Machine) -> Self {
+        let has_monitor = match machine {
+            Machine::WithoutMonitor => false,
+            Machine::WithMonitor => true,
+            Machine::CgroupV1 => seed.substream("monitor").random_bool(500),
+        };
+        let mut lending = Self {
+            machine,
+            random: seed.substream("lending"),
             samples: OwnerCpuSampler::default(),
+            monitored: has_monitor.then(Arc::default),
             begin: Instant::now(),
             last: None,
+            spans: VecDeque::new(),
             is_flapping: true,
-        }
+        };
+        lending.restart();
+        lending
     }
 
-    /// Another daemon has no samples.
+    /// Another daemon has no samples, and another monitor.
     pub(super) fn restart(&mut self) {
-        (self.samples, self.last) = (OwnerCpuSampler::default(), None);
+        self.last = None;
+        self.spans.clear();
+        self.samples = match (self.machine, &mut self.monitored) {
+            (Machine::WithoutMonitor, _) => OwnerCpuSampler::default(),
+            (_, None) => OwnerCpuSampler::with_monitor(None),
+            (_, Some(monitored)) => {
+                *monitored = Arc::default();
+                OwnerCpuSampler::with_monitor(Some(Box::new(SimMonitor::new(Arc::clone(monitored)))))
+            }
+        };
+    }
+
+    /// Whether the monitor has a report that the daemon has not read.
+    fn has_report(&self) -> bool {
+        self.monitored.as_ref().is_some_and(|monitored| monitored.lock().unwrap().has_report())
+    }
+
+    /// Adds the time since the last sample. Returns what each owner used in all of the last samples that cover
+    /// [`Lending::checked_period`], or nothing if there are not so many yet.
+    fn add_span(&mut self, span: Span) -> BTreeMap<JobId, u32> {
+        let (period, last) = (self.checked_period(), span.used.clone());
+        if self.machine == Machine::WithoutMonitor {
+            // The daemon judges each sample by itself.
+            self.spans.clear();
+        }
+        self.spans.push_back(span);
+        let length = |spans: &VecDeque<Span>| spans.iter().map(|span| span.length).sum::<u64>();
+        while length(&self.spans) - self.spans[0].length >= period {
+            self.spans.pop_front();
+        }
+        if length(&self.spans) < period {
+            return BTreeMap::new();
+        }
+        let used_in = |span: &Span, owner: &JobId| span.used.get(owner).copied().unwrap_or(0);
+        let least = |owner: &JobId| self.spans.iter().map(|span| used_in(span, owner)).min().unwrap_or(0);
+        last.into_keys().map(|owner| (owner.clone(), least(&owner))).collect()
+    }
+
+    /// The shortest time over which the use of an owner is checked. Where short samples are judged together, or follow a
+    /// report, a time that is this long contains all of them.
+    fn checked_period(&self) -> u64 {
+        if self.machine == Machine::WithoutMonitor { INTERVAL } else { 2 * INTERVAL }
     }
 
     /// From now on, the owners use what they use now.
@@ -108,12 +183,35 @@ impl Run {
 
     fn advance_to(&mut self, at: u64) {
         let left = at.saturating_sub(self.now());
+        self.monitor_lent_cpus(Duration::from_nanos(left));
         self.world.borrow_mut().advance(left);
     }
 
-    /// The time of the next sample, or of the end of a grace period, but after now.
+    /// The monitor sees what runs on the lent PUs for this time from now on.
+    fn monitor_lent_cpus(&self, period: Duration) {
+        if let Some(monitored) = self.lending.as_ref().and_then(|lending| lending.monitored.as_ref()) {
+            monitored.lock().unwrap().see(&self.world.borrow(), period);
+        }
+    }
+
+    /// After a cycle, the monitor watches the PUs that are lent now, as in the event loop.
+    pub(super) fn watch_lent_cpus(&mut self) {
+        let now = Duration::from_nanos(self.now());
+        let Some(lending) =
+            self.lending.as_mut().filter(|lending| lending.machine != Machine::WithoutMonitor)
+        else {
+            return;
+        };
+        lending.samples.watch(&self.warden.state().pool.lent_cpus_by_owner_size(), lending.begin + now);
+    }
+
+    /// The time of the next sample, or of the end of a grace period, but after now. A report of the monitor wakes up the
+    /// daemon at once.
     fn next_sample(&self) -> u64 {
         let Some(lending) = &self.lending else { return u64::MAX };
+        if lending.has_report() {
+            return self.now() + 1;
+        }
         let of_samples = lending.samples.next_measurement_at().map(|at| {
             u64::try_from(at.saturating_duration_since(lending.begin).as_nanos()).unwrap_or(u64::MAX)
         });
@@ -128,7 +226,8 @@ impl Run {
         let Some(lending) = &mut self.lending else { return };
         self.warden.read_process_events();
         let at = lending.begin + Duration::from_nanos(now.0);
-        let is_sample = lending.samples.next_measurement_at().is_none_or(|next| next <= at);
+        let is_sample =
+            lending.has_report() || lending.samples.next_measurement_at().is_none_or(|next| next <= at);
         let world = Rc::clone(&self.world);
         let cpu_time_of = |pid: Pid| {
             let world = world.borrow();
@@ -137,7 +236,7 @@ impl Run {
         let (state, policy) = self.warden.state_and_policy();
         let must_change = lending.samples.measure_if_due(state, policy, (at, now), cpu_time_of);
         let has_grace_ended = state.lending.next_grace_period_end().is_some_and(|end| end <= now);
-        let used = if is_sample { self.use_since_last_sample(now) } else { BTreeMap::new() };
+        let used = if is_sample { self.lasting_use(now) } else { BTreeMap::new() };
         if must_change || has_grace_ended {
             let request = CycleTriggers::default().take_scan_request(self.warden.state_mut(), &[]);
             if self.carry_out_cycle(request, &[]).is_none() {
@@ -148,10 +247,10 @@ impl Run {
         self.check_owners_are_served(&used);
     }
 
-    /// The number of cores that each owner has used all the time since the last sample, if this was not less than an interval: a
-    /// core that is used for a part of it counts only by the average. Only processes count that were members of the owner at
-    /// both times.
-    fn use_since_last_sample(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
+    /// The number of cores that each owner has used all the time for [`Lending::checked_period`]: a core that is used for a part
+    /// of it counts only by the average. Called with each sample. Only processes count that were members of the owner in two
+    /// samples.
+    fn lasting_use(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
         let state = self.warden.state();
         let world = self.world.borrow();
         let members = state.jobs.guaranteed_jobs().flat_map(|owner| state.members_of(&owner.id));
@@ -164,17 +263,17 @@ impl Run {
         drop(world);
         let Some(lending) = &mut self.lending else { return BTreeMap::new() };
         let last = lending.last.replace(CpuTimes { at: now, of: present.clone() });
-        let Some(last) = last.filter(|last| now.0 - last.at.0 >= INTERVAL) else {
-            return BTreeMap::new();
-        };
+        let Some(last) = last.filter(|last| last.at < now) else { return BTreeMap::new() };
+        let length = now.0 - last.at.0;
         let mut cpu_times: BTreeMap<JobId, u64> = BTreeMap::new();
         for (id, (job, run_ns)) in present {
             if let Some((_, run_before)) = last.of.get(&id).filter(|(owner, _)| *owner == job) {
                 *cpu_times.entry(job).or_default() += run_ns.saturating_sub(*run_before);
             }
         }
-        let cores = |cpu_time: u64| u32::try_from((cpu_time * 100 / (now.0 - last.at.0) + 1) / 100).unwrap();
-        cpu_times.into_iter().map(|(job, cpu_time)| (job, cores(cpu_time))).collect()
+        let cores = |cpu_time: u64| u32::try_from((cpu_time * 100 / length + 1) / 100).unwrap();
+        let used = cpu_times.into_iter().map(|(job, cpu_time)| (job, cores(cpu_time))).collect();
+        lending.add_span(Span { length, used })
     }
 
     /// No owner waits for a borrower: after a sample, at most those cores of an owner are lent that it left idle, without the
@@ -239,6 +338,8 @@ impl Run {
                 world.processes.get_mut(&pid).into_iter().flat_map(|process| process.threads.values_mut());
             threads.for_each(|thread| thread.is_busy = is_busy);
         }
+        drop(world);
+        self.monitor_lent_cpus(Duration::ZERO);
     }
 
     /// A command of a run with lending: jobs have classes, and say how many cores they want.

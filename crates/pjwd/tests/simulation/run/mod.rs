@@ -2,6 +2,7 @@
 
 mod checks;
 mod lending;
+mod lent_cpus;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -31,6 +32,7 @@ use pjwd::run::triggers::CycleTriggers;
 use pjwd::warden::{CycleReport, Warden};
 
 use lending::Lending;
+pub use lending::Machine;
 
 const STEPS: u32 = 40;
 const ROOT: Caller = Caller { uid: Uid(0), is_admin: true };
@@ -99,8 +101,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// `lends` says whether there are owners and borrowers.
-    pub fn new(number: u64, lends: bool, verbose: bool) -> Self {
+    /// `lends_on` is the machine of a run with owners and borrowers. `None` for a run without them.
+    pub fn new(number: u64, lends_on: Option<Machine>, verbose: bool) -> Self {
         let seed = RandomStream::from_seed(number);
         let mut chance = seed.substream("run");
         let (packages, l3s) = (1 + chance.random_below(2), 1 + chance.random_below(2));
@@ -119,7 +121,10 @@ impl Run {
             OversubscriptionPolicy::Float
         };
         let share_smt = chance.random_bool(200);
-        let cpuset_support = cpuset_support(&seed);
+        let mut cpuset_support = cpuset_support(&seed);
+        if lends_on == Some(Machine::CgroupV1) {
+            cpuset_support.hierarchy = CpusetHierarchy::Legacy;
+        }
         let enforcement = if seed.substream("enforcement").random_bool(150) {
             Enforcement::Affinity
         } else {
@@ -136,7 +141,7 @@ impl Run {
             adopt_unassigned_processes: seed.substream("strays").random_bool(150),
             ..Policy::default()
         };
-        let policy = if lends { lending::with_lending(policy, &seed) } else { policy };
+        let policy = if lends_on.is_some() { lending::with_lending(policy, &seed) } else { policy };
         let faults = Faults::from_random(&seed);
         let mut world = World::new(topology.cpus());
         world.cpuset_support = support_of_world;
@@ -163,7 +168,7 @@ impl Run {
             originals_known: BTreeSet::new(),
             events: Vec::new(),
             has_run_cycle_since_start: false,
-            lending: lends.then(|| Lending::new(&seed)),
+            lending: lends_on.map(|machine| Lending::new(&seed, machine)),
             totals,
         }
     }
@@ -229,6 +234,7 @@ impl Run {
             Err(why) => resume_unwind(why),
         };
         self.has_run_cycle_since_start = true;
+        self.watch_lent_cpus();
         self.print_log();
         self.note_readings();
         self.note_known_originals();
