@@ -62,6 +62,15 @@ pub struct Stat {
     pub last_cpu: Pu,
 }
 
+impl Stat {
+    /// Returns the start address of the stack ([`Stat::stack_start`]). All processes that share an address space have the
+    /// same one. `None` if the kernel does not show it to this user, or if the process has no memory: then it is 0 or 1.
+    #[must_use]
+    pub fn readable_stack_start(&self) -> Option<u64> {
+        (self.stack_start > 1).then_some(self.stack_start)
+    }
+}
+
 /// The run time and the wait time of a thread, from `/proc/PID/task/TID/schedstat`. The wait time is the time
 /// for which the thread was runnable and waited for a PU (logical CPU).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
