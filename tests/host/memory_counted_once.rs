@@ -23,7 +23,7 @@ const OWN: u64 = 64 * MIB;
 const TOLERANCE: u64 = 20;
 
 /// A program that writes to each page of 256 MiB once. Four others write to each page of 64 MiB once: tasks, forked workers or
-/// threads, of which the first one may exit. The file `DIRECTORY/PID` says that a process has done so.
+/// threads. The file `DIRECTORY/PID` says that a process has done so.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -63,7 +63,7 @@ int main(int argc, char **argv) {
             if (fork() == 0) { prctl(PR_SET_PDEATHSIG, 9); make(64); break; }
         }
     }
-    if (!strcmp(role, "threads") || !strcmp(role, "headless")) {
+    if (!strcmp(role, "threads")) {
         make(256);
         pthread_barrier_init(&barrier, NULL, 5);
         pthread_t id;
@@ -71,7 +71,6 @@ int main(int argc, char **argv) {
         pthread_barrier_wait(&barrier);
     }
     ready(directory);
-    if (!strcmp(role, "headless")) pthread_exit(NULL);
     for (;;) pause();
 }
 "#;
@@ -209,18 +208,6 @@ fn the_memory_that_forked_workers_share_counts_once() {
 fn the_memory_of_threads_counts_once() {
     let dir = tempfile::tempdir().unwrap();
     let Some(job) = Job::start(dir.path(), "threads", 1) else { return };
-    let all = COMMON + 4 * OWN;
-    job.check(all, all, all);
-}
-
-#[test]
-fn the_memory_of_a_process_counts_also_if_its_first_thread_has_exited() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(job) = Job::start(dir.path(), "headless", 1) else { return };
-    let pid = job.pids.first().unwrap();
-    wait_until("the first thread has exited", || {
-        fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ")
-    });
     let all = COMMON + 4 * OWN;
     job.check(all, all, all);
 }

@@ -326,8 +326,9 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
 fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup> {
     let mount = MemoryMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();
-    for &LiveProcess { id: process, .. } in processes {
-        if let Ok(lines) = proc.cgroups(process.pid)
+    for &LiveProcess { id: process, thread, .. } in processes {
+        // A thread that has exited is in the root of cgroup v1.
+        if let Some(Ok(lines)) = thread.map(|thread| proc.cgroups(thread))
             && is_alive(proc, process)
         {
             paths.extend(mount.path_in(&lines).map(str::to_owned));
