@@ -89,8 +89,11 @@ pub fn choose_group_cores(
         let of_others: CpuSet =
             in_order[index + 1..].iter().filter_map(|(own, _)| own.as_ref()).flat_map(CpuSet::iter).collect();
         let usable: Vec<&CpuSet> = free.iter().copied().filter(|core| !core.intersects(&of_others)).collect();
-        let own = own.as_ref().filter(|own| !own.intersects(&taken));
-        let Some(cores) = choose_cores(topology, &usable, own, group) else { continue };
+        // A group that shares a core with an earlier one is balanced as other threads are.
+        if own.as_ref().is_some_and(|own| own.intersects(&taken)) {
+            continue;
+        }
+        let Some(cores) = choose_cores(topology, &usable, own.as_ref(), group) else { continue };
         free.retain(|core| !core.intersects(&cores.cpus));
         taken.extend(cores.cpus.iter());
         chosen.insert(group.number, cores);
