@@ -257,6 +257,19 @@ wire! {
         /// The processes most of whose memory is on NUMA nodes where none of their busy threads runs. Empty if the memory on
         /// each NUMA node was not requested, or if the daemon is older than this field.
         #[serde(default)] far: Vec<FarMemory>,
+        /// The address spaces whose threads wait for one another to map and unmap memory. Empty with the source `cgroup`.
+        #[serde(default)] map_lock_waits: Vec<MapLockWaits>,
+    }
+    /// An address space whose busy threads wait for one another to map and unmap memory (mmap(2), munmap(2), page faults).
+    MapLockWaits {
+        /// The processes with these threads, ascending by pid. They share the address space.
+        pids: Vec<u32>,
+        /// The number of busy threads.
+        threads: u32,
+        /// The diagnosis, in one sentence.
+        text: String,
+        /// What the user can do.
+        remedy: String,
     }
     /// A process most of whose memory is on NUMA nodes where none of its busy threads runs.
     FarMemory {
@@ -289,8 +302,7 @@ wire! {
         page_tables: u64,
         /// The memory that is swapped out.
         swap: u64,
-        /// The number of the address space: processes with the same number share one. `None` with the source `cgroup`, and
-        /// if the process could not be compared with others (kcmp(2)).
+        /// The number of the address space: processes with the same number share one. `None` if this is unknown.
         address_space: Option<u32>,
         /// The memory on each NUMA node. Empty if it was not requested.
         by_node: BTreeMap<String, u64>,

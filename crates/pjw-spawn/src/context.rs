@@ -148,11 +148,10 @@ impl Context {
     ///
     /// An instance that can't be a fork of the template is started by exec. A single instance is also started by
     /// exec. If the program can't have a template at all, [`Batch::template_error`](crate::Batch::template_error)
-    /// returns the reason.
+    /// returns the reason. Undoes an earlier call of [`Context::share_memory`].
     #[must_use]
-    pub fn use_templates(mut self) -> Self {
-        self.setup_mut().templates = Some(TemplateKind::Linked);
-        self
+    pub fn use_templates(self) -> Self {
+        self.with_templates(TemplateKind::Linked)
     }
 
     /// Configures this context so that its processes (instances) will share one address space. Such processes are
@@ -178,11 +177,10 @@ impl Context {
     /// a part of the program. The template is a process of the program that runs until it calls
     /// [`fork_here`](crate::proxy::fork_here), and stops in this call. Each instance continues after this call, with
     /// the memory and the open files that the template has at the call. In all other respects, this function is like
-    /// [`Context::use_templates`].
+    /// [`Context::use_templates`]. Undoes an earlier call of [`Context::share_memory`].
     #[must_use]
-    pub fn use_fork_here_templates(mut self) -> Self {
-        self.setup_mut().templates = Some(TemplateKind::Late);
-        self
+    pub fn use_fork_here_templates(self) -> Self {
+        self.with_templates(TemplateKind::Late)
     }
 
     /// Lets each process (instance) read the files in `replicas` from copies in the memory of its own NUMA node. This
@@ -192,9 +190,13 @@ impl Context {
     ///
     /// [`Context::start`] makes the copies. They are removed after the last instance has ended. One thread starts all
     /// instances of a NUMA node, so [`Context::set_max_spawner_threads`] has no effect.
+    ///
+    /// Undoes an earlier call of [`Context::share_memory`].
     #[must_use]
     pub fn set_replicas(mut self, replicas: Replicas) -> Self {
-        self.setup_mut().replicas = Some(Arc::new(replicas));
+        let setup = self.setup_mut();
+        setup.replicas = Some(Arc::new(replicas));
+        setup.image = None;
         self
     }
 
@@ -248,6 +250,14 @@ impl Context {
         let threads = self.spawner_count(instances);
         let templates = if self.setup.templates.is_some() { threads } else { 0 };
         threads + templates + usize::from(self.setup.image.is_some())
+    }
+
+    /// An instance is either a task or a fork of a template.
+    fn with_templates(mut self, kind: TemplateKind) -> Self {
+        let setup = self.setup_mut();
+        setup.templates = Some(kind);
+        setup.image = None;
+        self
     }
 
     fn setup_mut(&mut self) -> &mut Setup {

@@ -9,6 +9,7 @@ use core::cmp::Reverse;
 use smallvec::SmallVec;
 
 use crate::allocate::fewest::{CoreShare, cost_of, fewest_domains, lower_bound};
+use crate::allocate::groups::split_at_groups;
 use crate::allocate::kinds::{of_kind, one_kind, only_kind};
 use crate::allocate::tree::{
     FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, count_to_cover, take_cores, total_units,
@@ -24,6 +25,8 @@ pub(super) struct Allocator<'a> {
     unit: Unit,
     levels: &'a [Level],
     free_cores: Vec<FreeCore>,
+    /// The PUs of groups of threads that are not to be divided.
+    groups: &'a [CpuSet],
 }
 
 /// The chosen PUs, with the reason for the choice.
@@ -116,7 +119,13 @@ impl<'a> Allocator<'a> {
                 free_cores.push(free_core(open, held, true));
             }
         }
-        Self { topology, unit, levels, free_cores }
+        Self { topology, unit, levels, free_cores, groups: &[] }
+    }
+
+    /// Lets a job that shrinks keep the PUs of these groups of threads, where it can. Each group lies in one L3 cache or one NUMA
+    /// node.
+    pub(super) fn with_groups(self, groups: &'a [CpuSet]) -> Self {
+        Self { groups, ..self }
     }
 
     /// Returns how much is available: the number of PUs if PUs are given out one by one, else that of whole cores.
@@ -189,9 +198,14 @@ impl<'a> Allocator<'a> {
         }
         if held_units >= n {
             let (kind, same_kind) = one_kind(held, n);
-            let kept =
-                if spread { self.add_evenly(&[], &same_kind, n) } else { self.best_fit(&same_kind, n).0 };
-            return Some(self.trim_to_request(kept, n, ChoiceReason::Shrunk, kind));
+            let (first, others) = split_at_groups(self.groups, same_kind, n);
+            let left = n.saturating_sub(total_units(&first));
+            let more = match spread {
+                true => self.add_evenly(&first, &others, n),
+                false => self.add_nearest(&first, others, left),
+            };
+            // What is not needed is trimmed from the begin.
+            return Some(self.trim_to_request(chain(more, first), n, ChoiceReason::Shrunk, kind));
         }
         let (kind, same_kind) = match only_kind(&held) {
             Some(kind) => of_kind(others, kind, n - held_units),

@@ -11,6 +11,7 @@ mod examination;
 mod facts;
 pub mod far_memory;
 mod host;
+pub mod map_lock;
 pub mod memory;
 mod neighbours;
 mod placement;

@@ -4,7 +4,8 @@ pub mod cpu_count_variables;
 pub mod devices;
 pub mod housekeeping;
 pub mod parts;
+pub mod thread_groups;
 pub mod topology;
 pub mod within_job;
 
-pub(crate) use self::{devices::*, topology::*, within_job::*};
+pub(crate) use self::{devices::*, thread_groups::*, topology::*, within_job::*};

@@ -1,6 +1,6 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
-use crate::allocate::offer::{allocate, allocate_shared};
+use crate::allocate::offer::{allocate_for_groups, allocate_shared};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::phases::draft::{Draft, warn};
 use crate::phases::usage;
@@ -215,7 +215,8 @@ pub(crate) fn find_offer(
     id: &JobId,
     request: &JobRequest,
 ) -> Result<(Offer, bool), Refusal> {
-    match allocate(id, request, &state.pool, &state.topology, policy) {
+    let groups = state.undivided_groups_of(id);
+    match allocate_for_groups(id, request, &state.pool, &state.topology, policy, &groups) {
         Err(Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. })
             if policy.exhaustion_policy == ExhaustionPolicy::Share =>
         {

@@ -194,7 +194,10 @@ fn pins(
     let input = |plan: &ThreadPlan<'_>| {
         let hot_thread = hot_thread(plan, grant);
         let mask = if hot_thread.mask == *grant { kept.clone() } else { hot_thread.mask };
-        HotThread { mask, numa_node: nodes.wanted(plan.member), ..hot_thread }
+        // A rule of the user for NUMA nodes is stronger.
+        let address_space =
+            draft.state.address_spaces.group_of(plan.id.process).filter(|_| !nodes.has_rule());
+        HotThread { mask, numa_node: nodes.wanted(plan.member), address_space, ..hot_thread }
     };
     let threads: Vec<HotThread> = candidates.into_iter().map(input).collect();
     let spread = OversubscriptionPolicy::Spread;
@@ -203,11 +206,11 @@ fn pins(
     choose_pins(&draft.state.topology, kept, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
-/// A thread as input for [`choose_pins`] and [`overloaded_threads`], without a NUMA node.
+/// A thread as input for [`choose_pins`] and [`overloaded_threads`], without a NUMA node and an address space.
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     let (thread, last_cpu) = (plan.id, plan.thread.last_cpu);
     let (mask, pinned_pu) = (plan.target(grant).clone(), plan.pinned(grant));
-    HotThread { thread, last_cpu, mask, pinned_pu, numa_node: None }
+    HotThread { thread, last_cpu, mask, pinned_pu, numa_node: None, address_space: None }
 }
 
 /// The kind of the change to the mask `target`, and its reason.

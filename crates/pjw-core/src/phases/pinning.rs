@@ -3,7 +3,9 @@
 //! A *floating* thread may run on all PUs of the grant. A *bound* thread has a mask of its program inside the grant. pjw does
 //! not pin it. It counts on one PU of its mask, so that as many bound threads as possible count on PUs of their own
 //! (`Matching`). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest threads, of
-//! these on the core with the fewest, near the PU on which the thread already runs. Cold threads float.
+//! these on the core with the fewest, near the PU on which the thread already runs. Threads of processes that share an address
+//! space are placed in one L3 cache or one NUMA node, if each of them gets a free core there, and the job has a core for each hot
+//! thread. Cold threads float.
 //!
 //! Tests check these properties: pins are inside the grant; the numbers of threads on two PUs differ by at
 //! most one, as far as bound threads allow; a pin that is still balanced stays; the order of the input has no
@@ -12,7 +14,7 @@
 pub(crate) mod within_job;
 
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
-use crate::machine::{Level, Topology};
+use crate::machine::{GroupCores, Level, ThreadGroup, ThreadPlace, Topology, choose_group_cores};
 use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::within_job::node_of;
 use crate::terms::{OversubscriptionPolicy, Policy};
@@ -33,6 +35,10 @@ pub struct HotThread {
     /// The NUMA node that was chosen for the process of the thread, by the kernel's number. The thread is pinned in this
     /// NUMA node, unless that would make it share a core or a PU while others are idle. `None` if no NUMA node was chosen.
     pub numa_node: Option<u32>,
+    /// The number of the address space, if the process of the thread shares it with another process and no NUMA node was
+    /// chosen. The threads with the same number are pinned in one L3 cache or in one NUMA node, if each of them gets a core of
+    /// its own there. `None` for all other threads.
+    pub address_space: Option<u32>,
 }
 
 /// Chooses a PU for each hot thread of a job. A thread is hot if it runs or waits for a PU most of the time.
@@ -63,6 +69,23 @@ pub fn choose_pins(
         return BTreeMap::new();
     }
     load.assign(grant, hot_threads)
+}
+
+impl HotThread {
+    /// The cores that are chosen for the threads of the address space.
+    fn group_cpus<'c>(&self, cores: &'c BTreeMap<u32, GroupCores>) -> Option<&'c CpuSet> {
+        cores.get(&self.address_space?).map(|cores| &cores.cpus)
+    }
+}
+
+/// The pins that are chosen so far, and the room for more.
+struct Placing {
+    room: Room,
+    /// The room on cores. `None` if threads are balanced by PU only.
+    core_room: Option<Room>,
+    pins: BTreeMap<ThreadId, Pu>,
+    /// The cores on which a thread of a group is pinned, of those that are chosen for the group. Each is for one thread.
+    used_by_groups: BTreeSet<usize>,
 }
 
 /// The PUs of a grant, with the number of hot threads on each PU.
@@ -109,32 +132,103 @@ impl<'a> PuLoad<'a> {
         let free_pus = self.count_bound(grant, &bound);
         let balances_cores = self.equal_cores && (bound.is_empty() || floating.len() <= free_pus);
 
-        let mut room = Room::new(&self.threads_on_pu, floating.len());
-        let mut core_room = Room::new(&self.threads_on_core, floating.len());
-        let mut pins = BTreeMap::new();
+        let mut placing = Placing {
+            room: Room::new(&self.threads_on_pu, floating.len()),
+            core_room: balances_cores.then(|| Room::new(&self.threads_on_core, floating.len())),
+            pins: BTreeMap::new(),
+            used_by_groups: BTreeSet::new(),
+        };
+        // With more threads than cores, an even distribution matters more, and a group would move often.
+        let has_core_for_each = hot_threads.len() <= self.threads_on_core.len();
+        let is_grouped = |hot_thread: &&HotThread| has_core_for_each && hot_thread.address_space.is_some();
+        let (grouped, others): (Vec<&HotThread>, Vec<_>) = floating.into_iter().partition(is_grouped);
+        // The pins of all others stay: a group goes where they leave free cores.
+        let mut unplaced = self.keep_pins(&mut placing, others, &BTreeMap::new());
+        let cores = self.group_cores(&grouped);
+        let has_cores = |hot_thread: &&HotThread| hot_thread.group_cpus(&cores).is_some();
+        let (inside, others): (Vec<&HotThread>, Vec<_>) = grouped.into_iter().partition(has_cores);
+        let outside = self.keep_pins(&mut placing, inside, &cores);
+        self.place(&mut placing, outside, &cores);
+        unplaced.extend(self.keep_pins(&mut placing, others, &cores));
+        unplaced.sort_by_key(|hot_thread| hot_thread.thread);
+        self.place(&mut placing, unplaced, &cores);
+        placing.pins
+    }
+
+    /// Keeps the pins that are balanced, and, for a group with cores, on these. Returns the other threads.
+    fn keep_pins<'t>(
+        &mut self,
+        placing: &mut Placing,
+        hot_threads: Vec<&'t HotThread>,
+        cores: &BTreeMap<u32, GroupCores>,
+    ) -> Vec<&'t HotThread> {
         let mut unplaced = Vec::new();
-        for hot_thread in floating {
-            let pinned = hot_thread.pinned_pu.and_then(|pu| Some((pu, *self.core.get(&pu)?)));
-            let balanced = pinned.filter(|(pu, core)| {
-                room.has_place(self.threads_on(*pu))
-                    && (!balances_cores || core_room.has_place(self.threads_on_core(*core)))
-            });
-            let Some((pu, core)) = balanced else {
-                unplaced.push(hot_thread);
-                continue;
+        for hot_thread in hot_threads {
+            let cpus = hot_thread.group_cpus(cores);
+            let pinned = hot_thread.pinned_pu.filter(|pu| cpus.is_none_or(|cpus| cpus.contains(*pu)));
+            let pinned = pinned.and_then(|pu| Some((pu, *self.core.get(&pu)?)));
+            let has_place = |&(pu, core): &(Pu, usize)| {
+                (cpus.is_none() || !placing.used_by_groups.contains(&core))
+                    && placing.room.has_place(self.threads_on(pu))
+                    && placing
+                        .core_room
+                        .as_ref()
+                        .is_none_or(|room| room.has_place(self.threads_on_core(core)))
             };
-            room.take_place(self.threads_on(pu));
-            core_room.take_place(self.threads_on_core(core));
-            self.add_thread(pu);
-            pins.insert(hot_thread.thread, pu);
-        }
-        for hot_thread in unplaced {
-            if let Some(pu) = self.best_pu_for(hot_thread) {
-                self.add_thread(pu);
-                pins.insert(hot_thread.thread, pu);
+            match pinned.filter(has_place) {
+                Some((pu, core)) => {
+                    placing.used_by_groups.extend(cpus.map(|_| core));
+                    self.pin(placing, hot_thread, pu);
+                }
+                None => unplaced.push(hot_thread),
             }
         }
-        pins
+        unplaced
+    }
+
+    /// Pins each thread to the best PU for it.
+    fn place(
+        &mut self,
+        placing: &mut Placing,
+        hot_threads: Vec<&HotThread>,
+        cores: &BTreeMap<u32, GroupCores>,
+    ) {
+        for hot_thread in hot_threads {
+            if let Some(pu) = self.best_pu_for(hot_thread, hot_thread.group_cpus(cores)) {
+                self.pin(placing, hot_thread, pu);
+            }
+        }
+    }
+
+    fn pin(&mut self, placing: &mut Placing, hot_thread: &HotThread, pu: Pu) {
+        placing.room.take_place(self.threads_on(pu));
+        if let Some((room, &core)) = placing.core_room.as_mut().zip(self.core.get(&pu)) {
+            room.take_place(self.threads_on_core(core));
+        }
+        self.add_thread(pu);
+        placing.pins.insert(hot_thread.thread, pu);
+    }
+
+    /// For each address space, a core for each thread, all in one L3 cache or one NUMA node, if there are so many.
+    fn group_cores(&self, grouped: &[&HotThread]) -> BTreeMap<u32, GroupCores> {
+        let mut groups: BTreeMap<u32, ThreadGroup> = BTreeMap::new();
+        for hot_thread in grouped {
+            let Some(number) = hot_thread.address_space else { continue };
+            let group = groups.entry(number).or_insert_with(|| ThreadGroup { number, threads: Vec::new() });
+            let pinned_pu = hot_thread.pinned_pu.filter(|pu| self.core.contains_key(pu));
+            group.threads.push(ThreadPlace { last_cpu: hot_thread.last_cpu, pinned_pu });
+        }
+        if groups.is_empty() {
+            return BTreeMap::new();
+        }
+        let mut free: BTreeMap<usize, CpuSet> = BTreeMap::new();
+        let is_free = |core: &usize| self.threads_on_core(*core) == 0;
+        for (&pu, &core) in self.core.iter().filter(|(_, core)| is_free(core)) {
+            free.entry(core).or_default().insert(pu);
+        }
+        let (free, groups): (Vec<CpuSet>, Vec<ThreadGroup>) =
+            (free.into_values().collect(), groups.into_values().collect());
+        choose_group_cores(self.topology, &free, &groups)
     }
 
     /// Counts each bound thread on a PU of its mask: on a PU of its own if there is one. The pins have no influence on that,
@@ -153,11 +247,12 @@ impl<'a> PuLoad<'a> {
         matching.free_pus().len()
     }
 
-    fn best_pu_for(&self, hot_thread: &HotThread) -> Option<Pu> {
+    fn best_pu_for(&self, hot_thread: &HotThread, group_cpus: Option<&CpuSet>) -> Option<Pu> {
         let node_cpus = self.topology.domain_of(Level::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);
         let chosen_node = hot_thread.numa_node;
         let rank = |(index, pu): &(usize, Pu)| {
-            let outside_chosen = chosen_node.is_some_and(|node| node_of(self.topology, *pu) != Some(node));
+            let outside_chosen = chosen_node.is_some_and(|node| node_of(self.topology, *pu) != Some(node))
+                || group_cpus.is_some_and(|cpus| !cpus.contains(*pu));
             let threads_on_core = self.core.get(pu).map_or(0, |core| self.threads_on_core(*core));
             let on_other_node = node_cpus.is_some_and(|node_cpus| !node_cpus.contains(*pu));
             let (pinned, last) = (hot_thread.pinned_pu == Some(*pu), hot_thread.last_cpu == *pu);
@@ -218,199 +313,4 @@ impl Room {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::basics::ids::Pid;
-    use crate::basics::ids::ProcessId;
-    use crate::basics::ids::StartTime;
-    use crate::basics::ids::Tid;
-    use crate::testing::regular_topology;
-    use proptest::prelude::*;
-    use std::string::String;
-
-    fn machine() -> Topology {
-        // 2 packages of 2 cores of 2 PUs; core n holds PUs n and n + 4.
-        regular_topology(2, 1, 1, 2, 2)
-    }
-
-    fn thread(n: u32) -> ThreadId {
-        let start = StartTime(1);
-        ThreadId { process: ProcessId { pid: Pid(100), start }, tid: Tid(100 + n), start }
-    }
-
-    fn floater(n: u32, last_cpu: u32, pinned: Option<u32>) -> HotThread {
-        bound_to(n, last_cpu, "", pinned)
-    }
-
-    /// A thread that may run on these PUs; on the whole grant if there is none.
-    fn bound_to(n: u32, last_cpu: u32, mask: &str, pinned: Option<u32>) -> HotThread {
-        let mask = mask.parse().unwrap();
-        HotThread {
-            thread: thread(n),
-            last_cpu: Pu(last_cpu),
-            mask,
-            pinned_pu: pinned.map(Pu),
-            numa_node: None,
-        }
-    }
-
-    /// The pins of hot threads. A thread without a mask may run on the whole grant.
-    fn pins_of(grant: &CpuSet, hot_threads: &[HotThread], policy: &Policy) -> BTreeMap<ThreadId, Pu> {
-        let mut hot_threads = hot_threads.to_vec();
-        for hot_thread in hot_threads.iter_mut().filter(|hot_thread| hot_thread.mask.is_empty()) {
-            hot_thread.mask = grant.clone();
-        }
-        choose_pins(&machine(), grant, &hot_threads, policy)
-    }
-
-    fn spread() -> Policy {
-        Policy { oversubscription: OversubscriptionPolicy::Spread, ..Policy::default() }
-    }
-
-    fn show(pins: &BTreeMap<ThreadId, Pu>) -> String {
-        let cells: Vec<String> =
-            pins.iter().map(|(thread, pu)| format!("{}:{pu}", thread.tid.0 - 100)).collect();
-        cells.join(" ")
-    }
-
-    fn check(grant: &str, hot_threads: &[HotThread], expected: &str) {
-        let pins = pins_of(&grant.parse().unwrap(), hot_threads, &spread());
-        assert_eq!(show(&pins), expected);
-    }
-
-    #[test]
-    fn every_core_gets_one_thread_before_any_gets_two() {
-        check("0-1,4-5", &[floater(0, 0, None), floater(1, 4, None)], "0:0 1:1");
-        check("0-1,4-5", &[floater(0, 0, None), floater(1, 4, None), floater(2, 4, None)], "0:0 1:1 2:4");
-    }
-
-    #[test]
-    fn a_thread_stays_on_its_numa_node() {
-        check("1-2,5-6", &[floater(0, 6, None)], "0:6");
-        check("0-7", &[floater(0, 3, None), floater(1, 7, None)], "0:3 1:2");
-    }
-
-    #[test]
-    fn a_thread_goes_to_the_chosen_numa_node_while_a_core_is_idle_there() {
-        let to_node_1 = |n, last_cpu| HotThread { numa_node: Some(1), ..floater(n, last_cpu, None) };
-        check("0-7", &[to_node_1(0, 0), to_node_1(1, 0)], "0:2 1:3");
-        check("0-7", &[to_node_1(0, 0), to_node_1(1, 0), to_node_1(2, 4)], "0:2 1:3 2:4");
-        let pinned = HotThread { numa_node: Some(1), ..floater(0, 0, Some(0)) };
-        check("0-7", &[pinned], "0:0");
-    }
-
-    #[test]
-    fn a_balanced_pin_stays() {
-        check("0-1,4-5", &[floater(0, 0, Some(5)), floater(1, 0, None)], "0:5 1:0");
-    }
-
-    #[test]
-    fn two_threads_on_one_core_are_separated_when_another_core_is_idle() {
-        check("0-1,4-5", &[floater(0, 0, Some(0)), floater(1, 4, Some(4))], "0:0 1:1");
-    }
-
-    #[test]
-    fn a_bound_thread_is_counted_and_not_moved() {
-        check("0-1,4-5", &[bound_to(9, 0, "0", None), floater(0, 0, None)], "0:1");
-        check("0-1,4-5", &[bound_to(9, 0, "0,4", None), floater(0, 0, None)], "0:1");
-    }
-
-    #[test]
-    fn a_bound_thread_is_counted_where_it_leaves_room_for_the_others() {
-        let bound = [bound_to(7, 0, "0-1,4-5", None), bound_to(8, 0, "0,4", None)];
-        let floaters = [floater(0, 5, None), floater(1, 4, None)];
-        check("0-7", &[bound.as_slice(), &floaters].concat(), "0:2 1:3");
-    }
-
-    #[test]
-    fn many_threads_bound_to_one_core_do_not_make_others_share_another() {
-        let bound: Vec<HotThread> = (10..18).map(|n| bound_to(n, 0, "0,4", None)).collect();
-        let floaters = [floater(0, 1, Some(1)), floater(1, 5, Some(5))];
-        check("0-7", &[bound.as_slice(), &floaters].concat(), "0:1 1:2");
-    }
-
-    #[test]
-    fn more_threads_than_pus_float_unless_the_policy_spreads_them() {
-        let grant: CpuSet = "0-1,4-5".parse().unwrap();
-        let many: Vec<_> = (0..6).map(|n| floater(n, 0, None)).collect();
-        let float = Policy { oversubscription: OversubscriptionPolicy::Float, ..Policy::default() };
-        assert!(pins_of(&grant, &many, &float).is_empty());
-        assert_eq!(pins_of(&grant, &many, &spread()).len(), 6);
-    }
-
-    #[test]
-    fn a_grant_of_one_pu_needs_no_pin() {
-        check("3", &[floater(0, 0, None)], "");
-    }
-
-    fn any_runners() -> impl Strategy<Value = Vec<HotThread>> {
-        proptest::collection::btree_map(0u32..40, (0u32..8, proptest::option::of(0u32..8)), 0..20).prop_map(
-            |hot_threads| {
-                hot_threads.into_iter().map(|(n, (last, pinned))| floater(n, last, pinned)).collect()
-            },
-        )
-    }
-
-    proptest! {
-        #[test]
-        fn pins_are_inside_the_grant_even_and_stable(hot_threads in any_runners(), mask in 1u64..256) {
-            let grant = CpuSet::from_words(&[mask]);
-            let pins = pins_of(&grant, &hot_threads, &spread());
-            if grant.len() < 2 {
-                prop_assert!(pins.is_empty());
-                return Ok(());
-            }
-            prop_assert_eq!(pins.len(), hot_threads.len());
-            let mut counts: BTreeMap<Pu, usize> = grant.iter().map(|pu| (pu, 0)).collect();
-            for pu in pins.values() {
-                *counts.get_mut(pu).expect("inside the grant") += 1;
-            }
-            let whole_cores = machine().cores().iter().filter(|core| core.pus.intersects(&grant)).all(|core| core.pus.is_subset(&grant));
-            if whole_cores {
-                prop_assert!(counts.values().max().unwrap() - counts.values().min().unwrap() <= 1, "{:?}", counts);
-            }
-            let again: Vec<HotThread> = hot_threads.iter().map(|hot_thread| HotThread {
-                pinned_pu: pins.get(&hot_thread.thread).copied(),
-                ..hot_thread.clone()
-            }).collect();
-            prop_assert_eq!(&pins_of(&grant, &again, &spread()), &pins, "a second call moves no thread");
-            let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
-            prop_assert_eq!(&pins_of(&grant, &backwards, &spread()), &pins);
-        }
-
-        #[test]
-        fn pins_beside_bound_threads_are_even_and_stable(
-            hot_threads in any_runners(),
-            bound in proptest::collection::vec(1u64..256, 0..12),
-        ) {
-            let grant = CpuSet::from_words(&[255]);
-            let bound_threads = bound.iter().zip(100..).map(|(&word, n)| HotThread {
-                mask: CpuSet::from_words(&[word]),
-                ..floater(n, 0, None)
-            });
-            let hot_threads: Vec<HotThread> = hot_threads.into_iter().chain(bound_threads).collect();
-            let pins = pins_of(&grant, &hot_threads, &spread());
-            let is_floating = |known: &&HotThread| known.mask.is_empty() || known.mask == grant;
-            prop_assert!(hot_threads.iter().filter(is_floating).map(|known| &known.thread).eq(pins.keys()));
-            // A pinned thread shares a PU only if no PU is without a thread.
-            let topology = machine();
-            let mut matching = Matching::new(&topology, &grant);
-            let pinned: Vec<CpuSet> = pins.values().copied().map(CpuSet::from).collect();
-            let mut masks: Vec<&CpuSet> =
-                hot_threads.iter().filter(|known| !is_floating(known)).map(|known| &known.mask).collect();
-            masks.sort_by_key(|mask| mask.len());
-            for mask in masks {
-                matching.add(mask);
-            }
-            let shared = pinned.iter().filter(|pin| !matching.add(pin)).count();
-            prop_assert!(shared == 0 || matching.free_pus().is_empty(), "{pins:?}");
-            let again: Vec<HotThread> = hot_threads
-                .iter()
-                .map(|known| HotThread { pinned_pu: pins.get(&known.thread).copied(), ..known.clone() })
-                .collect();
-            prop_assert_eq!(&pins_of(&grant, &again, &spread()), &pins, "a second call moves no thread");
-            let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
-            prop_assert_eq!(&pins_of(&grant, &backwards, &spread()), &pins);
-        }
-    }
-}
+mod tests;

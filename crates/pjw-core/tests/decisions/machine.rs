@@ -2,6 +2,7 @@
 
 use std::cell::RefMut;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pjw_core::audit::audit;
@@ -18,7 +19,8 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AffinityRequest, BatchRole, JobMark, JobMarks, JobProcessScope, MarkKind, Snapshot,
+    AddressSpaceList, AddressSpaceLook, AddressSpaceUser, AffinityRequest, BatchRole, JobMark, JobMarks,
+    JobProcessScope, MarkKind, SharedAddressSpace, Snapshot,
 };
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
@@ -50,6 +52,8 @@ pub struct Machine {
     pub records: Vec<Record>,
     /// The reports of the jobs that have ended.
     pub reports: Vec<JobReport>,
+    /// What each scan finds of processes that share an address space.
+    pub address_spaces: Option<Arc<AddressSpaceList>>,
 }
 
 impl Deref for Machine {
@@ -80,6 +84,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
         events: Vec::new(),
         records: Vec::new(),
         reports: Vec::new(),
+        address_spaces: None,
     }
 }
 
@@ -119,6 +124,18 @@ impl Machine {
     pub fn switch_off(&self, offline: &str) {
         let online = self.state.topology.cpus().difference(&set(offline));
         self.world().set_online_pus(&online);
+    }
+
+    /// The processes of each group share an address space from now on.
+    pub fn share_memory(&mut self, groups: &[&[u32]]) {
+        let user =
+            |&pid: &u32| AddressSpaceUser { id: self.process(pid).id, look: AddressSpaceLook::Sharing };
+        let space = |(number, pids): (u64, &&[u32])| SharedAddressSpace {
+            number,
+            users: pids.iter().map(user).collect(),
+        };
+        let shared = (1..).zip(groups).map(space).collect();
+        self.address_spaces = Some(Arc::new(AddressSpaceList { shared, unread_reason: None }));
     }
 
     /// The present time, in ns since boot.
@@ -221,6 +238,7 @@ impl Machine {
     /// A scan and a decision whose actions the kernel carries out.
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
         let mut snapshot = self.node.scan(scan);
+        snapshot.address_spaces.clone_from(&self.address_spaces);
         snapshot.cpu_times = self.node.read_cpu_times(&pids_to_read_cpu_times_of(&self.state, &snapshot));
         let decision = self.decide(&snapshot, commands);
         self.reports.extend(decision.reports.iter().cloned());

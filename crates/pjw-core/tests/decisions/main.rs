@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
+mod address_spaces;
 mod attempts;
 mod audit;
 mod busy_threads;

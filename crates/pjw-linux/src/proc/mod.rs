@@ -2,6 +2,7 @@
 
 pub mod events;
 pub mod irq;
+pub mod map_lock;
 pub(crate) mod memory_files;
 pub mod memory_use;
 pub mod procfs;

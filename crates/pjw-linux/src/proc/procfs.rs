@@ -62,6 +62,15 @@ pub struct Stat {
     pub last_cpu: Pu,
 }
 
+impl Stat {
+    /// Returns the start address of the stack ([`Stat::stack_start`]). All processes that share an address space have the
+    /// same one. `None` if the kernel does not show it to this user, or if the process has no memory: then it is 0 or 1.
+    #[must_use]
+    pub fn readable_stack_start(&self) -> Option<u64> {
+        (self.stack_start > 1).then_some(self.stack_start)
+    }
+}
+
 /// The run time and the wait time of a thread, from `/proc/PID/task/TID/schedstat`. The wait time is the time
 /// for which the thread was runnable and waited for a PU (logical CPU).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,12 +112,10 @@ impl ProcDir {
         Ok(numbers.into_iter().map(Pid).collect())
     }
 
-    /// Returns the ids of all threads of the process `pid`, including its first thread, in the order in which
-    /// the kernel lists them.
+    /// Returns the ids of all threads of the process `pid`, with its first thread, in the order of the kernel's list.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended. Otherwise the error of reading the directory
-    /// `/proc/PID/task`.
+    /// `ENOENT` or `ESRCH` if the process has ended. Otherwise the error of reading the directory `/proc/PID/task`.
     pub fn tids(&mut self, pid: Pid) -> Result<Vec<Tid>, Errno> {
         let dir = self.open_at(format_args!("{pid}/task"), OFlags::DIRECTORY)?;
         let numbers = numbers_in(dir, &mut self.entries)?;
@@ -151,8 +158,7 @@ impl ProcDir {
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads in `/proc/PID/task/PID/stat` whether a process has only one thread, and whether it sleeps or is
-    /// stopped.
+    /// Reads in `/proc/PID/task/PID/stat` whether a process has only one thread, and whether it sleeps or is stopped.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -204,8 +210,7 @@ impl ProcDir {
     /// value is cut to 4096 bytes. Only about the first MiB of the environment is read.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the
-    /// environment.
+    /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user may not read the environment.
     pub fn environ(
         &mut self,
         pid: Pid,

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use pjw_spawn::{Context, Credentials, Instance};
+use pjw_spawn::tasks::Space;
+use pjw_spawn::{Context, Credentials, ExitStatus, Instance};
 
 use super::{Program, compile, context, instance, task_program};
 
@@ -114,4 +115,20 @@ fn more_mappings_than_an_address_space_may_have_are_refused_before_the_first_tas
     let instances = (0..count).map(|rank| Instance { rank, ..one.clone() }).collect::<Vec<_>>();
     let error = context(&program).check_instances(&instances).unwrap_err().to_string();
     assert!(error.contains("(vm.max_map_count)") && error.contains("sysctl vm.max_map_count=N"), "{error}");
+}
+
+#[test]
+fn of_tasks_and_templates_the_last_call_counts() {
+    let Some(program) = task_program() else { return };
+    for with_templates in [Context::use_templates, Context::use_fork_here_templates] {
+        let error = Space::create(&with_templates(context(&program)), 1, 1).unwrap_err().to_string();
+        assert!(error.contains("a context without Context::share_memory"), "{error}");
+        let shared = with_templates(Context::new(&program.path).unwrap()).share_memory().unwrap();
+        assert!(Space::create(&shared, 1, 1).is_ok());
+    }
+    // A static program has no template: its instances are started by exec.
+    let children = context(&program).use_templates().spawn_n(vec![instance(&program, 0, 1, &["live"])]);
+    for child in children.unwrap() {
+        assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+    }
 }

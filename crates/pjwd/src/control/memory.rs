@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pjw_core::diagnosis::far_memory::FarMemory;
-use pjw_core::ids::ProcessId;
+use pjw_core::diagnosis::map_lock::MapLockWaits;
 use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_core::plan::Warning;
@@ -32,7 +32,7 @@ use super::server::{ControlService, job_id};
 use super::settings::ControlSettings;
 use crate::memory::MemorySettings;
 use crate::memory::reader::MemoryReader;
-use crate::memory::reading::{DeniedProcess, JobReading, ReadingError, ReadingKind};
+use crate::memory::reading::{DeniedProcess, JobProcess, JobReading, ReadingError, ReadingKind};
 use crate::memory::records::{MemoryRecords, MemorySample};
 use crate::memory::turns::TurnOwner;
 use crate::view::status::PublishedStatus;
@@ -182,7 +182,7 @@ impl ControlService {
         result.map_err(|error| refused(id, &error))
     }
 
-    async fn member_processes(&self, id: &JobId) -> Result<Vec<ProcessId>, CallError> {
+    async fn member_processes(&self, id: &JobId) -> Result<Vec<JobProcess>, CallError> {
         match self.query_loop(Query::MemberProcesses(id.clone())).await? {
             Answer::MemberProcesses(Some(processes)) => Ok(processes),
             _ => Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string())),
@@ -286,6 +286,7 @@ impl ControlService {
             history: records.samples(id).map(sample_to_wire).collect(),
             warning: records.warning(id).as_ref().map(warning_to_status),
             far: Vec::new(),
+            map_lock_waits: reading.map_lock_waits.iter().map(map_lock_to_wire).collect(),
         }
     }
 }
@@ -342,6 +343,15 @@ fn far_to_wire(far: &FarMemory) -> wire::FarMemory {
         far: far.far_bytes,
         text: far.sentence(),
         remedy: far.remedy(),
+    }
+}
+
+fn map_lock_to_wire(waits: &MapLockWaits) -> wire::MapLockWaits {
+    wire::MapLockWaits {
+        pids: waits.pids.iter().map(|pid| pid.0).collect(),
+        threads: waits.threads,
+        text: waits.sentence(),
+        remedy: MapLockWaits::remedy().to_owned(),
     }
 }
 

@@ -8,11 +8,10 @@ use std::sync::Weak;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-use pjw_core::ids::ProcessId;
 use pjw_linux::sys::nice::set_own_nice_value_and_slice;
 use tokio::sync::oneshot;
 
-use super::reading::{JobReading, ReadingError, ReadingKind, measure_job_memory};
+use super::reading::{JobProcess, JobReading, ReadingError, ReadingKind, measure_job_memory};
 use super::turns::TurnQueue;
 
 /// The nice value of the thread.
@@ -24,7 +23,7 @@ const SLICE: Duration = Duration::from_micros(100);
 /// A request to read the memory of the processes of a job.
 #[derive(Debug)]
 struct ReadRequest {
-    processes: Vec<ProcessId>,
+    processes: Vec<JobProcess>,
     kind: ReadingKind,
     wanted: Weak<()>,
     reply: oneshot::Sender<Result<JobReading, ReadingError>>,
@@ -52,7 +51,7 @@ impl MemoryReader {
     /// errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,
-        processes: Vec<ProcessId>,
+        processes: Vec<JobProcess>,
         kind: ReadingKind,
         wanted: Weak<()>,
     ) -> impl Future<Output = Result<JobReading, ReadingError>> + use<> {

@@ -185,6 +185,7 @@ mod tests {
             peak: None,
             available,
             workers: Some(WorkerMemory { at: since_boot, workers: 8, own }),
+            map_lock_waits: Vec::new(),
             gone: 0,
             denied: Vec::new(),
         }

@@ -13,7 +13,7 @@ use core::cmp::Reverse;
 
 use crate::allocate::offer::{LargestRequests, allocate, largest_requests};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
-use crate::machine::{Level, Topology};
+use crate::machine::{Level, ThreadGroup, Topology, keeps_groups_together};
 use crate::state::{Offer, PuPool, WardenState};
 use crate::terms::{CpuRequest, GrantedBy, Job, JobId, JobRequest, Placement, Policy, PriorityClass};
 
@@ -85,6 +85,8 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// - jobs whose placement is not [`Placement::Pack`] (close together),
 /// - jobs that share PUs with other jobs, and jobs with an offline PU.
 ///
+/// No job moves to PUs on which busy threads of one address space would no longer fit into one L3 or one NUMA node.
+///
 /// The plan has at most 32 moves. The plan is empty if no move is an improvement. Does not change `state`: the
 /// caller carries out the moves.
 #[must_use]
@@ -112,10 +114,13 @@ struct Movable<'a> {
     from: &'a CpuSet,
     /// The PUs that the job holds after the steps so far.
     current: CpuSet,
+    /// The busy threads of each address space that several processes of the job share.
+    groups: Vec<ThreadGroup>,
 }
 
 impl<'a> Movable<'a> {
-    fn new(job: &'a Job, pool: &PuPool) -> Option<Self> {
+    fn new(job: &'a Job, state: &WardenState) -> Option<Self> {
+        let pool = &state.pool;
         let request = job.request.as_ref().filter(|_| !job.was_released)?;
         let grant = job.grant.as_ref()?;
         let is_the_wardens_choice = grant.granted_by == GrantedBy::Warden
@@ -129,6 +134,7 @@ impl<'a> Movable<'a> {
             request,
             from,
             current: from.clone(),
+            groups: state.thread_groups_of(&job.id),
         })
     }
 }
@@ -154,7 +160,7 @@ impl<'a> Search<'a> {
     fn new(state: &'a WardenState, policy: &'a Policy) -> Self {
         let topology = &state.topology;
         let mut jobs: Vec<Movable<'a>> =
-            state.jobs.values().filter_map(|job| Movable::new(job, &state.pool)).collect();
+            state.jobs.values().filter_map(|job| Movable::new(job, state)).collect();
         jobs.sort_by_cached_key(|job| (Reverse(domains_used(topology, job.from)), job.from.len(), job.id));
         jobs.truncate(MAX_JOBS);
         let mut domain_counts = [0; 3];
@@ -183,6 +189,7 @@ impl<'a> Search<'a> {
         let offer = allocate(job.id, job.request, &pool, self.topology, self.policy).ok()?;
         if offer.cpus == job.current
             || core_composition(self.topology, &offer.cpus) != core_composition(self.topology, &job.current)
+            || !keeps_groups_together(self.topology, &job.groups, &job.current, &offer.cpus)
         {
             return None;
         }

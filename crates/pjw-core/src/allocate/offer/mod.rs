@@ -38,14 +38,34 @@ pub fn allocate(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
+    allocate_for_groups(job, request, pool, topology, policy, &[])
+}
+
+/// Chooses the PUs for `request` as [`allocate`] does. If the job gets fewer PUs than it holds, it keeps the PUs of its `groups`
+/// first, the largest group first. A group is a set of PUs of the job in one L3 cache or one NUMA node, on which threads of one
+/// address space run. So such threads are not divided among L3 caches or NUMA nodes, unless the job gets too few PUs for them.
+///
+/// # Errors
+/// As [`allocate`].
+pub fn allocate_for_groups(
+    job: &JobId,
+    request: &JobRequest,
+    pool: &PuPool,
+    topology: &Topology,
+    policy: &Policy,
+    groups: &[CpuSet],
+) -> Result<Offer, Refusal> {
     let present = pool.pus_of(job);
     let available = available_to(job, pool, topology, policy);
-    let anywhere = make_offer(request, &present, &available, pool, topology, policy)?;
+    let make_offer = |available: &CpuSet| {
+        make_offer_for_groups(request, (&present, groups), available, pool, topology, policy)
+    };
+    let anywhere = make_offer(&available)?;
     let Some(device) = request.near_device.as_deref().and_then(|name| topology.device_by_name(name)) else {
         return Ok(anywhere);
     };
     let near = available.intersection(&device.local_cpus).union(&available.intersection(&present));
-    Ok(near_device(device, anywhere, make_offer(request, &present, &near, pool, topology, policy).ok()))
+    Ok(near_device(device, anywhere, make_offer(&near).ok()))
 }
 
 /// Returns a request for all PUs that the job `job` can have: the free PUs, and the PUs that the job already
@@ -145,6 +165,18 @@ fn make_offer(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
+    make_offer_for_groups(request, (present, &[]), available, pool, topology, policy)
+}
+
+/// `present` has the PUs that the job holds, and the groups of PUs that it keeps first.
+fn make_offer_for_groups(
+    request: &JobRequest,
+    (present, groups): (&CpuSet, &[CpuSet]),
+    available: &CpuSet,
+    pool: &PuPool,
+    topology: &Topology,
+    policy: &Policy,
+) -> Result<Offer, Refusal> {
     let pool_change_count = pool.change_count();
     let (unit, requested) = match &request.cpu_request {
         CpuRequest::Exactly(cpus) => {
@@ -158,7 +190,7 @@ fn make_offer(
         CpuRequest::Pus(n) => (Unit::Pu, *n),
     };
     let online = pool.online_cpus();
-    let allocator = Allocator::new(topology, unit, available, &online, present);
+    let allocator = Allocator::new(topology, unit, available, &online, present).with_groups(groups);
     let Some(choice) = allocator.choose(requested, request.placement == Placement::Spread) else {
         let usable =
             Allocator::new(topology, unit, &online.difference(&pool.housekeeping_cpus()), &online, present);

@@ -2,6 +2,7 @@
 
 use crate::basics::{Pid, prelude::*};
 use crate::phases::draft::{Draft, warn};
+use crate::state::Member;
 use crate::terms::{JobId, Warning};
 
 /// Updates the groups by the scan. The jobs of processes whose group changed are planned again.
@@ -24,16 +25,21 @@ pub(crate) fn warn_of_groups(draft: &mut Draft<'_>) {
     }
     let planned = draft.jobs_to_plan();
     let state = &*draft.state;
-    let jobs_of = |pids: &BTreeSet<Pid>| {
+    let group_of = |member: &Member| state.address_spaces.group_of(member.id);
+    // The warnings of the other jobs stay as they are.
+    let groups: BTreeSet<u32> =
+        planned.iter().flat_map(|job| state.members_of(job)).filter_map(group_of).collect();
+    let jobs_of = |group: u32| {
         let mut jobs: BTreeMap<JobId, Pid> = BTreeMap::new();
-        for (&pid, member) in pids.iter().filter_map(|pid| Some((pid, state.members.get(pid)?))) {
-            jobs.entry(member.job.clone()).or_insert(pid);
+        let members = state.address_spaces.pids_of(group).filter_map(|pid| state.members.get(&pid));
+        for member in members {
+            jobs.entry(member.job.clone()).or_insert(member.id.pid);
         }
         jobs
     };
     let mut warnings: Vec<(JobId, String)> = Vec::new();
-    for (_, pids) in state.address_spaces.groups() {
-        let jobs = jobs_of(pids);
+    for group in groups {
+        let jobs = jobs_of(group);
         for (job, first) in jobs.iter().filter(|(job, _)| planned.contains(*job)) {
             let Some((other, second)) = jobs.iter().find(|(other, _)| *other != job) else { continue };
             let text = format!(

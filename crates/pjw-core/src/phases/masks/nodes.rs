@@ -62,6 +62,11 @@ impl ChosenNodes {
         Self { chosen, ..none }
     }
 
+    /// Whether the job requests a rule for the NUMA nodes of its processes.
+    pub(super) fn has_rule(&self) -> bool {
+        self.has_rule
+    }
+
     /// The node in which the threads of a process are pinned where there is room. `None` without a rule.
     pub(super) fn wanted(&self, member: &Member) -> Option<u32> {
         let chosen = self.chosen.iter().find(|(pid, _)| *pid == member.id.pid).map(|&(_, node)| node);

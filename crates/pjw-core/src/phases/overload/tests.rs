@@ -19,6 +19,7 @@ fn thread(pid: u32, tid: u32, mask: CpuSet) -> HotThread {
         mask,
         pinned_pu: None,
         numa_node: None,
+        address_space: None,
     }
 }
 

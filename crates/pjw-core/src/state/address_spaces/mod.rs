@@ -6,6 +6,8 @@
 //! and was no child of vfork. The time between the two looks is at least the scan interval. A child of vfork that is not
 //! recognised as one would have to stay in vfork for that long.
 
+mod threads;
+
 use alloc::sync::Arc;
 use core::time::Duration;
 

@@ -35,8 +35,6 @@ const PASS_INTERVAL: Nanos = Nanos(400_000_000);
 const SETTLED_AFTER: Nanos = Nanos(100_000_000);
 /// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
 const MAX_CALLS: u64 = 1000;
-/// Addresses that the kernel shows to a user who may not read them.
-const HIDDEN_STACKS: [u64; 2] = [0, 1];
 
 /// Compares the address spaces of two processes: kcmp(2).
 pub(super) type Compare = fn(Pid, Pid) -> Result<Ordering, Errno>;
@@ -125,7 +123,7 @@ impl AddressSpaces {
     pub(super) fn note(&mut self, pid: Pid, stat: &Stat, scanned: Option<ScannedSpace>) {
         let id = ProcessId { pid, start: stat.start };
         let known = self.processes.get(&pid).copied();
-        if stat.is_kernel_thread || HIDDEN_STACKS.contains(&stat.stack_start) {
+        if stat.is_kernel_thread || stat.readable_stack_start().is_none() {
             // The first thread may have exited before the others.
             if known.is_some_and(|known| known.id != id) {
                 self.forget(pid);

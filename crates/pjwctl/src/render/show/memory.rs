@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use pjw_ipc::wire::{FarMemory, Memory, MemoryDenied, ProcessMemory, Warning};
+use pjw_ipc::wire::{FarMemory, MapLockWaits, Memory, MemoryDenied, ProcessMemory, Warning};
 
 use super::super::text::{count_with_noun, escape_control_characters, percent_text, remedy_lines, wrap_text};
 use super::super::{Terminal, style};
@@ -25,6 +25,10 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
         text += &far_text(far, term);
     }
     text += &more_rows(memory.far.len());
+    for waits in memory.map_lock_waits.iter().take(MAX_ROWS) {
+        text += &map_lock_text(waits, term);
+    }
+    text += &more_rows(memory.map_lock_waits.len());
     for denied in memory.denied.iter().take(MAX_ROWS) {
         text += &wrap_text(&denied_text(denied), term.width, "  ! ", "    ");
     }
@@ -71,7 +75,22 @@ fn sums(memory: &Memory, is_estimate: bool) -> Vec<String> {
         .then(|| format!("{} ended meanwhile", count_with_noun(memory.gone, "process", "processes")));
     let cost = format!("read in {} ms of CPU time", memory.cost_us.div_ceil(1000));
     let unknown = unknown_spaces(memory).filter(|_| !is_estimate);
-    [Some(used), Some(rest), nodes, unknown, gone, Some(cost)].into_iter().flatten().collect()
+    let shared = shared_spaces(memory);
+    [Some(used), Some(rest), nodes, shared, unknown, gone, Some(cost)].into_iter().flatten().collect()
+}
+
+/// How many processes share the address space of another one. `None` if none does.
+fn shared_spaces(memory: &Memory) -> Option<String> {
+    let processes =
+        u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes);
+    let more = processes.saturating_sub(u64::from(memory.address_spaces));
+    (more > 0).then(|| {
+        let verb = if more == 1 { "shares" } else { "share" };
+        format!(
+            "{more} of them {verb} the address space of another one, which counts once in these sums; the kernel reports \
+             all of it for each process"
+        )
+    })
 }
 
 /// That it is unknown which processes share an address space, if it is.
@@ -95,6 +114,11 @@ fn warning_text(warning: &Warning, term: Terminal) -> String {
 fn far_text(far: &FarMemory, term: Terminal) -> String {
     let text = format!("process {}: {}", far.pid, escape_control_characters(&far.text));
     wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&far.remedy, term.width)
+}
+
+fn map_lock_text(waits: &MapLockWaits, term: Terminal) -> String {
+    let text = escape_control_characters(&waits.text);
+    wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&waits.remedy, term.width)
 }
 
 fn denied_text(denied: &MemoryDenied) -> String {
@@ -237,6 +261,15 @@ mod tests {
     }
 
     #[test]
+    fn processes_that_share_an_address_space_are_counted_in_a_line() {
+        assert!(!memory_text(&farm(), PLAIN).contains("of another one"));
+        let processes = vec![process(100, 0, 400, 0), process(101, 1, 460, 60), process(102, 1, 460, 60)];
+        let text = memory_text(&Memory { processes, address_spaces: 2, ..farm() }, PLAIN);
+        assert!(text.contains("  1 of them shares the address space of another one"), "{text}");
+        assert!(text.contains("same address space as 102"), "{text}");
+    }
+
+    #[test]
     fn the_memory_is_shown_with_its_processes_and_its_history() {
         insta::assert_snapshot!(memory_text(&farm(), PLAIN), @r"
         memory
@@ -294,6 +327,18 @@ mod tests {
         let text = memory_text(&Memory { far: vec![far], ..farm() }, PLAIN);
         assert!(text.contains("  ! process 7: 1 busy thread runs on NUMA node 0"), "{text}");
         assert!(text.contains("migratepages 7 1 0"), "{text}");
+    }
+
+    #[test]
+    fn threads_that_wait_to_map_memory_are_shown_with_a_remedy() {
+        let waits = MapLockWaits {
+            text: "4 busy threads of process 7 wait for one another".into(),
+            remedy: "allocate buffers once".into(),
+            ..MapLockWaits::default()
+        };
+        let text = memory_text(&Memory { map_lock_waits: vec![waits], ..farm() }, PLAIN);
+        assert!(text.contains("  ! 4 busy threads of process 7 wait for one another\n"), "{text}");
+        assert!(text.contains("allocate buffers once"), "{text}");
     }
 
     #[test]

@@ -11,6 +11,8 @@ use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
 use pjw_ipc::call::{DefragReply, ExplainJobReply, PlanReply};
 use pjw_ipc::report::Report;
 
+use crate::memory::reading::JobProcess;
+
 /// A request for details that only the event loop has, such as the reasons for an affinity mask. The control server
 /// (the part of pjwd that answers clients) sends the query to the event loop. Most other requests need no query: the
 /// control server answers these from the values that the event loop publishes, such as the status.
@@ -89,7 +91,7 @@ pub enum Answer {
     /// `None` if no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
     /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
-    MemberProcesses(Option<Vec<ProcessId>>),
+    MemberProcesses(Option<Vec<JobProcess>>),
     /// The processes of a job whose memory is far from their busy threads, ascending by pid.
     FarMemory(Vec<FarMemory>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
@@ -192,11 +194,16 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
     Answer::Members(Some((page, None)))
 }
 
-/// Returns the ids of the processes that belong to the job `id`. The result is an [`Answer::MemberProcesses`], which
-/// contains `None` if the job does not exist.
+/// Returns the processes that belong to the job `id`, each with the group with which it shares its address space. The
+/// result is an [`Answer::MemberProcesses`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
-    let processes = || state.members_of(id).map(|member| member.id).collect();
+    let process = |member: &Member| JobProcess {
+        id: member.id,
+        group: state.address_spaces.group_of(member.id),
+        threads: member.threads.len(),
+    };
+    let processes = || state.members_of(id).map(process).collect();
     Answer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 

@@ -1,12 +1,15 @@
 //! Reads the memory of one job: the pages of its processes, or the kernel's counters.
 
-use std::cmp::Ordering;
+mod map_lock;
+mod spaces;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::unistd::Uid;
+use pjw_core::diagnosis::map_lock::MapLockWaits;
 use pjw_core::diagnosis::memory::WorkerMemory;
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::memory::{JobMemory, ProcessMemory, common_cgroup, estimate_shared_permille};
@@ -16,6 +19,9 @@ use pjw_linux::proc::memory_use::{ProcessMemoryCounters, ProcessMemoryUse};
 use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::errno::{is_gone, is_permission_denied};
 use pjw_linux::sys::{clock, kcmp::compare_address_spaces};
+
+pub use self::spaces::JobProcess;
+use self::spaces::{LiveProcess, number_address_spaces};
 
 /// The kind of a reading (a measurement of a job's memory use): the method by which pjwd measures. An estimate from
 /// counters of the kernel takes little CPU time. A walk over the pages of each process is exact, but takes much CPU
@@ -78,6 +84,8 @@ pub struct JobReading {
     pub available: u64,
     /// The memory of the workers. `None` in an estimate.
     pub workers: Option<WorkerMemory>,
+    /// The address spaces whose threads wait for one another to map and unmap memory. Empty in an estimate.
+    pub map_lock_waits: Vec<MapLockWaits>,
     /// The number of processes that ended meanwhile.
     pub gone: u32,
     /// The processes that could not be read.
@@ -87,6 +95,18 @@ pub struct JobReading {
 /// The reason why pjwd could not measure the memory use of a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadingError {
+    /// There is no estimate for a job whose memory is charged to a cgroup of other processes.
+    #[error(
+        "one of its processes has {process_bytes} bytes of anonymous memory, and {charged_bytes} are charged to its cgroup: \
+         the rest is charged to another cgroup, in which the memory was used first, so nothing can be estimated: read its \
+         pages with --memory"
+    )]
+    ChargedElsewhere {
+        /// The anonymous memory of the largest process, in bytes.
+        process_bytes: u64,
+        /// The anonymous memory that is charged to the job's cgroup, in bytes.
+        charged_bytes: u64,
+    },
     /// There is no estimate for a job without a memory cgroup of its own.
     #[error(
         "the job has no memory cgroup of its own, so nothing can be estimated: read its pages with --memory"
@@ -119,16 +139,16 @@ struct JobCgroup {
 ///
 /// # Errors
 /// If /proc can't be opened. If `is_wanted` returned false. If an estimate is requested, but the job has no readable
-/// memory cgroup of its own.
+/// memory cgroup of its own, or most of its memory is charged to another cgroup.
 pub fn measure_job_memory(
-    processes: &[ProcessId],
+    processes: &[JobProcess],
     kind: ReadingKind,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<JobReading, ReadingError> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::NoProc)?;
     let (at, before) = (clock::now(), clock::own_thread_cpu_time());
-    let alive: Vec<ProcessId> =
-        processes.iter().copied().filter(|process| is_alive(&mut proc, *process)).collect();
+    let alive: Vec<LiveProcess> =
+        processes.iter().filter_map(|process| live_process(&mut proc, *process)).collect();
     let cgroup = job_cgroup(&mut proc, &alive);
     let mut reading = JobReading {
         kind,
@@ -140,6 +160,7 @@ pub fn measure_job_memory(
         peak: cgroup.as_ref().filter(|job| job.is_own).and_then(|job| read_memory_peak(&job.cgroup)),
         available: available(&mut proc, cgroup.as_ref()),
         workers: None,
+        map_lock_waits: Vec::new(),
         gone: u32::try_from(processes.len() - alive.len()).unwrap_or(u32::MAX),
         denied: Vec::new(),
     };
@@ -157,24 +178,39 @@ pub fn measure_job_memory(
     Ok(reading)
 }
 
+/// The process, if this very process still exists, and no other one has its pid.
+fn live_process(proc: &mut ProcDir, process: JobProcess) -> Option<LiveProcess> {
+    let JobProcess { id, group, threads } = process;
+    // The file of the first thread: that of the process takes time for each thread.
+    let first = proc.thread_stat(id.pid, Tid(id.pid.0)).ok().filter(|first| first.start == id.start)?;
+    let mut live =
+        LiveProcess { id, group, threads, thread: Some(id.pid), stack_start: first.readable_stack_start() };
+    if first.state == 'Z' {
+        let other = proc.tids(id.pid).unwrap_or_default().into_iter().find(|tid| tid.0 != id.pid.0);
+        let stat = other.and_then(|tid| proc.thread_stat(id.pid, tid).ok());
+        live.stack_start = stat.and_then(|stat| stat.readable_stack_start());
+        live.thread = other.map(|tid| Pid(tid.0));
+    }
+    Some(live)
+}
+
 /// Whether this very process still exists, and no other one has its pid.
 fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
-    // The file of the first thread: that of the process takes time for each thread.
     let first = proc.thread_stat(process.pid, Tid(process.pid.0));
     first.is_ok_and(|stat| stat.start == process.start)
 }
 
 fn read_pages(
     proc: &mut ProcDir,
-    processes: &[ProcessId],
+    processes: &[LiveProcess],
     reading: &mut JobReading,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(), ReadingError> {
-    let pids: Vec<Pid> = processes.iter().map(|process| process.pid).collect();
-    let spaces = number_address_spaces(&pids, compare_address_spaces);
+    let spaces = number_address_spaces(processes, compare_address_spaces);
+    reading.map_lock_waits = map_lock::find_waits(proc, processes, &spaces, is_wanted);
     // The memory of each address space by its number.
     let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
-    for (&process, address_space) in processes.iter().zip(spaces) {
+    for (&LiveProcess { id: process, thread, .. }, address_space) in processes.iter().zip(spaces) {
         if !is_wanted() {
             return Err(ReadingError::Abandoned);
         }
@@ -187,11 +223,11 @@ fn read_pages(
             }
             continue;
         }
-        match pages_of(proc, pid, reading.kind) {
+        match pages_of(proc, thread.unwrap_or(pid), reading.kind) {
             // Another process may have got the pid meanwhile.
             Ok(_) if !is_alive(proc, process) => reading.gone += 1,
             Ok(memory) => {
-                let memory = ProcessMemory { address_space, ..memory };
+                let memory = ProcessMemory { pid, address_space, ..memory };
                 read.extend(address_space.map(|space| (space, memory.clone())));
                 reading.processes.push(memory);
             }
@@ -205,6 +241,7 @@ fn read_pages(
     Ok(())
 }
 
+/// Reads the memory of a process by the files of one of its threads, which /proc has in a directory of its own.
 fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMemory, Errno> {
     let ProcessMemoryUse { rss, pss, uss, swap } = proc.read_memory_use(pid)?;
     let page_tables = proc.read_memory_counters(pid)?.page_tables;
@@ -217,18 +254,23 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
 
 fn read_counters(
     proc: &mut ProcDir,
-    processes: &[ProcessId],
+    processes: &[LiveProcess],
     cgroup: &CgroupDir,
     reading: &mut JobReading,
 ) -> Result<(), ReadingError> {
+    let spaces = number_address_spaces(processes, compare_address_spaces);
+    let mut counted: BTreeSet<u32> = BTreeSet::new();
+    // The anonymous memory of each address space.
     let mut anonymous = Vec::with_capacity(processes.len());
-    for &process in processes {
+    for (&LiveProcess { id: process, thread, .. }, address_space) in processes.iter().zip(spaces) {
         let pid = process.pid;
-        match proc.read_memory_counters(pid) {
+        match proc.read_memory_counters(thread.unwrap_or(pid)) {
             Ok(_) if !is_alive(proc, process) => reading.gone += 1,
             Ok(ProcessMemoryCounters { rss, anonymous: own, page_tables, swap }) => {
-                anonymous.push(own);
-                let (by_node, address_space) = (BTreeMap::new(), None);
+                if address_space.is_none_or(|space| counted.insert(space)) {
+                    anonymous.push(own);
+                }
+                let by_node = BTreeMap::new();
                 let memory =
                     ProcessMemory { pid, rss, pss: 0, uss: 0, page_tables, swap, address_space, by_node };
                 reading.processes.push(memory);
@@ -237,6 +279,15 @@ fn read_counters(
         }
     }
     let charged = cgroup.read_memory().map_err(|_| ReadingError::NoOwnCgroup)?;
+    // A page is charged to the cgroup in which its first user was, or, of an address space that several processes share, to
+    // that of the process that the kernel holds for its owner. The counters of a cgroup may lag behind by some MiB.
+    let largest = anonymous.iter().copied().max().unwrap_or(0);
+    if charged.anonymous < largest / 2 {
+        return Err(ReadingError::ChargedElsewhere {
+            process_bytes: largest,
+            charged_bytes: charged.anonymous,
+        });
+    }
     reading.sum = JobMemory {
         pss: charged.anonymous.saturating_add(charged.mapped_files),
         shared_permille: estimate_shared_permille(charged.anonymous, &anonymous),
@@ -272,61 +323,20 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
     reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
 }
 
-/// Numbers the address spaces of the processes. `None` for a process that can't be compared with others: kcmp(2) needs the
-/// rights of ptrace(2) for both processes, a container may forbid it, and a kernel may have been built without it.
-fn number_address_spaces(
-    pids: &[Pid],
-    compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno> + Copy,
-) -> Vec<Option<u32>> {
-    // The first process of each address space with its number, in the order of the kernel.
-    let mut known: Vec<(Pid, u32)> = Vec::new();
-    (0..).zip(pids).map(|(unused, &pid)| number_address_space(&mut known, pid, unused, compare)).collect()
-}
-
-/// Returns the number of the address space of a process: `unused` if no known process has the same one.
-fn number_address_space(
-    known: &mut Vec<(Pid, u32)>,
-    pid: Pid,
-    unused: u32,
-    compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno>,
-) -> Option<u32> {
-    // A process that may not be compared with any other may not be compared with itself either.
-    while compare(pid, pid).is_ok() {
-        let mut failed = None;
-        let found = known.binary_search_by(|&(other, _)| {
-            compare(other, pid).unwrap_or_else(|_| {
-                failed = Some(other);
-                Ordering::Less
-            })
-        });
-        let Some(other) = failed else {
-            if let Err(index) = found {
-                known.insert(index, (pid, unused));
-            }
-            return Some(found.map_or(unused, |index| known[index].1));
-        };
-        // One of the two has ended meanwhile. If that is the other one, it is left out.
-        if compare(other, other).is_ok() {
-            return None;
-        }
-        known.retain(|(known, _)| *known != other);
-    }
-    None
-}
-
 /// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
-fn job_cgroup(proc: &mut ProcDir, processes: &[ProcessId]) -> Option<JobCgroup> {
+fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup> {
     let mount = MemoryMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();
-    for &process in processes {
-        if let Ok(lines) = proc.cgroups(process.pid)
+    for &LiveProcess { id: process, thread, .. } in processes {
+        // A thread that has exited is in the root of cgroup v1.
+        if let Some(Ok(lines)) = thread.map(|thread| proc.cgroups(thread))
             && is_alive(proc, process)
         {
             paths.extend(mount.memory_cgroup_path(&lines).map(str::to_owned));
         }
     }
     let cgroup = mount.cgroup(&common_cgroup(paths.iter().map(String::as_str))?)?;
-    let members: BTreeSet<Pid> = processes.iter().map(|process| process.pid).collect();
+    let members: BTreeSet<Pid> = processes.iter().map(|process| process.id.pid).collect();
     // A child that was born a moment ago may not be known yet.
     let mut belongs = |pid: Pid| {
         members.contains(&pid) || proc.stat(pid).map_or(true, |stat| members.contains(&stat.parent))

@@ -9,7 +9,11 @@ use super::*;
 
 /// A reading that its caller waits for.
 fn read(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
-    measure_job_memory(processes, kind, &|| true)
+    measure_job_memory(&all(processes), kind, &|| true)
+}
+
+fn all(processes: &[ProcessId]) -> Vec<JobProcess> {
+    processes.iter().copied().map(JobProcess::from).collect()
 }
 
 struct Sleeper(Child);
@@ -90,7 +94,9 @@ fn a_process_that_got_the_pid_during_the_reading_is_not_counted() {
     let reused = ProcessId { start: StartTime(sleeper.id().start.0 + 1), ..sleeper.id() };
     let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
     let mut reading = read(&[], ReadingKind::Pages).unwrap();
-    read_pages(&mut proc, &[reused, sleeper.id()], &mut reading, &|| true).unwrap();
+    let live =
+        |id: ProcessId| LiveProcess { id, group: None, threads: 1, thread: Some(id.pid), stack_start: None };
+    read_pages(&mut proc, &[live(reused), live(sleeper.id())], &mut reading, &|| true).unwrap();
     let pids: Vec<Pid> = reading.processes.iter().map(|process| process.pid).collect();
     assert_eq!((reading.gone, pids), (1, vec![sleeper.id().pid]));
     count_failure(&mut proc, reused, Errno::EACCES, &mut reading);
@@ -98,41 +104,11 @@ fn a_process_that_got_the_pid_during_the_reading_is_not_counted() {
 }
 
 #[test]
-fn the_address_space_of_a_process_that_cannot_be_compared_is_unknown() {
-    // The address space of each process is its pid without the last digit.
-    let compare = |one: Pid, other: Pid| {
-        let is_hidden = |pid: Pid| pid.0 % 10 == 9;
-        if is_hidden(one) || is_hidden(other) {
-            Err(Errno::EPERM)
-        } else {
-            Ok((one.0 / 10).cmp(&(other.0 / 10)))
-        }
-    };
-    let numbers =
-        |pids: &[u32]| number_address_spaces(&pids.iter().copied().map(Pid).collect::<Vec<_>>(), compare);
-    assert_eq!(
-        numbers(&[30, 39, 10, 49, 20, 31, 11, 21, 19]),
-        [Some(0), None, Some(2), None, Some(4), Some(0), Some(2), Some(4), None]
-    );
-    // Process 20 ends once it is known.
-    let is_over = std::cell::Cell::new(false);
-    let ending = |one: Pid, other: Pid| {
-        if is_over.get() && (one.0 == 20 || other.0 == 20) {
-            return Err(Errno::ESRCH);
-        }
-        is_over.set(is_over.get() || one.0 == 30);
-        compare(one, other)
-    };
-    let pids = [20, 30, 10, 31, 11].map(Pid);
-    assert_eq!(number_address_spaces(&pids, ending), [0, 1, 2, 1, 2].map(Some));
-}
-
-#[test]
 fn a_reading_that_nobody_wants_any_more_ends_before_the_next_process() {
     let (one, other) = (Sleeper::start(), Sleeper::start());
     let left = std::cell::Cell::new(1);
     let wanted_once = || left.replace(0) > 0;
-    let reading = measure_job_memory(&[one.id(), other.id()], ReadingKind::Pages, &wanted_once);
+    let reading = measure_job_memory(&all(&[one.id(), other.id()]), ReadingKind::Pages, &wanted_once);
     assert_eq!(reading.err(), Some(ReadingError::Abandoned));
 }
 
@@ -143,8 +119,9 @@ fn the_thread_reads_one_job_after_the_other_and_skips_requests_that_nobody_waits
         let reader = crate::memory::reader::MemoryReader::default();
         let sleeper = Sleeper::start();
         let caller = Arc::new(());
-        let read =
-            |process, wanted: Weak<()>| reader.request_reading(vec![process], ReadingKind::Pages, wanted);
+        let read = |process, wanted: Weak<()>| {
+            reader.request_reading(vec![JobProcess::from(process)], ReadingKind::Pages, wanted)
+        };
         let (nobody, one, other) = tokio::join!(
             read(sleeper.id(), Weak::new()),
             read(sleeper.id(), Arc::downgrade(&caller)),

@@ -1,0 +1,227 @@
+//! Where the busy threads of one address space go: into one L3 cache, or else into one NUMA node.
+//!
+//! Processes that share an address space (clone(2) with `CLONE_VM`) read the same memory, and mmap(2) and munmap(2) of one
+//! interrupt all cores on which the others run. Both cost least where the cores have a cache or a NUMA node in common.
+
+use core::cmp::Reverse;
+
+use crate::basics::{CpuSet, Pu, prelude::*};
+use crate::machine::topology::{Level, Topology};
+
+/// The busy threads of the processes that share an address space.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ThreadGroup {
+    /// The number of the address space.
+    pub number: u32,
+    /// The threads.
+    pub threads: Vec<ThreadPlace>,
+}
+
+/// Where a busy thread runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadPlace {
+    /// The PU on which the thread ran last.
+    pub last_cpu: Pu,
+    /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
+    pub pinned_pu: Option<Pu>,
+}
+
+impl ThreadGroup {
+    /// Returns the PUs to which the threads are pinned, or on which the others ran last.
+    #[must_use]
+    pub fn cpus(&self) -> CpuSet {
+        self.threads.iter().map(|thread| thread.pinned_pu.unwrap_or(thread.last_cpu)).collect()
+    }
+
+    /// The cores to which the threads are pinned, if each of them is pinned to a core of its own, and all of these cores are in
+    /// one L3 cache or in one NUMA node.
+    fn cores_in_one_domain(&self, topology: &Topology) -> Option<CpuSet> {
+        let mut cores = CpuSet::new();
+        for thread in &self.threads {
+            let core = topology.core_cpus(thread.pinned_pu?);
+            if core.intersects(&cores) {
+                return None;
+            }
+            cores.extend(core.iter());
+        }
+        let is_in = |level| topology.domains(level).any(|domain| cores.is_subset(&domain.cpus));
+        [Level::L3, Level::NumaNode].into_iter().any(is_in).then_some(cores)
+    }
+
+    /// The number of threads in `cpus`: of those that are pinned, and of those that ran there last.
+    fn counts_in(&self, cpus: &CpuSet) -> (usize, usize) {
+        let pinned = self.threads.iter().filter_map(|thread| thread.pinned_pu);
+        let last = self.threads.iter().map(|thread| thread.last_cpu);
+        (pinned.filter(|&pu| cpus.contains(pu)).count(), last.filter(|&pu| cpus.contains(pu)).count())
+    }
+}
+
+/// The cores that are chosen for the threads of a [`ThreadGroup`], all in one L3 cache or in one NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupCores {
+    /// [`Level::L3`] or [`Level::NumaNode`].
+    pub level: Level,
+    /// The PUs of the cores.
+    pub cpus: CpuSet,
+}
+
+/// Chooses a core for each thread of each group, all in one L3 cache, or else all in one NUMA node. `free_cores` has the PUs of
+/// each core that may be used. Among several domains of the same level, the one to which most of the threads are pinned is
+/// chosen, then the one on which most of them ran last, then the first. No core is given to two groups. Groups that are in one
+/// domain already come first, then the larger ones. A group whose threads are pinned to a core each in one domain fits into this domain, also if they share these cores
+/// with other threads.
+///
+/// Returns the cores by the numbers of the groups. A group without an entry fits into no L3 cache and no NUMA node.
+#[must_use]
+pub fn choose_group_cores(
+    topology: &Topology,
+    free_cores: &[CpuSet],
+    groups: &[ThreadGroup],
+) -> BTreeMap<u32, GroupCores> {
+    let mut in_order: Vec<(Option<CpuSet>, &ThreadGroup)> =
+        groups.iter().map(|group| (group.cores_in_one_domain(topology), group)).collect();
+    in_order.sort_by_key(|(own, group)| (own.is_none(), Reverse(group.threads.len()), group.number));
+    let mut free: Vec<&CpuSet> = free_cores.iter().collect();
+    let mut taken = CpuSet::new();
+    let mut chosen = BTreeMap::new();
+    for (index, (own, group)) in in_order.iter().enumerate() {
+        // The cores of the groups that follow and are in one domain stay theirs.
+        let of_others: CpuSet =
+            in_order[index + 1..].iter().filter_map(|(own, _)| own.as_ref()).flat_map(CpuSet::iter).collect();
+        let usable: Vec<&CpuSet> = free.iter().copied().filter(|core| !core.intersects(&of_others)).collect();
+        // A group that shares a core with an earlier one is balanced as other threads are.
+        if own.as_ref().is_some_and(|own| own.intersects(&taken)) {
+            continue;
+        }
+        let Some(cores) = choose_cores(topology, &usable, own.as_ref(), group) else { continue };
+        free.retain(|core| !core.intersects(&cores.cpus));
+        taken.extend(cores.cpus.iter());
+        chosen.insert(group.number, cores);
+    }
+    chosen
+}
+
+/// `own` has the cores of a group that is in one domain already.
+fn choose_cores(
+    topology: &Topology,
+    free: &[&CpuSet],
+    own: Option<&CpuSet>,
+    group: &ThreadGroup,
+) -> Option<GroupCores> {
+    [Level::L3, Level::NumaNode].into_iter().find_map(|level| {
+        let is_there = |cpus: &CpuSet| own.is_some_and(|own| own.is_subset(cpus));
+        let free_in = |cpus: &CpuSet| free.iter().filter(|core| core.is_subset(cpus)).count();
+        let fits = |cpus: &&CpuSet| is_there(cpus) || free_in(cpus) >= group.threads.len();
+        let rank = |cpus: &&CpuSet| (group.counts_in(cpus), Reverse(cpus.first()));
+        let domain = topology.domains(level).map(|domain| &domain.cpus).filter(fits).max_by_key(rank)?;
+        if let Some(own) = own.filter(|own| own.is_subset(domain)) {
+            return Some(GroupCores { level, cpus: own.clone() });
+        }
+        // The cores to which its threads are pinned already are taken first.
+        let present = group.cpus();
+        let mut cores: Vec<&CpuSet> = free.iter().copied().filter(|core| core.is_subset(domain)).collect();
+        cores.sort_by_key(|core| !core.intersects(&present));
+        let cpus = cores.into_iter().take(group.threads.len());
+        Some(GroupCores { level, cpus: cpus.flat_map(CpuSet::iter).collect() })
+    })
+}
+
+/// Returns true if each group that fits into an L3 cache in `from` fits into one in `to`, and the same for NUMA nodes. `from` and
+/// `to` are the PUs of a job before and after a move. Where this is false, the move would divide a group.
+#[must_use]
+pub fn keeps_groups_together(
+    topology: &Topology,
+    groups: &[ThreadGroup],
+    from: &CpuSet,
+    to: &CpuSet,
+) -> bool {
+    // Where the threads are pinned now does not matter: all of them move.
+    let unpinned = |group: &ThreadGroup| ThreadGroup {
+        number: group.number,
+        threads: group.threads.iter().map(|thread| ThreadPlace { pinned_pu: None, ..*thread }).collect(),
+    };
+    let groups: Vec<ThreadGroup> = groups.iter().map(unpinned).collect();
+    let cores_of = |cpus: &CpuSet| choose_group_cores(topology, &cores_in(topology, cpus), &groups);
+    let (before, after) = (cores_of(from), cores_of(to));
+    before.iter().all(|(number, cores)| after.get(number).is_some_and(|now| now.level <= cores.level))
+}
+
+/// The PUs of `cpus`, core by core.
+fn cores_in(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
+    let inside = topology.cores().iter().map(|core| core.pus.intersection(cpus));
+    inside.filter(|core| !core.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::topology::RegularShape;
+
+    /// Two NUMA nodes of two L3 caches of two cores of one PU: node 0 has the PUs 0-3, the first L3 cache the PUs 0-1.
+    fn machine() -> Topology {
+        Topology::from_shape(RegularShape {
+            packages: 2,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 2,
+            cores_per_l3: 2,
+            pus_per_core: 1,
+        })
+    }
+
+    /// A group of threads that ran last on these PUs. None is pinned.
+    fn group(number: u32, last_cpus: &[u32]) -> ThreadGroup {
+        let thread = |&pu: &u32| ThreadPlace { last_cpu: Pu(pu), pinned_pu: None };
+        ThreadGroup { number, threads: last_cpus.iter().map(thread).collect() }
+    }
+
+    fn cores(cpus: &str, groups: &[ThreadGroup]) -> Vec<(u32, Level, String)> {
+        let machine = machine();
+        let free = cores_in(&machine, &cpus.parse().unwrap());
+        let chosen = choose_group_cores(&machine, &free, groups).into_iter();
+        chosen.map(|(number, cores)| (number, cores.level, cores.cpus.to_string())).collect()
+    }
+
+    #[test]
+    fn a_group_gets_the_smallest_domain_in_which_each_thread_has_a_core() {
+        assert_eq!(cores("0-7", &[group(1, &[0, 7])]), [(1, Level::L3, "0-1".into())]);
+        assert_eq!(cores("0-7", &[group(1, &[6, 7])]), [(1, Level::L3, "6-7".into())]);
+        assert_eq!(cores("0-7", &[group(1, &[0, 4, 5])]), [(1, Level::NumaNode, "4-6".into())]);
+        assert_eq!(cores("0-7", &[group(1, &[0, 1, 2, 3, 4])]), []);
+        assert_eq!(cores("0,2,4,6", &[group(1, &[4, 0])]), [(1, Level::NumaNode, "0,2".into())]);
+    }
+
+    #[test]
+    fn pins_count_more_than_the_last_pu() {
+        let mut pinned = group(1, &[0, 1]);
+        pinned.threads[0].pinned_pu = Some(Pu(5));
+        assert_eq!(cores("0-7", std::slice::from_ref(&pinned)), [(1, Level::L3, "4-5".into())]);
+        // Both cores are shared with other threads.
+        pinned.threads[1].pinned_pu = Some(Pu(4));
+        assert_eq!(cores("0-3", std::slice::from_ref(&pinned)), [(1, Level::L3, "4-5".into())]);
+        pinned.threads[1].pinned_pu = Some(Pu(5));
+        assert_eq!(cores("0-3", &[pinned]), [(1, Level::L3, "0-1".into())]);
+    }
+
+    #[test]
+    fn two_groups_do_not_share_a_core() {
+        let groups = [group(1, &[0, 1]), group(2, &[0, 1])];
+        assert_eq!(cores("0-7", &groups), [(1, Level::L3, "0-1".into()), (2, Level::L3, "2-3".into())]);
+        // The larger one is placed first.
+        let groups = [group(1, &[0, 1]), group(2, &[0, 1, 2, 3])];
+        assert_eq!(cores("0-7", &groups), [(1, Level::L3, "4-5".into()), (2, Level::NumaNode, "0-3".into())]);
+        assert_eq!(cores("0-3", &groups), [(2, Level::NumaNode, "0-3".into())]);
+        assert_eq!(cores("", &groups), []);
+    }
+
+    #[test]
+    fn a_move_keeps_a_group_together_if_it_finds_a_domain_of_the_same_level() {
+        let keeps = |group: ThreadGroup, from: &str, to: &str| {
+            keeps_groups_together(&machine(), &[group], &from.parse().unwrap(), &to.parse().unwrap())
+        };
+        assert!(keeps(group(1, &[0, 1]), "0-1,4", "5-7"));
+        assert!(!keeps(group(1, &[0, 1]), "0-1,4", "1,3,5"), "two L3 caches instead of one");
+        assert!(keeps(group(1, &[0, 4]), "0,4", "1,5"), "it was divided before");
+        assert!(!keeps(group(1, &[0, 1, 2]), "0-2", "1,4,6"));
+        assert!(keeps(group(1, &[0, 2, 3]), "0,2-3", "4,6-7"));
+    }
+}

@@ -1,0 +1,48 @@
+//! The busy threads of the address spaces that processes of a job share: where they run.
+
+use crate::basics::{CpuSet, prelude::*};
+use crate::machine::{Level, ThreadGroup, ThreadPlace};
+use crate::state::WardenState;
+use crate::terms::JobId;
+
+impl WardenState {
+    /// Returns the busy threads of each address space that several processes of the job `id` share. If none of them is busy,
+    /// the first thread of each process instead: it may be busy soon.
+    #[must_use]
+    pub fn thread_groups_of(&self, id: &JobId) -> Vec<ThreadGroup> {
+        if self.address_spaces.groups().next().is_none() {
+            return Vec::new();
+        }
+        let mut busy: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
+        let mut idle: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
+        for member in self.members_of(id) {
+            let Some(group) = self.address_spaces.group_of(member.id) else { continue };
+            for (index, (thread_id, thread)) in member.living_threads().enumerate() {
+                let pinned_pu = self.pinned_pu_of(member, thread_id.tid);
+                let place = ThreadPlace { last_cpu: thread.last_cpu, pinned_pu };
+                if thread.demand.is_hot {
+                    busy.entry(group).or_default().push(place);
+                } else if index == 0 {
+                    idle.entry(group).or_default().push(place);
+                }
+            }
+        }
+        idle.retain(|group, _| !busy.contains_key(group));
+        busy.into_iter().chain(idle).map(|(number, threads)| ThreadGroup { number, threads }).collect()
+    }
+
+    /// Returns the PUs of each group of [`Self::thread_groups_of`] that runs in one L3 cache or in one NUMA node now.
+    #[must_use]
+    pub fn undivided_groups_of(&self, id: &JobId) -> Vec<CpuSet> {
+        let groups = self.thread_groups_of(id).into_iter().map(|group| group.cpus());
+        groups.filter(|cpus| self.lies_in_one_domain(cpus)).collect()
+    }
+
+    fn lies_in_one_domain(&self, cpus: &CpuSet) -> bool {
+        [Level::L3, Level::NumaNode].into_iter().any(|level| {
+            let mut domains = cpus.iter().map(|pu| self.topology.domain_index(level, pu));
+            let first = domains.next().flatten();
+            first.is_some() && domains.all(|domain| domain == first)
+        })
+    }
+}

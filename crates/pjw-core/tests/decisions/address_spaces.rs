@@ -1,0 +1,153 @@
+//! Processes that share an address space: placed in one L3 or NUMA node, and kept together when their job is resized or moved.
+
+use pjw_core::command::Command;
+use pjw_core::job::CpuRequest;
+use pjw_core::policy::Policy;
+use pjw_core::topology::Topology;
+
+use crate::machine::{Machine, ROOT, assign_of, machine_with, regular_topology, set};
+
+/// A job `a` of so many cores, in which each of these processes runs all the time, and has been pinned. Those of each group share
+/// an address space, which is found afterwards.
+fn busy_job(topology: Topology, cores: u32, pids: &[u32], groups: &[&[u32]]) -> Machine {
+    let mut machine = machine_with(topology, Policy::default());
+    for &pid in pids {
+        machine.spawn(pid, 1, 0);
+    }
+    machine.assign("a", cores, pids).unwrap();
+    run_for_seconds(&mut machine, 6, pids);
+    machine.share_memory(groups);
+    run_for_seconds(&mut machine, 6, pids);
+    machine
+}
+
+fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> usize {
+    let second = |_| {
+        machine.run(busy);
+        machine.settle().len()
+    };
+    (0..seconds).map(second).sum()
+}
+
+/// Two NUMA nodes of four cores of one PU: node 0 has the PUs 0-3.
+fn two_nodes() -> Topology {
+    regular_topology(2, 1, 1, 4, 1)
+}
+
+fn is_in(machine: &Machine, pids: &[u32], cpus: &str) -> bool {
+    pids.iter().all(|&pid| set(&machine.effective_mask(pid, pid)).is_subset(&set(cpus)))
+}
+
+/// Whether each process has a PU of its own.
+fn have_pus_of_their_own(machine: &Machine, pids: &[u32]) -> bool {
+    let mut masks: Vec<String> = pids.iter().map(|&pid| machine.effective_mask(pid, pid)).collect();
+    masks.sort();
+    masks.dedup();
+    masks.len() == pids.len() && masks.iter().all(|mask| set(mask).len() == 1)
+}
+
+#[test]
+fn tasks_are_pinned_in_one_node_each_to_a_core_of_its_own() {
+    let pids = [10, 11, 12, 13, 14];
+    let mut machine = busy_job(two_nodes(), 8, &pids, &[]);
+    assert_eq!((machine.effective_mask(13, 13), machine.effective_mask(14, 14)), ("3".into(), "4".into()));
+    machine.share_memory(&[&[13, 14]]);
+    run_for_seconds(&mut machine, 6, &pids);
+    assert!(is_in(&machine, &[13, 14], "4-7"), "{}", machine.effective_mask(13, 13));
+    assert!(have_pus_of_their_own(&machine, &pids));
+    assert_eq!(run_for_seconds(&mut machine, 10, &pids), 0, "nothing is left to change");
+}
+
+#[test]
+fn a_group_larger_than_a_node_is_balanced_as_processes_are() {
+    let pids = [10, 11, 12, 13, 14];
+    let mut machine = busy_job(two_nodes(), 8, &pids, &[&pids]);
+    assert!(have_pus_of_their_own(&machine, &pids));
+    assert_eq!(run_for_seconds(&mut machine, 10, &pids), 0);
+}
+
+#[test]
+fn a_group_that_fits_into_an_l3_is_not_spread_over_its_node() {
+    // Two nodes of two L3 caches of two cores.
+    let pids = [10, 11, 12, 13];
+    let machine = busy_job(regular_topology(2, 1, 2, 2, 1), 8, &pids, &[&[10, 13], &[11, 12]]);
+    assert!(have_pus_of_their_own(&machine, &pids));
+    let l3s = ["0-1", "2-3", "4-5", "6-7"];
+    for group in [[10, 13], [11, 12]] {
+        assert!(l3s.iter().any(|l3| is_in(&machine, &group, l3)), "{group:?}");
+    }
+}
+
+#[test]
+fn a_job_that_shrinks_keeps_the_node_of_its_tasks() {
+    let pids = [10, 11, 12, 13, 14, 15, 16];
+    for (cores, kept) in [(6, 3), (4, 3), (3, 3), (2, 2)] {
+        let mut machine = busy_job(two_nodes(), 8, &pids, &[&[14, 15, 16]]);
+        assert!(is_in(&machine, &[14, 15, 16], "4-7"), "node 0 has the four others");
+        machine.assign("a", cores, &[]).unwrap();
+        let grant = set(&machine.grant("a"));
+        assert_eq!(grant.len(), cores as usize);
+        assert!(grant.intersection(&set("4-7")).len() >= kept, "{cores}: {grant}");
+        run_for_seconds(&mut machine, 10, &[14, 15, 16]);
+        assert!(is_in(&machine, &[14, 15, 16], "4-7"), "{cores}: {grant}");
+    }
+}
+
+#[test]
+fn a_job_that_shrinks_divides_none_of_two_groups() {
+    // Without the groups, six of eight cores would be four of one node and two of the other one.
+    let (one, two) = ([10, 11, 12], [20, 21, 22]);
+    let pids = [10, 11, 12, 20, 21, 22];
+    let mut machine = busy_job(two_nodes(), 8, &pids, &[&one, &two]);
+    machine.assign("a", 6, &[]).unwrap();
+    let grant = set(&machine.grant("a"));
+    assert_eq!(
+        (grant.intersection(&set("0-3")).len(), grant.intersection(&set("4-7")).len()),
+        (3, 3),
+        "{grant}"
+    );
+    run_for_seconds(&mut machine, 6, &pids);
+    for group in [one, two] {
+        assert!(is_in(&machine, &group, "0-3") || is_in(&machine, &group, "4-7"), "{group:?}");
+    }
+    assert!(have_pus_of_their_own(&machine, &pids));
+}
+
+#[test]
+fn an_idle_group_is_kept_together_where_it_ran_last() {
+    let pids = [10, 11, 12, 13, 14, 15];
+    let mut machine = busy_job(two_nodes(), 8, &pids, &[&[14, 15]]);
+    machine.bind(14, 14, "6");
+    machine.bind(15, 15, "7");
+    run_for_seconds(&mut machine, 10, &[10, 11, 12, 13]);
+    machine.assign("a", 5, &[]).unwrap();
+    let grant = set(&machine.grant("a"));
+    assert!(set("6-7").is_subset(&grant), "{grant}");
+}
+
+/// Two packages of three nodes of two cores: package 0 has the PUs 0-5. The job `a` has the two cores of node 0, and one of package 1.
+/// In package 1 it would lie in one package instead of two, but each of its cores in another node.
+fn fragmented(groups: &[&[u32]]) -> Machine {
+    let mut machine = machine_with(regular_topology(2, 3, 1, 2, 1), Policy::default());
+    let pids = [10, 11];
+    pids.iter().for_each(|&pid| drop(machine.spawn(pid, 1, 0)));
+    for (id, cpus) in [("a", "0-1,6"), ("b", "2-5,7,9,11")] {
+        machine.command(Command::Assign(assign_of(id, Some(CpuRequest::Exactly(set(cpus)))))).unwrap();
+    }
+    machine.assign("a", 3, &pids).unwrap();
+    machine.share_memory(groups);
+    run_for_seconds(&mut machine, 6, &pids);
+    assert_eq!(machine.grant("a"), "0-1,6");
+    machine
+}
+
+#[test]
+fn no_move_divides_a_group() {
+    let grant_after_defragmentation = |groups: &[&[u32]]| {
+        let mut machine = fragmented(groups);
+        machine.command(Command::Defrag { caller: ROOT }).unwrap();
+        machine.grant("a")
+    };
+    assert_eq!(grant_after_defragmentation(&[]), "6,8,10");
+    assert_eq!(grant_after_defragmentation(&[&[10, 11]]), "0-1,6");
+}

@@ -1,0 +1,132 @@
+//! Looks at the threads of each address space for a moment: do they wait for one another to map and unmap memory?
+//!
+//! Only address spaces with several threads are looked at. If fewer than two of these threads run or wait at the first looks,
+//! no more looks follow. So a job whose processes sleep, or have one thread each, costs nothing or little.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pjw_core::diagnosis::map_lock::{MapLockLooks, MapLockWaits};
+use pjw_core::ids::{Pid, Tid};
+use pjw_linux::proc::map_lock::ThreadActivity;
+use pjw_linux::proc::procfs::ProcDir;
+
+use super::spaces::LiveProcess;
+
+/// The number of looks, and the time between two of them: 200 ms in all.
+const LOOKS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(2);
+/// After so many looks, threads that were never active are looked at no more.
+const FIRST_LOOKS: u32 = 10;
+/// The longest time for all looks. This thread has a low priority, so it may wait for a CPU between two looks.
+const MAX_TIME: Duration = Duration::from_secs(2);
+/// The largest number of threads that are looked at: the first ones of each job.
+const MAX_THREADS: usize = 1024;
+
+/// A thread that is looked at.
+#[derive(Debug)]
+struct Watched {
+    /// The index of its address space.
+    space: usize,
+    pid: Pid,
+    tid: Tid,
+    was_active: bool,
+    looks: u32,
+    waits: u32,
+    first: Option<ThreadActivity>,
+    last: Option<ThreadActivity>,
+}
+
+/// Returns the address spaces whose threads wait for one another. `spaces` has the number of the address space of each process,
+/// if it is known. Ends early, with what was found so far, when `is_wanted` returns false.
+pub(super) fn find_waits(
+    proc: &mut ProcDir,
+    processes: &[LiveProcess],
+    spaces: &[Option<u32>],
+    is_wanted: &dyn Fn() -> bool,
+) -> Vec<MapLockWaits> {
+    let mut threads = threads_to_watch(proc, processes, spaces);
+    let begin = Instant::now();
+    for look in 1..=LOOKS {
+        if threads.is_empty() || !is_wanted() || begin.elapsed() > MAX_TIME {
+            break;
+        }
+        threads.retain_mut(|thread| thread.look(proc));
+        if look == FIRST_LOOKS {
+            keep_active(&mut threads);
+        }
+        sleep(PAUSE);
+    }
+    keep_active(&mut threads);
+    let mut looks: BTreeMap<usize, MapLockLooks> = BTreeMap::new();
+    for thread in &threads {
+        thread.add_to(looks.entry(thread.space).or_default());
+    }
+    looks.values().filter_map(MapLockLooks::finding).collect()
+}
+
+/// The threads of the address spaces that have several.
+fn threads_to_watch(proc: &mut ProcDir, processes: &[LiveProcess], spaces: &[Option<u32>]) -> Vec<Watched> {
+    // A process of which it is unknown counts as an address space of its own.
+    let key = |(process, space): (&LiveProcess, &Option<u32>)| space.ok_or(process.id.pid);
+    let keys: Vec<Result<u32, Pid>> = processes.iter().zip(spaces).map(key).collect();
+    let mut counts: BTreeMap<Result<u32, Pid>, usize> = BTreeMap::new();
+    for (process, key) in processes.iter().zip(&keys) {
+        *counts.entry(*key).or_default() += process.threads.max(1);
+    }
+    let several: Vec<Result<u32, Pid>> =
+        counts.into_iter().filter(|&(_, count)| count > 1).map(|(key, _)| key).collect();
+    let mut threads = Vec::new();
+    for (process, key) in processes.iter().zip(&keys) {
+        let Ok(space) = several.binary_search(key) else { continue };
+        let pid = process.id.pid;
+        // A process that has ended has no threads.
+        let tids = proc.tids(pid).unwrap_or_default().into_iter();
+        let left = MAX_THREADS.saturating_sub(threads.len());
+        threads.extend(tids.take(left).map(|tid| Watched {
+            space,
+            pid,
+            tid,
+            was_active: false,
+            looks: 0,
+            waits: 0,
+            first: None,
+            last: None,
+        }));
+    }
+    threads
+}
+
+/// Drops the threads that were never active, and those of address spaces with only one active thread.
+fn keep_active(threads: &mut Vec<Watched>) {
+    threads.retain(|thread| thread.was_active);
+    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+    threads.iter().for_each(|thread| *counts.entry(thread.space).or_default() += 1);
+    let alone: BTreeSet<usize> =
+        counts.into_iter().filter(|&(_, count)| count < 2).map(|(space, _)| space).collect();
+    threads.retain(|thread| !alone.contains(&thread.space));
+}
+
+impl Watched {
+    /// Looks at the thread once. Returns false if it has ended.
+    fn look(&mut self, proc: &mut ProcDir) -> bool {
+        let Ok(activity) = proc.thread_activity(self.pid, self.tid) else { return false };
+        self.was_active |= activity.is_active;
+        self.looks += 1;
+        self.waits += u32::from(activity.waits_for_map_lock);
+        self.first.get_or_insert(activity);
+        self.last = Some(activity);
+        true
+    }
+
+    fn add_to(&self, looks: &mut MapLockLooks) {
+        let Some((first, last)) = self.first.zip(self.last) else { return };
+        looks.pids.insert(self.pid);
+        looks.threads += 1;
+        looks.looks += self.looks;
+        looks.waits += self.waits;
+        looks.cpu_ticks += last.cpu_ticks.saturating_sub(first.cpu_ticks);
+        looks.system_ticks += last.system_ticks.saturating_sub(first.system_ticks);
+    }
+}

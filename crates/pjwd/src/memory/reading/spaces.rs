@@ -1,0 +1,206 @@
+//! Which processes of a job share an address space, so that its memory counts once.
+//!
+//! The scans of the daemon know this after two looks. A reading may come earlier. So it compares the other processes by kcmp(2),
+//! but only those with the same start address of the stack: the kernel keeps this address in the `mm_struct`, and execve(2)
+//! chooses a new one. Processes that executed a program of their own cause no call.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use nix::errno::Errno;
+use pjw_core::ids::{Pid, ProcessId};
+
+/// A process of a job whose memory is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobProcess {
+    /// The process.
+    pub id: ProcessId,
+    /// The number of the group of processes with which the process shares its address space, as the scans of the daemon
+    /// found it. `None` if the scans did not find that the process shares its address space.
+    pub group: Option<u32>,
+    /// The number of its threads, as the last scan found it.
+    pub threads: usize,
+}
+
+impl From<ProcessId> for JobProcess {
+    /// A process of one thread, of which no scan found that it shares its address space.
+    fn from(id: ProcessId) -> Self {
+        Self { id, group: None, threads: 1 }
+    }
+}
+
+/// A living process of a job.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LiveProcess {
+    pub(super) id: ProcessId,
+    pub(super) group: Option<u32>,
+    pub(super) threads: usize,
+    /// The thread of which the memory of the process is read. The first thread has no memory any more if it has exited, while
+    /// others go on. `None` if no thread has memory: a zombie.
+    pub(super) thread: Option<Pid>,
+    /// The start address of the stack. `None` if this user may not read it.
+    pub(super) stack_start: Option<u64>,
+}
+
+/// Numbers the address spaces of the processes. `None` for a process that can't be compared with others: kcmp(2) needs the
+/// rights of ptrace(2) for both processes, a container may forbid it, and a kernel may have been built without it.
+pub(super) fn number_address_spaces(
+    processes: &[LiveProcess],
+    compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno> + Copy,
+) -> Vec<Option<u32>> {
+    let mut with_stack: BTreeMap<u64, u32> = BTreeMap::new();
+    for stack in processes.iter().filter_map(|process| process.stack_start) {
+        *with_stack.entry(stack).or_default() += 1;
+    }
+    // The first process of each address space with its number, in the order of the kernel, by the address of the stack.
+    let mut known: BTreeMap<Option<u64>, Vec<(Pid, u32)>> = BTreeMap::new();
+    // A process may have executed a program after the last scan. Then it has another stack than its group.
+    let mut groups: BTreeMap<(u32, Option<u64>), u32> = BTreeMap::new();
+    let mut number = |unused: u32, process: &LiveProcess| {
+        let stack = process.stack_start;
+        let group = process.group.map(|group| (group, stack));
+        if let Some(&number) = group.and_then(|group| groups.get(&group)) {
+            return Some(number);
+        }
+        let is_alone = stack.is_some_and(|stack| with_stack.get(&stack) == Some(&1));
+        let number = match process.thread.filter(|_| !is_alone) {
+            None => Some(unused),
+            Some(thread) => number_address_space(known.entry(stack).or_default(), thread, unused, compare),
+        };
+        let number = number.or(group.map(|_| unused))?;
+        groups.extend(group.map(|group| (group, number)));
+        Some(number)
+    };
+    (0..).zip(processes).map(|(unused, process)| number(unused, process)).collect()
+}
+
+/// Returns the number of the address space of a process: `unused` if no known process has the same one.
+fn number_address_space(
+    known: &mut Vec<(Pid, u32)>,
+    pid: Pid,
+    unused: u32,
+    compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno>,
+) -> Option<u32> {
+    // A process that may not be compared with any other may not be compared with itself either.
+    while compare(pid, pid).is_ok() {
+        let mut failed = None;
+        let found = known.binary_search_by(|&(other, _)| {
+            compare(other, pid).unwrap_or_else(|_| {
+                failed = Some(other);
+                Ordering::Less
+            })
+        });
+        let Some(other) = failed else {
+            if let Err(index) = found {
+                known.insert(index, (pid, unused));
+            }
+            return Some(found.map_or(unused, |index| known[index].1));
+        };
+        // One of the two has ended meanwhile. If that is the other one, it is left out.
+        if compare(other, other).is_ok() {
+            return None;
+        }
+        known.retain(|(known, _)| *known != other);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use pjw_core::ids::StartTime;
+
+    use super::*;
+
+    fn process(pid: u32, group: Option<u32>, stack_start: Option<u64>) -> LiveProcess {
+        let id = ProcessId { pid: Pid(pid), start: StartTime(1) };
+        LiveProcess { id, group, threads: 1, thread: Some(Pid(pid)), stack_start }
+    }
+
+    /// Processes that nothing is known of, all with the same stack.
+    fn forked(pids: &[u32]) -> Vec<LiveProcess> {
+        pids.iter().map(|&pid| process(pid, None, Some(0x7fff_0000))).collect()
+    }
+
+    /// The address space of each process is its pid without the last digit. Pids that end with 9 may not be compared.
+    fn compare(one: Pid, other: Pid) -> Result<Ordering, Errno> {
+        let is_hidden = |pid: Pid| pid.0 % 10 == 9;
+        if is_hidden(one) || is_hidden(other) {
+            Err(Errno::EPERM)
+        } else {
+            Ok((one.0 / 10).cmp(&(other.0 / 10)))
+        }
+    }
+
+    #[test]
+    fn the_address_space_of_a_process_that_cannot_be_compared_is_unknown() {
+        assert_eq!(
+            number_address_spaces(&forked(&[30, 39, 10, 49, 20, 31, 11, 21, 19]), compare),
+            [Some(0), None, Some(2), None, Some(4), Some(0), Some(2), Some(4), None]
+        );
+        // Process 20 ends once it is known.
+        let is_over = Cell::new(false);
+        let ending = |one: Pid, other: Pid| {
+            if is_over.get() && (one.0 == 20 || other.0 == 20) {
+                return Err(Errno::ESRCH);
+            }
+            is_over.set(is_over.get() || one.0 == 30);
+            compare(one, other)
+        };
+        assert_eq!(number_address_spaces(&forked(&[20, 30, 10, 31, 11]), ending), [0, 1, 2, 1, 2].map(Some));
+    }
+
+    #[test]
+    fn zombies_share_nothing() {
+        let zombie = |pid| LiveProcess { thread: None, ..process(pid, None, None) };
+        assert_eq!(number_address_spaces(&[zombie(1), zombie(2)], compare), [Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn processes_with_stacks_of_their_own_cause_no_call() {
+        let calls = Cell::new(0);
+        let counted = |one: Pid, other: Pid| {
+            calls.set(calls.get() + 1);
+            compare(one, other)
+        };
+        let ordinary: Vec<LiveProcess> =
+            (0..10_000).map(|pid| process(pid, None, Some(u64::from(pid) << 12))).collect();
+        let numbers = number_address_spaces(&ordinary, counted);
+        assert!((0..10_000).map(Some).eq(numbers), "each has an address space of its own");
+        assert_eq!(calls.get(), 0);
+    }
+
+    #[test]
+    fn what_the_scans_found_needs_no_call_and_holds_where_kcmp_is_forbidden() {
+        let forbidden = |_: Pid, _: Pid| Err(Errno::EPERM);
+        let tasks = [1, 2, 3].map(|pid| process(pid, Some(7), Some(0x1000)));
+        assert_eq!(number_address_spaces(&tasks, forbidden), [Some(0); 3]);
+        let hidden = [1, 2].map(|pid| process(pid, Some(7), None));
+        let others = [process(3, Some(8), None), process(4, None, None)];
+        let numbers = number_address_spaces(&[hidden, others].concat(), forbidden);
+        assert_eq!(numbers, [Some(0), Some(0), Some(2), None]);
+    }
+
+    #[test]
+    fn a_process_that_executed_a_program_after_the_scan_is_in_its_group_no_more() {
+        let tasks = [
+            process(1, Some(7), Some(0x1000)),
+            process(2, Some(7), Some(0x2000)),
+            process(3, Some(7), Some(0x1000)),
+        ];
+        assert_eq!(number_address_spaces(&tasks, |_, _| Ok(Ordering::Equal)), [Some(0), Some(1), Some(0)]);
+    }
+
+    #[test]
+    fn a_task_that_no_scan_has_seen_yet_is_found_beside_those_of_its_group() {
+        let tasks = [
+            process(11, None, Some(0x1000)),
+            process(12, Some(7), Some(0x1000)),
+            process(13, Some(7), Some(0x1000)),
+        ];
+        assert_eq!(number_address_spaces(&tasks, compare), [Some(0); 3]);
+        let tasks = [tasks[1], tasks[2], tasks[0], process(21, None, Some(0x1000))];
+        assert_eq!(number_address_spaces(&tasks, compare), [Some(0), Some(0), Some(0), Some(3)]);
+    }
+}
