@@ -184,7 +184,7 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
 
 #[test]
 fn run_of_a_borrower_without_a_core_begins_its_command_when_a_core_is_free() {
-    let Some(daemon) = lending_daemon(&format!("{LENDING}starved = \"freeze\"\n")) else { return };
+    let Some(mut daemon) = lending_daemon(&format!("{LENDING}starved = \"freeze\"\n")) else { return };
     let other = Shell::start();
     assign(&daemon, "all", "normal", &crate::processes::core_count().to_string(), &other);
     let job = daemon.job_id("late");
@@ -192,6 +192,10 @@ fn run_of_a_borrower_without_a_core_begins_its_command_when_a_core_is_free() {
     let mut run = run.args(["--", "sh", "-c", "echo $PJW_CPUS"]).stdout(Stdio::piped()).spawn().unwrap();
     wait_until("the job waits", || daemon.job("late").is_some_and(|job| job.state == "waiting"));
     assert!(run.try_wait().unwrap().is_none(), "the command has not begun");
+    daemon.stop();
+    daemon.spawn();
+    wait_until("the job waits again", || daemon.job("late").is_some_and(|job| job.state == "waiting"));
+    assert!(run.try_wait().unwrap().is_none(), "the stop of the daemon did not end it");
     daemon.release("all").unwrap();
     let output = wait_for("the command ends", || run.try_wait().unwrap()).success();
     let mut cpus = String::new();

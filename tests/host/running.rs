@@ -4,6 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
+use pjw_tests::programs::program_path;
 use pjw_tests::waiting::wait_until;
 
 use crate::processes::{Shell, has_two_cores, mask};
@@ -100,4 +101,34 @@ fn the_command_does_not_inherit_the_mask_of_the_caller() {
     ));
     let cpus = parse_allowed_cpus(output_text.as_bytes());
     assert!(cpus.len() >= 2, "two cores were requested, and the command has {cpus}");
+}
+
+#[test]
+fn instances_that_a_command_of_a_job_spawns_run_on_the_cores_of_that_job() {
+    let daemon = Daemon::start("");
+    let (pjwctl, socket) = (program_path("pjwctl"), daemon.socket());
+    let inner = [pjwctl.to_str().unwrap(), "--socket", socket.to_str().unwrap(), "spawn", "-n", "2", "--"];
+    let print = ["sh", "-c", "echo $PJW_JOB $PJW_CPUS"];
+    let id = daemon.job_id("outer");
+    let output =
+        daemon.pjwctl(&[&["run", "--cores", "1", "--job", &id, "--"], &inner[..], &print[..]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let of_jobs: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(of_jobs, [id.as_str(), id.as_str()], "{text}");
+}
+
+#[test]
+fn a_thread_is_no_process_that_can_be_assigned() {
+    let daemon = Daemon::start("");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let tid = nix::unistd::gettid().to_string();
+            let output = daemon.pjwctl(&["assign", &daemon.job_id("a"), "--cores", "1", "--pid", &tid]);
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            let expected = format!("{tid} is a thread of process {}", std::process::id());
+            assert!(output.status.code() == Some(1) && told.contains(&expected), "{told}");
+        });
+    });
+    assert!(daemon.status().jobs.is_empty());
 }

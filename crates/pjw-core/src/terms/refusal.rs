@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are, prelude::*};
+use crate::basics::{CpuSet, Pid, Pu, Tid, Uid, cpus_are, prelude::*};
 use crate::terms::job::{JobId, JobSource};
 
 /// The unit of the numbers in a [`Refusal`], such as the numbers of requested and of free CPUs: whole cores
@@ -189,6 +189,16 @@ pub enum Refusal {
     #[error("there is no process {pid}: it may have exited; check the number with ps -p {pid}")]
     NoSuchProcess {
         /// The pid that the command named.
+        pid: Pid,
+    },
+    /// The number is the id of a thread that is not the first one of its process.
+    #[error(
+        "{tid} is a thread of process {pid}: name the process ({pid}), all its threads belong to the job then"
+    )]
+    IsThread {
+        /// The thread id that the command named as a pid.
+        tid: Tid,
+        /// The process to which the thread belongs.
         pid: Pid,
     },
     /// All processes that a command assigned to a new job ended before the command was complete.

@@ -6,4 +6,5 @@ pub mod map_lock;
 pub(crate) mod memory_files;
 pub mod memory_use;
 pub mod procfs;
+pub mod thread_group;
 mod vfork;

@@ -257,6 +257,11 @@ pub struct CoreArgs {
     pub within_job: Option<WithinJobArg>,
 }
 
+fn parse_pid(text: &str) -> Result<u32, &'static str> {
+    let pid = text.parse().ok().filter(|&pid| pid > 0);
+    pid.ok_or("give the number of one process, such as 4711, and --pid again for each other one")
+}
+
 /// The command line options of `pjwctl assign`, which gives cores to a job and adds processes to it.
 #[derive(Debug, Args)]
 pub struct AssignArgs {
@@ -266,7 +271,7 @@ pub struct AssignArgs {
     #[command(flatten)]
     pub core_args: CoreArgs,
     /// A process that joins the job, with its descendants; may be given several times
-    #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long = "pid", value_name = "PID", value_parser = parse_pid)]
     pub pids: Vec<u32>,
     /// A session whose processes join the job, with their descendants
     #[arg(long, value_name = "SID", value_parser = clap::value_parser!(u32).range(1..))]

@@ -131,13 +131,32 @@ pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Jo
         std::thread::sleep(TIME_BETWEEN_CHECKS);
         let status = match read_status(client) {
             Err(ClientError::Io(_) | ClientError::Timeout(_)) => {
-                *client = warden.connect()?;
-                read_status(client)?
+                *client = connect_again(warden, &job);
+                continue;
             }
             other => other?,
         };
         let known = status.jobs.into_iter().find(|known| known.id == job.id);
         job = known.ok_or_else(|| anyhow!("{} was released before it had a core", job.id))?;
+    }
+}
+
+/// Connects to pjwd once more. The job goes on waiting while no pjwd runs: the next pjwd knows it.
+fn connect_again(warden: &Warden, job: &Job) -> Client {
+    let mut is_told = false;
+    loop {
+        match warden.connect() {
+            Ok(client) => return client,
+            Err(error) if !is_told => {
+                is_told = true;
+                output::print_error(&format!(
+                    "{} waits for a core, and goes on waiting until pjwd runs again: {error:#}",
+                    job.id
+                ));
+            }
+            Err(_) => {}
+        }
+        std::thread::sleep(TIME_BETWEEN_CHECKS);
     }
 }
 

@@ -66,7 +66,8 @@ impl Grant {
         let job: Job = match call_for(&mut client, "Assign", &assign, "job") {
             Ok(job) => job,
             Err(fault) => {
-                let job = schedulers_job(&mut client, pid).filter(|_| request.job.is_none());
+                // A process of a job can't join another one: the instances then run on the cores of that job.
+                let job = own_job(&mut client, pid).filter(|_| request.job.is_none());
                 return match (fault, job) {
                     (ClientError::Refused { .. }, Some(job)) => {
                         let (directory, cpu_count_variables) = surroundings(&mut client, &job);
@@ -77,6 +78,12 @@ impl Grant {
                             cpu_count_variables,
                             client: None,
                         })
+                    }
+                    (fault @ ClientError::Refused { .. }, None) if request.cores.is_none() && size > 1 => {
+                        let fault = anyhow::Error::from(fault);
+                        Err(fault.context(format!(
+                            "spawn -n {size} asks for {size} cores, one for each instance (with fewer, give --cores, and several share)"
+                        )))
                     }
                     (fault, _) => Err(fault.into()),
                 };
@@ -103,10 +110,10 @@ impl Grant {
     }
 }
 
-/// The job of this process, if it is one of a scheduler.
-fn schedulers_job(client: &mut Client, pid: u32) -> Option<String> {
+/// The job of this process, if it belongs to one.
+fn own_job(client: &mut Client, pid: u32) -> Option<String> {
     let reasons: ExplainPidReply = client.call("ExplainPid", &ExplainPid { pid, after_tid: None }).ok()?;
-    reasons.job.filter(|job| !job.starts_with("manual:"))
+    reasons.job
 }
 
 /// The directory with the core map of a job, and the variables for its size. Without the directory the instances have the

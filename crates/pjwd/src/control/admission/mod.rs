@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Caller, Command, Reply};
-use pjw_core::{ids::Uid, job::JobId, policy::Mode, refusal::Refusal};
+use pjw_core::ids::{Tid, Uid};
+use pjw_core::{job::JobId, policy::Mode, refusal::Refusal};
 use pjw_ipc::wire::Job;
+use pjw_linux::proc::thread_group::process_of_thread;
 use tracing::{debug, warn};
 
 use crate::config::Settings;
@@ -62,19 +64,32 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
+/// The refusal of a command that names a thread where it must name a process: other commands could name the process, which
+/// would then be in two jobs.
+fn named_thread(command: &Command) -> Option<Refusal> {
+    let Command::Assign(request) = command else { return None };
+    request.pids.iter().find_map(|&named| {
+        let tid = Tid(named.0);
+        process_of_thread(tid).filter(|&pid| pid != named).map(|pid| Refusal::IsThread { tid, pid })
+    })
+}
+
 /// Answers `command` without the event loop, if possible. This saves the scan that the event loop makes for a
 /// command. `rules` are the configured rules for users who are not administrators. `jobs` are the jobs in the last
 /// published status of the daemon. Almost all of these answers are refusals, for example because the job belongs to
 /// another user.
 ///
-/// Returns `None` if only the event loop can answer: the caller must send the command to the event loop. Always
-/// returns `None` for a command of an administrator.
+/// Returns `None` if only the event loop can answer: the caller must send the command to the event loop. A command of
+/// an administrator is answered here only if it names a thread as a process.
 #[must_use]
 pub fn answer_without_event_loop(
     rules: &AdmissionRules,
     jobs: &[Arc<Job>],
     command: &Command,
 ) -> Option<Result<Reply, Refusal>> {
+    if let Some(refusal) = named_thread(command) {
+        return Some(Err(refusal));
+    }
     let caller = caller_of(command);
     if caller.is_admin {
         return None;

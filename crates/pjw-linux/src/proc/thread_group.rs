@@ -1,0 +1,32 @@
+//! The process to which a thread belongs.
+
+use std::fs;
+
+use pjw_core::ids::{Pid, Tid};
+
+/// Returns the process to which the thread `tid` belongs, from `/proc/TID/status` (`Tgid`). The kernel shows this file for
+/// each thread, although it lists only processes in `/proc`. `None` if there is no such thread, or if its file can't be read.
+#[must_use]
+pub fn process_of_thread(tid: Tid) -> Option<Pid> {
+    let status = fs::read(format!("/proc/{tid}/status")).ok()?;
+    // Only the `Name:` line can contain bytes that are not UTF-8.
+    let status = String::from_utf8_lossy(&status);
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok().map(Pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::unistd::gettid;
+
+    use super::*;
+
+    #[test]
+    fn each_thread_of_a_process_belongs_to_it() {
+        let own = || Tid(gettid().as_raw().cast_unsigned());
+        let of_thread = std::thread::spawn(move || (own(), process_of_thread(own()))).join().unwrap();
+        assert_eq!(of_thread.1, Some(Pid(std::process::id())));
+        assert_ne!(of_thread.0.0, std::process::id());
+        assert_eq!(process_of_thread(Tid(0)), None);
+    }
+}
