@@ -249,7 +249,7 @@ fn a_check_of_what_changed_finds_what_a_check_of_everything_finds() {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set("0,4"));
     let mut audit = GrantAudit::new(&state, &policy);
     let holding = |name: &str, cpus: &str, shared| {
-        let grant = crate::terms::Grant { is_shared: shared, ..pjw_grant(set(cpus)) };
+        let grant = Grant { is_shared: shared, ..pjw_grant(set(cpus)) };
         Job { grant: Some(grant), ..Job::new(job(name), Uid(1001), EndCondition::Reservation, UnixMillis(0)) }
     };
     type Change<'a> = &'a dyn Fn(&mut WardenState);

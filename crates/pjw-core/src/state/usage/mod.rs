@@ -11,7 +11,7 @@
 //! the rest of the process's time after its end: what the parent got more than was read of the process. docs/adr/0024 has
 //! the alternatives.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
 use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes, SharedMemory};
 
 mod processes;
@@ -112,7 +112,8 @@ impl UsageState {
         let of_job = self.processes.values().filter(|process| process.job == *job);
         let readable: u64 = of_job.map(|process| process.readable_again_ns(began_at)).sum();
         let ended_cpu_ns = open.usage.cpu_ns.saturating_sub(readable);
-        Some(JobUsage { cpu_ns: open.cpu_ns(), ended_cpu_ns, ..open.usage.clone() })
+        let read_until = open.usage.read_until.max(open.sample_began_at);
+        Some(JobUsage { read_until, cpu_ns: open.cpu_ns(), ended_cpu_ns, ..open.usage.clone() })
     }
 
     /// Removes the usage of a job that has ended, with its processes.
@@ -243,6 +244,12 @@ impl UsageState {
         let taken = of_parents.map(|(&pid, &times)| (pid, times)).collect();
         exit_times.retain(|pid, _| processes.contains_key(pid));
         taken
+    }
+
+    /// The beginning of the present sample of a job, in ns since boot. `None` if a thread with this start time is older than the job.
+    pub(crate) fn sample_start_for_new_thread(&self, job: &JobId, start: StartTime) -> Option<Nanos> {
+        let open = self.jobs.get(job)?;
+        is_born_since(start, open.usage.began_at).then_some(open.sample_began_at)
     }
 
     /// Adds the pending wait time to the sample of a job.
