@@ -25,6 +25,12 @@ pub struct Report {
     /// The time for which runnable threads waited while cores of their own job idled, summed over the threads, in
     /// seconds.
     pub waited_s: Thousandths,
+    /// The mean number of cores that the job held. 0 in a report of an older pjwd.
+    #[serde(default)]
+    pub cores_held_mean: Thousandths,
+    /// The mean number of CPUs (hardware threads) that the job held. 0 in a report of an older pjwd.
+    #[serde(default)]
+    pub cpus_held_mean: Thousandths,
     /// The mean number of CPUs that the job used.
     pub cores_used_mean: Thousandths,
     /// The number of CPUs that the job exceeded for at most 5 % of the time.

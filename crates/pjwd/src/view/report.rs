@@ -23,6 +23,8 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         wall_s: seconds(report.wall_ns),
         cpu_s: seconds(usage.cpu_ns),
         waited_s: seconds(usage.stranded_ns),
+        cores_held_mean: Thousandths(report.mean_cores_permille()),
+        cpus_held_mean: Thousandths(report.mean_pus_permille()),
         cores_used_mean: Thousandths(report.mean_use_permille()),
         cores_used_p95: Thousandths(usage.levels.exceeded_for(50, most_used)),
         threads_max: usage.threads_max,
