@@ -198,11 +198,20 @@ impl UsageState {
     /// job has already ended.
     ///
     /// - `shared_memory` is the shared part of the job's memory. An estimate does not replace an exact value.
+    /// - `pss_bytes` is the sum of the PSS of the job's processes. `None` if their pages were not read. The report has the largest
+    ///   of all stored sums.
     /// - `peak_bytes` is the largest memory use of the job's cgroup up to now. `None` if unknown. The report
     ///   has the largest of all stored peaks.
-    pub fn note_memory(&mut self, job: &JobId, shared_memory: SharedMemory, peak_bytes: Option<u64>) {
+    pub fn note_memory(
+        &mut self,
+        job: &JobId,
+        shared_memory: SharedMemory,
+        pss_bytes: Option<u64>,
+        peak_bytes: Option<u64>,
+    ) {
         let Some(open) = self.jobs.get_mut(job) else { return };
         let usage = &mut open.usage;
+        usage.largest_pss = usage.largest_pss.max(pss_bytes);
         usage.memory_peak = usage.memory_peak.max(peak_bytes);
         if !shared_memory.is_estimate || usage.shared.is_none_or(|known| known.is_estimate) {
             usage.shared = Some(shared_memory);

@@ -101,6 +101,8 @@ pub struct JobUsage {
     pub violations: u32,
     /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup that measures it.
     pub memory_peak: Option<u64>,
+    /// The largest sum of the PSS of the job's processes in one reading of their pages, in bytes. `None` if they were never read.
+    pub largest_pss: Option<u64>,
     /// The shared part of the job's memory, by the last reading of its pages, or else by the last estimate. `None` if its
     /// memory was never read.
     pub shared: Option<SharedMemory>,

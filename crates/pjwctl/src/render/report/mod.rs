@@ -57,7 +57,12 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         add("leaving", format!("{attempts} to leave its cores, {repairs}"));
     }
     if let Some(bytes) = report.memory_peak {
-        add("memory", format!("{} MiB at most", bytes.div_ceil(1 << 20)));
+        let mebibytes = bytes.div_ceil(1 << 20);
+        let peak = match report.memory_peak_source.as_deref() {
+            Some("smaps") => format!("{mebibytes} MiB in the largest reading of its pages (PSS)"),
+            _ => format!("{mebibytes} MiB at most"),
+        };
+        add("memory", peak);
     }
     if let Some(permille) = report.shared_permille {
         let percent = text::percent_text(permille);
