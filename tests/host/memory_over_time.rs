@@ -76,7 +76,8 @@ fn the_report_of_a_job_has_the_shared_part_of_its_memory_if_that_was_read() {
     let farm = Farm::start("late", 0);
     let daemon = Daemon::start("");
     farm.assign(&daemon);
-    let shared = number(&memory(&daemon)["shared_permille"]);
+    let reading = memory(&daemon);
+    let shared = number(&reading["shared_permille"]);
     daemon.release("farm").unwrap();
     let report = |daemon: &Daemon| -> Value {
         let output = daemon.pjwctl(&["report", &daemon.job_id("farm"), "--json"]);
@@ -86,10 +87,15 @@ fn the_report_of_a_job_has_the_shared_part_of_its_memory_if_that_was_read() {
     let read = report(&daemon);
     assert!(agree(number(&read["shared_permille"]), shared, 20), "{read} {shared}");
     assert_eq!(read["shared_source"], "smaps");
+    // A machine on which each session has a memory cgroup tells the peak by that.
+    let source = read["memory_peak_source"].as_str().unwrap_or_default();
+    assert!(["smaps", "cgroup"].contains(&source), "{read}");
+    assert!(number(&read["memory_peak"]) >= number(&reading["pss"]) * 9 / 10, "{read} {reading}");
     farm.assign(&daemon);
     daemon.release("farm").unwrap();
     let unread = report(&daemon);
     assert!(unread["shared_permille"].is_null() && unread["shared_source"].is_null(), "{unread}");
+    assert_ne!(unread["memory_peak_source"], "smaps", "{unread}");
 }
 
 #[test]

@@ -128,6 +128,36 @@ fn an_openmp_program_starts_one_thread_per_core_of_its_job() {
         let words = ["spawn", "-n", "1", "--cores", "all", "--proxy", proxy, "--", program];
         assert_eq!(text(&run(&daemon, &words, &[])), format!("{all}\n"), "{proxy}");
     }
+    if !has_two_cores() {
+        return;
+    }
+    let spawn = |map: &str, proxy: &str| {
+        let words = ["spawn", "-n", "2", "--local", "--json", "--map", map, "--proxy", proxy, "--", program];
+        run(&daemon, &words, &[])
+    };
+    let first = daemon.status().cores[0].cpus.clone();
+    let second = daemon.status().cores[1].cpus.clone();
+    let mode = |output: &Output| {
+        let (text, json) = (text(output), text(output).find('{').unwrap_or_default());
+        let mut threads: Vec<String> = text[..json].lines().map(str::to_owned).collect();
+        threads.sort();
+        let printed: serde_json::Value = serde_json::from_str(&text[json..]).unwrap();
+        (threads, printed["mode"].as_str().unwrap().to_owned(), printed["why"].as_str().unwrap().to_owned())
+    };
+    let (threads, name, why) = mode(&spawn(&format!("{first};{second}"), "auto"));
+    let expected = if cfg!(target_arch = "x86_64") { "proxy" } else { "exec" };
+    assert_eq!((threads, name.as_str()), (vec!["1".to_owned(); 2], expected), "{why}");
+    let unequal = format!("{first};{first},{second}");
+    let (threads, name, why) = mode(&spawn(&unequal, "auto"));
+    assert_eq!((threads, name.as_str()), (vec!["1".to_owned(), "2".to_owned()], "exec"));
+    assert!(why.contains("different values of"), "{why}");
+    let refused = spawn(&unequal, "always");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
+    assert!(
+        message.contains("nothing was started") && message.contains("--proxy auto or never"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -25,6 +25,12 @@ pub struct Report {
     /// The time for which runnable threads waited while cores of their own job idled, summed over the threads, in
     /// seconds.
     pub waited_s: Thousandths,
+    /// The mean number of cores that the job held. 0 in a report of an older pjwd.
+    #[serde(default)]
+    pub cores_held_mean: Thousandths,
+    /// The mean number of CPUs (hardware threads) that the job held. 0 in a report of an older pjwd.
+    #[serde(default)]
+    pub cpus_held_mean: Thousandths,
     /// The mean number of CPUs that the job used.
     pub cores_used_mean: Thousandths,
     /// The number of CPUs that the job exceeded for at most 5 % of the time.
@@ -37,8 +43,13 @@ pub struct Report {
     pub repairs: u32,
     /// The number of attempts to leave the cores of the job.
     pub violations: u32,
-    /// The largest memory use of the job's cgroup, in bytes. `None` if it was not measured.
+    /// The largest memory use of the job, in bytes: of its cgroup, or else in a reading of its pages. `None` if it was not measured.
     pub memory_peak: Option<u64>,
+    /// How `memory_peak` was measured: `cgroup` (the kernel kept the largest use of the job's cgroup) or `smaps` (the largest sum of
+    /// the PSS of its processes in the readings of their pages, between which more may have been used). `None` if it was not
+    /// measured, and in a report of an older pjwd.
+    #[serde(default)]
+    pub memory_peak_source: Option<String>,
     /// The share of the job's memory that its processes shared, in permille, by the last reading of its pages, or else by
     /// the last estimate. `None` if its memory was never read.
     pub shared_permille: Option<u32>,

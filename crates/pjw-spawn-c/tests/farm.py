@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -221,6 +222,23 @@ def a_fork_that_fails_tells_its_error():
     assert error.errno == errno.ENOMEM, error
 
 
+def an_exception_that_leaves_the_handler_of_a_work_function_fails_the_item():
+    def failing():
+        raise MemoryError("no room for the text")
+
+    def work(item):
+        raise ValueError("this text is lost")
+
+    # The result of a callback that ctypes leaves by an exception is undefined.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: os._exit(9)
+    text, pjw_farm._text_of_exception = pjw_farm._text_of_exception, failing
+    try:
+        with pjw_farm.Farm(work, 2, workers=1) as farm:
+            assert [(result.outcome, result.bytes) for result in farm] == [(pjw_farm.FAILED, b"")] * 2
+    finally:
+        pjw_farm._text_of_exception, sys.unraisablehook = text, hook
+
+
 def a_reader_that_fails_ends_the_farm():
     def read(number):
         if number == 3:
@@ -253,4 +271,5 @@ if __name__ == "__main__":
     a_writer_writes_at_its_end_what_it_held_back()
     an_interrupt_during_the_fork_reaches_the_caller_and_leaves_no_process()
     a_fork_that_fails_tells_its_error()
+    an_exception_that_leaves_the_handler_of_a_work_function_fails_the_item()
     a_reader_that_fails_ends_the_farm()

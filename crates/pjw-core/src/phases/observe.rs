@@ -11,6 +11,10 @@ use crate::state::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
 use crate::terms::{CpusetRecord, Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread};
 
+/// The longest wait of a new thread that counts although it began before the present sample of its job, in ns. A process is found
+/// and its threads are read by several scans, between which a sample may end.
+const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
+
 /// Updates the state with the processes, cgroups and PUs of the scan.
 pub(crate) fn update_state(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
@@ -333,13 +337,23 @@ fn updated_thread(
     });
     let before = known.map(|known| known.demand).unwrap_or_default();
     let demand = before.with_reading(thread.run_ns, thread.wait_ns, now, idle_until, draft.policy);
-    // Before its first reading a thread may have waited before its job began.
-    if before.last_read_at().is_some() {
-        draft.state.usage.pending_wait_ns += demand.waited_ns().saturating_sub(before.waited_ns());
-    }
+    draft.state.usage.pending_wait_ns += match before.last_read_at() {
+        Some(_) => demand.waited_ns().saturating_sub(before.waited_ns()),
+        None => first_wait_ns(draft, process.pid, thread),
+    };
     let Thread { start, comm, state, last_cpu, .. } = *thread;
     let effective_mask = thread.effective_mask.clone();
     MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry }
+}
+
+/// The time for which a thread that is read for the first time has waited, in ns, as it counts for the present sample of its job. A
+/// thread that is older than its job may have waited before the job began: its time does not count.
+fn first_wait_ns(draft: &Draft<'_>, pid: Pid, thread: &Thread) -> u64 {
+    let state = &*draft.state;
+    let job = state.members.get(&pid).map(|member| &member.job);
+    let began_at = job.and_then(|job| state.usage.sample_start_for_new_thread(job, thread.start));
+    let Some(began_at) = began_at else { return 0 };
+    thread.wait_ns.min(draft.now.since_boot.0.saturating_sub(began_at.0).max(MAX_LATE_WAIT_NS))
 }
 
 /// Compares a mask that was read with the mask entry of the thread.

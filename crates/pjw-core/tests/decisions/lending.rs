@@ -1,6 +1,7 @@
 //! Lending: jobs of the class besteffort borrow free cores, and cores that jobs of the class guaranteed leave idle.
 
 mod explained;
+mod frozen;
 mod idle_priority;
 mod owner_threads;
 mod random_steps;
@@ -351,32 +352,6 @@ fn cores_are_borrowed_evenly_from_all_owners() {
         m.advance(SECOND);
     }
     assert_eq!(lent(&m), "3,7", "one of each");
-}
-
-#[test]
-fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
-    for (housekeeping, starved, ownerships, cpus) in [
-        ("0", StarvedPolicy::Squeeze, Ownership::Squeezed, "0"),
-        ("0", StarvedPolicy::Freeze, Ownership::Frozen, "1-7"),
-        ("", StarvedPolicy::Squeeze, Ownership::Frozen, "0-7"),
-    ] {
-        let mut m = lending_machine();
-        m.policy.housekeeping_cpus = set(housekeeping);
-        m.state = WardenState::new(m.state.topology.clone(), &set(housekeeping));
-        m.policy.lending.starved = starved;
-        m.spawn(20, 1, 0);
-        assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
-        m.spawn(10, 1, 0);
-        let all = u32::try_from(m.state.pool.free_cpus().len()).unwrap();
-        m.assign("normal", all, &[10]).unwrap();
-        assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(ownerships), cpus));
-        let spec = &m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec;
-        assert_eq!((spec.idle, spec.frozen), (true, ownerships == Ownership::Frozen));
-        assert_sound(&m);
-        m.release("normal").unwrap();
-        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core came free");
-        assert!(!m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec.frozen);
-    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! What a job used is added up while it runs, and its end leaves a report.
 
 use pjw_core::diagnosis::verdict::judge_ended_job;
-use pjw_core::ids::Pid;
+use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
+use pjw_core::policy::BindingPolicy;
 use pjw_core::ports::MachineInterface;
 use pjw_core::record::Record;
 use pjw_core::state::WardenState;
@@ -54,6 +55,7 @@ fn a_job_that_uses_its_cores_is_reported_as_fine() {
     );
     assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (20, 80));
     assert_eq!((report.usage.cores_max, report.usage.threads_max), (4, 4));
+    assert_eq!((report.mean_cores_permille(), report.mean_pus_permille()), (4000, 4000));
     let verdict = judge_ended_job(&report).unwrap();
     assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0));
     assert_eq!(report.incomplete, None);
@@ -186,6 +188,98 @@ fn a_job_that_ended_while_no_daemon_ran_is_reported_with_what_the_journal_knows(
     let report = machine.reports.remove(0);
     assert_eq!(seconds(report.usage.cpu_ns), 70);
     assert!(report.incomplete.unwrap().contains("while pjwd was not running"));
+}
+
+#[test]
+fn a_job_that_ended_while_no_daemon_ran_is_judged_by_the_time_that_is_known() {
+    let mut machine = with_job(4);
+    run(&mut machine, 70, &[20, 21, 22, 23]);
+    machine.exit(20);
+    restart(&mut machine);
+    machine.advance(10 * 3600 * SECOND);
+    machine.settle();
+    let report = machine.reports.remove(0);
+    assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (70, 280), "{report:?}");
+    let verdict = judge_ended_job(&report).unwrap();
+    assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0), "{verdict:?}");
+}
+
+/// Seconds in which the threads `waiting` wait for half of the time.
+fn run_waiting(machine: &mut Machine, busy: &[u32], waiting: &[u32]) {
+    for _ in 0..12 {
+        machine.run_waiting(busy, waiting);
+        let scan = machine.state.scan_request(false);
+        let _ = machine.cycle(&scan, &[]);
+    }
+}
+
+#[test]
+fn threads_that_their_program_bound_to_one_core_of_four_are_judged_as_bound() {
+    let mut machine = with_job(4);
+    machine.policy.bindings = BindingPolicy::Respect;
+    let threads = [20, 21, 22, 23];
+    threads.iter().for_each(|&tid| machine.bind(20, tid, "0"));
+    run_waiting(&mut machine, &threads, &threads);
+    let report = end(&mut machine);
+    assert_eq!(judge_ended_job(&report).unwrap().kind.word(), "bound", "{report:?}");
+}
+
+#[test]
+fn eight_threads_on_two_cores_are_judged_as_oversubscribed() {
+    let mut machine = with_job(2);
+    (24..28).for_each(|tid| machine.clone_thread(20, tid));
+    let threads: Vec<u32> = (20..28).collect();
+    run_waiting(&mut machine, &threads, &threads);
+    let report = end(&mut machine);
+    let verdict = judge_ended_job(&report).unwrap();
+    assert_eq!(verdict.kind.word(), "oversubscribed", "{report:?}");
+    assert!(verdict.advice[0].starts_with("8 threads want to run on 2 cores"), "{verdict:?}");
+}
+
+#[test]
+fn a_job_with_a_helper_thread_that_makes_the_others_wait_is_judged_as_fine() {
+    let mut machine = with_job(2);
+    for _ in 0..12 {
+        machine.run(&[20, 21]);
+        let tenth = SECOND / 10;
+        for thread in machine.process(20).threads.iter_mut().filter(|(tid, _)| (20..23).contains(&tid.0)) {
+            match thread {
+                (Tid(20), thread) => {
+                    (thread.run_ns, thread.wait_ns) = (thread.run_ns - 4 * tenth, thread.wait_ns + 4 * tenth);
+                }
+                (Tid(22), thread) => {
+                    (thread.run_ns, thread.wait_ns) = (thread.run_ns + 4 * tenth, thread.wait_ns + tenth);
+                }
+                _ => {}
+            }
+        }
+        let scan = machine.state.scan_request(false);
+        let _ = machine.cycle(&scan, &[]);
+    }
+    let report = end(&mut machine);
+    assert_eq!(judge_ended_job(&report).unwrap().kind.word(), "fine", "{report:?}");
+}
+
+#[test]
+fn the_wait_of_a_process_that_started_in_the_job_counts_from_its_start() {
+    let mut machine = with_job(2);
+    run(&mut machine, 1, &[20]);
+    for pid in [100, 200].repeat(20) {
+        (pid..pid + 8).for_each(|child| drop(machine.spawn(child, 20, 1001)));
+        machine.advance(SECOND / 2);
+        let children: Vec<u32> = (pid..pid + 8).collect();
+        for &child in &children {
+            let mut process = machine.process(child);
+            let thread = process.threads.values_mut().next().unwrap();
+            (thread.run_ns, thread.wait_ns) = (SECOND / 8, SECOND * 3 / 8);
+        }
+        machine.settle();
+        children.iter().for_each(|&child| machine.exit(child));
+    }
+    let report = end(&mut machine);
+    let verdict = judge_ended_job(&report).unwrap();
+    assert_eq!(verdict.kind.word(), "oversubscribed", "{report:?}");
+    assert!(verdict.advice[0].contains("short processes want to run on 2 cores"), "{verdict:?}");
 }
 
 /// Replaces the state by the one that a new daemon makes from the records of a rewritten journal.

@@ -204,7 +204,7 @@ def _fork_function(interrupts):
     return call
 
 
-def _guarded(function, failure):
+def _without_exceptions(function, failure):
     # For an exception outside of the handlers of the function, such as a second KeyboardInterrupt.
     def call(*arguments):
         try:
@@ -259,16 +259,16 @@ class Farm:
         options.flags |= _ALLOW_THREADS * bool(allow_threads)
         if cpus is not None:
             options.cpus = ";".join(str(entry) for entry in cpus).encode()
-        options.work = _Work(_guarded(_work_function(work), 1))
+        options.work = _Work(_without_exceptions(_work_function(work), 1))
         if read is not None:
-            options.read = _Read(_guarded(_read_function(read), -1))
+            options.read = _Read(_without_exceptions(_read_function(read), -1))
         if write is not None:
-            options.write = _Write(_guarded(_write_function(write), 1))
+            options.write = _Write(_without_exceptions(_write_function(write), 1))
         if worker_start is not None:
-            options.worker_start = _AtWorker(_guarded(_start_function(worker_start), None))
-        options.worker_end = _AtWorker(_guarded(_end_function(worker_end), None))
-        options.writer_end = _WriterEnd(_guarded(_writer_end_function(writer_end), 1))
-        options.fork_process = _Fork(_guarded(_fork_function(self._interrupts), -1))
+            options.worker_start = _AtWorker(_without_exceptions(_start_function(worker_start), None))
+        options.worker_end = _AtWorker(_without_exceptions(_end_function(worker_end), None))
+        options.writer_end = _WriterEnd(_without_exceptions(_writer_end_function(writer_end), 1))
+        options.fork_process = _Fork(_without_exceptions(_fork_function(self._interrupts), -1))
         # The library calls the functions as long as the farm exists.
         self._options = options
         self._frozen = freeze

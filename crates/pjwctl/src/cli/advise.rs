@@ -27,10 +27,10 @@ const MAX_ITEMS: u64 = 1 << 43;
 #[derive(Debug, Clone, Args)]
 pub struct AdviseArgs {
     /// The time in which only one process works, such as 90s, 5m or 1h30m; 0s for none
-    #[arg(long, value_name = "TIME", value_parser = serial_time)]
+    #[arg(long, value_name = "TIME", value_parser = serial_time, allow_hyphen_values = true)]
     pub serial: Duration,
     /// The time of one item on one core, such as 1ms or 2.5s
-    #[arg(long, value_name = "TIME", value_parser = item_time)]
+    #[arg(long, value_name = "TIME", value_parser = item_time, allow_hyphen_values = true)]
     pub item: Duration,
     /// The number of workers, each on a core of its own [default: the CPUs of this process]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_WORKERS))]
@@ -43,6 +43,9 @@ pub struct AdviseArgs {
     pub json: JsonArg,
 }
 
+/// The units of a time, for a message.
+const UNITS: &str = "ms, s, m and h";
+
 /// A time with its unit, of at most a year.
 fn time(text: &str) -> Option<Duration> {
     const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -51,12 +54,16 @@ fn time(text: &str) -> Option<Duration> {
 }
 
 fn serial_time(text: &str) -> Result<Duration, String> {
-    time(text).ok_or_else(|| "give a time of at most a year with its unit, such as 90s or 5m".to_owned())
+    time(text).ok_or_else(|| {
+        format!("give a time from 0s to a year, in units of {UNITS}, such as 90s, 5m or 1h30m")
+    })
 }
 
 fn item_time(text: &str) -> Result<Duration, String> {
     let above_zero = time(text).filter(|time| !time.is_zero());
-    above_zero.ok_or_else(|| "give a time above 0 with its unit, such as 1ms or 2s".to_owned())
+    above_zero.ok_or_else(|| {
+        format!("give a time above 0 and of at most a year, in units of {UNITS}, such as 1ms or 2.5s")
+    })
 }
 
 #[cfg(test)]
@@ -73,5 +80,20 @@ mod tests {
             assert!(item_time(text).is_err(), "{text:?}");
         }
         assert!(item_time("0s").is_err());
+        for message in [serial_time("1d").unwrap_err(), item_time("1d").unwrap_err()] {
+            assert!(message.contains("in units of ms, s, m and h"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_negative_time_is_refused_as_a_time_and_not_as_an_unknown_option() {
+        use clap::{Args as _, Command};
+        let command = AdviseArgs::augment_args(Command::new("advise"));
+        for words in
+            [["advise", "--serial", "-1s", "--item", "2s"], ["advise", "--serial", "1s", "--item", "-2s"]]
+        {
+            let message = command.clone().try_get_matches_from(words).unwrap_err().to_string();
+            assert!(message.contains("in units of ms, s, m and h"), "{message}");
+        }
     }
 }

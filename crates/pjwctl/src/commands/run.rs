@@ -143,12 +143,12 @@ pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Jo
 
 /// Connects to pjwd once more. The job goes on waiting while no pjwd runs: the next pjwd knows it.
 fn connect_again(warden: &Warden, job: &Job) -> Client {
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
         match warden.connect() {
             Ok(client) => return client,
-            Err(error) if !is_told => {
-                is_told = true;
+            Err(error) if !is_reported => {
+                is_reported = true;
                 output::print_error(&format!(
                     "{} waits for a core, and goes on waiting until pjwd runs again: {error:#}",
                     job.id

@@ -50,6 +50,8 @@ pub enum Message {
         since: String,
         /// The shared part of its memory.
         shared: SharedMemory,
+        /// The sum of the PSS of its processes, in bytes. `None` if their pages were not read.
+        pss: Option<u64>,
         /// The largest amount, in bytes, that was charged to the job's memory cgroup. `None` if the job has none of its own.
         peak: Option<u64>,
     },

@@ -75,7 +75,8 @@ impl JobRecorder {
             let is_estimate = reading.kind == ReadingKind::Estimate;
             let shared = SharedMemory { permille: reading.sum.shared_permille, is_estimate };
             let (job, since, peak) = (self.id.clone(), self.since.clone(), reading.peak);
-            let _ = self.outbox.send(Message::MemoryWasRead { job, since, shared, peak });
+            let pss = (!is_estimate).then_some(reading.sum.pss);
+            let _ = self.outbox.send(Message::MemoryWasRead { job, since, shared, pss, peak });
         }
         self.records.borrow_mut().add(&self.id, &self.since, reading)
     }

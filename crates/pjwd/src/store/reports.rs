@@ -1,7 +1,8 @@
 //! The reports of ended jobs on disk: `reports.jsonl` in the state directory, one report per line.
 //!
 //! A report is appended. When the file has grown to its limit, it is written again with the reports that are kept, and
-//! renamed into place. Without space for that, the newest reports are written over the oldest, which needs no space. The
+//! renamed into place. Without space for that, the newest reports are written over the oldest, which needs no space. The file
+//! keeps its size then: empty lines fill the room for the next reports, which another program would take otherwise. The
 //! daemon may be killed at any instruction: a line that is not a report is skipped at the next start, and named. A store
 //! that can't be written never stops the daemon: the reports then stay in memory.
 
@@ -35,14 +36,15 @@ pub struct ReportStore {
     dir: PathBuf,
     /// `None` if the file can't be opened.
     file: Option<File>,
-    /// The length of the file in bytes, up to the end of the last complete line.
+    /// The length of the reports in the file, in bytes, up to the end of the last complete line. Empty lines may follow.
     length: u64,
     /// The reports that are kept, oldest first, each with the length of its line.
     kept: VecDeque<(Arc<Report>, u64)>,
     kept_bytes: u64,
     /// The largest number of reports that are kept.
     max_reports: usize,
-    /// Whether the last report could not be written without dropping others, or not at all. This is logged once.
+    /// Whether a report could not be written without dropping others, or not at all, since the file was last written again.
+    /// This is logged once.
     is_short_of_space: bool,
 }
 
@@ -82,7 +84,7 @@ impl ReportStore {
     /// reports, and writes the newest reports into the space that the file already has. If the file can't be opened,
     /// the report is stored in memory only.
     ///
-    /// Logs the first failed write. Logs no further failure until a write has succeeded. If the maximum number of
+    /// Logs the first failed write. Logs no further failure until the whole file was written again. If the maximum number of
     /// reports is 0, does nothing.
     pub fn add(&mut self, report: Report) {
         if self.max_reports == 0 {
@@ -96,14 +98,11 @@ impl ReportStore {
         if !self.is_in_place() {
             return self.make_again();
         }
-        match self.append(&line) {
-            Ok(()) => self.is_short_of_space = false,
-            Err(error) => {
-                // Half of the space, so that the next reports find room too.
-                self.drop_oldest(self.kept_bytes / 2);
-                self.log_shortage(&error);
-                self.shrink();
-            }
+        if let Err(error) = self.append(&line) {
+            // Half of the space, so that the next reports find room too.
+            self.drop_oldest(self.kept_bytes / 2);
+            self.log_shortage(&error);
+            self.shrink();
         }
     }
 
@@ -174,7 +173,8 @@ impl ReportStore {
         let file = self.open_file()?;
         (&file).take(MAX_READ_BYTES).read_to_end(&mut text)?;
         let (mut unreadable, mut known) = (Vec::new(), BTreeSet::new());
-        for (number, line) in (1..).zip(text.split_inclusive(|&byte| byte == b'\n')) {
+        let lines = (1..).zip(text.split_inclusive(|&byte| byte == b'\n'));
+        for (number, line) in lines.filter(|(_, line)| *line != b"\n") {
             let complete = line.ends_with(b"\n").then_some(line);
             match complete.and_then(|line| serde_json::from_slice::<Report>(line).ok()) {
                 // A daemon that was killed while it wrote over the oldest reports has left some twice.
@@ -185,7 +185,10 @@ impl ReportStore {
                 None => unreadable.push(number),
             }
         }
-        (self.length, self.file) = (text.len() as u64, Some(file));
+        let last = text.iter().rposition(|&byte| byte != b'\n');
+        // The line ends with a line break, or is not complete.
+        let length = last.map_or(0, |last| text.len().min(last + 2));
+        (self.length, self.file) = (length as u64, Some(file));
         Ok(unreadable)
     }
 
@@ -197,14 +200,10 @@ impl ReportStore {
 
     fn append(&mut self, line: &[u8]) -> io::Result<()> {
         let Some(file) = &self.file else { return Err(io::Error::other("it could not be opened")) };
-        let written = file.write_all_at(line, self.length);
-        if written.is_err() {
-            // Remove a partial line.
-            let _ = file.set_len(self.length);
-        } else {
-            self.length += line.len() as u64;
-        }
-        written
+        // After an error the file may have a part of the line. It stays, because its room is needed.
+        file.write_all_at(line, self.length)?;
+        self.length += line.len() as u64;
+        Ok(())
     }
 
     /// Makes the directory and the file again, after another program removed them.
@@ -245,14 +244,20 @@ impl ReportStore {
         Ok(())
     }
 
-    /// Writes the newest reports over the content of the file, as many as fit into the space that the file has.
+    /// Writes the newest reports over the content of the file, as many as fit into the space that the file has, and fills the rest
+    /// with empty lines.
     fn shrink(&mut self) {
-        self.drop_oldest(self.length);
-        let text = self.text().ok().filter(|text| text.len() as u64 <= self.length);
-        let (Some(file), Some(text)) = (&self.file, text) else { return };
-        let written = file.write_all_at(&text, 0).and_then(|()| file.set_len(text.len() as u64));
-        if written.is_ok() {
-            self.length = text.len() as u64;
+        let Some(size) = self.file.as_ref().and_then(|file| file.metadata().ok()).map(|meta| meta.len())
+        else {
+            return;
+        };
+        self.drop_oldest(size);
+        let text = self.text().ok().filter(|text| text.len() as u64 <= size);
+        let (Some(file), Some(mut text)) = (&self.file, text) else { return };
+        let length = text.len() as u64;
+        text.resize(usize::try_from(size).unwrap_or(text.len()), b'\n');
+        if file.write_all_at(&text, 0).is_ok() {
+            self.length = length;
         }
     }
 

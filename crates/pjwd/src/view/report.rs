@@ -1,7 +1,7 @@
 //! The report of an ended job, as clients receive it.
 
 use pjw_core::diagnosis::verdict::Verdict;
-use pjw_core::usage::{JobReport, SharedMemory};
+use pjw_core::usage::{JobReport, JobUsage, SharedMemory};
 use pjw_ipc::report::{Report, Thousandths};
 
 use super::to_wire::format_rfc3339;
@@ -23,18 +23,30 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         wall_s: seconds(report.wall_ns),
         cpu_s: seconds(usage.cpu_ns),
         waited_s: seconds(usage.stranded_ns),
+        cores_held_mean: Thousandths(report.mean_cores_permille()),
+        cpus_held_mean: Thousandths(report.mean_pus_permille()),
         cores_used_mean: Thousandths(report.mean_use_permille()),
         cores_used_p95: Thousandths(usage.levels.exceeded_for(50, most_used)),
         threads_max: usage.threads_max,
         serial_s: seconds(usage.serial_ns),
         repairs: usage.repairs,
         violations: usage.violations,
-        memory_peak: usage.memory_peak,
+        memory_peak: usage.memory_peak.or(usage.largest_pss),
+        memory_peak_source: peak_source(usage).map(str::to_owned),
         shared_permille: usage.shared.map(|shared| shared.permille),
         shared_source: usage.shared.map(|shared| shared_kind(shared).source_name().to_owned()),
         verdict: verdict.map(|verdict| verdict.kind.word().to_owned()),
         advice: verdict.map(|verdict| verdict.advice.clone()).unwrap_or_default(),
         incomplete: report.incomplete.clone(),
+    }
+}
+
+/// How the peak in the report was measured.
+fn peak_source(usage: &JobUsage) -> Option<&'static str> {
+    match (usage.memory_peak, usage.largest_pss) {
+        (Some(_), _) => Some(ReadingKind::Estimate.source_name()),
+        (None, Some(_)) => Some(ReadingKind::Pages.source_name()),
+        (None, None) => None,
     }
 }
 

@@ -91,13 +91,7 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     let advice = match kind {
         VerdictKind::Fine => Vec::new(),
         VerdictKind::Serial => serial_advice(report),
-        VerdictKind::Oversubscribed => vec![format!(
-            "{} threads want to run on {}: set OMP_NUM_THREADS={} (divided by the number of ranks, if there are several), or \
-             the program's own number of threads.",
-            usage.threads_max,
-            cores(u64::from(usage.cores_max)),
-            usage.cores_max
-        )],
+        VerdictKind::Oversubscribed => vec![oversubscribed_advice(usage)],
         VerdictKind::Bound => vec![format!(
             "For {} of {} threads waited beside idle cores because their own program had bound them: do not bind them, or \
              to different cores each (OMP_PROC_BIND=false, mpirun --bind-to none).",
@@ -150,8 +144,34 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     vec![format!("{used}: {parts}. Let more threads do that part{ask}.")]
 }
 
+fn oversubscribed_advice(usage: &JobUsage) -> String {
+    let held = cores(u64::from(usage.cores_max));
+    if usage.threads_max > usage.pus_max {
+        return format!(
+            "{} threads want to run on {held}: set OMP_NUM_THREADS={} (divided by the number of ranks, if there are several), or \
+             the program's own number of threads.",
+            usage.threads_max, usage.cores_max
+        );
+    }
+    // No thread ran long enough to be called hot: these are processes that end soon.
+    let mean = usage.crowded_wanted_ns / usage.crowded_ns.max(1);
+    format!(
+        "On average {mean} threads of short processes want to run on {held}: start no more at a time than the job has CPUs \
+         (make -j{}).",
+        usage.pus_max
+    )
+}
+
 fn waiting_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
+    if report.is_borrower && is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+        return vec![format!(
+            "For {} of {} threads waited for cores that the job had borrowed and that other programs used: a job of the class \
+             normal has cores of its own.",
+            seconds(usage.displaced_ns),
+            seconds(usage.sampled_ns)
+        )];
+    }
     if is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
         return vec![format!(
             "For {} of {} threads waited for cores of their own job that other programs used: tell the administrator \

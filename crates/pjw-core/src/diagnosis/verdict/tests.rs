@@ -34,6 +34,7 @@ fn report_of(
         owner: Uid(1000),
         cpus: CpuSet::new(),
         is_provision: false,
+        is_borrower: false,
         started: UnixMillis(0),
         ended: UnixMillis(0),
         wall_ns: usage.sampled_ns,
@@ -62,6 +63,10 @@ fn a_good_job_is_fine_without_advice() {
         "fine",
         "one thread per PU"
     );
+    for (cores, helpers) in [(16, &[(60, 15_900, 9000, 16)][..]), (1, &[(60, 1000, 600, 1)])] {
+        let report = report("slurm:1", cores, helpers);
+        assert_eq!(judged(&report), ("fine", String::new()), "{cores} busy threads and helpers");
+    }
 }
 
 #[test]
@@ -93,6 +98,24 @@ fn fault_3_more_threads_than_cores() {
 }
 
 #[test]
+fn fault_3_with_a_serial_part_in_each_step() {
+    let (word, advice) = judged(&report("slurm:1", 4, &[(60, 2800, 20_000, 36)]));
+    assert_eq!(word, "oversubscribed");
+    assert!(advice.starts_with("36 threads want to run on 4 cores"), "{advice}");
+}
+
+#[test]
+fn fault_3_with_processes_that_end_before_they_are_hot() {
+    let (word, advice) = judged(&report("slurm:1", 4, &[(60, 3900, 12_000, 2)]));
+    assert_eq!(word, "oversubscribed");
+    assert_eq!(
+        advice,
+        "On average 15 threads of short processes want to run on 4 cores: start no more at a time than the job has CPUs \
+         (make -j4)."
+    );
+}
+
+#[test]
 fn fault_4_threads_that_their_program_bound_to_one_core() {
     let (word, advice) = judged(&report_of("slurm:1", (4, 1), &[(60, 1000, 3000, 4)], true));
     assert_eq!(word, "bound");
@@ -120,6 +143,10 @@ fn fault_6_other_programs_on_the_cores_of_the_job() {
     let (word, advice) = judged(&report("slurm:1", 4, &[(60, 2000, 2000, 4)]));
     assert_eq!(word, "waiting");
     assert!(advice.contains("cores of their own job that other programs used"), "{advice}");
+    let borrower = JobReport { is_borrower: true, ..report("slurm:1", 4, &[(60, 2000, 2000, 4)]) };
+    let (word, advice) = judged(&borrower);
+    assert_eq!(word, "waiting");
+    assert!(advice.contains("that the job had borrowed") && !advice.contains("administrator"), "{advice}");
 }
 
 #[test]

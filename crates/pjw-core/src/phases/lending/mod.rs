@@ -9,6 +9,7 @@ use crate::basics::{CpuSet, Nanos, Pu, cpus_are, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{Draft, warn};
+use crate::phases::usage;
 use crate::state::{Member, WardenState};
 use crate::terms::{
     CpusetHierarchy, Enforcement, Event, EventKind, Grant, GrantedBy, IdlePriority, Job, JobId, Mode,
@@ -381,6 +382,7 @@ fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
         return;
     }
     draft.out.events.extend(grant_event(draft.state, &job, ownership, &cpus, &reason));
+    usage::end_sample_before_freezing(draft, id, ownership);
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,

@@ -8,8 +8,8 @@ use crate::phases::draft::Draft;
 use crate::state::usage::OpenUsage;
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    EventKind, Job, JobId, JobReport, JobUsage, Observed, Process, ProcessTimes, Record, ScanScope, Snapshot,
-    UsageSample,
+    EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessTimes, Record,
+    ScanScope, Snapshot, UsageSample,
 };
 
 /// The least length of a sample, in ns.
@@ -258,11 +258,22 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     }
 }
 
-/// The number of cores that a job holds, and of their online PUs.
+/// The number of cores that a job holds, and of their online PUs. A frozen job holds none, although its grant has its last PUs.
 fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
+    let is_frozen = state.grant_of(job).is_some_and(|grant| grant.ownership == Ownership::Frozen);
     let cpus = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&state.pool.online_cpus()));
+    let cpus = cpus.filter(|_| !is_frozen);
     let Some(cpus) = cpus else { return (0, 0) };
     (state.topology.overlapping_core_count(&cpus), u32::try_from(cpus.len()).unwrap_or(u32::MAX))
+}
+
+/// Ends the sample of a job before its grant becomes `ownership`, if the job holds cores before or after, but not both: a frozen
+/// job holds none.
+pub(crate) fn end_sample_before_freezing(draft: &mut Draft<'_>, job: &JobId, ownership: Ownership) {
+    let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
+    if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {
+        end_sample(draft, job, 1);
+    }
 }
 
 /// Ends the sample of a job if it has at least this length.
@@ -348,6 +359,11 @@ pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
     let violations = of_job.filter(|event| event.kind == EventKind::Violation).count();
     usage.violations += u32::try_from(violations).unwrap_or(u32::MAX);
     let wall_ns = match usage.began_at {
+        // When the job ended is unknown, and what it used is known until the last reading.
+        began_at if is_unread => match usage.read_until.0.saturating_sub(began_at.0) {
+            0 => usage.sampled_ns,
+            wall_ns => wall_ns,
+        },
         Nanos(0) => millis_between(job.detected_at, now.wall_clock).saturating_mul(1_000_000),
         began_at => now.since_boot.0.saturating_sub(began_at.0),
     };
@@ -364,6 +380,7 @@ pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
         owner: job.owner,
         cpus: job.grant.as_ref().map_or(open.cpus, |grant| grant.cpus.clone()),
         is_provision: job.provision.is_some(),
+        is_borrower: job.is_borrower(),
         started: job.detected_at,
         ended: now.wall_clock,
         wall_ns,

@@ -11,7 +11,7 @@
 //! the rest of the process's time after its end: what the parent got more than was read of the process. docs/adr/0024 has
 //! the alternatives.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
 use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes, SharedMemory};
 
 mod processes;
@@ -112,7 +112,8 @@ impl UsageState {
         let of_job = self.processes.values().filter(|process| process.job == *job);
         let readable: u64 = of_job.map(|process| process.readable_again_ns(began_at)).sum();
         let ended_cpu_ns = open.usage.cpu_ns.saturating_sub(readable);
-        Some(JobUsage { cpu_ns: open.cpu_ns(), ended_cpu_ns, ..open.usage.clone() })
+        let read_until = open.usage.read_until.max(open.sample_began_at);
+        Some(JobUsage { read_until, cpu_ns: open.cpu_ns(), ended_cpu_ns, ..open.usage.clone() })
     }
 
     /// Removes the usage of a job that has ended, with its processes.
@@ -197,11 +198,20 @@ impl UsageState {
     /// job has already ended.
     ///
     /// - `shared_memory` is the shared part of the job's memory. An estimate does not replace an exact value.
+    /// - `pss_bytes` is the sum of the PSS of the job's processes. `None` if their pages were not read. The report has the largest
+    ///   of all stored sums.
     /// - `peak_bytes` is the largest memory use of the job's cgroup up to now. `None` if unknown. The report
     ///   has the largest of all stored peaks.
-    pub fn note_memory(&mut self, job: &JobId, shared_memory: SharedMemory, peak_bytes: Option<u64>) {
+    pub fn note_memory(
+        &mut self,
+        job: &JobId,
+        shared_memory: SharedMemory,
+        pss_bytes: Option<u64>,
+        peak_bytes: Option<u64>,
+    ) {
         let Some(open) = self.jobs.get_mut(job) else { return };
         let usage = &mut open.usage;
+        usage.largest_pss = usage.largest_pss.max(pss_bytes);
         usage.memory_peak = usage.memory_peak.max(peak_bytes);
         if !shared_memory.is_estimate || usage.shared.is_none_or(|known| known.is_estimate) {
             usage.shared = Some(shared_memory);
@@ -243,6 +253,12 @@ impl UsageState {
         let taken = of_parents.map(|(&pid, &times)| (pid, times)).collect();
         exit_times.retain(|pid, _| processes.contains_key(pid));
         taken
+    }
+
+    /// The beginning of the present sample of a job, in ns since boot. `None` if a thread with this start time is older than the job.
+    pub(crate) fn sample_start_for_new_thread(&self, job: &JobId, start: StartTime) -> Option<Nanos> {
+        let open = self.jobs.get(job)?;
+        is_born_since(start, open.usage.began_at).then_some(open.sample_began_at)
     }
 
     /// Adds the pending wait time to the sample of a job.

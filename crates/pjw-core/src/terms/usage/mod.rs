@@ -60,6 +60,9 @@ pub struct SharedMemory {
 pub struct JobUsage {
     /// The time at which the job began, in ns since boot.
     pub began_at: Nanos,
+    /// The time until which samples exist, in ns since boot. Known in the journal only, where it says until when the other
+    /// values hold. 0 if there is no sample.
+    pub read_until: Nanos,
     /// The CPU time of all processes of the job, also of those that ended, in ns.
     pub cpu_ns: u64,
     /// The part of `cpu_ns` that a restarted daemon cannot read again, because the processes have ended, in ns.
@@ -76,10 +79,12 @@ pub struct JobUsage {
     pub serial_ns: u64,
     /// The length of the serial phase that has not ended yet, in ns.
     pub open_serial_ns: u64,
-    /// The time in which no thread was hot and less than half a PU was used, in ns.
+    /// The time in which the job held PUs, no thread was hot and less than half a PU was used, in ns.
     pub asleep_ns: u64,
     /// The time in which clearly more threads wanted to run than the job has PUs, in ns.
     pub crowded_ns: u64,
+    /// The number of threads that ran or waited for a PU, times the time for which they did, in `crowded_ns`, in ns.
+    pub crowded_wanted_ns: u64,
     /// The time in which runnable threads waited beside idle PUs of their own job, because their program had bound
     /// them, in ns.
     pub bound_ns: u64,
@@ -98,6 +103,8 @@ pub struct JobUsage {
     pub violations: u32,
     /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup that measures it.
     pub memory_peak: Option<u64>,
+    /// The largest sum of the PSS of the job's processes in one reading of their pages, in bytes. `None` if they were never read.
+    pub largest_pss: Option<u64>,
     /// The shared part of the job's memory, by the last reading of its pages, or else by the last estimate. `None` if its
     /// memory was never read.
     pub shared: Option<SharedMemory>,
@@ -136,14 +143,18 @@ impl JobUsage {
         }
         let stranded_ns = wait_ns.min(capacity_ns - cpu_ns.min(capacity_ns));
         self.stranded_ns += stranded_ns;
-        if pus > 0 && permille(stranded_ns, length_ns) >= u64::from(cores) * STRANDED_PERMILLE {
-            let slowed = if sample.has_bound_waiters { &mut self.bound_ns } else { &mut self.displaced_ns };
-            *slowed += length_ns;
-        }
-        if pus > 0 && (cpu_ns + wait_ns) / 5 >= capacity_ns / 4 && cpu_ns / 3 >= capacity_ns / 4 {
+        let is_slowed = pus > 0 && permille(stranded_ns, length_ns) >= u64::from(cores) * STRANDED_PERMILLE;
+        let is_crowded = is_crowded(sample, cpu_ns, is_slowed);
+        if is_crowded {
             self.crowded_ns += length_ns;
+            self.crowded_wanted_ns = self.crowded_wanted_ns.saturating_add(cpu_ns).saturating_add(wait_ns);
         }
-        if hot_threads == 0 && used_permille < 500 {
+        if is_slowed && sample.has_bound_waiters {
+            self.bound_ns += length_ns;
+        } else if is_slowed && !is_crowded {
+            self.displaced_ns += length_ns;
+        }
+        if pus > 0 && hot_threads == 0 && used_permille < 500 {
             self.asleep_ns += length_ns;
         }
         if cores >= 2 && hot_threads <= 1 && (500..1500).contains(&used_permille) {
@@ -165,6 +176,23 @@ impl JobUsage {
     }
 }
 
+/// Whether clearly more threads wanted to run in a sample than the job had PUs. `cpu_ns` is the CPU time that the PUs of the job
+/// can have given, and `is_slowed` says whether threads waited beside idle PUs of the job.
+fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
+    let UsageSample { length_ns, wait_ns, pus, hot_threads, .. } = *sample;
+    let capacity_ns = u64::from(pus).saturating_mul(length_ns);
+    let wanted_ns = cpu_ns.saturating_add(wait_ns);
+    let uses_most = cpu_ns / 3 >= capacity_ns / 4;
+    if hot_threads > pus {
+        // Such a job can have a serial part in each step, in which its PUs idle.
+        let may_be_serial_part = is_slowed && !sample.has_bound_waiters;
+        return pus > 0 && wanted_ns / 5 >= capacity_ns / 4 && (uses_most || may_be_serial_part);
+    }
+    // Helper threads make the hot threads wait, of which there is one for each PU. Where fewer threads are hot and so many wait,
+    // processes end before they are read often enough to be hot.
+    hot_threads < pus && wanted_ns / 2 >= capacity_ns && uses_most
+}
+
 /// The report on a job that has ended: its id and owner, the PUs that it held, the times of its start and end,
 /// and its use of CPU time and memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,11 +205,14 @@ pub struct JobReport {
     pub cpus: CpuSet,
     /// Whether the job was a provision: cores that are promised to a service, which may be idle.
     pub is_provision: bool,
+    /// Whether the job had no cores of its own, and borrowed some. Other programs may run on borrowed cores.
+    pub is_borrower: bool,
     /// The UTC time at which pjw detected or created the job.
     pub started: UnixMillis,
     /// The UTC time at which the job ended or was released, or at which pjw found this.
     pub ended: UnixMillis,
-    /// The time from the beginning to the end of the job, in ns.
+    /// The time from the beginning to the end of the job, in ns. If the job ended while pjwd was not running, the time to the
+    /// last reading.
     pub wall_ns: u64,
     /// What the job used.
     pub usage: JobUsage,
@@ -203,6 +234,14 @@ impl JobReport {
     #[must_use]
     pub fn mean_cores_permille(&self) -> u64 {
         permille(self.usage.held_ns, self.usage.sampled_ns)
+    }
+
+    /// Returns the mean number of PUs that the job held, in permille of one PU: the mean number of its cores, each with as
+    /// many PUs as the cores of the job had on average. 0 if the job held no core.
+    #[must_use]
+    pub fn mean_pus_permille(&self) -> u64 {
+        let (cores, pus) = (u64::from(self.usage.cores_max), u64::from(self.usage.pus_max));
+        self.mean_cores_permille().saturating_mul(pus) / cores.max(1)
     }
 }
 

@@ -26,12 +26,41 @@ fn usage_of(samples: impl IntoIterator<Item = UsageSample>) -> JobUsage {
 
 #[test]
 fn waiting_counts_only_beside_idle_pus_of_the_job() {
-    let usage = usage_of([second(3900, 2000, 8)]);
-    assert_eq!((usage.stranded_ns, usage.displaced_ns, usage.crowded_ns), (SECOND / 10, 0, SECOND));
+    let usage = usage_of([second(3850, 1500, 8)]);
+    assert_eq!((usage.stranded_ns, usage.displaced_ns, usage.crowded_ns), (SECOND * 15 / 100, 0, SECOND));
     let usage = usage_of([second(1000, 2000, 3)]);
     assert_eq!((usage.stranded_ns, usage.displaced_ns, usage.crowded_ns), (2 * SECOND, SECOND, 0));
     let usage = usage_of([UsageSample { has_bound_waiters: true, ..second(1000, 2000, 3) }]);
     assert_eq!((usage.bound_ns, usage.displaced_ns), (SECOND, 0));
+}
+
+#[test]
+fn more_hot_threads_than_pus_are_crowded_although_a_serial_part_leaves_pus_idle() {
+    let usage = usage_of([second(2800, 20_000, 36)]);
+    assert_eq!(
+        (usage.crowded_ns, usage.displaced_ns, usage.crowded_wanted_ns),
+        (SECOND, 0, 22_800 * SECOND / 1000)
+    );
+    let usage = usage_of([UsageSample { has_bound_waiters: true, ..second(1000, 7000, 8) }]);
+    assert_eq!((usage.crowded_ns, usage.bound_ns), (0, SECOND), "bound to one of four PUs");
+    let usage = usage_of([second(2800, 1200, 4)]);
+    assert_eq!((usage.crowded_ns, usage.displaced_ns), (0, SECOND), "no more threads than PUs");
+}
+
+#[test]
+fn helper_threads_beside_one_hot_thread_per_pu_are_not_crowded_and_many_short_processes_are() {
+    assert_eq!(usage_of([second(4000, 2400, 4)]).crowded_ns, 0);
+    let alone = UsageSample { cores: 1, pus: 1, ..second(1000, 1300, 1) };
+    assert_eq!(usage_of([alone]).crowded_ns, 0);
+    assert_eq!(usage_of([second(3900, 12_000, 2)]).crowded_ns, SECOND);
+    assert_eq!(usage_of([second(3900, 3000, 2)]).crowded_ns, 0);
+}
+
+#[test]
+fn a_job_without_pus_is_not_asleep() {
+    let frozen = UsageSample { cores: 0, pus: 0, ..second(0, 0, 0) };
+    let usage = usage_of([frozen, frozen]);
+    assert_eq!((usage.sampled_ns, usage.asleep_ns, usage.held_ns), (2 * SECOND, 0, 0));
 }
 
 #[test]

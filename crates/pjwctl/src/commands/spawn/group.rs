@@ -85,12 +85,16 @@ pub(super) struct InstanceState {
 }
 
 impl Group {
-    /// Lets the spawner threads begin.
+    /// Lets the spawner threads begin. `unequal_variable` is a variable of which the instances have different values.
     ///
     /// # Errors
     /// [`StartFailure`] if a program could not be started when instances of another one had begun. They were killed. Any
     /// other error if nothing was started.
-    pub(super) fn start(programs: Vec<Program>, labels: Labels) -> anyhow::Result<Self> {
+    pub(super) fn start(
+        programs: Vec<Program>,
+        labels: Labels,
+        unequal_variable: Option<String>,
+    ) -> anyhow::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?;
         let signals = Signals::block()?;
         let size = programs.iter().map(|program| program.instances.len()).sum();
@@ -110,7 +114,7 @@ impl Group {
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
             has_progress_line: false,
             executed: Vec::new(),
-            templates: TemplateUse::default(),
+            templates: TemplateUse { unequal_variable, ..TemplateUse::default() },
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
         for (number, pipe) in group.labels.descriptors() {
@@ -203,7 +207,7 @@ impl Group {
 
     /// Returns what is known of the templates. It is final when all instances have begun.
     pub(super) fn templates(&self) -> TemplateUse {
-        TemplateUse { begun: self.begun, ..self.templates }
+        TemplateUse { begun: self.begun, ..self.templates.clone() }
     }
 
     /// Returns the exit code of pjwctl: the highest of the instances.
@@ -436,11 +440,11 @@ mod tests {
         };
         let program = |instances| Program { context: Context::new("sleep").unwrap(), instances };
         let programs = vec![program((0..3).map(instance).collect()), program(Vec::new())];
-        let error = Group::start(programs, Labels::default()).map(drop).unwrap_err();
+        let error = Group::start(programs, Labels::default(), None).map(drop).unwrap_err();
         assert!(error.is::<StartFailure>(), "{error}");
         assert!(error.to_string().ends_with("the instances that had begun were killed"), "{error}");
         assert_eq!(processes(&format!("sleep\0{time}\0")), 0);
-        let error = Group::start(vec![program(Vec::new())], Labels::default()).map(drop).unwrap_err();
+        let error = Group::start(vec![program(Vec::new())], Labels::default(), None).map(drop).unwrap_err();
         assert!(!error.is::<StartFailure>(), "nothing was started: {error}");
     }
 }

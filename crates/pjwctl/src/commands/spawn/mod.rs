@@ -98,18 +98,12 @@ fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)>
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(warden, request, size, &name)?;
-    let programs = match placements(&topology, &grant.cpus, request, size) {
-        Ok(placements) => with_instances(
-            programs,
-            size,
-            &placements,
-            &InstanceSizes::new(&topology, &placements, &grant.cpu_count_variables),
-            &grant,
-            request.prefix_output_with_rank.then_some(&mut labels),
-        ),
-        Err(error) => Err(error),
-    };
-    let started = programs.and_then(|programs| {
+    let started = placements(&topology, &grant.cpus, request, size).and_then(|placements| {
+        let used = &placements[..placements.len().min(size as usize)];
+        let sizes = InstanceSizes::new(&topology, used, &grant.cpu_count_variables);
+        let labelled = request.prefix_output_with_rank.then_some(&mut labels);
+        let programs = with_instances(programs, size, &placements, &sizes, &grant, labelled)?;
+        let programs = with_templates(programs, request.proxy, &sizes)?;
         check_programs(&programs)?;
         match request.proxy {
             ProxyArg::Always => programs.iter().try_for_each(check_template)?,
@@ -118,7 +112,7 @@ fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)>
         }
         let programs =
             if request.replicate { replicas::with_replicas(&topology, programs)? } else { programs };
-        Group::start(programs, labels)
+        Group::start(programs, labels, sizes.unequal_variable().map(str::to_owned))
     });
     match started {
         Ok(group) => Ok((group, grant)),
@@ -138,7 +132,7 @@ fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Resul
             return Err(StartFailure(error).into());
         }
     };
-    report::print(&group, mode, grant.job.as_deref(), request.json)?;
+    report::print(&group, &mode, grant.job.as_deref(), request.json)?;
     Ok(group.exit_code())
 }
 
@@ -155,6 +149,25 @@ fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
     }
     group.print_rest();
     Ok(mode)
+}
+
+/// Lets the instances be forks of loaded programs, as requested. Libraries read such variables as `OMP_NUM_THREADS` when the
+/// template is loaded, so instances with other values of them execute the program.
+fn with_templates(
+    programs: Vec<Program>,
+    proxy: ProxyArg,
+    sizes: &InstanceSizes,
+) -> anyhow::Result<Vec<Program>> {
+    let template: fn(Context) -> Context = match (proxy, sizes.unequal_variable()) {
+        (ProxyArg::Never, _) | (ProxyArg::Auto, Some(_)) => return Ok(programs),
+        (ProxyArg::Always, Some(name)) => {
+            bail!("{}; use --proxy auto or never, or parts of the same size", mode::unequal_values_text(name))
+        }
+        (ProxyArg::Auto | ProxyArg::Always, None) => Context::use_templates,
+        (ProxyArg::Late, _) => Context::use_fork_here_templates,
+    };
+    let program = |Program { context, instances }| Program { context: template(context), instances };
+    Ok(programs.into_iter().map(program).collect())
 }
 
 /// Checks each program, and the limits on processes for all programs together.
@@ -183,11 +196,6 @@ fn prepare(
 ) -> anyhow::Result<(Context, RankedCommand, Arc<Arguments>)> {
     let context = Context::new(&command.program)?.add_rank_variables();
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
-    let context = match request.proxy {
-        ProxyArg::Never => context,
-        ProxyArg::Auto | ProxyArg::Always => context.use_templates(),
-        ProxyArg::Late => context.use_fork_here_templates(),
-    };
     let context = match request.share {
         None => context,
         Some(ShareArg::Memory) if request.proxy == ProxyArg::Never => context.share_memory()?,

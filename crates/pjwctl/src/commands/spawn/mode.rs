@@ -6,7 +6,7 @@ use crate::cli::{ProxyArg, SpawnArgs};
 use crate::output;
 
 /// What is known of the templates of a group, when all its instances have begun.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct TemplateUse {
     /// The number of instances that have begun.
     pub(super) begun: usize,
@@ -15,10 +15,20 @@ pub(super) struct TemplateUse {
     /// Why a program has no template, and why an instance is no fork of its template: the first reasons.
     pub(super) refusal: Option<TemplateError>,
     pub(super) mismatch: Option<ForkError>,
+    /// The name of a variable of which the instances have different values, because their parts have different sizes.
+    pub(super) unequal_variable: Option<String>,
+}
+
+/// Why instances with different values of a variable are no forks of one template.
+pub(super) fn unequal_values_text(name: &str) -> String {
+    format!(
+        "the parts have different sizes, so the instances have different values of {name}, which a program may read when it is \
+         loaded"
+    )
 }
 
 /// How the instances were started.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum Mode {
     /// Each executed the program, as requested.
     Never,
@@ -51,7 +61,7 @@ impl Mode {
     }
 
     /// Returns the name of the mode in the JSON of `pjwctl spawn`.
-    pub(super) fn name(self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Never | Self::NoneBegun | Self::Exec(_) => "exec",
             Self::Proxy(_) => "proxy",
@@ -60,7 +70,7 @@ impl Mode {
     }
 
     /// Returns why the instances were started in this way.
-    pub(super) fn why(self) -> String {
+    pub(super) fn why(&self) -> String {
         match self {
             Self::Never => "--proxy never: each instance executes the program".to_owned(),
             Self::NoneBegun => "no instance has begun".to_owned(),
@@ -84,7 +94,7 @@ impl Mode {
 
     /// Prints which way was taken and why, if there was a choice: `--proxy auto` always, and the others where an instance
     /// executed the program.
-    pub(super) fn announce(self, proxy: ProxyArg) {
+    pub(super) fn announce(&self, proxy: ProxyArg) {
         match (self, proxy) {
             (Self::Never | Self::NoneBegun | Self::Shared, _) => {}
             (Self::Exec(_), _) => {
@@ -99,10 +109,13 @@ impl Mode {
 
 impl TemplateUse {
     /// Why instances executed the program.
-    fn cause(self) -> String {
+    fn cause(&self) -> String {
         match (self.refusal, self.mismatch) {
             (Some(refusal), _) => refusal.to_string(),
             (None, Some(mismatch)) => mismatch.to_string(),
+            (None, None) if self.begun > 1 && self.unequal_variable.is_some() => {
+                unequal_values_text(self.unequal_variable.as_deref().unwrap_or_default())
+            }
             (None, None) => "a single instance has no use for a template".to_owned(),
         }
     }
@@ -113,7 +126,10 @@ mod tests {
     use super::*;
 
     fn mode(begun: usize, forked: usize, refusal: Option<TemplateError>) -> (&'static str, String) {
-        let mode = Mode::of_templates(ProxyArg::Auto, TemplateUse { begun, forked, refusal, mismatch: None });
+        let mode = Mode::of_templates(
+            ProxyArg::Auto,
+            TemplateUse { begun, forked, refusal, ..TemplateUse::default() },
+        );
         (mode.name(), mode.why())
     }
 
@@ -124,6 +140,18 @@ mod tests {
         assert_eq!(mode(3, 0, refused), ("exec", TemplateError::Privileged.to_string()));
         assert_eq!(mode(1, 0, None), ("exec", "a single instance has no use for a template".to_owned()));
         assert_eq!(mode(0, 0, None), ("exec", "no instance has begun".to_owned()));
+    }
+
+    #[test]
+    fn instances_with_different_sizes_execute_the_program_and_the_variable_is_named() {
+        let templates = TemplateUse {
+            begun: 2,
+            unequal_variable: Some("OMP_NUM_THREADS".to_owned()),
+            ..TemplateUse::default()
+        };
+        let mode = Mode::of_templates(ProxyArg::Auto, templates);
+        assert_eq!(mode.name(), "exec");
+        assert!(mode.why().contains("different values of OMP_NUM_THREADS"), "{}", mode.why());
     }
 
     #[test]

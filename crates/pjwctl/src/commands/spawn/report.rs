@@ -36,7 +36,7 @@ struct InstanceReport {
 }
 
 /// Prints the result as JSON, if that was requested.
-pub(super) fn print(group: &Group, mode: Mode, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
+pub(super) fn print(group: &Group, mode: &Mode, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
     if !json.json {
         return Ok(());
     }

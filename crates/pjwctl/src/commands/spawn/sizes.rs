@@ -45,6 +45,12 @@ impl InstanceSizes {
         })
     }
 
+    /// The name of a variable that has other values on some parts than on others. `None` if all parts have the same variables.
+    pub(super) fn unequal_variable(&self) -> Option<&str> {
+        let mut pairs = self.of_parts.windows(2).flat_map(|pair| pair[0].iter().zip(&pair[1]));
+        pairs.find(|(one, other)| one != other).map(|((name, _), _)| name.as_str())
+    }
+
     /// The variables of an instance on this part that its context does not have.
     pub(super) fn own_variables(&self, part: usize) -> Vec<CString> {
         let own = self.of_parts.get(part).filter(|_| !self.are_equal).into_iter().flatten();
@@ -73,6 +79,7 @@ mod tests {
     fn instances_on_parts_of_the_same_size_share_their_variables() {
         let sizes = sizes(&["0,4", "1,5"]);
         assert!(sizes.are_equal);
+        assert_eq!(sizes.unequal_variable(), None);
         assert!(sizes.own_variables(0).is_empty());
     }
 
@@ -80,6 +87,7 @@ mod tests {
     fn instances_on_parts_of_other_sizes_have_variables_of_their_own() {
         let sizes = sizes(&["0-1,4-5", "2,6"]);
         assert!(!sizes.are_equal);
+        assert_eq!(sizes.unequal_variable(), Some("PJWTEST_A"));
         let values = |part| texts(sizes.own_variables(part));
         assert_eq!(values(0)[0], "PJWTEST_A=2");
         assert_eq!(values(1)[0], "PJWTEST_A=1");

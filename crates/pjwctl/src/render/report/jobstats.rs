@@ -4,7 +4,7 @@
 //! The gzip member holds the JSON uncompressed (RFC 1951, 3.2.4): it is about 150 bytes long, and every reader takes it.
 
 use pjw_core::cpuset::CpuSet;
-use pjw_ipc::report::Report;
+use pjw_ipc::report::{Report, Thousandths};
 use serde_json::json;
 
 /// jobstats gives no summary of a job of less than this time, in thousandths of a second.
@@ -20,7 +20,7 @@ pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) 
         return "JS1:Short\n".to_owned();
     }
     let node = json!({
-        "cpus": held_pus(report),
+        "cpus": ((held_pus(report).0 + 500) / 1000).max(u64::from(report.cores > 0)),
         "total_time": report.cpu_s,
         "used_memory": report.memory_peak.unwrap_or(0),
         "total_memory": total_memory_bytes,
@@ -30,11 +30,15 @@ pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) 
     format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
 }
 
-/// The number of CPUs that the job held last: CPU time counts hardware threads. The number of cores, if it held none at
-/// its end.
-pub(super) fn held_pus(report: &Report) -> u64 {
+/// The mean number of CPUs that the job held: CPU time counts hardware threads. If the report does not have it, the number that the
+/// job held last, or else the number of its cores.
+pub(super) fn held_pus(report: &Report) -> Thousandths {
+    if report.cpus_held_mean.0 > 0 {
+        return report.cpus_held_mean;
+    }
     let pus = report.cpus.parse::<CpuSet>().map_or(0, |cpus| cpus.len());
-    u64::try_from(pus).unwrap_or(u64::MAX).max(u64::from(report.cores))
+    let pus = u64::try_from(pus).unwrap_or(u64::MAX).max(u64::from(report.cores));
+    Thousandths(pus.saturating_mul(1000))
 }
 
 /// A gzip member (RFC 1952) with the bytes in stored blocks.
@@ -81,7 +85,6 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    use pjw_ipc::report::Thousandths;
     use serde_json::Value;
 
     use super::*;
@@ -112,7 +115,16 @@ mod tests {
             memory_peak: Some(4096),
             ..Report::default()
         };
-        let line = jobstats_line(&report, "n1.cluster", 1 << 30);
+        assert_eq!(summary(&report)["nodes"]["n1"]["cpus"], 4);
+        let resized = Report { cpus: "0-3".into(), cpus_held_mean: Thousandths(2510), ..report.clone() };
+        assert_eq!(summary(&resized)["nodes"]["n1"]["cpus"], 3, "held on average");
+        let node = json!({ "cpus": 4, "total_time": 123.456, "used_memory": 4096, "total_memory": 1 << 30 });
+        assert_eq!(summary(&report), json!({ "gpus": 0, "nodes": { "n1": node }, "total_time": 61 }));
+    }
+
+    /// The summary in the line, as other programs decode it.
+    fn summary(report: &Report) -> Value {
+        let line = jobstats_line(report, "n1.cluster", 1 << 30);
         let text = line.trim_end().strip_prefix("JS1:").unwrap();
         let mut shell = Command::new("sh")
             .args(["-c", "base64 -d | gzip -dc"])
@@ -123,8 +135,6 @@ mod tests {
         shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
         let output = shell.wait_with_output().unwrap();
         assert!(output.status.success());
-        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let node = json!({ "cpus": 4, "total_time": 123.456, "used_memory": 4096, "total_memory": 1 << 30 });
-        assert_eq!(summary, json!({ "gpus": 0, "nodes": { "n1": node }, "total_time": 61 }));
+        serde_json::from_slice(&output.stdout).unwrap()
     }
 }

@@ -57,7 +57,12 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         add("leaving", format!("{attempts} to leave its cores, {repairs}"));
     }
     if let Some(bytes) = report.memory_peak {
-        add("memory", format!("{} MiB at most", bytes.div_ceil(1 << 20)));
+        let mebibytes = bytes.div_ceil(1 << 20);
+        let peak = match report.memory_peak_source.as_deref() {
+            Some("smaps") => format!("{mebibytes} MiB in the largest reading of its pages (PSS)"),
+            _ => format!("{mebibytes} MiB at most"),
+        };
+        add("memory", peak);
     }
     if let Some(permille) = report.shared_permille {
         let percent = text::percent_text(permille);
@@ -124,16 +129,22 @@ pub fn report_line(report: &Report) -> String {
 
 /// ` of 1920 s that its cores could give (19 %)`. Empty for a job that held no cores.
 fn share_of_held(report: &Report) -> String {
-    let held = report.wall_s.0.saturating_mul(jobstats::held_pus(report));
+    // In millionths of a second.
+    let held = u128::from(report.wall_s.0) * u128::from(jobstats::held_pus(report).0);
     if held == 0 {
         return String::new();
     }
-    let percent = u128::from(report.cpu_s.0) * 100 / u128::from(held);
-    format!(
-        ", {percent} % of {} on {}",
-        time(report.wall_s),
-        text::count_with_noun(report.cores, "core", "cores")
-    )
+    let percent = u128::from(report.cpu_s.0) * 100_000 / held;
+    let held_mean = report.cores_held_mean;
+    let cores = match held_mean.0 {
+        // A report of an older pjwd, or a job that always held its most cores, as far as one digit can show it.
+        0 => text::count_with_noun(report.cores, "core", "cores"),
+        mean if mean.abs_diff(u64::from(report.cores) * 1000) < 50 => {
+            text::count_with_noun(report.cores, "core", "cores")
+        }
+        _ => format!("{} cores on average", tenths(held_mean)),
+    };
+    format!(", {percent} % of {} on {cores}", time(report.wall_s))
 }
 
 /// A time in seconds, with one digit after the point below 100 s; in minutes and hours from 100 minutes on.

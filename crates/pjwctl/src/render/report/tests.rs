@@ -43,6 +43,14 @@ fn a_report_is_a_page_with_the_verdict_first() {
   waiting     1.3 s of its threads' time beside idle cores of the job
 "
     );
+    let resized = Report {
+        cpus: "0-3".into(),
+        cores_held_mean: Thousandths(6_200),
+        cpus_held_mean: Thousandths(6_200),
+        ..report()
+    };
+    let text = report_text(&resized, &names(), TERMINAL);
+    assert!(text.contains("  cpu time    372 s, 50 % of 120 s on 6.2 cores on average\n"), "{text}");
     let more = Report {
         verdict: None,
         advice: Vec::new(),
@@ -66,6 +74,9 @@ fn a_report_is_a_page_with_the_verdict_first() {
     ] {
         assert!(text.contains(line), "{text}");
     }
+    let read = Report { memory_peak_source: Some("smaps".into()), ..more.clone() };
+    let text = report_text(&read, &names(), TERMINAL);
+    assert!(text.contains("  memory      3 MiB in the largest reading of its pages (PSS)\n"), "{text}");
     let estimated = Report { shared_source: Some("cgroup".into()), ..more };
     let text = report_text(&estimated, &names(), TERMINAL);
     assert!(

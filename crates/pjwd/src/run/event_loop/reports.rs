@@ -23,11 +23,17 @@ impl EventLoop {
 
     /// Notes for the report of a job what a reading of its memory found. `since` is the time at which the job began, as the
     /// status shows it.
-    pub(super) fn note_memory(&mut self, job: &JobId, since: &str, shared: SharedMemory, peak: Option<u64>) {
+    pub(super) fn note_memory(
+        &mut self,
+        job: &JobId,
+        since: &str,
+        shared: SharedMemory,
+        (pss, peak): (Option<u64>, Option<u64>),
+    ) {
         let state = self.warden.state_mut();
         let is_same = state.jobs.get(job).is_some_and(|job| format_rfc3339(job.detected_at) == since);
         if is_same {
-            state.usage.note_memory(job, shared, peak);
+            state.usage.note_memory(job, shared, pss, peak);
         }
     }
 

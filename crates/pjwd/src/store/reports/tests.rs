@@ -1,5 +1,7 @@
 //! The store in a temporary directory: what a later daemon reads, and what a damaged or removed file leaves.
 
+use std::process::Command;
+
 use super::*;
 
 fn report(id: &str) -> Report {
@@ -135,8 +137,88 @@ fn without_space_the_newest_reports_are_written_over_the_oldest() {
     store.push(Arc::new(report("20")), line);
     store.shrink();
     assert!(store.length <= before, "{} {before}", store.length);
+    let size = std::fs::metadata(dir.path().join(REPORTS_FILE_NAME)).unwrap().len();
+    assert_eq!(size, before, "the file keeps its space");
     assert_eq!((ids(&store)[0].as_str(), ids(&store).len()), ("20", 10), "the oldest one gave its place");
     drop(store);
     let store = open(dir.path(), 100);
     assert_eq!((ids(&store)[0].as_str(), ids(&store).len()), ("20", 10));
+}
+
+#[test]
+fn empty_lines_after_the_reports_are_room_for_the_next_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 100);
+    ["a", "b", "c", "d"].iter().for_each(|id| store.add(report(id)));
+    let size = store.length;
+    store.drop_oldest(size / 2);
+    store.shrink();
+    drop(store);
+    let mut store = open(dir.path(), 100);
+    assert_eq!((ids(&store), store.length), (vec!["d".to_owned(), "c".to_owned()], size / 2));
+    store.add(report("e"));
+    drop(store);
+    assert_eq!(std::fs::metadata(dir.path().join(REPORTS_FILE_NAME)).unwrap().len(), size);
+    assert_eq!(ids(&open(dir.path(), 100)), ["e", "d", "c"]);
+}
+
+/// The directory with a small file system of its own, in the process that runs the test on a full disk.
+const SMALL_FILE_SYSTEM: &str = "PJWTEST_SMALL_FILE_SYSTEM";
+/// The exit code of the shell that can't mount the small file system.
+const NOT_MOUNTED: i32 = 77;
+
+/// A file system of 64 KiB is filled by another program as soon as there is space. It is mounted for a process of its own, in which
+/// this test runs once more.
+#[test]
+fn on_a_full_disk_reports_are_dropped_only_when_the_space_of_the_file_is_used_up() {
+    if let Some(dir) = std::env::var_os(SMALL_FILE_SYSTEM) {
+        return add_reports_on_full_disk(Path::new(&dir));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!("mount -t tmpfs -o size=64k none \"$0\" || exit {NOT_MOUNTED}; exec \"$@\"");
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+        .arg(dir.path())
+        .arg(std::env::current_exe().unwrap())
+        .arg("on_a_full_disk_reports_are_dropped_only_when_the_space_of_the_file_is_used_up")
+        .env(SMALL_FILE_SYSTEM, dir.path())
+        .output();
+    match output {
+        Err(error) => println!("skipped: unshare: {error}"),
+        Ok(output) if !Uid::effective().is_root() || output.status.code() == Some(NOT_MOUNTED) => {
+            println!("skipped: no file system can be mounted: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+    }
+}
+
+fn add_reports_on_full_disk(dir: &Path) {
+    let filler = dir.join("filler");
+    let fill = || {
+        let mut filler = OpenOptions::new().create(true).append(true).open(&filler).unwrap();
+        while filler.write_all(&[7; 512]).is_ok() {}
+    };
+    let mut store = open(dir, 10_000);
+    (100..180).for_each(|number| store.add(report(&number.to_string())));
+    assert!(!store.is_short_of_space);
+    fill();
+    let (mut drops, mut before) = (0, ids(&store).len());
+    for number in 200..300 {
+        store.add(report(&number.to_string()));
+        fill();
+        let now = ids(&store).len();
+        assert!(now > 30 && ids(&store)[0] == number.to_string(), "{now} reports");
+        drops += usize::from(now < before);
+        before = now;
+    }
+    assert!((1..=4).contains(&drops), "the oldest reports were dropped {drops} times");
+    assert!(store.is_short_of_space, "the message is not repeated");
+    let kept = ids(&store);
+    drop(store);
+    let mut store = open(dir, 10_000);
+    assert_eq!(ids(&store), kept);
+    store.is_short_of_space = true;
+    std::fs::remove_file(&filler).unwrap();
+    store.set_max_reports(10);
+    assert!(!store.is_short_of_space, "the whole file was written again");
 }
