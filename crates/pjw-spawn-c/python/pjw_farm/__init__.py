@@ -324,7 +324,8 @@ class Farm:
 
     def end(self):
         """Kills the processes of the farm that still run, and frees its memory."""
-        farm, self._farm = self._farm, None
+        # A farm whose options were refused has no attribute.
+        farm, self._farm = getattr(self, "_farm", None), None
         if farm:
             _library().pjw_farm_end(farm)
         if getattr(self, "_frozen", False):
