@@ -114,8 +114,18 @@ fn instances_that_a_command_of_a_job_spawns_run_on_the_cores_of_that_job() {
         daemon.pjwctl(&[&["run", "--cores", "1", "--job", &id, "--"], &inner[..], &print[..]].concat());
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
-    let of_jobs: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(of_jobs, [id.as_str(), id.as_str()], "{text}");
+    let cores = daemon.status().cores;
+    let cores: Vec<CpuSet> = cores.into_iter().map(|core| core.cpus.parse().unwrap()).collect();
+    let instances: Vec<(&str, CpuSet)> = text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(job, cpus)| (job, cpus.parse().unwrap()))
+        .collect();
+    let is_inside = |cpus: &CpuSet| cores.iter().any(|core| cpus.is_subset(core));
+    assert!(
+        instances.len() == 2 && instances.iter().all(|(job, cpus)| *job == id && is_inside(cpus)),
+        "{text}"
+    );
 }
 
 #[test]

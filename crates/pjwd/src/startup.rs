@@ -103,8 +103,11 @@ fn state_dir_of(options: &DaemonOptions) -> PathBuf {
     options.state_dir.clone().unwrap_or_else(usual)
 }
 
+/// Thaws the jobs that a daemon froze, unless a daemon runs: that one thaws them itself when a core is free.
 fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
-    let refusals = thaw_jobs(&directories::own_cgroup_names(&state_dir_of(options), options.beside));
+    let state_dir = state_dir_of(options);
+    let _lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
+    let refusals = thaw_jobs(&directories::own_cgroup_names(&state_dir, options.beside));
     if refusals.is_empty() { Ok(()) } else { Err(anyhow!("{}", refusals.join("\n"))) }
 }
 

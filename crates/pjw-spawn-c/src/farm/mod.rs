@@ -105,8 +105,8 @@ pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut 
 /// - -1 with `errno` after an error:
 ///   - `EAGAIN`: no result came in time.
 ///   - `EINVAL`: `farm` or `result` is NULL.
-///   - The error of fork(2), which can be `EAGAIN` too: for 10 s, no process of the farm could be forked. The other
-///     processes of the farm were killed.
+///   - The error of fork(2), but `ENOMEM` instead of `EAGAIN`: for 10 s, no process of the farm could be forked. The
+///     other processes of the farm were killed.
 ///   - Another value before the last result: the farm can't continue, and its processes were killed.
 ///   - Another value after the last result: a process of the farm failed at its end.
 ///

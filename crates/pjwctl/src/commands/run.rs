@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
@@ -31,6 +31,8 @@ use crate::output;
 
 /// The time between two checks whether a besteffort job has a core.
 const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
+/// How long a job that waits for a core goes on waiting while no pjwd runs.
+const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
 const MOST_EXCHANGES: u32 = 5;
 /// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
@@ -131,7 +133,7 @@ pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Jo
         std::thread::sleep(TIME_BETWEEN_CHECKS);
         let status = match read_status(client) {
             Err(ClientError::Io(_) | ClientError::Timeout(_)) => {
-                *client = connect_again(warden, &job);
+                *client = connect_again(warden, &job)?;
                 continue;
             }
             other => other?,
@@ -142,15 +144,17 @@ pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Jo
 }
 
 /// Connects to pjwd once more. The job goes on waiting while no pjwd runs: the next pjwd knows it.
-fn connect_again(warden: &Warden, job: &Job) -> Client {
+fn connect_again(warden: &Warden, job: &Job) -> anyhow::Result<Client> {
+    let begin = Instant::now();
     let mut is_reported = false;
     loop {
         match warden.connect() {
-            Ok(client) => return client,
+            Ok(client) => return Ok(client),
+            Err(error) if begin.elapsed() > MAX_TIME_WITHOUT_DAEMON => return Err(error),
             Err(error) if !is_reported => {
                 is_reported = true;
                 output::print_error(&format!(
-                    "{} waits for a core, and goes on waiting until pjwd runs again: {error:#}",
+                    "{} waits for a core, and for pjwd for at most ten minutes: {error:#}",
                     job.id
                 ));
             }

@@ -164,7 +164,12 @@ impl ControlService {
         let processes = self.member_processes(id).await?;
         let caller = Arc::new(());
         let kept = (!reader.is_admin).then(|| Arc::clone(&caller));
-        let reading = self.memory_reader(kind).request_reading(processes, kind, Arc::downgrade(&caller));
+        let reading = self.memory_reader(kind).request_reading(
+            processes,
+            kind,
+            reader.owner != TurnOwner::Sampler,
+            Arc::downgrade(&caller),
+        );
         let recorder = JobRecorder {
             id: id.clone(),
             since,

@@ -25,6 +25,7 @@ const SLICE: Duration = Duration::from_micros(100);
 struct ReadRequest {
     processes: Vec<JobProcess>,
     kind: ReadingKind,
+    watches_threads: bool,
     wanted: Weak<()>,
     reply: oneshot::Sender<Result<JobReading, ReadingError>>,
 }
@@ -40,7 +41,8 @@ pub struct MemoryReader {
 
 impl MemoryReader {
     /// Requests that the background thread measures the memory use of a job by the method `kind`. `processes` are the
-    /// processes of the job. The returned future waits for the result.
+    /// processes of the job. The returned future waits for the result. With `watches_threads`, the thread also looks for
+    /// threads that wait for one another to map memory ([`measure_job_memory`]).
     ///
     /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of
     /// this `Arc` has been dropped, the thread skips the request. If the thread is already reading the pages of
@@ -53,10 +55,11 @@ impl MemoryReader {
         &self,
         processes: Vec<JobProcess>,
         kind: ReadingKind,
+        watches_threads: bool,
         wanted: Weak<()>,
     ) -> impl Future<Output = Result<JobReading, ReadingError>> + use<> {
         let (reply, reading) = oneshot::channel();
-        let sent = self.send(ReadRequest { processes, kind, wanted, reply });
+        let sent = self.send(ReadRequest { processes, kind, watches_threads, wanted, reply });
         async move {
             sent?;
             reading.await.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?
@@ -86,10 +89,10 @@ fn start_thread() -> Result<Sender<ReadRequest>, ReadingError> {
 fn serve(requests: &Receiver<ReadRequest>) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);
-    while let Ok(ReadRequest { processes, kind, wanted, reply }) = requests.recv() {
+    while let Ok(ReadRequest { processes, kind, watches_threads, wanted, reply }) = requests.recv() {
         let is_wanted = || wanted.strong_count() > 0;
         let reading = match is_wanted() {
-            true => measure_job_memory(&processes, kind, &is_wanted),
+            true => measure_job_memory(&processes, kind, watches_threads, &is_wanted),
             false => Err(ReadingError::Abandoned),
         };
         let _ = reply.send(reading);

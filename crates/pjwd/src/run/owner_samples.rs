@@ -180,7 +180,8 @@ impl OwnerCpuSampler {
         cpu_time_of: impl Fn(Pid) -> Option<Duration>,
     ) -> bool {
         if !state.jobs.has_borrowers() || reason_not_to_lend(policy).is_some() {
-            (self.next, self.sampled_at, self.is_settling) = (None, None, false);
+            (self.next, self.sampled_at) = (None, None);
+            (self.is_settling, self.settling_samples, self.has_shown_demand) = (false, 0, false);
             self.owners.clear();
             // Leaving cores, and cores that may no longer be lent, are taken back also without samples.
             return !state.pool.lent_cpus().is_empty() && would_change_loans(state, policy, since_boot);

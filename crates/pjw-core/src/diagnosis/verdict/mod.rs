@@ -70,7 +70,7 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     if usage.sampled_ns < MIN_MEASURED_NS || usage.held_ns == 0 || usage.cpu_ns == 0 || report.is_provision {
         return None;
     }
-    let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns);
+    let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns).saturating_sub(usage.without_pus_ns);
     let is_well_used = report.mean_use_permille() * 1000 >= WELL_USED_PERMILLE * report.mean_cores_permille();
     let is_asleep = is_share(usage.asleep_ns, usage.sampled_ns, MOST_PERMILLE);
     let kind = if is_share(usage.bound_ns, usage.sampled_ns, SLOWED_PERMILLE) {

@@ -89,6 +89,8 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
         return;
     }
     let now = draft.now.since_boot;
+    let unfit = unfit_borrowers(draft.state, draft.policy);
+    draft.state.lending.set_unfit_borrowers(unfit);
     let Lending { shares, leaving } = decide(draft.state, draft.policy, now);
     record_moves(draft, &shares, &leaving);
     // A PU may pass from one borrower to another: all leave before any gets one.
@@ -105,12 +107,8 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
 
 fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let online = state.pool.online_cpus();
-    let mut borrowers: Vec<Borrower<'_>> = state
-        .jobs
-        .borrowers()
-        .filter(|job| !job.was_released)
-        .map(|job| Borrower::new(state, policy, job))
-        .collect();
+    let mut borrowers: Vec<Borrower<'_>> =
+        state.jobs.borrowers().filter(|job| !job.was_released).map(|job| Borrower::new(state, job)).collect();
     let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
     let owners = state.jobs.guaranteed_jobs().filter_map(|job| owner(state, policy, job, now));
     let mut owners: Vec<Owner> = owners.collect();
@@ -166,7 +164,7 @@ struct Borrower<'a> {
 }
 
 impl<'a> Borrower<'a> {
-    fn new(state: &'a WardenState, policy: &Policy, job: &'a Job) -> Self {
+    fn new(state: &'a WardenState, job: &'a Job) -> Self {
         let topology = &state.topology;
         let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
         // A job that is frozen because it wants no core could not ask for one again.
@@ -177,19 +175,22 @@ impl<'a> Borrower<'a> {
             most,
             cores: cores.into_iter().take(most).collect(),
             leaving: Vec::new(),
-            would_slow_owners: would_slow_owners(state, policy, &job.id),
+            would_slow_owners: state.lending.would_slow_owners(&job.id),
         }
     }
 }
 
-/// Whether a borrower has a process that the idle priority of its cpuset does not hold back: the kernel or systemd refused the
-/// cpuset, the process must stay in another cgroup, or a thread has a real-time priority.
-fn would_slow_owners(state: &WardenState, policy: &Policy, id: &JobId) -> bool {
+/// The borrowers with a process that the idle priority of their cpuset does not hold back: the kernel or systemd refused the
+/// cpuset, or a process must stay in another cgroup. Empty where nothing is lent.
+fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
+    if reason_not_to_lend(policy).is_some() || state.jobs.guaranteed_jobs().next().is_none() {
+        return BTreeSet::new();
+    }
     let stays_outside =
         |member: &Member| !state.is_in_job_cpuset(member) && why_unmovable(state, policy, member).is_some();
-    state.cpusets.cpuset_error(id).is_some()
-        || state.lending.has_realtime_thread(id)
-        || state.members_of(id).any(stays_outside)
+    let is_unfit =
+        |id: &JobId| state.cpusets.cpuset_error(id).is_some() || state.members_of(id).any(stays_outside);
+    state.jobs.borrowers().map(|job| job.id.clone()).filter(is_unfit).collect()
 }
 
 /// The cores all of whose online PUs are in `cpus`.

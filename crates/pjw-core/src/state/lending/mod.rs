@@ -28,6 +28,8 @@ pub struct LendingState {
     leaving: BTreeMap<Pu, Nanos>,
     /// The borrowers of which a hot thread has a real-time priority, as of the last scan of the processes of jobs.
     realtime_borrowers: BTreeSet<JobId>,
+    /// The borrowers of which a process can't run at idle priority, as of the last decision.
+    unfit_borrowers: BTreeSet<JobId>,
 }
 
 /// The number of cores that one owner uses, and the last times at which pjw lent or took back cores of this
@@ -105,9 +107,14 @@ impl LendingState {
         self.realtime_borrowers = borrowers;
     }
 
-    /// Whether a hot thread of a borrower has a real-time priority.
-    pub(crate) fn has_realtime_thread(&self, borrower: &JobId) -> bool {
-        self.realtime_borrowers.contains(borrower)
+    /// Sets the borrowers of which a process can't run at idle priority.
+    pub(crate) fn set_unfit_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
+        self.unfit_borrowers = borrowers;
+    }
+
+    /// Whether a process of a borrower would run before the threads of an owner, or beside them.
+    pub(crate) fn would_slow_owners(&self, borrower: &JobId) -> bool {
+        self.realtime_borrowers.contains(borrower) || self.unfit_borrowers.contains(borrower)
     }
 
     /// Replaces the PUs that are leaving.

@@ -81,6 +81,8 @@ pub struct JobUsage {
     pub open_serial_ns: u64,
     /// The time in which the job held PUs, no thread was hot and less than half a PU was used, in ns.
     pub asleep_ns: u64,
+    /// The time in which the job held no PU, for example because it was frozen, in ns.
+    pub without_pus_ns: u64,
     /// The time in which clearly more threads wanted to run than the job has PUs, in ns.
     pub crowded_ns: u64,
     /// The number of threads that ran or waited for a PU, times the time for which they did, in `crowded_ns`, in ns.
@@ -154,7 +156,9 @@ impl JobUsage {
         } else if is_slowed && !is_crowded {
             self.displaced_ns += length_ns;
         }
-        if pus > 0 && hot_threads == 0 && used_permille < 500 {
+        if pus == 0 {
+            self.without_pus_ns += length_ns;
+        } else if hot_threads == 0 && used_permille < 500 {
             self.asleep_ns += length_ns;
         }
         if cores >= 2 && hot_threads <= 1 && (500..1500).contains(&used_permille) {

@@ -67,7 +67,7 @@ impl Grant {
             Ok(job) => job,
             Err(fault) => {
                 // A process of a job can't join another one: the instances then run on the cores of that job.
-                let job = own_job(&mut client, pid).filter(|_| request.job.is_none());
+                let job = usable_job(&mut client, pid, request);
                 return match (fault, job) {
                     (ClientError::Refused { .. }, Some(job)) => {
                         let (directory, cpu_count_variables) = surroundings(&mut client, &job);
@@ -108,6 +108,22 @@ impl Grant {
             run::release(&mut client, &job);
         }
     }
+}
+
+/// The job of this process, if its instances are to run on the cores of that job.
+fn usable_job(client: &mut Client, pid: u32, request: &SpawnArgs) -> Option<String> {
+    let has_core_options = request.cores.is_some()
+        || request.class.is_some()
+        || request.within_job.is_some()
+        || request.cores_unit.is_some();
+    let may_use = |id: &String| request.job.is_none() && (is_schedulers(id) || !has_core_options);
+    own_job(client, pid).filter(may_use)
+}
+
+/// Whether the job is one of a batch system. A command in such a job may have options about cores that are for a machine
+/// without the batch system.
+fn is_schedulers(id: &str) -> bool {
+    !id.starts_with("manual:")
 }
 
 /// The job of this process, if it belongs to one.

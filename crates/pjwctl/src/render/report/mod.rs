@@ -47,7 +47,10 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         ),
     );
     add("threads", format!("{} wanted a core at the same time", report.threads_max));
-    add("waiting", format!("{} of its threads' time, while the job did not use its cores in full", time(report.waited_s)));
+    add(
+        "waiting",
+        format!("{} of its threads' time while part of its cores was unused", time(report.waited_s)),
+    );
     if report.serial_s.0 > 0 {
         add("serial", format!("{} with one thread alone", time(report.serial_s)));
     }

@@ -4,12 +4,12 @@
 //! the configuration are refused here. All other commands are limited in rate, per user. Administrators are not
 //! limited.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Caller, Command, Reply};
-use pjw_core::ids::{Tid, Uid};
+use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::{job::JobId, policy::Mode, refusal::Refusal};
 use pjw_ipc::wire::Job;
 use pjw_linux::proc::thread_group::process_of_thread;
@@ -64,11 +64,13 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// The refusal of a command that names a thread where it must name a process: other commands could name the process, which
-/// would then be in two jobs.
-fn named_thread(command: &Command) -> Option<Refusal> {
+/// Returns the refusal of a command that names a thread instead of its process. Another command could name the process, which
+/// would then be in two jobs. `None` for other commands. Reads a file in `/proc` for each named process.
+#[must_use]
+pub fn named_thread(command: &Command) -> Option<Refusal> {
     let Command::Assign(request) = command else { return None };
-    request.pids.iter().find_map(|&named| {
+    let named: BTreeSet<Pid> = request.pids.iter().copied().collect();
+    named.into_iter().find_map(|named| {
         let tid = Tid(named.0);
         process_of_thread(tid).filter(|&pid| pid != named).map(|pid| Refusal::IsThread { tid, pid })
     })
@@ -79,17 +81,14 @@ fn named_thread(command: &Command) -> Option<Refusal> {
 /// published status of the daemon. Almost all of these answers are refusals, for example because the job belongs to
 /// another user.
 ///
-/// Returns `None` if only the event loop can answer: the caller must send the command to the event loop. A command of
-/// an administrator is answered here only if it names a thread as a process.
+/// Returns `None` if only the event loop can answer: the caller must send the command to the event loop. Always
+/// returns `None` for a command of an administrator.
 #[must_use]
 pub fn answer_without_event_loop(
     rules: &AdmissionRules,
     jobs: &[Arc<Job>],
     command: &Command,
 ) -> Option<Result<Reply, Refusal>> {
-    if let Some(refusal) = named_thread(command) {
-        return Some(Err(refusal));
-    }
     let caller = caller_of(command);
     if caller.is_admin {
         return None;

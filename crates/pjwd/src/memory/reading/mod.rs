@@ -130,9 +130,16 @@ struct JobCgroup {
     is_own: bool,
 }
 
+/// The counters of a cgroup lag behind by at most this many bytes: 64 pages for each CPU of a machine of 256 CPUs, which the
+/// kernel gathers before it adds them up (`MEMCG_CHARGE_BATCH` in `mm/memcontrol.c`).
+const MAX_COUNTER_LAG: u64 = 64 << 20;
+
 /// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. Blocks until the
 /// result is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are
 /// only counted, in [`JobReading::gone`]. Processes that can't be read are listed in [`JobReading::denied`].
+///
+/// If `watches_threads` is true and the pages are read, the function also looks at the threads of the processes for 0.2 to
+/// 2 s, whether they wait for one another to map and unmap memory ([`JobReading::map_lock_waits`]).
 ///
 /// If the pages of processes are read, `is_wanted` is called before each process. If `is_wanted` returns false, the
 /// function stops with [`ReadingError::Abandoned`].
@@ -143,6 +150,7 @@ struct JobCgroup {
 pub fn measure_job_memory(
     processes: &[JobProcess],
     kind: ReadingKind,
+    watches_threads: bool,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<JobReading, ReadingError> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::NoProc)?;
@@ -170,7 +178,7 @@ pub fn measure_job_memory(
             read_counters(&mut proc, &alive, &own.cgroup, &mut reading)?;
         }
         ReadingKind::Pages | ReadingKind::PagesByNode => {
-            read_pages(&mut proc, &alive, &mut reading, is_wanted)?;
+            read_pages(&mut proc, &alive, &mut reading, watches_threads, is_wanted)?;
         }
     }
     reading.cost = clock::own_thread_cpu_time().saturating_sub(before);
@@ -204,13 +212,15 @@ fn read_pages(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
     reading: &mut JobReading,
+    watches_threads: bool,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(), ReadingError> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
-    reading.map_lock_waits = map_lock::find_waits(proc, processes, &spaces, is_wanted);
     // The memory of each address space by its number.
     let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
-    for (&LiveProcess { id: process, thread, .. }, address_space) in processes.iter().zip(spaces) {
+    for (&LiveProcess { id: process, thread, .. }, address_space) in
+        processes.iter().zip(spaces.iter().copied())
+    {
         if !is_wanted() {
             return Err(ReadingError::Abandoned);
         }
@@ -238,6 +248,9 @@ fn read_pages(
     let unknown = reading.processes.iter().filter(|process| process.address_space.is_none());
     let sizes = read.values().chain(unknown).map(|process| process.uss);
     reading.workers = Some(WorkerMemory::from_unique_set_sizes(reading.at.since_boot, sizes));
+    if watches_threads {
+        reading.map_lock_waits = map_lock::find_waits(proc, processes, &spaces, is_wanted);
+    }
     Ok(())
 }
 
@@ -280,9 +293,9 @@ fn read_counters(
     }
     let charged = cgroup.read_memory().map_err(|_| ReadingError::NoOwnCgroup)?;
     // A page is charged to the cgroup in which its first user was, or, of an address space that several processes share, to
-    // that of the process that the kernel holds for its owner. The counters of a cgroup may lag behind by some MiB.
+    // that of the process that the kernel holds for its owner.
     let largest = anonymous.iter().copied().max().unwrap_or(0);
-    if charged.anonymous < largest / 2 {
+    if largest > MAX_COUNTER_LAG && charged.anonymous < largest / 2 {
         return Err(ReadingError::ChargedElsewhere {
             process_bytes: largest,
             charged_bytes: charged.anonymous,

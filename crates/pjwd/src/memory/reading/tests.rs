@@ -9,7 +9,7 @@ use super::*;
 
 /// A reading that its caller waits for.
 fn read(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
-    measure_job_memory(&all(processes), kind, &|| true)
+    measure_job_memory(&all(processes), kind, false, &|| true)
 }
 
 fn all(processes: &[ProcessId]) -> Vec<JobProcess> {
@@ -96,7 +96,7 @@ fn a_process_that_got_the_pid_during_the_reading_is_not_counted() {
     let mut reading = read(&[], ReadingKind::Pages).unwrap();
     let live =
         |id: ProcessId| LiveProcess { id, group: None, threads: 1, thread: Some(id.pid), stack_start: None };
-    read_pages(&mut proc, &[live(reused), live(sleeper.id())], &mut reading, &|| true).unwrap();
+    read_pages(&mut proc, &[live(reused), live(sleeper.id())], &mut reading, false, &|| true).unwrap();
     let pids: Vec<Pid> = reading.processes.iter().map(|process| process.pid).collect();
     assert_eq!((reading.gone, pids), (1, vec![sleeper.id().pid]));
     count_failure(&mut proc, reused, Errno::EACCES, &mut reading);
@@ -108,7 +108,7 @@ fn a_reading_that_nobody_wants_any_more_ends_before_the_next_process() {
     let (one, other) = (Sleeper::start(), Sleeper::start());
     let left = std::cell::Cell::new(1);
     let wanted_once = || left.replace(0) > 0;
-    let reading = measure_job_memory(&all(&[one.id(), other.id()]), ReadingKind::Pages, &wanted_once);
+    let reading = measure_job_memory(&all(&[one.id(), other.id()]), ReadingKind::Pages, false, &wanted_once);
     assert_eq!(reading.err(), Some(ReadingError::Abandoned));
 }
 
@@ -120,7 +120,7 @@ fn the_thread_reads_one_job_after_the_other_and_skips_requests_that_nobody_waits
         let sleeper = Sleeper::start();
         let caller = Arc::new(());
         let read = |process, wanted: Weak<()>| {
-            reader.request_reading(vec![JobProcess::from(process)], ReadingKind::Pages, wanted)
+            reader.request_reading(vec![JobProcess::from(process)], ReadingKind::Pages, false, wanted)
         };
         let (nobody, one, other) = tokio::join!(
             read(sleeper.id(), Weak::new()),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::kill;
 use nix::unistd::Pid as NixPid;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::job::Job;
+use pjw_core::job::{Job, Ownership};
 use pjw_core::plan::Warning;
 use pjw_core::state::Member;
 use pjw_linux::sys::realtime::scheduling_policy;
@@ -40,13 +40,17 @@ impl EventLoop {
     /// the owner, whatever the cgroup is. Threads that are not hot take little time from an owner, and are not read.
     fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
-        let has_realtime_thread = |member: &&Member| {
-            let mut hot = member.threads.iter().filter(|(_, thread)| thread.demand.is_hot);
+        let has_realtime_thread = |member: &Member, only_hot: bool| {
+            let mut threads = member.threads.iter().filter(|(_, thread)| thread.demand.is_hot || !only_hot);
             // A thread may have ended since the last scan.
-            hot.any(|(tid, _)| scheduling_policy(*tid).is_ok_and(|policy| policy.is_realtime()))
+            threads.any(|(tid, _)| scheduling_policy(*tid).is_ok_and(|policy| policy.is_realtime()))
         };
         let warning_of = |job: &Job| {
-            let member = state.members_of(&job.id).find(has_realtime_thread)?;
+            let is_frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
+            let is_known = self.borrower_warnings.iter().any(|known| known.job.as_ref() == Some(&job.id));
+            // A frozen thread uses no CPU time, so it is no longer hot.
+            let only_hot = !(is_frozen && is_known);
+            let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_hot))?;
             let text = format!(
                 "process {} of {} has a real-time priority, so the job gets no lent cores: owners would wait for the process",
                 member.id.pid, job.id
