@@ -17,7 +17,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The longest time from the start to the first answer.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Beside a fork storm, the kernel can take half a minute for a write to a cgroup or for the end of the daemon before
+/// (`synchronize_rcu` waits for a grace period of RCU).
+const START_TIMEOUT: Duration = Duration::from_secs(150);
 /// The time between two checks while a function waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The number of lines of the log in an error.
@@ -64,7 +66,7 @@ impl PrivateDaemon {
     /// calls `check` every 5 ms. An error of `check` ends the wait.
     ///
     /// # Errors
-    /// If the daemon can't be started, ends, or does not answer within 30 s. The error has the last 10 lines of the
+    /// If the daemon can't be started, ends, or does not answer within 150 s. The error has the last 10 lines of the
     /// log. The error of `check`.
     pub fn start<E: From<io::Error>>(
         &mut self,
