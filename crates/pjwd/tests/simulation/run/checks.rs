@@ -25,8 +25,12 @@ impl Run {
         let state = self.warden.state();
         let mut found = audit(state, &Plan::default(), self.warden.policy());
         // The first cycle after a restart decides about the PUs that the journal says are borrowed.
-        let is_old_loan =
-            |violation: &Violation| matches!(violation, Violation::BorrowedFromNonLender { .. });
+        let is_old_loan = |violation: &Violation| match violation {
+            Violation::BorrowedFromNonLender { .. } => true,
+            // A PU of a borrowed core may have come online while no daemon ran.
+            Violation::SplitCore { job, .. } => state.jobs.get(job).is_some_and(Job::is_borrower),
+            _ => false,
+        };
         found.retain(|violation| self.has_run_cycle_since_start || !is_old_loan(violation));
         assert!(found.is_empty(), "{found:?}");
         let mut owners: BTreeMap<u32, &JobId> = BTreeMap::new();
