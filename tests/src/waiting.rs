@@ -4,12 +4,12 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 /// The longest wait. It is long enough for a busy machine. A test that passes does not wait so long.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Calls `poll` every 5 ms until it returns a value, and returns the value.
 ///
 /// # Panics
-/// If `poll` returns no value within 30 s. The message contains `what`, a sentence with the condition, such as "the
+/// If `poll` returns no value within 90 s. The message contains `what`, a sentence with the condition, such as "the
 /// job has ended".
 pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
