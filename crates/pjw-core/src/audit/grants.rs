@@ -288,7 +288,7 @@ fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet)
     }
     // A thread of the owner on the other PU of a core would run slower.
     let online = state.pool.online_cpus();
-    let cores = state.topology.cores().iter().map(|core| core.pus.intersection(&online));
+    let cores = state.topology.cores_within(&online);
     let is_split = |core: &CpuSet| core.intersects(&borrowed) && !core.is_subset(&borrowed);
     if borrowed.is_subset(&online) {
         found.extend(

@@ -141,15 +141,12 @@ pub fn keeps_groups_together(
         threads: group.threads.iter().map(|thread| ThreadPlace { pinned_pu: None, ..*thread }).collect(),
     };
     let groups: Vec<ThreadGroup> = groups.iter().map(unpinned).collect();
-    let cores_of = |cpus: &CpuSet| choose_group_cores(topology, &cores_in(topology, cpus), &groups);
+    let cores_of = |cpus: &CpuSet| {
+        let cores: Vec<CpuSet> = topology.cores_within(cpus).collect();
+        choose_group_cores(topology, &cores, &groups)
+    };
     let (before, after) = (cores_of(from), cores_of(to));
     before.iter().all(|(number, cores)| after.get(number).is_some_and(|now| now.level <= cores.level))
-}
-
-/// The PUs of `cpus`, core by core.
-fn cores_in(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
-    let inside = topology.cores().iter().map(|core| core.pus.intersection(cpus));
-    inside.filter(|core| !core.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -176,7 +173,7 @@ mod tests {
 
     fn cores(cpus: &str, groups: &[ThreadGroup]) -> Vec<(u32, Level, String)> {
         let machine = machine();
-        let free = cores_in(&machine, &cpus.parse().unwrap());
+        let free: Vec<CpuSet> = machine.cores_within(&cpus.parse().unwrap()).collect();
         let chosen = choose_group_cores(&machine, &free, groups).into_iter();
         chosen.map(|(number, cores)| (number, cores.level, cores.cpus.to_string())).collect()
     }

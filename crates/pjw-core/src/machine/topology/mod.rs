@@ -387,6 +387,11 @@ impl Topology {
         core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
     }
 
+    /// Iterates over the cores of the machine that have a PU in `cpus`. Each item has those PUs of the core that are in `cpus`.
+    pub fn cores_within<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
+        self.0.cores.iter().map(|core| core.pus.intersection(cpus)).filter(|pus| !pus.is_empty())
+    }
+
     /// Returns the number of cores whose PUs are all in `cpus`.
     #[must_use]
     pub fn whole_core_count(&self, cpus: &CpuSet) -> u32 {

@@ -195,8 +195,7 @@ fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
 
 /// The cores all of whose online PUs are in `cpus`.
 fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core> {
-    let of_core = topology.cores().iter().map(|core| core.pus.intersection(online));
-    of_core.filter(|core| !core.is_empty() && core.is_subset(cpus)).collect()
+    topology.cores_within(online).filter(|core| core.is_subset(cpus)).collect()
 }
 
 /// Whether the core belongs to a job that lends cores.

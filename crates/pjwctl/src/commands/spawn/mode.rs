@@ -110,13 +110,12 @@ impl Mode {
 impl TemplateUse {
     /// Why instances executed the program.
     fn cause(&self) -> String {
-        match (self.refusal, self.mismatch) {
-            (Some(refusal), _) => refusal.to_string(),
-            (None, Some(mismatch)) => mismatch.to_string(),
-            (None, None) if self.begun > 1 && self.unequal_variable.is_some() => {
-                unequal_values_text(self.unequal_variable.as_deref().unwrap_or_default())
-            }
-            (None, None) => "a single instance has no use for a template".to_owned(),
+        let unequal = self.unequal_variable.as_deref().filter(|_| self.begun > 1);
+        match (self.refusal, self.mismatch, unequal) {
+            (Some(refusal), ..) => refusal.to_string(),
+            (None, Some(mismatch), _) => mismatch.to_string(),
+            (None, None, Some(name)) => unequal_values_text(name),
+            (None, None, None) => "a single instance has no use for a template".to_owned(),
         }
     }
 }

@@ -64,15 +64,20 @@ impl EventLoop {
     /// The warning that the configuration promises more cores than jobs can have on this machine.
     pub(super) fn excessive_provisions_warning(&self) -> Option<Warning> {
         let settings = &self.config.settings().provisions;
+        // A single table that promises too much is refused.
+        if settings.len() < 2 {
+            return None;
+        }
         let promised: u64 = settings.iter().map(|settings| u64::from(settings.cores)).sum();
         let state = self.warden.state();
         let usable = state.topology.cpus().difference(&state.pool.housekeeping_cpus());
         let usable = state.topology.overlapping_core_count(&usable);
+        if promised <= u64::from(usable) {
+            return None;
+        }
         let text = format!(
             "the tables [[provision]] promise {promised} cores, and jobs can have {usable} of this machine: not all of the services get their cores"
         );
-        let remedy = "lower `cores` in the tables [[provision]], and pjwctl reload";
-        // A single table that promises too much is refused.
-        (settings.len() > 1 && promised > u64::from(usable)).then(|| Warning::new("provision", text, remedy))
+        Some(Warning::new("provision", text, "lower `cores` in the tables [[provision]], and pjwctl reload"))
     }
 }
