@@ -150,12 +150,13 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
     for (process, _) in living.iter().filter(|(process, _)| is_missing(process.id)) {
         state.usage.end_process(process.id.pid, None);
     }
-    let mut read = BTreeSet::new();
+    let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
     for (process, job) in living {
         begin_after_restart(state, &job, draft.now);
         let times = snapshot.cpu_times.get(&process.id.pid);
         if let Some(times) = times.filter(|times| is_same_start(times.start, process.id.start)) {
             state.usage.read_process(&job, process.id, process.parent, times);
+            pids_read.push(process.id.pid);
         }
         note_idle(state, &job, process.idle_until);
         note_tasks(state, &job, process.id.pid);
@@ -167,6 +168,9 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
         }
     }
     read_outside_parents(draft);
+    for pid in pids_read {
+        draft.state.usage.note_time_of_outside_parent(pid);
+    }
     // A full scan lists every process, so a parent that is missing has ended, and no time is expected from it any more.
     if full {
         let has_ended = |parent: &Pid| !matches!(snapshot.processes.get(parent), Some(Observed::Present(_)));

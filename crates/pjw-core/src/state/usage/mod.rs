@@ -128,7 +128,7 @@ impl UsageState {
         }
         for pid in self.expected_from.clone() {
             if let Some(parent) = self.outside_parents.get_mut(&pid)
-                && parent.last_ended.as_ref() == Some(job)
+                && parent.job_of_ended_child() == Some(job)
             {
                 parent.expect_nothing();
                 self.note_expected(pid);
@@ -285,7 +285,7 @@ impl UsageState {
     /// Iterates over the jobs of which a child of a process outside ended unread, each with the beginning of its sample.
     pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, Nanos)> {
         let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));
-        let jobs = parents.filter_map(|parent| parent.ended_unread.as_ref());
+        let jobs = parents.filter_map(OutsideParent::job_of_unread_child);
         jobs.filter_map(|job| Some((job, self.jobs.get(job)?.sample_began_at)))
     }
 
@@ -311,6 +311,15 @@ impl UsageState {
         let before = core::mem::replace(&mut known.parent, parent);
         open.add_cpu(known.read(times));
         self.note_parent(Some(before), parent);
+    }
+
+    /// Notes how much time the parent of a process of a job has got from its children, if the parent belongs to no job. Both
+    /// were just read.
+    pub(crate) fn note_time_of_outside_parent(&mut self, pid: Pid) {
+        if let Some(known) = self.processes.get_mut(&pid) {
+            let parent = self.outside_parents.get(&known.parent);
+            known.parent_before_ns = parent.map(OutsideParent::other_children_ns);
+        }
     }
 
     /// Counts a child for its parent, and no longer for the parent that it had before.
@@ -341,9 +350,7 @@ impl UsageState {
         if let Some(parent) = self.processes.get_mut(&ended.parent) {
             parent.unclaimed_ns += total_ns;
         } else if let Some(parent) = self.outside_parents.get_mut(&ended.parent) {
-            parent.unclaimed_ns += total_ns;
-            parent.ended_unread = times.is_none().then(|| ended.job.clone());
-            parent.last_ended = Some(ended.job);
+            parent.end_child(ended.job, total_ns, ended.parent_before_ns, times.is_none());
             self.note_expected(ended.parent);
         }
     }

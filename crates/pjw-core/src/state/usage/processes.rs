@@ -14,12 +14,14 @@ pub(crate) struct ProcessUsage {
     children_ns: u64,
     /// The time of ended children that was read while they lived, and that this process has not got from the kernel yet.
     pub(super) unclaimed_ns: u64,
+    /// [`OutsideParent::other_children_ns`] of the parent at the last reading. `None` if the parent belongs to a job.
+    pub(super) parent_before_ns: Option<i64>,
 }
 
 impl ProcessUsage {
     pub(super) fn first_read(job: JobId, start: StartTime, parent: Pid, times: &ProcessTimes) -> Self {
         let (own_ns, children_ns) = (times.own_ns, times.children_ns);
-        Self { job, start, parent, own_ns, children_ns, unclaimed_ns: 0 }
+        Self { job, start, parent, own_ns, children_ns, unclaimed_ns: 0, parent_before_ns: None }
     }
 
     /// What the process and the children that it waited for used.
@@ -45,40 +47,86 @@ impl ProcessUsage {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OutsideParent {
     pub(super) start: StartTime,
+    /// The CPU time of all children that the parent has waited for, as last read.
     children_ns: u64,
-    /// See [`ProcessUsage::unclaimed_ns`].
-    pub(super) unclaimed_ns: u64,
-    /// The job of a child that ended since the last reading and whose last times are unknown.
-    pub(super) ended_unread: Option<JobId>,
-    /// The job of the child that ended last.
-    pub(super) last_ended: Option<JobId>,
+    /// The CPU time of the ended children that belonged to jobs, as far as the jobs have got it.
+    of_jobs_ns: u64,
+    /// The child whose end is not settled: the parent may not have waited for it yet.
+    ended: Option<EndedChild>,
+}
+
+/// A process of a job that has ended. Its parent belongs to no job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct EndedChild {
+    job: JobId,
+    /// [`OutsideParent::other_children_ns`] when the child was last read. What the parent has more now is the rest of
+    /// the time of the child.
+    before_ns: i64,
+    /// Whether the last CPU times of the child are unknown.
+    is_unread: bool,
 }
 
 impl OutsideParent {
     pub(super) fn first_read(times: &ProcessTimes) -> Self {
-        let (start, children_ns) = (times.start, times.children_ns);
-        Self { start, children_ns, unclaimed_ns: 0, ended_unread: None, last_ended: None }
+        Self { start: times.start, children_ns: times.children_ns, of_jobs_ns: 0, ended: None }
+    }
+
+    /// The CPU time of the children that the parent has waited for, except what jobs have got of it. Negative if the parent
+    /// has not yet waited for an ended child.
+    pub(super) fn other_children_ns(&self) -> i64 {
+        self.children_ns.cast_signed().saturating_sub(self.of_jobs_ns.cast_signed())
+    }
+
+    /// Records that a child ended of which its job has got `known_ns`. `before_ns` is [`Self::other_children_ns`] when
+    /// the child was last read.
+    pub(super) fn end_child(&mut self, job: JobId, known_ns: u64, before_ns: Option<i64>, is_unread: bool) {
+        let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
+        let before_ns = before_ns.or(pending_ns).unwrap_or_else(|| self.other_children_ns());
+        self.of_jobs_ns += known_ns;
+        let ended = EndedChild { job, before_ns, is_unread };
+        self.ended = Some(match self.ended.take() {
+            Some(earlier) if earlier.job == ended.job => EndedChild {
+                before_ns: earlier.before_ns.min(ended.before_ns),
+                is_unread: earlier.is_unread || ended.is_unread,
+                job: ended.job,
+            },
+            _ => ended,
+        });
     }
 
     /// Whether the parent has not yet got all the time of its ended children from the kernel, as far as that is known.
     pub(super) fn is_time_expected(&self) -> bool {
-        self.ended_unread.is_some() || self.unclaimed_ns > 0
+        self.ended.is_some()
+    }
+
+    /// The job of the child whose end is not settled.
+    pub(super) fn job_of_ended_child(&self) -> Option<&JobId> {
+        self.ended.as_ref().map(|ended| &ended.job)
+    }
+
+    /// The job of a child that ended and whose last times are unknown.
+    pub(super) fn job_of_unread_child(&self) -> Option<&JobId> {
+        self.ended.as_ref().filter(|ended| ended.is_unread).map(|ended| &ended.job)
     }
 
     pub(super) fn expect_nothing(&mut self) {
-        (self.unclaimed_ns, self.ended_unread) = (0, None);
+        self.ended = None;
     }
 
     /// Takes over a reading. Returns the job of a child that ended unread, with the time that was not read of it.
     pub(super) fn read(&mut self, times: &ProcessTimes) -> Option<(JobId, u64)> {
-        let unread_ns = unread_growth(&mut self.children_ns, &mut self.unclaimed_ns, times.children_ns);
-        if unread_ns == 0 {
-            // The parent has not waited for the child yet.
-            return None;
-        }
-        // What other children are still to claim is not known.
-        self.unclaimed_ns = 0;
-        Some((self.ended_unread.take()?, unread_ns))
+        self.children_ns = self.children_ns.max(times.children_ns);
+        let other_ns = self.other_children_ns();
+        let ended = self.ended.take_if(|ended| {
+            let rest_ns = other_ns.saturating_sub(ended.before_ns);
+            // Until the parent has waited for the child, it has less time than before.
+            rest_ns > 0 || rest_ns == 0 && !ended.is_unread
+        })?;
+        let rest_ns = u64::try_from(other_ns.saturating_sub(ended.before_ns)).unwrap_or(0);
+        ended.is_unread.then(|| {
+            self.of_jobs_ns += rest_ns;
+            (ended.job, rest_ns)
+        })
     }
 }
 

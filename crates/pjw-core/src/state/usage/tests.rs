@@ -90,6 +90,38 @@ fn a_parent_outside_of_the_job_tells_the_rest_of_a_child_that_ended_unread() {
 }
 
 #[test]
+fn what_a_parent_outside_got_before_the_end_of_its_child_is_found_is_the_time_of_this_child() {
+    let (mut usage, a) = begun();
+    let plausible = |_: &JobId| 2000 * MS;
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
+    usage.note_time_of_outside_parent(ROOT);
+    // Read for another child of the shell, after the shell has waited for this one.
+    usage.read_outside_parent(SHELL, &times(0, 51_505), plausible);
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 51_505), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 1505);
+}
+
+#[test]
+fn each_of_two_children_that_ended_unread_gets_its_rest_once() {
+    let (mut usage, a) = begun();
+    let plausible = |_: &JobId| 2000 * MS;
+    for (pid, own_ms) in [(ROOT, 100), (CHILD, 200)] {
+        usage.read_process(&a, id(pid), SHELL, &times(own_ms, 0));
+        usage.read_outside_parent(SHELL, &times(0, 0), plausible);
+        usage.note_time_of_outside_parent(pid);
+    }
+    usage.end_process(ROOT, None);
+    usage.end_process(CHILD, None);
+    usage.read_outside_parent(SHELL, &times(0, 120), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 300, "the shell has waited for one of them");
+    usage.read_outside_parent(SHELL, &times(0, 350), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 350);
+    assert_eq!(usage.expected_parents().count(), 0);
+}
+
+#[test]
 fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
