@@ -87,8 +87,9 @@ enum Monitor {
     Loaded(Box<dyn LentCpuWatch>),
 }
 
-/// What the samples of owners need of the monitor of lent PUs. The daemon has a [`LentCpuMonitor`], which describes
-/// each function. A simulated machine has an implementation of its own.
+/// A monitor that reports when a job runs on PUs that it lends to other jobs. [`OwnerCpuSampler`] uses the monitor to
+/// decide when a job needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a
+/// simulated machine have an implementation of their own.
 pub trait LentCpuWatch: std::fmt::Debug + Send {
     /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent_pus`]).
     ///
@@ -143,8 +144,8 @@ impl LentCpuWatch for LentCpuMonitor {
 }
 
 impl OwnerCpuSampler {
-    /// Returns a sampler of a simulated machine. `monitor` reports the lent PUs on which their owner runs. `None` for
-    /// a machine where no BPF program can be loaded.
+    /// Makes a sampler for tests with a simulated machine. `monitor` simulates the BPF program that reports when a
+    /// job runs on PUs that it lends to other jobs. `None` simulates a machine on which no BPF program can be loaded.
     #[must_use]
     pub fn with_monitor(monitor: Option<Box<dyn LentCpuWatch>>) -> Self {
         Self { monitor: monitor.map_or(Monitor::Unavailable, Monitor::Loaded), ..Self::default() }
@@ -211,9 +212,12 @@ impl OwnerCpuSampler {
         would_change_loans(state, policy, since_boot)
     }
 
-    /// Notes which PUs are lent now, each with the number of PUs of its owner
-    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::pool::PuPool::lent_cpus_by_owner_size)). Call it after each cycle.
-    /// `now` is the current time. If cores are lent, the measurements follow each other quickly from now on.
+    /// Tells the sampler which PUs jobs lend to other jobs at the time `now`. Must be called after each cycle (scan,
+    /// decision and changes). While PUs are lent, the measurements are more frequent: normally every 10 ms or less.
+    ///
+    /// `lent` has each lent PU, with the number of all PUs that the lending job (the owner) holds
+    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::pool::PuPool::lent_cpus_by_owner_size)). The monitor
+    /// recognises threads of the owner by this number: a thread that may run on more PUs belongs to another program.
     pub fn watch(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
         if !lent.is_empty() {
             let latest = now + self.interval_while_lent();
