@@ -69,8 +69,8 @@ pub struct LentCoreSample {
     pub cpu_time: Duration,
 }
 
-/// How much an owner (a job whose idle cores may be lent) uses its cores. pjw measures the CPU time of the
-/// owner from time to time. This type has moving averages of the measurements, over about 100 ms.
+/// How much an owner (a job whose idle cores may be lent) uses its cores: moving averages of its CPU use over about
+/// 100 ms. [`CoreUse::add`] adds a measurement of the CPU time to the averages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CoreUse {
     /// The average use of all cores together, in millionths of one core.

@@ -208,9 +208,10 @@ impl MaskEntry {
         self.journaled_since
     }
 
-    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw
-    /// controls the mask as soon as the journal contains the original mask ([`MaskEntry::journaled_since`]).
-    /// If true, the mask may contain PUs that the job of the thread does not hold.
+    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw controls the
+    /// mask from the time [`MaskEntry::journaled_since`] on: from then on, the original mask is in the journal (the
+    /// file with which a restarted daemon restores masks). If true, the mask may contain PUs that the job of the
+    /// thread does not hold.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_mask_from_program()
@@ -291,9 +292,9 @@ impl MaskEntry {
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Marks the thread as not journaled: pjw need not restore its original mask (the mask before pjw changed
-    /// it), so the journal need not contain this mask. Does not change the journal. If the journal contains a
-    /// record for this thread, the caller must append the record
+    /// Marks the thread as not journaled: pjw need not restore its original mask (the mask before pjw changed it).
+    /// So this mask need not be in the journal, the file with which a restarted daemon restores masks. Does not
+    /// change the journal. If the journal contains a record for this thread, the caller must append the record
     /// [`MaskReleased`](crate::terms::record::Record::MaskReleased).
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
