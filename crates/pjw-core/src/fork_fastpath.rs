@@ -29,9 +29,9 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the affinity mask that each unverified fork should have, by pid. A newly forked process of a job is
-/// unverified until the daemon has found that its affinity mask is right. The daemon must scan such a process at
-/// once ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
+/// Returns the affinity mask that each unverified new process should have, by pid. A newly forked process of a job is
+/// unverified until the daemon has found that its affinity mask is right. The daemon must scan an unverified process
+/// at once ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
 #[must_use]
 pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));

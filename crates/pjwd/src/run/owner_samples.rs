@@ -42,10 +42,10 @@ const MAX_SETTLING_SAMPLES: u32 = 5;
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
-/// Measures how many cores each owner uses. An owner is a job whose idle cores pjwd can lend to other jobs, the
-/// borrowers. Borrowers are the jobs of the class besteffort, which have no cores of their own. pjwd uses the
-/// measured values to decide when to lend cores, and when to take lent cores back. Nothing is measured while no job
-/// can borrow cores.
+/// Measures how many of its cores each job uses, so that pjwd can lend idle cores to other jobs. A job whose idle
+/// cores can be lent is an owner. Only jobs of the class besteffort borrow cores, and they have no cores of their
+/// own. pjwd uses the measured values to decide when to lend cores, and when to take lent cores back. Nothing is
+/// measured while no job can borrow cores.
 #[derive(Debug, Default)]
 pub struct OwnerCpuSampler {
     /// The measured jobs.
@@ -167,9 +167,9 @@ impl OwnerCpuSampler {
         }
     }
 
-    /// Measures how many cores each owner uses, if a measurement is due, and records the result in `state`. An owner
-    /// is a job whose idle cores can be lent to other jobs. Returns whether a cycle (scan, decision and changes) must
-    /// run now, because cores must be lent or taken back.
+    /// Measures how many cores each owner (a job whose idle cores can be lent to other jobs) uses, if a measurement
+    /// is due. Records the result in `state`. Returns whether a cycle (scan, decision and changes) must run now,
+    /// because cores must be lent or taken back.
     ///
     /// `now` and `since_boot` are the current time on two clocks: CLOCK_MONOTONIC, and CLOCK_BOOTTIME in ns since
     /// boot. `cpu_time_of` returns the CPU time of a process since its start, or `None` if the process has ended.
