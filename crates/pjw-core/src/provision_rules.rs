@@ -5,8 +5,8 @@ use crate::state::WardenState;
 use crate::terms::{Evidence, Job, JobId, ProvisionRule};
 
 /// Returns a warning for users if a process of `job` matches the rules of two services. pjw promises cores to a
-/// service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service. Returns
-/// `None` if no rule of another provision matches a process of `job`, or if `job` is not a provision.
+/// service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service.
+/// Returns `None` if no rule of another provision matches a process of `job`, or if `job` is not a provision.
 #[must_use]
 pub fn ambiguous_rule_warning(state: &WardenState, job: &Job) -> Option<String> {
     job.provision.as_ref()?;
