@@ -7,16 +7,20 @@ use crate::phases::commands::types::{AssignCommand, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads all processes
-/// of the machine in each of these cases:
+/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads all processes of
+/// the machine in each of these cases:
 ///
 /// - A command assigns all processes of a session (setsid(2)), releases all jobs, or moves jobs to reduce
 ///   fragmentation ([`Command::Defrag`]).
 /// - Fork events may have been lost, or an earlier scan was incomplete.
 ///
-/// Otherwise, the scan reads the processes that assign commands name, all processes of the jobs that assign and
-/// release commands name, and all descendants of these processes. A descendant that no scan has read yet may wait
-/// in the queue for a later scan (`state.lineage.scan_queue`). The function removes it from this queue.
+/// Otherwise, the scan reads these processes and all of their descendants:
+///
+/// - each process whose pid is in an assign command,
+/// - all processes of each job for which there is an assign command or a release command.
+///
+/// Descendants that no scan has read yet may be in the list of processes for a later scan
+/// (`state.lineage.scan_queue`). The function adds them to the request, and removes them from this list.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

@@ -29,24 +29,25 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the affinity mask that each unverified fork should have, by pid. A newly forked process of a job is
-/// unverified until the daemon has found that its affinity mask is right. The daemon must scan such a process at
-/// once ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
+/// Returns the affinity mask that each unverified new process should have, by pid. A newly forked process of a job is
+/// unverified until the daemon has found that its affinity mask is right. The daemon must scan an unverified process
+/// at once ([`ScanQueue::immediate_pids`](crate::state::lineage::scan_queue::ScanQueue::immediate_pids)).
 #[must_use]
 pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Defers the scan of each newly forked process that has the right affinity mask: the daemon must then scan the
-/// process within a few milliseconds, and no longer at once. The daemon calls this function after it has read the
+/// Defers the scan of each newly forked process that has the right affinity mask, by a few milliseconds. All other
+/// newly forked processes of jobs must still be scanned at once. The daemon calls this function after it has read the
 /// masks of these processes ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 ///
 /// - `expected` has the masks that newly forked processes should have, by pid.
-/// - `mismatches` lists the processes in `expected` that have another mask. All other processes in `expected`
-///   have the right mask.
+/// - `mismatches` lists the processes in `expected` that have another mask. All other processes in `expected` have
+///   the right mask.
 ///
-/// A process that is not in `expected` has the right mask if it was forked in the cpuset of its job.
+/// The scan of a process that is not in `expected` is deferred only if the process was forked in the cpuset of its
+/// job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,
@@ -85,14 +86,15 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a partial snapshot of newly forked processes with wrong affinity masks, so that the next decision
-/// corrects these masks at once. `probe` has the pid, the start time and the mask of each of these processes.
-/// All other facts about a process, such as its user and its cgroup, are copied from its ancestor
-/// ([`Descendant::ancestor`]). These processes are left out of the snapshot:
+/// Makes a partial snapshot of newly forked processes with wrong affinity masks, so that the next decision corrects
+/// these masks at once. `probe` has the pid, the start time and the mask of each of these processes. All other facts
+/// about a process, such as its user and its cgroup, are copied from its nearest ancestor in a job
+/// ([`Descendant::ancestor`]). A process is left out of the snapshot in each of these cases:
 ///
-/// - A process whose ancestor is not in `state`, or is being moved to another cgroup.
-/// - A process that can't have inherited its mask from the ancestor. The program may have requested the mask,
-///   or the process may have been forked in another cgroup. The next scan reads the mask and the cgroup.
+/// - `state` does not contain the ancestor.
+/// - pjw is moving the ancestor to another cgroup.
+/// - The process can't have inherited its mask from the ancestor. The program may have requested the mask, or the
+///   process may have been forked in another cgroup. The next scan reads the mask and the cgroup.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

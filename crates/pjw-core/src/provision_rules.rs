@@ -4,10 +4,9 @@ use crate::basics::{cpus_text, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{Evidence, Job, JobId, ProvisionRule};
 
-/// Returns a warning for users if the rule of another provision also matches a process of the provision `job`.
-/// A provision is a job whose cores are promised to a service. Its rule ([`ProvisionRule`]) recognises the
-/// processes of the service. `None` if no other rule matches a process of `job`, or if `job` is not a
-/// provision.
+/// Returns a warning for users if a process of `job` matches the rules of two services. pjw promises cores to a
+/// service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service.
+/// Returns `None` if no rule of another provision matches a process of `job`, or if `job` is not a provision.
 #[must_use]
 pub fn ambiguous_rule_warning(state: &WardenState, job: &Job) -> Option<String> {
     job.provision.as_ref()?;
@@ -28,9 +27,9 @@ pub fn ambiguous_rule_warning(state: &WardenState, job: &Job) -> Option<String> 
     Some(format!("process {pid} of {} also matches {rule}, the rule of {other}", job.id))
 }
 
-/// Returns a warning for users if the provision `job` holds cores, but no process matches its rule. A provision
-/// is a job whose cores are promised to a service. Its rule ([`ProvisionRule`]) recognises the processes of the
-/// service. Returns `None` in each of these cases:
+/// Returns a warning for users if `job` keeps cores for a service of which no process was found. pjw promises cores
+/// to a service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service.
+/// Returns `None` in each of these cases:
 ///
 /// - At least one process belongs to `job`.
 /// - `job` holds no cores.

@@ -26,9 +26,9 @@ use crate::terms::{
 /// After this number of rescans, the next rescan plans all jobs and processes again.
 const RESCANS_PER_REVISION: u32 = 7;
 
-/// The decision of one cycle of the daemon: the planned changes of affinity masks and cpusets, the records
-/// for the journal, the replies to commands, and the events to report. (A cycle is a scan, a decision and
-/// the decided changes.)
+/// The decision of one cycle of the daemon. A cycle is a scan, a decision and the decided changes. The decision
+/// contains the planned changes of affinity masks and cpusets, and the records of these changes for pjwd's journal
+/// files. It also contains the replies to commands, and the events to report.
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
 pub struct Decision {
@@ -56,9 +56,9 @@ pub struct Decision {
     pub reports: Vec<JobReport>,
 }
 
-/// Makes the decision of the daemon after a scan of the machine. Updates `state` from the scan `snapshot`,
-/// executes `commands`, and plans the changes of affinity masks and cpusets. Changes only `state`. The caller
-/// writes the records of the decision to the journal, and then carries out the plan of the decision.
+/// Makes the decision of the daemon after a scan of the machine. Updates `state` from the scan `snapshot`, executes
+/// `commands`, and plans the changes of affinity masks and cpusets. Changes only `state`. The caller must first write
+/// [`Decision::records`] to pjwd's journal files. After that, the caller must make the changes in [`Decision::plan`].
 pub fn reconcile(
     state: &mut WardenState,
     snapshot: &Snapshot,

@@ -97,9 +97,10 @@ impl BoundSocket {
 
     /// Repairs the files of the socket. If another program removed or replaced the lock file, creates the lock file
     /// again. If another program removed or replaced the socket file, listens on a new socket at the same path.
-    /// Client connections that the server has already accepted stay open. Returns a duplicate of the listening
-    /// socket's file descriptor, for the server: of the new socket, or of the old one if the socket file was still in
-    /// place.
+    /// Client connections that the server has already accepted stay open.
+    ///
+    /// Returns a duplicate of the listening socket's file descriptor, for the server. The duplicate refers to the new
+    /// socket if the socket file was missing or replaced, and to the old socket otherwise.
     ///
     /// # Errors
     /// The errors of [`bind`]. Also if the process has no free file descriptor.

@@ -315,11 +315,14 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the directory of the lock file by which only one daemon of the user `uid` runs. The directory is
+/// Returns the directory of the lock file of the daemon of the user `uid`. The running daemon holds a lock on this
+/// file (flock(2)), so that the user can't start a second daemon without the option `--beside`. The directory is
 /// `/run/pjwd-lock` for root. For other users, it is `/run/user/UID/pjwd-lock`, or `/tmp/pjwd-UID-lock` if
-/// `/run/user/UID` does not exist. Unlike [`runtime_dir`], the directory does not depend on `$XDG_RUNTIME_DIR`: all
-/// daemons of the user must use the same lock. The directory contains no state files: the lock must stay if somebody
-/// deletes the directory of the state files.
+/// `/run/user/UID` does not exist.
+///
+/// Unlike [`runtime_dir`], the directory does not depend on `$XDG_RUNTIME_DIR`: all daemons of the user must use the
+/// same lock. The directory contains no state files: the lock must stay if somebody deletes the directory of the
+/// state files.
 #[must_use]
 pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();

@@ -17,8 +17,8 @@ mod service;
 mod unsent;
 pub mod wire;
 
-/// The definition of the interface `org.pjw.Warden` in the Varlink language. The server sends this text to a client
-/// that calls the standard Varlink method `GetInterfaceDescription`.
+/// The definition of the interface between pjwd and its clients (`org.pjw.Warden`), in the Varlink language. The
+/// server sends this text to a client that calls the standard Varlink method `GetInterfaceDescription`.
 pub const INTERFACE_DEFINITION: &str = include_str!("org.pjw.Warden.varlink");
 /// The Varlink name of the interface between pjwd and its clients. The full name of each method begins with this
 /// name. Example: `org.pjw.Warden.GetJob`.

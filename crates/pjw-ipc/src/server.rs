@@ -85,10 +85,13 @@ impl Drop for Slot {
     }
 }
 
-/// Serves the clients that connect to `listener`, until `stop` becomes true. `service` computes the replies. When
-/// `stop` has become true, the server accepts no more calls and ends each series of replies. The server still sends
-/// the replies to the calls that it has already read, for at most [`ServerLimits::write_timeout`]. Must run inside a
+/// Serves the clients that connect to `listener`, until the value in `stop` becomes true. `service` computes the
+/// replies. `limits` bounds the connections, the memory and the time that clients can use. Must run inside a
 /// [`tokio::task::LocalSet`].
+///
+/// When `stop` is true, the server accepts no more calls, and ends each series of replies. The server still sends the
+/// replies to the calls that it has already read, for at most [`ServerLimits::write_timeout`]. Then the function
+/// returns.
 ///
 /// # Errors
 /// If `listener` cannot be registered with the tokio runtime.

@@ -60,11 +60,12 @@ impl From<&Cores> for PjwCores {
     }
 }
 
-/// Opens a job and returns a pointer for further calls. `directory` is the path of the directory with the files of
-/// the job. If `directory` is NULL, opens the job to which this process belongs. The environment variable
-/// `PJW_JOB_DIR`, `PJW_JOB` or `SLURM_JOB_ID` says which job this is. The call succeeds even if there is no directory
-/// with the files of the job: [`pjw_job_cores`] then describes the affinity mask of the calling thread. Returns NULL
-/// and sets `errno` only after an internal error of the library.
+/// Opens a job and returns a pointer for further calls. `directory` is the path of the directory in which pjwd
+/// publishes the cores of the job, such as `/run/pjwd/jobs/slurm:123`. If `directory` is NULL, opens the job to which
+/// this process belongs. The first of the environment variables `PJW_JOB_DIR`, `PJW_JOB` and `SLURM_JOB_ID` that is
+/// set says which job this is. The call succeeds even if there is no such directory: [`pjw_job_cores`] then describes
+/// the affinity mask of the calling thread. Returns NULL and sets `errno` only after an internal error of the
+/// library.
 ///
 /// # Safety
 /// `directory` must be NULL or a C string.
@@ -100,7 +101,7 @@ pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
 /// `job` or `cores` is NULL.
 ///
 /// # Safety
-/// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for the value.
+/// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for a `pjw_cores_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_cores(job: *mut PjwJob, cores: *mut PjwCores) -> c_int {
     returned(|| {

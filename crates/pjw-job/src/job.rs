@@ -102,8 +102,8 @@ impl Cores {
     }
 }
 
-/// Error: a program can't tell pjwd how many cores its job wants. To do so, the program writes the number into the
-/// file `want` in the directory of the job.
+/// Error: a program can't tell pjwd how many cores its job wants. The program must write this number into the file
+/// `want` in the directory of the job. The file is missing, or can't be written.
 #[derive(Debug, Error)]
 pub enum WantError {
     /// No file `want` was found. Either the environment names no directory of a job ([`find_job_directory`]), or
@@ -219,9 +219,13 @@ impl Job {
     }
 
     /// Tells pjwd that the job wants `cores` cores at present. The number can be smaller or larger than the number of
-    /// cores that the job has. 0 means that the job needs no core. pjwd lowers the number to the number of cores that
-    /// the job requested or holds, whichever is larger. For a job of the class besteffort, pjwd lowers the number to
-    /// the number of cores of the machine.
+    /// cores that the job has. 0 means that the job needs no core. pjwd replaces a number above a limit by this
+    /// limit:
+    ///
+    /// - For a job of the class besteffort (without cores of its own), the limit is the number of cores of the
+    ///   machine.
+    /// - For any other job, the limit is the number of cores that the job requested. If the job was granted more
+    ///   cores than it requested, the limit is the number of granted cores.
     ///
     /// The number is written into the file `want` in the directory of the job, and is valid until the next number is
     /// written. pjwd usually reads the number after a few milliseconds. This can take up to 200 ms, because pjwd

@@ -42,11 +42,13 @@ pub const SIZE_OFFSET: usize = 12;
 /// pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and even after
 /// the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
-/// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a
-/// job). pjwd changes the sequence counter by the operation `FUTEX_WAKE_OP` of futex(2): a write to the mapped memory
-/// would kill pjwd by SIGBUS if the file was truncated. The operation also wakes the programs that wait for a word,
-/// whose address pjwd passes. At the beginning of a write, no program should wake up. Therefore pjwd then passes the
-/// address of the reserved word, for which no program waits.
+/// The offset of a reserved 4-byte word, in bytes from the start of the core map (the file `coremap` of a job). The
+/// word is always 0, and no program waits for it. pjwd needs its address when it adds 1 to the sequence counter by
+/// `FUTEX_WAKE_OP` of futex(2). This operation changes one word, and wakes the programs that wait for another word.
+/// At the beginning of a write, no program should wake up. Therefore pjwd then passes the reserved word as the other
+/// word.
+///
+/// pjwd uses futex(2) because an access to the mapped memory would kill pjwd by `SIGBUS` if the file was truncated.
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
 /// 8-byte number that has a new value after each change of the core map. Each write of pjwd replaces all bytes from
@@ -113,9 +115,8 @@ pub struct CoreMapContent {
 
 impl CoreMapContent {
     /// Returns the CPUs on which the job may run: the CPUs that the job owns (`own`), and the CPUs that it borrows
-    /// from other jobs (`borrowed`). The job may use its own CPUs even while another job borrows them (`lent`). The
-    /// job may use CPUs that will soon be taken from it (`leaving`) until they are taken. Therefore the result
-    /// includes both.
+    /// from other jobs (`borrowed`). CPUs in `lent` are included: the job may use its own CPUs even while another job
+    /// borrows them. CPUs in `leaving` are included too: the job may use them until they are taken from it.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)

@@ -111,7 +111,8 @@ impl CoreMapReader {
     }
 
     /// Waits until the core map (the file `coremap` of a job) changes, and returns its new content. Each change gives
-    /// the core map a new number, the epoch. The call returns as soon as the epoch differs from `epoch`. The call
+    /// the core map a new number, the epoch. `epoch` is [`CoreMapContent::epoch`] of the content that the caller
+    /// already has. If the epoch in the core map already differs from `epoch`, the call returns at once. The call
     /// also returns when pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false). Returns
     /// `None` if the time `timeout` has passed. If `timeout` is `None`, waits without a limit.
     ///

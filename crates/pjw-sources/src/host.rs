@@ -2,9 +2,10 @@
 
 use pjw_core::ids::Uid;
 
-/// The properties of this machine with which pjw recognises the jobs of batch systems. pjw searches for the host
-/// name in the batch systems' lists of hosts. By the user id of the batch system Flux, pjw recognises the
-/// cgroups of Flux's jobs.
+/// The host name of this machine, and the user id of the batch system Flux. pjw needs both to read the environment
+/// and the cgroup of a process of a job. A batch system lists the hosts of a job with a number of CPUs or slots for
+/// each: by the host name, pjw finds the number for this machine. By the user id, pjw recognises the cgroups of
+/// Flux's jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
     /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.

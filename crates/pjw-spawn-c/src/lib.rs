@@ -90,9 +90,10 @@ pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
     }
 }
 
-/// Starts one process of the program of the context `ctx`, with the arguments `argv`. Waits until the process has
-/// begun the program. Returns its process id, or -1 with `errno` if the process could not be started. `errno` is
-/// `EINVAL` if `ctx` or `argv` is NULL.
+/// Starts one process of the program of the context `ctx`. `argv` has the arguments of the process, from `argv[0]`
+/// on. Waits until the process has begun the program, which means that its execve(2) has succeeded. Returns the
+/// process id. Returns -1 with `errno` if the process could not be started. `errno` is `EINVAL` if `ctx` or `argv` is
+/// NULL, or if `argv` has no argument.
 ///
 /// # Safety
 /// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. `argv` must be NULL or an array of C
@@ -107,10 +108,13 @@ pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_c
     }
 }
 
-/// Starts `nspawns` processes of the program of the context `ctx`, all with the arguments `argv`. Waits until each
-/// process has begun the program or has failed to start. Writes one value per process into `pids`: the process id, or
-/// a negative `errno` if the process could not be started. If `pids` is NULL, writes nothing. Returns the number of
-/// processes that have begun the program, or -1 with `errno` if none has.
+/// Starts `nspawns` processes of the program of the context `ctx`, all with the arguments `argv`. `nspawns` must be
+/// at least 1. Waits until each process has begun the program (its execve(2) has succeeded) or has failed to start.
+/// Writes one value per process into `pids`: the process id, or a negative `errno` if the process could not be
+/// started. If `pids` is NULL, writes nothing.
+///
+/// Returns the number of processes that have begun the program. Returns -1 with `errno` if no process has begun the
+/// program, for example because an argument is invalid (`EINVAL`).
 ///
 /// # Safety
 /// The requirements of [`pspawn`]. `pids` must be NULL or point to memory for `nspawns` values.
@@ -139,8 +143,9 @@ pub unsafe extern "C" fn pspawn_n(
 }
 
 /// Starts `nspawns` processes of the program at `filename`, which is not searched in `PATH`. `mask` is an array of
-/// `clen` CPU sets. Process number i runs on the CPUs `mask[i % clen]`. If `clen` is 0, the processes run on the CPUs
-/// of the calling thread. If `envp` is NULL, the processes have the environment of the caller.
+/// `clen` CPU sets. Process number i, from 0, runs on the CPUs `mask[i % clen]`. If `clen` is 0, `mask` is not read,
+/// and the processes run on the CPUs of the calling thread. If `envp` is NULL, the processes have the environment of
+/// the caller.
 ///
 /// `flags` is 0 or a combination of these values:
 ///
@@ -148,16 +153,19 @@ pub unsafe extern "C" fn pspawn_n(
 ///   with NULL. Without this flag, `argv` is one list for all processes.
 /// - `PSPAWN_ENVP_EACH` (2): `envp` contains one environment for each process, one after the other. Each environment
 ///   ends with NULL. Without this flag, `envp` is one environment for all processes.
-/// - `PSPAWN_FORK_LATE` (4): the library starts one or a few processes of the program as templates. Each template
-///   must call [`pspawn_fork_here`], and stops there. The library forks the `nspawns` processes from the templates.
+/// - `PSPAWN_FORK_LATE` (4): the processes are forked when the program has done its start-up. First, one or a few
+///   processes of the program run until they call [`pspawn_fork_here`]. Such a process is a template. The `nspawns`
+///   processes are forks of the templates. If a process can't be forked in this way, or if `nspawns` is 1, the
+///   library uses execve(2) instead.
 ///
-/// Waits until each process has begun the program or has failed to start. The values in `pids` and the return value
-/// are those of [`pspawn_n`].
+/// Waits until each process has begun the program or has failed to start. A process has begun the program when its
+/// execve(2) has succeeded, or when it was forked from a template. The values in `pids` and the return value are
+/// those of [`pspawn_n`].
 ///
 /// # Safety
 /// `filename` must be NULL or a C string. `argv` and `envp` must be NULL or contain as many lists as `flags` says,
-/// each ended by NULL. `mask` must be NULL or an array of `clen` pointers to CPU sets. `pids` must be NULL or point
-/// to memory for `nspawns` values.
+/// each ended by NULL. `mask` must be NULL or an array of `clen` pointers, each NULL or to a CPU set. `pids` must be
+/// NULL or point to memory for `nspawns` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_v(
     filename: *const c_char,
@@ -227,18 +235,18 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
     })
 }
 
-/// Makes the calling process a template, from which [`pspawn_v`] or [`ipspawn`] forks processes. The template stops
-/// in this call and never returns from it. In each forked process, the call returns 1. It then writes the number of
-/// arguments of this process to `argc`, and the list of these arguments to `argv`. Nothing is written to a NULL
-/// pointer.
+/// Makes the calling process a template: a process that stops in this call, and from which [`pspawn_v`] or
+/// [`ipspawn`] forks processes. The call never returns in the template. It returns 1 in each forked process. Before
+/// that, it writes the number of arguments of the forked process to `argc`, and the list of these arguments to
+/// `argv`. `argc` and `argv` can be NULL: then nothing is written there.
 ///
-/// The process becomes a template only if it was started for the flag `PSPAWN_FORK_LATE` or by `pjwctl spawn --proxy
-/// late`. Otherwise the call returns 0 at once and writes nothing. If the process has more than one thread, or if a
-/// system call failed, the call returns -1 with `errno`.
+/// The process becomes a template only if it was started for the flag `PSPAWN_FORK_LATE` or by
+/// `pjwctl spawn --proxy late`. Otherwise the call returns 0 at once and writes nothing. The call returns -1 with
+/// `errno` if a system call failed, or if the process has more than one thread (`EBUSY`).
 ///
 /// # Safety
 /// `argc` must be NULL or point to memory for a `c_int`. `argv` must be NULL or point to memory for a pointer. The
-/// process must have only one thread, which the call can check only if /proc is mounted.
+/// process must have only one thread. The call can check this only if `/proc` is mounted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
     returned(|| {

@@ -42,8 +42,9 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 /// a batch has a file descriptor ([`AsFd`]), which is readable when results have arrived. The caller then calls
 /// [`Batch::next_ready_result`] until it returns `None`.
 ///
-/// While about 10,000 results wait to be read, the spawner threads start no further instances. Dropping the batch
-/// waits until the spawner threads have started all instances, and kills no instance.
+/// If about 10,000 results are unread, the spawner threads wait until the caller reads results. Dropping the batch
+/// reads and discards all further results, so the drop waits until all instances have been started. The drop kills no
+/// instance. After [`Batch::cancel`], the drop waits only for the starts that are in progress.
 #[derive(Debug)]
 pub struct Batch {
     /// The end of the socket pair from which the batch reads the results.
@@ -260,7 +261,9 @@ impl Batch {
     /// has already loaded the program. Each spawner thread (a thread that starts instances of the batch) makes a
     /// template and forks its instances (processes) from the template. A thread without a template starts its
     /// instances by exec. If several threads have failed to make a template, returns the reason for the first one.
-    /// `None` if no thread has failed so far, so also if the context uses no templates.
+    ///
+    /// `None` if no thread has failed so far. Always `None` if the context uses no templates
+    /// ([`Context::use_templates`]).
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()

@@ -114,8 +114,9 @@ impl Context {
         self
     }
 
-    /// Sets the user and the groups as which the processes will run. The caller needs `CAP_SETUID` and `CAP_SETGID`
-    /// when it starts the processes.
+    /// Sets the user and the groups as which the processes will run. Without this call, they run as the user and the
+    /// groups of the caller. The caller needs `CAP_SETUID` and `CAP_SETGID` when it starts the processes. Processes
+    /// that share memory ([`Context::share_memory`]) can't be started with other credentials: the start fails.
     #[must_use]
     pub fn set_credentials(mut self, credentials: Credentials) -> Self {
         self.setup_mut().credentials = Some(credentials);
@@ -131,7 +132,9 @@ impl Context {
     }
 
     /// Makes the kernel kill each started process (instance) when the launcher ends, or when this context is dropped.
-    /// The launcher is the process that starts the instances. The kernel does this by `PR_SET_PDEATHSIG` (prctl(2)).
+    /// The launcher is the process that starts the instances. Each instance requests `SIGKILL` for the end of the
+    /// thread that started it (`PR_SET_PDEATHSIG`, prctl(2)). This thread, a spawner thread, waits until the context
+    /// is dropped, and then ends.
     ///
     /// Instances of a program that is setuid, is setgid or has file capabilities are not killed. The child processes
     /// of an instance are not killed either.
@@ -146,9 +149,11 @@ impl Context {
     /// loaded the program and is stopped before `main`. Each thread that starts instances loads a template of its
     /// own.
     ///
-    /// An instance that can't be a fork of the template is started by exec. A single instance is also started by
-    /// exec. If the program can't have a template at all, [`Batch::template_error`](crate::Batch::template_error)
-    /// returns the reason. Undoes an earlier call of [`Context::share_memory`].
+    /// An instance is started by exec if it differs from the template in a property that a fork can't change, such as
+    /// the cgroup or the number of arguments. [`Batch::fork_error`](crate::Batch::fork_error) then returns the
+    /// reason. If the program can't have a template, all instances are started by exec, and
+    /// [`Batch::template_error`](crate::Batch::template_error) returns the reason. A batch with a single instance
+    /// uses no template. This call undoes an earlier call of [`Context::share_memory`].
     #[must_use]
     pub fn use_templates(self) -> Self {
         self.with_templates(TemplateKind::Linked)
@@ -225,8 +230,9 @@ impl Context {
     /// Checks whether one process for each element of `instances` can be started, and starts nothing. The checks are:
     ///
     /// - `instances` is not empty.
-    /// - The affinity mask of each instance is inside the mask of the caller.
-    /// - The arguments and the environment of at least one instance are within the limits of execve(2).
+    /// - The affinity mask of each instance is not empty, and is inside the mask of the caller.
+    /// - The arguments and the environment are within the limits of execve(2). This check fails only if they are too
+    ///   large for every instance. If they are too large for some instances, only the starts of these instances fail.
     /// - If the instances are to share memory ([`Context::share_memory`]), one address space has room for all of
     ///   them.
     /// - There is enough free memory for the copies that [`Context::set_replicas`] requests.

@@ -7,12 +7,12 @@ use crate::machine::Topology;
 use crate::state::{Holder, WardenState};
 use crate::terms::{Grant, GrantedBy, Job, JobId, Ownership, Policy, PriorityClass};
 
-/// A check whether the PUs that jobs hold violate an invariant of pjw. For example, no PU may be granted to
-/// two jobs, unless one of the two grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
-/// [`Violation`] has one variant for each invariant.
+/// A check whether the PUs that jobs hold violate an invariant of pjw. For example, two jobs must not own the same
+/// PU, unless one of them may share its PUs ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has
+/// one variant for each invariant.
 ///
-/// The audit is made once and then updated. It stores what it has read, so [`GrantAudit::update`] checks only
-/// the jobs and PUs that changed.
+/// The audit is made once and then updated. It stores what it has read, so [`GrantAudit::update`] checks only the
+/// jobs and PUs that changed.
 #[derive(Debug)]
 pub struct GrantAudit {
     /// All PUs of the machine.
@@ -47,12 +47,13 @@ struct AuditedGrant {
 }
 
 impl GrantAudit {
-    /// Checks the holders of all PUs and the grants of all jobs in `state` against the invariants of pjw.
-    /// [`GrantAudit::violations`] returns the violations that were found. `policy` says whether the PUs of
-    /// one core may belong to two jobs (`share_smt`).
+    /// Checks all jobs and all PUs in `state` against the invariants of pjw. The check compares the PUs that each job
+    /// holds (the grant of the job) with the pool, which has the holder of each PU. [`GrantAudit::violations`]
+    /// returns the violations that were found. `policy` says whether the PUs of one core may belong to two jobs
+    /// (`share_smt`).
     ///
-    /// The audit stores the PUs and cores of the machine. If the topology in `state` changes, the caller must
-    /// make a new audit.
+    /// The audit stores the PUs and cores of the machine. If the topology in `state` changes, the caller must make a
+    /// new audit.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {

@@ -16,12 +16,12 @@ use crate::state::{MaskEntry, Member, WardenState};
 use crate::terms::{MaskAction, MaskActionKind, Ownership, Plan, Policy};
 
 /// Checks `plan` (the planned changes of affinity masks and cpusets) and `state`, from which the changes were
-/// planned, against the invariants of pjw. For example, no PU may be granted to two jobs, unless one of the two
-/// grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has one variant for
-/// each invariant.
+/// planned, against the invariants of pjw. For example, two jobs must not own the same PU, unless one of them may
+/// share its PUs ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has one variant for each
+/// invariant.
 ///
-/// Returns all violations. The list is empty if no invariant is violated. The audit shares no code with the
-/// functions that make the plan, so it can find errors of these functions.
+/// Returns all violations. The list is empty if no invariant is violated. The audit shares no code with the functions
+/// that make the plan, so it can find errors of these functions.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = audit_grants(state, policy);
@@ -29,11 +29,11 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     found
 }
 
-/// Checks the PUs that jobs hold against the invariants of pjw, and returns all violations. The list is empty
-/// if no invariant is violated. [`Violation`] has one variant for each invariant, for example:
+/// Checks the PUs that jobs hold against the invariants of pjw, and returns all violations. The list is empty if no
+/// invariant is violated. [`Violation`] has one variant for each invariant, for example:
 ///
-/// - The PUs in the grant of a job are the same as in the pool. (The pool lists the holder of each PU.)
-/// - No PU is granted to two jobs, unless one of the two grants is shared
+/// - The grant of a job (the PUs that the job holds) agrees with the pool (the holder of each PU).
+/// - Two jobs do not own the same PU, unless one of them may share its PUs
 ///   ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
 ///
 /// For repeated checks, [`GrantAudit`] is faster, because it checks only the jobs that changed.

@@ -4,8 +4,8 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
-/// The minimum demand for CPU time of a thread that the diagnosis calls busy, in permille of one PU: half of a
-/// PU. The demand is the share of the observed time in which the thread ran or waited for a PU.
+/// The limit from which the diagnosis calls a thread busy, in permille of the observed time: 500. A busy thread ran
+/// or waited for a PU during at least half of this time.
 pub const MIN_BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of processes that a finding lists. The text has the full number.
@@ -370,11 +370,11 @@ impl DiagnosisInput {
 }
 
 impl ObservedJob {
-    /// Returns the online PUs on which the threads of the job may run: each PU that the affinity mask of at least
-    /// one thread contains. `online` is the set of online PUs of the machine.
+    /// Returns the online PUs on which the threads of the job may run: each PU that the affinity mask of at least one
+    /// thread contains. `online` is the set of online PUs of the machine.
     ///
-    /// If the job holds PUs, the function ignores each mask that contains any other PU. The diagnosis reports the
-    /// threads with these masks separately.
+    /// If the job holds PUs, the function ignores each mask with a PU that the job does not hold. The diagnosis
+    /// reports the threads with these masks separately.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.grant.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));

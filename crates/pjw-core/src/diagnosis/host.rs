@@ -51,14 +51,14 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns the programs that may work against pjw. A program is recognised by the command name of one of
-/// `processes`. The result contains two kinds of programs:
+/// Returns those of the running programs that can undo the work of pjw or disturb its jobs. For example, numad
+/// changes affinity masks and cpusets, and irqbalance moves interrupts to the PUs of jobs. `processes` has the
+/// command name and the user id of each process. The result has:
 ///
-/// - Programs such as numad (moves threads) and irqbalance (moves interrupts), one entry for each program. A
-///   process is ignored if its user id is `first_person_uid` or higher, because a person can give any name to a
-///   process.
-/// - `pjwd` itself, one entry for each user that runs at least two processes named `pjwd`, whatever the user id.
-///   Several daemons of the same user work against each other, because they grant the same PUs.
+/// - One entry for each known program of this kind whose command name a process has. A process counts only if its
+///   user id is less than `first_person_uid`, because a person can give any name to a process.
+/// - One entry for each user that runs two or more processes named `pjwd`, whatever the user id. Two daemons of one
+///   user conflict, because each may grant the same PUs (logical CPUs) to another job.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

@@ -18,7 +18,10 @@ const MIN_SYSTEM_PERMILLE: u32 = 500;
 /// The smallest number of looks at which a thread waited.
 const MIN_WAITS: u32 = 3;
 
-/// What several looks at the busy threads of one address space found.
+/// A count of how often busy threads of one address space slept to get `mmap_lock`, the kernel's lock of the
+/// address space. mmap(2), munmap(2) and some page faults take this lock. The caller looks at the threads many
+/// times. At each look, the caller reads the state of each thread, and the kernel function in which the thread
+/// sleeps (`/proc/PID/task/TID/stat` and `wchan`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MapLockLooks {
     /// The processes of the address space with busy threads, ascending.
@@ -35,7 +38,9 @@ pub struct MapLockLooks {
     pub system_ticks: u64,
 }
 
-/// The finding that threads wait for one another because they map and unmap memory in one address space.
+/// The finding that busy threads of one address space often sleep until they get `mmap_lock`, the kernel's lock of
+/// the address space. mmap(2), munmap(2) and some page faults take this lock. [`MapLockWaits::remedy`] says what a
+/// user can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapLockWaits {
     /// The processes of the address space with busy threads, ascending.
@@ -49,8 +54,13 @@ pub struct MapLockWaits {
 }
 
 impl MapLockLooks {
-    /// Returns the finding if the threads wait for one another: at least two threads, which sleep in the lock for at least a
-    /// tenth of the time, or for at least a hundredth of it while at least half of their CPU time is system time.
+    /// Returns the finding if the threads often sleep to get `mmap_lock`. Returns `None` unless all these
+    /// conditions hold:
+    ///
+    /// - There are at least two busy threads.
+    /// - At three or more looks, a thread slept to get the lock.
+    /// - These looks are at least 10 % of all looks. 1 % suffices if at least half of the CPU time of the threads
+    ///   was system time, because a thread also spins in the kernel to get the lock.
     #[must_use]
     pub fn finding(&self) -> Option<MapLockWaits> {
         let permille = |part: u64, whole: u64| {
@@ -73,8 +83,9 @@ impl MapLockLooks {
 }
 
 impl MapLockWaits {
-    /// Returns one sentence for users. Example: `4 busy threads of process 7 wait for one another to map and unmap memory: they
-    /// sleep for 30.2 % of the time in the lock of their address space, and 95 % of their CPU time is system time`.
+    /// Returns the finding as one sentence for users, who may not know the name `mmap_lock`. Example: `4 busy
+    /// threads of process 7 wait for one another to map and unmap memory: they sleep for 30.2 % of the time in the
+    /// lock of their address space, and 95 % of their CPU time is system time`.
     #[must_use]
     pub fn sentence(&self) -> String {
         let noun = if self.pids.len() == 1 { "process" } else { "processes" };
@@ -89,7 +100,8 @@ impl MapLockWaits {
         )
     }
 
-    /// Returns a text for users that says how a program maps and unmaps less.
+    /// Returns advice for users: how a program can map and unmap memory less often, so that its threads wait less
+    /// for `mmap_lock`. For example, the program can allocate buffers once instead of in each loop.
     #[must_use]
     pub fn remedy() -> &'static str {
         "allocate buffers once instead of in each loop; let malloc keep its memory: \

@@ -215,17 +215,19 @@ pub fn parse_cpu_count_variables<'t>(
     Ok(variables)
 }
 
-/// Returns the names and values of the environment variables that pjw sets for a program, such as
-/// `OMP_NUM_THREADS` = `4`. pjw sets each variable in `variables` that the user has not set.
+/// Returns the names and values of the environment variables that pjw sets for a program, such as the name
+/// `OMP_NUM_THREADS` and the value `4`. pjw sets each variable in `variables` that the user has not set.
 ///
 /// - `counts` has the numbers of cores and PUs on which the program may run.
-/// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means
-///   that the variable is not set there.
+/// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means that the
+///   variable is not set there.
 ///
-/// The result ends with the variable `PJW_VARIABLES`, which lists the names and values that pjw set. A job that
-/// the program starts inherits all these variables. From the list, pjw then knows which variables the user did
-/// not set, and sets them anew. If pjw sets no variable, the result is empty, or contains only an empty
-/// `PJW_VARIABLES` that replaces an inherited one.
+/// The result ends with the variable `PJW_VARIABLES`, which lists the names and values that pjw set. A job that the
+/// program starts inherits all these variables. From the list, pjw then knows which variables the user did not set,
+/// and sets them anew.
+///
+/// If pjw sets none of `variables`, the result is usually empty. However, if the program inherits `PJW_VARIABLES`,
+/// the result has an empty `PJW_VARIABLES`, which replaces the inherited list.
 #[must_use]
 pub fn cpu_count_environment(
     variables: &[CpuCountVariable],

@@ -137,15 +137,14 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the housekeeping PUs (PUs that are reserved for the system) that the rule selects on the machine
-    /// with this topology. The result consists of whole cores. The result is empty for
-    /// [`HousekeepingRule::None`].
+    /// Returns the housekeeping PUs (PUs that are reserved for the system) that the rule selects on the machine with
+    /// this topology. The result consists of whole cores. The result is empty for [`HousekeepingRule::None`].
     ///
     /// # Errors
     /// - If the rule lists a PU that the machine does not have.
     /// - If the rule lists some PUs of a core, but not all of them.
-    /// - If the rule selects cores in each L3, and the topology has no L3. The same error exists for NUMA nodes
-    ///   and for packages.
+    /// - If the rule gives a number of cores for each L3 cache, but the machine has no L3 cache. This also applies to
+    ///   rules for each NUMA node and for each package.
     /// - If the rule selects every core of the machine, so that no core remains for jobs.
     pub fn select_housekeeping_cpus(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {

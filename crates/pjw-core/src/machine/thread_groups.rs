@@ -8,7 +8,9 @@ use core::cmp::Reverse;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The busy threads of the processes that share an address space.
+/// The busy threads of an address space that several processes of a job share (clone(2) with `CLONE_VM`). If
+/// possible, pjw places these threads on cores of one L3 cache or of one NUMA node. If no thread is busy, the group
+/// may contain the first thread of each process instead.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ThreadGroup {
     /// The number of the address space.
@@ -17,7 +19,7 @@ pub struct ThreadGroup {
     pub threads: Vec<ThreadPlace>,
 }
 
-/// Where a busy thread runs.
+/// The place of one thread: the PU on which the thread ran last, and the PU to which pjw has pinned the thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadPlace {
     /// The PU on which the thread ran last.
@@ -27,7 +29,8 @@ pub struct ThreadPlace {
 }
 
 impl ThreadGroup {
-    /// Returns the PUs to which the threads are pinned, or on which the others ran last.
+    /// Returns the PUs of the threads of this group. The PU of a pinned thread is the PU to which pjw has pinned the
+    /// thread. The PU of any other thread is the PU on which the thread ran last.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.threads.iter().map(|thread| thread.pinned_pu.unwrap_or(thread.last_cpu)).collect()
@@ -56,7 +59,8 @@ impl ThreadGroup {
     }
 }
 
-/// The cores that are chosen for the threads of a [`ThreadGroup`], all in one L3 cache or in one NUMA node.
+/// The cores for one [`ThreadGroup`], as [`choose_group_cores`] has chosen them: one core for each thread. All of
+/// these cores are in one L3 cache, or all are in one NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupCores {
     /// [`Level::L3`] or [`Level::NumaNode`].
@@ -65,13 +69,22 @@ pub struct GroupCores {
     pub cpus: CpuSet,
 }
 
-/// Chooses a core for each thread of each group, all in one L3 cache, or else all in one NUMA node. `free_cores` has the PUs of
-/// each core that may be used. Among several domains of the same level, the one to which most of the threads are pinned is
-/// chosen, then the one on which most of them ran last, then the first. No core is given to two groups. Groups that are in one
-/// domain already come first, then the larger ones. A group whose threads are pinned to a core each in one domain fits into this domain, also if they share these cores
-/// with other threads.
+/// Chooses one core for each thread of each group, so that the cores of a group are close together. All cores of a
+/// group are in one L3 cache. If this is not possible, all are in one NUMA node. No core is chosen for two groups.
 ///
-/// Returns the cores by the numbers of the groups. A group without an entry fits into no L3 cache and no NUMA node.
+/// `free_cores` lists the cores that can be chosen. Each item is the set of the PUs of one core. `groups` lists the
+/// groups. The function chooses in this order:
+///
+/// - Placed groups come before all other groups. A group is placed if its threads are already pinned to separate
+///   cores of one L3 cache or of one NUMA node. Within each kind, the group with the most threads comes first.
+/// - A group that is placed in one L3 cache keeps its cores, even if `free_cores` does not contain them. Any other
+///   group gets free cores of an L3 cache that has enough of them.
+/// - If several L3 caches are possible, the one to which most threads of the group are pinned is chosen. If they are
+///   equal in this, the one on which most threads ran last is chosen, then the first one.
+/// - If no L3 cache is possible, a NUMA node is chosen by the same rules.
+///
+/// Returns the chosen cores by [`ThreadGroup::number`]. A group for which no L3 cache and no NUMA node is possible is
+/// missing in the result. A placed group is also missing if an earlier group has got one of its cores.
 #[must_use]
 pub fn choose_group_cores(
     topology: &Topology,
@@ -126,8 +139,12 @@ fn choose_cores(
     })
 }
 
-/// Returns true if each group that fits into an L3 cache in `from` fits into one in `to`, and the same for NUMA nodes. `from` and
-/// `to` are the PUs of a job before and after a move. Where this is false, the move would divide a group.
+/// Whether a move of a job leaves the threads of each group as close together as before. `from` and `to` are the PUs
+/// of the job before and after the move. `groups` are the groups of threads that share an address space.
+///
+/// If [`choose_group_cores`] finds cores for a group in one L3 cache of `from`, it must also find cores in one L3
+/// cache of `to`. If it finds cores only in one NUMA node of `from`, it must find cores in one L3 cache or one NUMA
+/// node of `to`. The PUs to which the threads are pinned at present are ignored, because the move changes them.
 #[must_use]
 pub fn keeps_groups_together(
     topology: &Topology,

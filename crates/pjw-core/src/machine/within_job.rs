@@ -46,8 +46,8 @@ impl WithinJob {
     /// All rules for the choice of a NUMA node, in the order in which they are shown to users.
     pub const ALL: [Self; 5] = [Self::Default, Self::RoundRobin, Self::LeastLoaded, Self::Fill, Self::Packed];
 
-    /// Returns the name of the rule on the command line, in JSON and in the journal: `default`, `rr`, `ll`, `fill` or
-    /// `packed`.
+    /// Returns the name of the rule on the command line, in JSON, and in pjwd's journal files: `default`, `rr`, `ll`,
+    /// `fill` or `packed`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -93,8 +93,8 @@ impl FromStr for WithinJob {
     }
 }
 
-/// The load of a NUMA node by one job: the number of the job's cores in the NUMA node, and the number of the
-/// job's busy threads there. A thread is busy if it runs or waits for a PU most of the time.
+/// A NUMA node in which a job has cores, as input for [`choose_numa_node`]: the number of the job's cores there, and
+/// the number of the job's busy threads there. A thread is busy if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NumaNodeLoad {
     /// The kernel's number of the NUMA node.

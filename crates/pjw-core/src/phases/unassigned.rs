@@ -25,10 +25,10 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.of_owner(user).filter(|job| !job.was_released).map(|job| &job.id)
 }
 
-/// Returns the pids of the processes that belong to no job, for each person who owns a job on this machine. A
-/// person is a user whose user id is at least `first_person_uid` of the policy. The set of a person is empty if
-/// all processes of the person belong to jobs. Kernel threads and the processes of pjw's own programs are not
-/// included.
+/// Finds the processes that belong to no job although their user owns a job on this machine. Returns the pids of
+/// these processes by user. A user is included only if the user id is at least `first_person_uid` of the policy. The
+/// set of a user is empty if all processes of the user belong to jobs. Kernel threads and the processes of pjw's own
+/// programs are not included.
 #[must_use]
 pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);

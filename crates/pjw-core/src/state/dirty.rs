@@ -45,9 +45,9 @@ impl DirtySet {
         self.everything
     }
 
-    /// Iterates over the jobs that were added to the set one by one. Each item is a job and the processes of
-    /// this job that are in the set. If [`DirtySet::contains_everything`] is true, the set also contains every
-    /// other job.
+    /// Iterates over the jobs that were added to the set individually, for example by [`DirtySet::add_job`]. Each
+    /// item is a job, and the part of its processes that is in the set. Jobs that are in the set only because the
+    /// set contains everything ([`DirtySet::contains_everything`]) are not among the items.
     pub fn dirty_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
         self.jobs.iter()
     }
@@ -96,10 +96,12 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether the scope contains the process `pid` as a whole, so that the masks of all its threads are
-    /// planned. True for [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if the set contains the pid.
-    /// [`DirtyScope::Processes`] also contains the active processes (a thread recently ran or waited for a PU),
-    /// even if the result is false. If such a process has many threads, only its busy threads are in the scope.
+    /// Returns whether the scope contains all threads of the process `pid`, even if the process is idle. True for
+    /// [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if the set contains the pid.
+    ///
+    /// If the result is false, the scope may still contain threads of an active process (one of its threads
+    /// recently ran or waited for a PU). These are all its threads, or only the busy threads if the process has
+    /// many threads.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

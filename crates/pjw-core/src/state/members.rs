@@ -360,8 +360,8 @@ impl Members {
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the ids of the busy threads of the process `pid`, if some scans may skip the threads of the process
-    /// that are not busy. A thread is busy if it recently ran or waited for a PU (its [`Demand`] is not 0). Returns
+    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if it recently ran or waited for
+    /// a PU (its [`Demand`] is not 0). To save time, some scans read only these threads of the process. Returns
     /// `None` if every scan must read all threads, in each of these cases:
     ///
     /// - The process belongs to no job, or has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads.

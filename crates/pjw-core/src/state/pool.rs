@@ -169,8 +169,9 @@ impl PuPool {
     }
 
     /// Returns the lent PUs ([`PuPool::lent_cpus`]), each with the number of PUs that its holder has, including
-    /// offline PUs. The threads of the holder are confined to these PUs. So a thread that the kernel may run on
-    /// more PUs is a thread of another program.
+    /// offline PUs. The caller uses this number to recognise the threads of the holder that run on the lent PU. pjw
+    /// confines these threads to the PUs of the holder. So a thread that has more PUs in its affinity mask than
+    /// this number belongs to another program.
     #[must_use]
     pub fn lent_cpus_by_owner_size(&self) -> BTreeMap<Pu, u32> {
         let lent = self.lent_cpus();

@@ -64,9 +64,10 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the machine that skips the threads of unchanged idle
-    /// processes, to save time. A process is active if one of its threads recently ran or waited for a PU, or if no
-    /// scan has read its threads. Any other process is idle. The scan reads the threads of:
+    /// Returns the request for a scan of all processes of the machine. To save time, the scan does not read the
+    /// threads of an idle process if a cheaper check finds the process unchanged. A process is active if one of its
+    /// threads recently ran or waited for a PU, or if no scan has read its threads. Any other process is idle. The
+    /// scan reads the threads of:
     ///
     /// - Each process in [`WardenState::processes_to_restore`]. It has left its job, and pjw is restoring its
     ///   original affinity masks.

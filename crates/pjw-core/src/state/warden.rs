@@ -23,10 +23,10 @@ use crate::terms::{
     ProcessEvent, ReleasedMasks, Warning,
 };
 
-/// The state of the daemon: the machine, the jobs, the PUs granted to the jobs, and the processes. The daemon
-/// repeats these steps: scan the machine, decide which changes are necessary, make the changes. The state is
-/// kept from one repetition to the next. Facts about a process are removed when no later decision can need
-/// them.
+/// The state of the warden, the part of the daemon that keeps each job on its cores: the machine, the jobs, the PUs
+/// granted to the jobs, and the processes. The daemon repeats these steps: scan the machine, decide which changes
+/// are necessary, make the changes. The state is kept from one repetition to the next. Facts about a process are
+/// removed when no later decision can need them.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
@@ -397,10 +397,11 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the kernel
-    /// may still be creating the thread by fork(2). At the end of fork(2), the kernel may give the thread the
-    /// mask of its parent again. Until the next scan, pjw then does not know which of the two masks the thread
-    /// has. Must be called after [`WardenState::record_mask_applied`].
+    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the kernel may
+    /// still be creating the thread by fork(2). At the end of fork(2), the kernel may give the thread the mask of
+    /// its parent again. Until the next scan, pjw then does not know which of the two masks the thread has. Must be
+    /// called after [`WardenState::record_mask_applied`], which records that the thread no longer has the mask of
+    /// its parent. This function makes the mask of the parent possible again.
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.add_inherited_requests_again();

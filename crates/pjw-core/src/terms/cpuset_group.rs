@@ -163,11 +163,14 @@ pub struct JobCpuset {
 }
 
 /// A leftover cpuset: an earlier run of the daemon created it for a job, and it still exists when the daemon
-/// starts. The daemon recognises the cgroup of the cpuset by its path. If the journal has a record of the cgroup,
-/// the daemon follows the record. Otherwise, the daemon decides after the next scan of all processes:
+/// starts. The daemon recognises the cgroup of the cpuset by its path. If the journal has a record of the cpuset,
+/// the daemon keeps or removes the cpuset as this record says. Otherwise, the daemon decides after the next scan of
+/// all processes:
 ///
-/// - If the cgroup contains processes and its PUs can be granted to the job, the job gets these PUs again.
-/// - Otherwise, the daemon removes the limits of the cpuset and then the cgroup.
+/// - The cpuset is kept if its cgroup contains processes and its PUs can be granted to the job. The job then holds
+///   these PUs again.
+/// - Any other cpuset is removed, also one that the earlier run had begun to remove. The daemon removes the limits
+///   of the cpuset and then the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.

@@ -44,9 +44,10 @@ pub enum OversubscriptionPolicy {
     Float,
 }
 
-/// What pjw does with bindings. A binding is an affinity mask that a program set for one of its threads, inside
-/// the cores of its job. pjw keeps all bindings, replaces the bindings that do harm by other masks, or replaces
-/// all bindings. With each setting, pjw corrects an affinity mask that contains PUs outside the cores of the job.
+/// What pjw does with bindings. A binding is an affinity mask that a program set for one of its threads, inside the
+/// cores of its job. pjw keeps all bindings (`Respect`), replaces only harmful bindings (`Repair`), or replaces all
+/// bindings (`Override`). Bindings are harmful if busy threads share PUs because of them while other PUs of the job
+/// are idle. With each setting, pjw corrects an affinity mask that contains PUs outside the cores of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BindingPolicy {
     /// Every binding inside the cores of the job is kept.

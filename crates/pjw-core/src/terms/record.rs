@@ -10,9 +10,14 @@ use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence, usage::JobUsage};
 
-/// A journal record about the cpuset of a job. pjw writes `Created`, `Unwanted` and `Moved` before it changes the
-/// cpuset or moves a process. pjw writes `Removed` when it no longer manages the cpuset. `Moved` and `Origin`
-/// contain the cgroup to which pjw moves a process back later.
+/// A journal record about the cpuset of a job. pjw writes three of the records before it makes a change:
+///
+/// - `Created`, before pjw creates the cpuset or changes its settings.
+/// - `Unwanted`, before pjw removes the limits of the cpuset, and then the cpuset.
+/// - `Moved`, before pjw moves a process into the cpuset.
+///
+/// pjw writes `Removed` when it no longer manages the cpuset. `Moved` and `Origin` name the original cgroup. pjw
+/// moves a process back to this cgroup when the process has to leave the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {
@@ -71,12 +76,13 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that threads of a job had because of pjw when the job was released. A job is released when
-/// it ends or when a command releases it. pjw then restores the original mask of each thread.
+/// The affinity masks that pjw had given to the threads of a job before the job was released. A job is released
+/// when it ends or when a command releases it. pjw then restores the original mask of each thread.
 ///
-/// A process that is forked meanwhile copies the mask of its parent, and may be found only by a later scan. By
-/// this list, pjw recognises the mask of such a process and restores the original mask. pjw deletes the list when
-/// a full scan has shown that no process has any of these masks.
+/// A process that is forked before pjw restores the mask of its parent inherits the mask that pjw had given to the
+/// parent. Such a process may be found only by a later scan. By this list, pjw recognises the inherited mask, and
+/// restores the original mask. pjw deletes the list when a full scan has shown that no process has any of these
+/// masks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
@@ -114,9 +120,9 @@ impl ReleasedMasks {
     }
 }
 
-/// One affinity mask that threads of a job had because of pjw when the job was released, with the original mask
-/// of these threads. A job is released when it ends or when a command releases it. pjw then restores the original
-/// mask.
+/// An entry of [`ReleasedMasks`]: one affinity mask that pjw had given to threads of a job before the job was
+/// released, with the original mask of these threads (the mask before pjw changed it). A job is released when it
+/// ends or when a command releases it. pjw then restores the original mask.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ReleasedMask {
     /// The mask that the threads had at the release. It is the mask that pjw had requested, or only those PUs

@@ -35,8 +35,8 @@ impl CpuUnit {
     }
 }
 
-/// The reason why a command was refused. The message says what the user requested, why it is refused, and
-/// what the user can do.
+/// The reason why pjw refused a command. Its text for users (`Display`) says what the user requested, why pjw
+/// refuses this, and what the user can do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// The request is for zero cores.

@@ -88,13 +88,14 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Returns the affinity requests (calls of sched_setaffinity(2)) that the BPF program has reported since the
-    /// last call of this function. Does not wait. The requests are in a ring buffer in shared memory, so that
-    /// reading them takes no system call.
+    /// Returns the affinity requests (calls of sched_setaffinity(2)) that the BPF program has reported since the last
+    /// call of this function. Does not wait. The requests are in a ring buffer in shared memory, so that reading them
+    /// takes no system call.
     ///
-    /// While the ring buffer is full, requests are lost. The BPF program counts the lost requests in a BPF map.
-    /// If the returned requests filled at least half of the ring buffer, this function reads this count with
-    /// bpf(2). Otherwise no request can be lost, and the returned count is 0.
+    /// While the ring buffer is full, requests are lost. The BPF program counts the lost requests in a BPF map. If
+    /// the returned requests filled at least half of the ring buffer, this function reads this count with bpf(2). If
+    /// they filled less, the returned count is 0: requests stay in the ring buffer until this function reads them, so
+    /// the ring buffer was not full since the last call.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

@@ -65,9 +65,9 @@ impl LentCpuMonitor {
         Err(TaskScanUnavailable::NotCompiled.into())
     }
 
-    /// In a build with the cargo feature `bpf`, this function sets which PUs (logical CPUs) jobs lend to other
-    /// jobs, so that the BPF program watches these PUs. In this build the function can't be called, because no
-    /// value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function sets which PUs (logical CPUs) jobs lend to other jobs,
+    /// so that the BPF program watches these PUs. `_lent` has the lent PUs. The value for each PU is the number of
+    /// all PUs of the lending job. In this build the function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -75,9 +75,9 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that
-    /// jobs lend to other jobs, each with the number of PUs of its owner. In this build the function can't be
-    /// called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that jobs
+    /// lend to other jobs. The value for each PU is the number of all PUs of the lending job. In this build the
+    /// function can't be called, because no value of this type exists.
     #[must_use]
     pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         match *self {}
@@ -97,9 +97,10 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the PUs (logical
-    /// CPUs) in `_pus` once more, when a thread of the lending job runs there again. In this build the function
-    /// can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the PUs (logical CPUs) in
+    /// `_cpus` again. The program reports a lent PU only the first time that a thread of the lending job runs there.
+    /// After this call, the program reports the next time too. In this build the function can't be called, because no
+    /// value of this type exists.
     ///
     /// # Errors
     /// None.

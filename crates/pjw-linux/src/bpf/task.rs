@@ -16,10 +16,10 @@ use crate::proc::procfs::Stat;
 /// more processes, [`TaskScan::for_each_task`](super::TaskScan::for_each_task) returns an error.
 pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 
-/// Selects the tasks (threads) that one task scan reports. Each variant contains a set of processes, and the
-/// scan reports all threads of these processes. With one of the variants, the scan also reports the first thread
-/// of each process that is not in the set. A task scan is a run of the BPF program
-/// [`TaskScan`](super::TaskScan).
+/// Selects the tasks (threads) that one task scan reports. A task scan is a run of the BPF program
+/// [`TaskScan`](super::TaskScan). Both variants contain a set of processes, and the scan reports all threads of these
+/// processes. With [`TaskScope::AllProcessesAndThreadsOf`], the scan also reports the first thread of every other
+/// process.
 #[derive(Debug, Clone, Copy)]
 pub enum TaskScope<'a> {
     /// The first thread of every process on the machine, including kernel threads. In addition, all threads

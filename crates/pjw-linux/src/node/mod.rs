@@ -87,8 +87,8 @@ pub struct LinuxMachine {
 }
 
 impl LinuxMachine {
-    /// Makes the interface of the daemon pjwd to this machine, and opens `/proc`. `wanted_variables` has the
-    /// names of the environment variables that scans read from each process.
+    /// Makes the interface of the daemon pjwd to this machine, and opens `/proc`. `wanted_variables` has the names of
+    /// the environment variables that [`MachineInterface::scan`] reads from each process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -144,8 +144,9 @@ impl LinuxMachine {
         self.cgroup_watch.has_changes()
     }
 
-    /// Sets the task scan: a BPF program that reports the state of threads. Each later full scan uses the program. A
-    /// partial scan uses it to read many threads, and reads few threads in `/proc`. With `None`, scans read only
+    /// Sets the task scan: a BPF program that reports the state of threads. [`MachineInterface::scan`] uses this
+    /// program when it scans all processes of the machine. When it scans only some processes, it uses the program
+    /// only if these have so many threads that `/proc` would be slower. With `None`, each scan reads the threads in
     /// `/proc`.
     pub fn set_task_scan(&mut self, task_scan: Option<TaskScan>) {
         self.cache.address_spaces.set_source(task_scan.is_some());
@@ -175,13 +176,14 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets whether this interface assumes that the affinity mask of a thread stays in force when the cpuset of the
-    /// thread changes. Before the first call, the assumption depends on the kernel version: true on Linux 6.2 and
-    /// later, false on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`]: a later call of
-    /// `set_affinity_persists` ends the cpuset thread, and later changes are made without a thread.
+    /// Sets whether the kernel keeps the affinity mask of a thread when the cpuset of the thread changes. If not, a
+    /// change of a cpuset also restores the masks that the kernel resets for threads outside this cpuset. The default
+    /// is true on Linux 6.2 and later, and false on older kernels. Must be called before
+    /// [`LinuxMachine::start_cpuset_thread`], because `set_affinity_persists` ends the thread that
+    /// `start_cpuset_thread` has started.
     ///
     /// # Errors
-    /// If `/proc` can't be opened. Each call opens `/proc` again, for later changes of cpusets.
+    /// If `/proc` can't be opened. The setting then stays the same.
     pub fn set_affinity_persists(&mut self, affinity_persists: bool) -> Result<(), Errno> {
         self.cpuset_changer = CpusetChanger::new(affinity_persists)?;
         Ok(())

@@ -79,8 +79,9 @@ impl InterruptCounts {
     }
 }
 
-/// Returns the CPUs to which the kernel sends the interrupt with the number `irq_number`, as `/proc/irq`
-/// reports these CPUs. Returns the empty set if the files of the interrupt in `/proc/irq` can't be read.
+/// Returns the CPUs to which the kernel sends the interrupt with the number `irq_number`. Reads the file
+/// `effective_affinity_list` in `/proc/irq/NUMBER`. If this file is missing or empty, reads `smp_affinity_list`.
+/// Returns the empty set if neither file can be read.
 #[must_use]
 pub fn target_cpus(irq_number: u32) -> CpuSet {
     let directory = Path::new("/proc/irq").join(irq_number.to_string());

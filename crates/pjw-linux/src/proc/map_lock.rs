@@ -28,7 +28,9 @@ const LOCKERS: [&str; 13] = [
 /// The system calls that take the lock in the function of the call, which the kernel names `__x64_sys_brk` and the like.
 const LOCKING_CALLS: [&str; 4] = ["sys_brk", "sys_mremap", "sys_munmap", "sys_madvise"];
 
-/// What a thread does at one moment.
+/// The activity of a thread at one moment: whether the thread is active (runs, waits for a PU or sleeps
+/// uninterruptibly), whether it waits for the lock of its address space (`mmap_lock` in the kernel), and its CPU time
+/// since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadActivity {
     /// Whether the thread runs, waits for a PU, or sleeps uninterruptibly (the states `R` and `D`).
@@ -42,10 +44,13 @@ pub struct ThreadActivity {
 }
 
 impl ProcDir {
-    /// Reads what a thread does now, and whether it waits for the lock of its address space.
+    /// Reads whether the thread `tid` of the process `pid` is active now, whether it waits for the lock of its
+    /// address space (`mmap_lock`), and its CPU time. The state and the CPU time are in `/proc/PID/task/TID/stat`.
+    /// The file `wchan` in the same directory has the kernel function in which the thread sleeps.
+    /// [`ThreadActivity::waits_for_map_lock`] is false if this user has no permission to read `wchan` (ptrace(2)).
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if the text is malformed.
+    /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if `stat` is malformed.
     pub fn thread_activity(&mut self, pid: Pid, tid: Tid) -> Result<ThreadActivity, Errno> {
         self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
         let (state, user_ticks, system_ticks) = parse_state_and_times(self.text()).ok_or(Errno::EIO)?;

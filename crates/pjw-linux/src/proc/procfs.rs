@@ -63,8 +63,8 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Returns the start address of the stack ([`Stat::stack_start`]). All processes that share an address space have the
-    /// same one. `None` if the kernel does not show it to this user, or if the process has no memory: then it is 0 or 1.
+    /// Returns the start address of the stack, which all processes of one address space share. `None` if the address
+    /// is 0 or 1, because the process has no memory or this user has no permission to read the address.
     #[must_use]
     pub fn readable_stack_start(&self) -> Option<u64> {
         (self.stack_start > 1).then_some(self.stack_start)

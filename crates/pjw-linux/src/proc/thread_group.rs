@@ -4,8 +4,9 @@ use std::fs;
 
 use pjw_core::ids::{Pid, Tid};
 
-/// Returns the process to which the thread `tid` belongs, from `/proc/TID/status` (`Tgid`). The kernel shows this file for
-/// each thread, although it lists only processes in `/proc`. `None` if there is no such thread, or if its file can't be read.
+/// Returns the process to which the thread `tid` belongs, from the line `Tgid` of `/proc/TID/status`. The kernel does
+/// not list threads in `/proc`, but provides this file for each thread. `None` if there is no such thread, or if the
+/// file can't be read.
 #[must_use]
 pub fn process_of_thread(tid: Tid) -> Option<Pid> {
     let status = fs::read(format!("/proc/{tid}/status")).ok()?;

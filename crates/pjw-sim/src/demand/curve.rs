@@ -55,8 +55,9 @@ pub struct DemandPoint {
     pub cores_used: Vec<f64>,
 }
 
-/// Error: a text is not a valid curve of CPU demand. Such a curve says how many cores each owner uses over time.
-/// An owner is a job that owns cores, and uses all or some of them. The numbers of lines count from 1.
+/// Error: the text of a file is not a valid curve of CPU demand. Most variants contain the number of the invalid
+/// line. The first line has the number 1. A curve of CPU demand says how many cores each owner uses over time. An
+/// owner is a job with cores of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CurveError {
     /// The text has no line with a demand.

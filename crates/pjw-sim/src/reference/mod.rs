@@ -9,8 +9,8 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{ProcessorUnit, PuLocations};
 use cells::cells;
 
-/// A rule by which a replay of a job log chooses the cores of a job, for comparison with the rule of pjw's
-/// allocator: a very simple rule, or the rule of Kubernetes.
+/// A rule by which a replay of a job log chooses the cores of a job, for comparison with pjw's allocator. The rules
+/// are first fit, and two variants of the static policy of Kubernetes' CPU manager (in the kubelet).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {

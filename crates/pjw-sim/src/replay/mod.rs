@@ -107,9 +107,9 @@ pub struct ReplayResult {
     unit: ProcessorUnit,
 }
 
-/// The decision about one job in a replay of a job log: the PUs (logical CPUs) that were chosen for the job, or
-/// a refusal. Also says for each PU of the machine whether the PU was free just before the decision, granted to
-/// a job, or reserved for the system.
+/// The decision about one job in a replay of a job log: the PUs (logical CPUs) that were chosen for the job, or a
+/// refusal. Also contains the state of the machine just before the decision. In this state, each PU is free, granted
+/// to an earlier job, or reserved for the system.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job, as the log describes it.

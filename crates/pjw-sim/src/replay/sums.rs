@@ -32,9 +32,9 @@ impl ReplayResult {
         ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable_processors))
     }
 
-    /// Returns the mean number of packages, NUMA nodes or L3 caches that a started job of the replay uses.
-    /// `select_count` selects one of these three kinds. It gets the counts of one job, and must return the field for
-    /// the kind, such as [`LocalityCounts::packages`]. Returns 0 if no job was started.
+    /// Returns the mean of one of the counts in [`LocalityCounts`] over the started jobs of the replay, such as the
+    /// mean number of NUMA nodes that a job uses. `select_count` gets the counts of one job, and must return the
+    /// count of which the mean is wanted, such as [`LocalityCounts::numa_nodes`]. Returns 0 if no job was started.
     #[must_use]
     pub fn mean_domains(&self, select_count: impl Fn(&LocalityCounts) -> u32) -> f64 {
         let sum: u128 = self.started_jobs.iter().map(|one| u128::from(select_count(&one.domains_used))).sum();

@@ -8,10 +8,11 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Excludes the process `pid` and its descendants from a check of the simulation run: whether pjw returns each
-    /// process to its original cgroup when pjw releases the job. Called when another program has possibly moved the
-    /// process since the last scan, and systemd now moves the process into a new cgroup for pjw. pjw can't know then
-    /// from which cgroup systemd moved the process. Has no effect if there is no process `pid`.
+    /// Excludes the process `pid` and its descendants from a check of the simulation run. The check is whether pjw
+    /// returns a process to its original cgroup when pjw releases the job of the process. The caller is the simulated
+    /// systemd, when it moves a process into a new cgroup for pjw. Must be called if another program possibly moved
+    /// the process since the last scan: pjw can't know then from which cgroup systemd moved the process. Has no
+    /// effect if there is no process `pid`.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -107,12 +108,13 @@ impl World {
 
     /// Returns the PUs (logical CPUs) on which the simulated kernel allows processes of the cgroup at the path
     /// `cgroup` to run (`cpuset.cpus.effective`). A PU is active if threads can run on it
-    /// ([`World::set_active_pus`]).
+    /// ([`World::set_active_pus`]). The result depends on the cpuset of the cgroup, or of the nearest cgroup above
+    /// that has a cpuset:
     ///
-    /// - If neither the cgroup nor a cgroup above it has a cpuset, the result is all active PUs.
-    /// - Otherwise, the result is the active PUs of the nearest cpuset, or all active PUs if the cpuset has none.
-    ///   Only the PUs that were active at the last call of [`World::rewrite_masks_after_hotplug`] count here as
-    ///   active.
+    /// - If there is no such cpuset, the result is all PUs that are active now.
+    /// - Otherwise, the result is the PUs of this cpuset that were active at the last call of
+    ///   [`World::rewrite_masks_after_hotplug`]. If this is no PU at all, the result is all PUs that were active at
+    ///   that call.
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -232,8 +234,8 @@ impl World {
 
     /// Simulates a program that calls sched_setaffinity(2) twice for the thread `tid` of the process `pid`: first
     /// with all PUs (logical CPUs), then with the mask that the thread had before. A scan finds the same mask as
-    /// before the calls. Tests check that the daemon nevertheless learns of the first call, from
-    /// [`World::affinity_requests`]. This function adds a report of the first call there if
+    /// before the calls. So the daemon can learn of the calls only from the reports of the simulated kernel in
+    /// [`World::affinity_requests`]. This function adds a report of the first call to this list if
     /// [`World::reports_affinity_requests`] is true. It never adds a report of the second call.
     ///
     /// If the mask before the calls came from pjw, the daemon can't know that now the program has requested the same

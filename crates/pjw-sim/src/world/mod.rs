@@ -23,8 +23,10 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// Whether a program has requested an affinity mask for a thread. If so, also says whether the daemon can know
-/// which mask the program requested last. A new thread inherits this value from the thread that created it.
+/// Whether a program has requested an affinity mask for a thread (sched_setaffinity(2)). If so, also says whether the
+/// daemon has read this mask, or can't learn which mask the program requested. A new thread or process inherits this
+/// value from the thread that created it. Exception: a new thread gets [`ProgramRequest::Hidden`] instead of
+/// [`ProgramRequest::Unread`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramRequest {
     /// No program requested a mask for the thread.
@@ -295,8 +297,9 @@ impl World {
         Moment { since_boot: Nanos(self.now), wall_clock }
     }
 
-    /// Advances the simulated time by `ns` nanoseconds. Each busy thread uses CPU time for `ns` nanoseconds,
-    /// unless the cgroup of its process, or a cgroup above it, is frozen.
+    /// Advances the simulated time by `ns` nanoseconds. All busy threads ([`SimThread::is_busy`]) run during this
+    /// time: `ns` is added to the CPU time of each of them. A thread does not run if the cgroup of its process, or a
+    /// cgroup above, is frozen.
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
         let frozen = &self.frozen_cgroups;
@@ -340,17 +343,17 @@ impl World {
         }
     }
 
-    /// Starts a process of the user `uid` as a child of the process `parent`. The first thread of `parent`
-    /// creates the child, so that the child inherits the mask of this thread. If `parent` does not exist,
-    /// process 1 is the parent. Returns the pid of the new process.
+    /// Starts a process of the user `uid` as a child of the process `parent`, and returns the pid of the child.
+    /// Equals [`World::fork`] with the first thread of `parent` as the creator: the child inherits the affinity mask
+    /// of this thread. If `parent` does not exist, process 1 is the parent.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }
 
-    /// Starts a process of the user `uid` as a child of the process `parent`. The thread `creator` of `parent`
-    /// creates the child. The child inherits the mask of `creator`, and the session, process group, cgroup and
-    /// environment of `parent`. If `parent` or `creator` does not exist, process 1 is the parent. Returns the
-    /// pid of the child.
+    /// Starts a process of the user `uid` as a child of the process `parent`, and returns the pid of the child.
+    /// `creator` is the thread of `parent` that calls fork(2). The child inherits the affinity mask of `creator`. It
+    /// also inherits the session, the process group, the cgroup and the environment of `parent`. If `parent` does not
+    /// exist or has no thread `creator`, the first thread of process 1 creates the child.
     pub fn fork(&mut self, parent: Pid, creator: Tid, uid: Uid) -> Pid {
         let exists = self.processes.get(&parent).is_some_and(|found| found.threads.contains_key(&creator));
         let (parent, creator) = if exists { (parent, creator) } else { (Pid(1), Tid(1)) };
@@ -376,9 +379,9 @@ impl World {
         pid
     }
 
-    /// Starts a thread in the process `pid`. The thread `creator` of the same process creates the new thread,
-    /// which inherits the mask of `creator`. Has no effect if the process or the thread `creator` does not
-    /// exist.
+    /// Starts a thread in the process `pid`. `creator` is the thread of this process that creates the new thread. The
+    /// new thread inherits the affinity mask of `creator`. No thread is started if the process does not exist or has
+    /// no thread `creator`.
     pub fn clone_thread(&mut self, pid: Pid, creator: Tid) {
         let tid = Tid(self.take_number());
         let start = self.start_time(tid.0);
@@ -413,17 +416,17 @@ impl World {
         }
     }
 
-    /// Records the origin of a cgroup that pjw created: the cgroup from which pjw moves processes into the cgroup. A
-    /// daemon that starts later can read the origin, to return the processes. Called when pjw moves a process from
-    /// the cgroup `previous_cgroup` into the cgroup `created_cgroup`. Sets the origin of `created_cgroup` in
-    /// [`World::cgroup_origins`]:
+    /// Records the origin of `created_cgroup`, a cgroup that pjw created: the path of the cgroup from which its
+    /// processes come. Called just before pjw moves a process from `previous_cgroup` into `created_cgroup`. A daemon
+    /// that starts later reads the origin in [`World::cgroup_origins`], to return the processes to their former
+    /// cgroup. The origin is:
     ///
-    /// - To the origin of `previous_cgroup`, if an origin of `previous_cgroup` is recorded, because pjw created it
+    /// - The origin of `previous_cgroup`, if an origin is recorded for `previous_cgroup`. pjw created this cgroup
     ///   too.
-    /// - Otherwise to the path `previous_cgroup`.
+    /// - Otherwise `previous_cgroup` itself.
     ///
-    /// If a different origin of `created_cgroup` was recorded before, the origin becomes the empty path, because the
-    /// processes come from several cgroups.
+    /// If a different origin of `created_cgroup` was recorded before, the processes come from several cgroups. The
+    /// origin then becomes the empty path.
     pub fn record_origin_cgroup(&mut self, created_cgroup: &str, previous_cgroup: &str) {
         let origin = self.cgroup_origins.get(previous_cgroup);
         let origin = origin.cloned().unwrap_or_else(|| previous_cgroup.to_owned());

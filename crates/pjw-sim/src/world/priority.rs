@@ -5,10 +5,10 @@ use pjw_core::cpuset_group::CpusetSpec;
 use super::{SimProcess, World, is_in_any};
 
 impl World {
-    /// Sets two properties of the cgroup at `path`, as a write to the files `cgroup.freeze` and `cpu.idle` does. If
-    /// `spec.frozen` is true, freezes the cgroup, so that no thread in it runs. Otherwise thaws the cgroup. If
-    /// `spec.idle` is true, its processes get idle priority. Otherwise they get normal priority. The other fields of
-    /// `spec` are ignored.
+    /// Freezes or thaws the cgroup at `path`, and switches idle priority on or off for it. Simulates that pjw writes
+    /// the files `cgroup.freeze` and `cpu.idle`. If `spec.frozen` is true, no thread in the cgroup runs. If
+    /// `spec.idle` is true, the processes in the cgroup get idle priority. Otherwise they get normal priority. The
+    /// other fields of `spec` are ignored.
     pub fn set_frozen_and_idle(&mut self, path: &str, spec: &CpusetSpec) {
         for (groups, is_set) in [(&mut self.frozen_cgroups, spec.frozen), (&mut self.idle_cgroups, spec.idle)]
         {

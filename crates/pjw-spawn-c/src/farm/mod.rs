@@ -51,13 +51,14 @@ impl From<FarmError> for Failure {
     }
 }
 
-/// Appends the `size` bytes at `bytes` to the byte array `to`. A function of the program calls this: the function
-/// that computes an item appends the result, and the function that reads an item appends the item. Returns 0, or -1
-/// with `errno` if a pointer is NULL.
+/// Appends the `size` bytes at `bytes` to the byte array `to`. The functions `work` and `read` of a program with a
+/// farm (a group of worker processes that compute items) call this. `work` appends the result of the item that it
+/// computes. `read` appends the bytes of the item that it reads. Returns 0. Returns -1 with `EINVAL` if `to` is NULL,
+/// or if `bytes` is NULL and `size` is not 0.
 ///
 /// # Safety
-/// `to` must be NULL, or the pointer with which the library called the function of the program. `bytes` must be NULL
-/// or point to `size` bytes.
+/// `to` must be NULL, or the pointer that the library passed to `work` or `read`. This pointer is valid until `work`
+/// or `read` returns. `bytes` must be NULL or point to `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_void, size: usize) -> c_int {
     returned(|| {
@@ -77,8 +78,12 @@ pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_
 
 /// Starts a farm: forks worker processes, which compute items, from the calling process. If `options` contains the
 /// functions for a reader of the items or a writer of the results, also forks a process for each of these functions.
-/// Returns the farm, or NULL with `errno`: `EINVAL` for an invalid option, `EBUSY` if the process has several
-/// threads, or the error of a system call. After an error, no process of the farm remains.
+///
+/// Returns the farm, or NULL with `errno`. After an error, no process of the farm remains. `errno` is:
+///
+/// - `EINVAL`: an option is invalid, or the process ignores `SIGCHLD`.
+/// - `EBUSY`: the process has several threads, and the flag `PJW_FARM_ALLOW_THREADS` is not set.
+/// - Another value: the error of a system call.
 ///
 /// # Safety
 /// `options` must be NULL, or point to options whose field `size` is correct. The functions in the options must
@@ -103,12 +108,13 @@ pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut 
 ///   [`pjw_farm_end`].
 /// - 0 after the last result, when all processes of the farm have ended.
 /// - -1 with `errno` after an error:
-///   - `EAGAIN`: no result came in time.
-///   - `EINVAL`: `farm` or `result` is NULL.
-///   - The error of fork(2), but `ENOMEM` instead of `EAGAIN`: for 10 s, no process of the farm could be forked. The
-///     other processes of the farm were killed.
-///   - Another value before the last result: the farm can't continue, and its processes were killed.
-///   - Another value after the last result: a process of the farm failed at its end.
+///   - `EAGAIN`: no result came in time. The farm continues.
+///   - `EINVAL`: `farm` or `result` is NULL, or the function `fork_process` of the program returns invalid values.
+///   - `ENOMEM`: for 10 s, fork(2) failed with `ENOMEM` or `EAGAIN`. The farm can't continue.
+///   - Another value, listed in pjw_farm(3): the farm can't continue. If the caller already had all results, a
+///     process of the farm failed at its end.
+///
+/// If the farm can't continue, its processes are killed, and each later call returns 0.
 ///
 /// # Safety
 /// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `result` must be NULL
@@ -194,7 +200,8 @@ pub unsafe extern "C" fn pjw_farm_workers(farm: *const PjwFarm, pids: *mut pid_t
     })
 }
 
-/// Kills all processes of the farm that still run, and frees the memory of the farm. Does nothing if `farm` is NULL.
+/// Ends a farm (a group of worker processes that compute items): kills all processes of the farm that still run, and
+/// frees the memory of the farm. Does nothing if `farm` is NULL.
 ///
 /// # Safety
 /// `farm` must be NULL or a farm from [`pjw_farm_start`]. The caller must not use `farm` after this call.

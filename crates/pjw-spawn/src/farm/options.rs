@@ -18,7 +18,7 @@ use super::settings::Settings;
 /// ```
 /// use pjw_spawn::farm::{Farm, Outcome};
 ///
-/// // What the workers share: it is there once, as long as no process writes to it.
+/// // The workers share this vector: it exists once in memory, because no process writes to it.
 /// let squares: Vec<u64> = (0..1000).map(|number| number * number).collect();
 /// let farm = Farm::new(2).in_order();
 /// # // SAFETY: the function only computes.
@@ -134,9 +134,10 @@ impl<'a> Farm<'a> {
     }
 
     /// Sets a function that each worker process calls after its last item. The argument is the index of the worker,
-    /// from 0. After the call, the worker ends by `_exit`, so no handlers of atexit(3) and no destructors run. If the
-    /// function panics or ends the worker with an error, the farm returns [`FarmError::EndFailed`] after the last
-    /// result.
+    /// from 0. After the call, the worker ends by `_exit`, so no handlers of atexit(3) and no destructors run.
+    ///
+    /// If the function panics, or ends the process with an exit status other than 0, the farm returns
+    /// [`FarmError::EndFailed`] after the last result. The same holds if a signal kills the worker in the function.
     #[must_use]
     pub fn on_worker_end(mut self, function: impl FnMut(u32) + 'a) -> Self {
         self.worker_end = Some(Box::new(function));

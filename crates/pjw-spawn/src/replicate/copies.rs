@@ -139,9 +139,12 @@ impl Replicas {
     /// namespace, where the copies are mounted over the files. The thread stays in this namespace. The processes that
     /// the thread starts afterwards are also in this namespace and use the copies.
     ///
+    /// The caller needs `CAP_SYS_ADMIN`. [`Context::start`](crate::Context::start) calls this function in each thread
+    /// that starts processes for a NUMA node, if [`Context::set_replicas`](crate::Context::set_replicas) was called.
+    ///
     /// # Errors
-    /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not start
-    /// processes.
+    /// [`ReplicaError::NotPermitted`] without `CAP_SYS_ADMIN`. [`ReplicaError::Failed`] if a step fails. The thread
+    /// may then be in a namespace with only some of the copies, and must not start processes.
     pub fn enter_namespace_with_copies(&self, node: u32) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         // SAFETY: the descriptors of the thread stay those of the process.

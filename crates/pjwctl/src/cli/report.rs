@@ -14,7 +14,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     for other programs on the job's cores) or fine. A job of less than ten seconds gets none. The report_keep newest reports \
     are kept, also when pjwd is restarted.";
 
-/// The command line options of `pjwctl report`, which shows the reports of jobs that have ended.
+/// The command line options of `pjwctl report`, which shows how jobs that have ended used their cores.
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("which").required(true).args(["job", "last"]))]
 pub struct ReportArgs {

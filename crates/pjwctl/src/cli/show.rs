@@ -11,7 +11,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     --memory looks at all pages of the job, at 20 to 35 us of CPU time per MiB. Without it the memory is estimated from \
     counters, if the job has a memory cgroup of its own. docs/memory.md explains the figures.";
 
-/// The command line options of `pjwctl show`, which shows one job.
+/// The command line options of `pjwctl show`, which shows the cores, processes, events and memory of one job.
 #[derive(Debug, Clone, Args)]
 pub struct ShowArgs {
     /// The job, as in slurm:123 or mytest

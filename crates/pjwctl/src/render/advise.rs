@@ -72,9 +72,10 @@ pub struct NeededItems {
 }
 
 impl Advice {
-    /// Computes the advice for a farm with the times and the number of workers in `costs`. `items` is the number of
-    /// items that the farm will compute. If `items` is `None`, the advice only says how many items the farm needs for
-    /// an efficiency of 90 %.
+    /// Computes the advice for a farm, a group of worker processes that compute numbered items. `costs` contains the
+    /// times and the number of workers of the farm. `items` is the number of items that the farm will compute. If
+    /// `items` is `None`, the advice only says how many items the farm needs for an efficiency of 90 %: 90 % of the
+    /// core time of the farm is then used.
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {

@@ -138,9 +138,13 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// Returns the text of `pjwctl simulate` for a job log. It has the numbers of started and refused jobs, the
-/// utilisation of the machine, the mean numbers of packages, NUMA nodes, L3s and split cores per job, and the times
-/// of decisions. A table shows the number of free cores at several times.
+/// Returns the text of `pjwctl simulate --trace`, which replays a job log on a simulated machine. The text has:
+///
+/// - the numbers of started and refused jobs, and the utilisation of the machine,
+/// - the mean numbers of packages, NUMA nodes, L3 caches and split cores of a job (of a split core, the job has only
+///   some PUs),
+/// - the median and the 99th percentile of the time that choosing the cores of a job took,
+/// - a table of the free cores at several times.
 #[must_use]
 pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };

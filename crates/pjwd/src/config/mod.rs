@@ -122,8 +122,11 @@ impl Config {
 
     /// Returns the policy: the settings on which pjwd's decisions about jobs depend. `topology` is the topology of
     /// the machine. The housekeeping PUs in the policy (the logical CPUs that are reserved for the system) depend on
-    /// the topology. The caller must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and
-    /// `own_cgroups`, which do not come from the configuration.
+    /// the topology.
+    ///
+    /// Four fields of the policy depend on the running daemon and not on the configuration, so this function gives
+    /// them default values: `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`. The caller must set
+    /// these fields. [`Policy`] describes them.
     ///
     /// # Errors
     /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.

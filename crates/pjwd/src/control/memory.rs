@@ -224,9 +224,9 @@ impl ControlService {
     }
 
     /// Measures the memory use of each job at the configured interval (`memory.sample`), and stores the results for
-    /// the memory history of the job. If a job will probably run out of memory, sends a warning for the status.
-    /// Pauses after each job, so that the measurements use at most the configured share of one PU
-    /// (`memory.budget_permille`).
+    /// the memory history of the job. If a job will probably run out of memory, sends a warning to the event loop,
+    /// which shows the warning in the status of the daemon. Pauses after each job, so that the measurements use at
+    /// most the configured share of one PU (`memory.budget_permille`).
     ///
     /// Measures nothing while `memory.sample` is off. Changed settings apply at once. Runs until the future is
     /// dropped, or the event loop has ended.

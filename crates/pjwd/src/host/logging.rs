@@ -32,7 +32,8 @@ const LEVEL_VARIABLE: &str = "PJW_LOG";
 /// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The log of this process. [`Logging::apply_settings`] changes the level and the output of the log.
+/// The log of this process. [`Logging::apply_settings`] changes the log level, and chooses between the systemd
+/// journal and text on stderr.
 #[derive(Debug)]
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,

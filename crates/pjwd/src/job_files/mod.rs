@@ -61,10 +61,10 @@ pub struct WantedCoresUpdate {
     pub cores: Option<u32>,
 }
 
-/// The files through which the daemon and the programs of jobs tell each other numbers of cores. Each job has a
-/// directory below `STATE_DIR/jobs`, where STATE_DIR is the state directory of the daemon. In this directory, the
-/// daemon publishes the cores of the job. Programs write the number of cores that their job wants into
-/// the file `want` in the same directory.
+/// The files of all jobs, for the exchange of two values between the daemon and the programs of a job: the cores of
+/// the job, and the number of cores that the job wants. Each job has a directory below `STATE_DIR/jobs`, where
+/// STATE_DIR is the state directory of the daemon. The daemon writes the cores of the job to files in this directory.
+/// Programs write the number of cores that their job wants to the file `want` in the same directory.
 #[derive(Debug)]
 pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.

@@ -41,16 +41,16 @@ pub struct MemoryReader {
 
 impl MemoryReader {
     /// Requests that the background thread measures the memory use of a job by the method `kind`. `processes` are the
-    /// processes of the job. The returned future waits for the result. With `watches_threads`, the thread also looks for
-    /// threads that wait for one another to map memory ([`measure_job_memory`]).
+    /// processes of the job. The returned future waits for the result. If `watches_threads` is true, the measurement
+    /// also finds threads of the job that wait for one another to map or unmap memory ([`measure_job_memory`]).
     ///
     /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of
-    /// this `Arc` has been dropped, the thread skips the request. If the thread is already reading the pages of
+    /// this `Arc` has been dropped, the background thread skips the request. If it is already reading the pages of
     /// processes, it stops before the next process. The result is then [`ReadingError::Abandoned`].
     ///
     /// # Errors
-    /// The future returns [`ReadingError::NoThread`] if the thread can't be started or has ended. Otherwise, the
-    /// errors of [`measure_job_memory`].
+    /// The future returns [`ReadingError::NoThread`] if the background thread can't be started or has ended.
+    /// Otherwise, the errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,
         processes: Vec<JobProcess>,

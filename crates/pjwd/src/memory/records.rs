@@ -94,8 +94,8 @@ impl MemoryRecords {
 
     /// Returns the latest measurement of the memory use of the job `job` by the method `kind`, if the measurement is
     /// recent. Users who are not administrators get a recent measurement instead of a new one, because a measurement
-    /// takes CPU time. A measurement is recent for 20 times its CPU time after its end, but at least for one second.
-    /// `now` is the current time in ns since boot. Returns `None` if there is no recent measurement.
+    /// takes CPU time. A measurement stays recent for 20 times the CPU time that it took, but at least for one second
+    /// after its end. `now` is the current time in ns since boot. Returns `None` if there is no recent measurement.
     #[must_use]
     pub fn recent_reading(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
         let latest = self.jobs.get(job)?.latest.get(&kind)?;
@@ -118,9 +118,13 @@ impl MemoryRecords {
         self.jobs.get(job).into_iter().flat_map(|record| &record.samples)
     }
 
-    /// Returns the largest memory use of the job `job` that any measurement has found so far, in bytes. A walk over
-    /// the pages of the processes finds the sum of their proportional set sizes (PSS). An estimate finds the memory
-    /// that is charged to the job's cgroup. Returns 0 if no measurement of the job is stored.
+    /// Returns the largest memory use of the job `job` that any measurement has found so far, in bytes. Returns 0 if
+    /// no measurement of the job is stored. The method of a measurement ([`ReadingKind`]) determines what memory use
+    /// means:
+    ///
+    /// - If the pages of the processes were read: the sum of the proportional set sizes (PSS) of the processes.
+    /// - If the memory use was estimated: the anonymous memory and the mapped files that are charged to the job's
+    ///   cgroup.
     #[must_use]
     pub fn largest_memory_use(&self, job: &JobId) -> u64 {
         self.jobs.get(job).map_or(0, |record| record.largest)

@@ -214,8 +214,8 @@ impl EventLoop {
 
     /// Runs the first cycle (scan, decision and changes), which scans all processes. The published status is complete
     /// only after this cycle. So the caller must not serve clients earlier. Also gives the daemon's threads a
-    /// real-time priority if the configuration says so. `start_warnings` are the warnings of the start of pjwd, which
-    /// are a part of each status.
+    /// real-time priority if the configuration says so. `start_warnings` are the warnings about problems that pjwd
+    /// found while it started. Each later status contains them.
     pub fn run_first_cycle(&mut self, start_warnings: Vec<Warning>) {
         self.sent_warnings.insert(WarningOrigin::Start, start_warnings);
         let tids = [("event loop", gettid()), ("control server", getpid())];

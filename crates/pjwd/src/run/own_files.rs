@@ -55,9 +55,12 @@ pub struct WatchedFiles {
 }
 
 impl WatchedFiles {
-    /// Makes the list of the files that this daemon watches. `lock` is `None` if the daemon was started with
-    /// `--beside`, because such a daemon has no lock. `socket` is the control socket. `state_dir` is the path of the
-    /// state directory.
+    /// Makes the list of the files that this daemon watches.
+    ///
+    /// - `lock` prevents a second daemon of the same user. `None` if the daemon was started with `--beside`, as a
+    ///   second daemon: it takes no lock.
+    /// - `socket` is the control socket.
+    /// - `state_dir` is the path of the state directory.
     #[must_use]
     pub fn new(lock: Option<DaemonLock>, socket: SocketFile, state_dir: PathBuf) -> Self {
         Self { lock, socket, state_dir }

@@ -42,10 +42,10 @@ const MAX_SETTLING_SAMPLES: u32 = 5;
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
-/// Measures how many cores each owner uses. An owner is a job whose idle cores pjwd can lend to other jobs, the
-/// borrowers. Borrowers are the jobs of the class besteffort, which have no cores of their own. pjwd uses the
-/// measured values to decide when to lend cores, and when to take lent cores back. Nothing is measured while no job
-/// can borrow cores.
+/// Measures how many of its cores each job uses, so that pjwd can lend idle cores to other jobs. A job whose idle
+/// cores can be lent is an owner. Only jobs of the class besteffort borrow cores, and they have no cores of their
+/// own. pjwd uses the measured values to decide when to lend cores, and when to take lent cores back. Nothing is
+/// measured while no job can borrow cores.
 #[derive(Debug, Default)]
 pub struct OwnerCpuSampler {
     /// The measured jobs.
@@ -87,8 +87,9 @@ enum Monitor {
     Loaded(Box<dyn LentCpuWatch>),
 }
 
-/// What the samples of owners need of the monitor of lent PUs. The daemon has a [`LentCpuMonitor`], which describes
-/// each function. A simulated machine has an implementation of its own.
+/// A monitor that reports when a job runs on PUs that it lends to other jobs. [`OwnerCpuSampler`] uses the monitor to
+/// decide when a job needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a
+/// simulated machine have an implementation of their own.
 pub trait LentCpuWatch: std::fmt::Debug + Send {
     /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent_pus`]).
     ///
@@ -143,8 +144,8 @@ impl LentCpuWatch for LentCpuMonitor {
 }
 
 impl OwnerCpuSampler {
-    /// Returns a sampler of a simulated machine. `monitor` reports the lent PUs on which their owner runs. `None` for
-    /// a machine where no BPF program can be loaded.
+    /// Makes a sampler for tests with a simulated machine. `monitor` simulates the BPF program that reports when a
+    /// job runs on PUs that it lends to other jobs. `None` simulates a machine on which no BPF program can be loaded.
     #[must_use]
     pub fn with_monitor(monitor: Option<Box<dyn LentCpuWatch>>) -> Self {
         Self { monitor: monitor.map_or(Monitor::Unavailable, Monitor::Loaded), ..Self::default() }
@@ -166,9 +167,9 @@ impl OwnerCpuSampler {
         }
     }
 
-    /// Measures how many cores each owner uses, if a measurement is due, and records the result in `state`. An owner
-    /// is a job whose idle cores can be lent to other jobs. Returns whether a cycle (scan, decision and changes) must
-    /// run now, because cores must be lent or taken back.
+    /// Measures how many cores each owner (a job whose idle cores can be lent to other jobs) uses, if a measurement
+    /// is due. Records the result in `state`. Returns whether a cycle (scan, decision and changes) must run now,
+    /// because cores must be lent or taken back.
     ///
     /// `now` and `since_boot` are the current time on two clocks: CLOCK_MONOTONIC, and CLOCK_BOOTTIME in ns since
     /// boot. `cpu_time_of` returns the CPU time of a process since its start, or `None` if the process has ended.
@@ -211,9 +212,12 @@ impl OwnerCpuSampler {
         would_change_loans(state, policy, since_boot)
     }
 
-    /// Notes which PUs are lent now, each with the number of PUs of its owner
-    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::pool::PuPool::lent_cpus_by_owner_size)). Call it after each cycle.
-    /// `now` is the current time. If cores are lent, the measurements follow each other quickly from now on.
+    /// Tells the sampler which PUs jobs lend to other jobs at the time `now`. Must be called after each cycle (scan,
+    /// decision and changes). While PUs are lent, the measurements are more frequent: normally every 10 ms or less.
+    ///
+    /// `lent` has each lent PU, with the number of all PUs that the lending job (the owner) holds
+    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::pool::PuPool::lent_cpus_by_owner_size)). The monitor
+    /// recognises threads of the owner by this number: a thread that may run on more PUs belongs to another program.
     pub fn watch(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
         if !lent.is_empty() {
             let latest = now + self.interval_while_lent();

@@ -13,10 +13,10 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The stored reasons for the next cycle (scan, decision and changes) of the event loop. The first reason is that the
-/// processes of jobs must be scanned (timer `interval`). The second is that also processes without a job must be
-/// scanned (timer `rescan_interval`). The third is that every process must be scanned. Process events of the kernel
-/// and commands also cause cycles, but are not stored here.
+/// The scans that are due in the next cycle (scan, decision and changes) of the event loop. There are three kinds: a
+/// scan of the processes of jobs (timer `interval`), a scan that also reads new and active processes of no job (timer
+/// `rescan_interval`), and a scan of every process of the machine. Process events of the kernel and commands also
+/// cause cycles, but are not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
     /// Whether the scan of the processes of jobs is due. It reads no others. The configuration key `interval` is the
@@ -57,15 +57,17 @@ impl CycleTriggers {
     }
 
     /// Returns the request for the next scan: which processes the scan reads. Every scan reads the processes with
-    /// urgent events. These are the processes of jobs that had an event (fork, exec, exit), and other processes that
-    /// executed a program. The function removes these processes from the scan queue in `state`.
+    /// urgent events, and the function removes these processes from the scan queue in `state`. A process of a job has
+    /// an urgent event if it was forked, executed a program, or exited. Any other process has an urgent event if it
+    /// executed a program.
     ///
     /// The first case that applies says which further processes the scan reads:
     ///
     /// 1. If `full_scan_due` is true: every process.
-    /// 2. If there are `commands`: the processes that the commands concern.
-    /// 3. If `unassigned_scan_due` is true: all processes that have possibly changed, of jobs and of no job.
-    /// 4. If `job_processes_scan_due` is true: the processes of jobs that have possibly changed.
+    /// 2. If there are `commands`: the processes that the commands concern ([`command_scan_request`]).
+    /// 3. If `unassigned_scan_due` is true: each process that has possibly changed, whether it belongs to a job or
+    ///    not.
+    /// 4. If `job_processes_scan_due` is true: each process that belongs to a job and has possibly changed.
     /// 5. Otherwise: no further processes.
     pub fn take_scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.scan_queue.take_urgent_pids();

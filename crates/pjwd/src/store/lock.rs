@@ -170,8 +170,8 @@ pub struct DaemonLock {
 impl DaemonLock {
     /// Acquires the lock that prevents a second pjwd of the same user: locks a file in the directory `dir`
     /// (flock(2)). Creates the directory if it is missing. `dir` must be the same for each pjwd of the user. `holder`
-    /// describes this process, and is written to the lock file. If another process holds the lock, waits for up to
-    /// 5 s, because this process is possibly about to end.
+    /// describes the calling process, and is written to the lock file. If another process holds the lock, waits for
+    /// the end of that process: up to 0.5 s if it still runs, and up to 5 s if it is already exiting.
     ///
     /// Earlier versions of pjwd have their lock file in the directory `older_dir`. If that file exists, it is locked
     /// too. So no pjwd of an earlier version can run at the same time.

@@ -79,13 +79,14 @@ impl ReportStore {
         (store, remarks)
     }
 
-    /// Stores the report of a job that has ended. If the store then has too many reports, drops the oldest ones. If
-    /// the report can't be appended to the file, for example because the disk is full, drops more of the oldest
-    /// reports, and writes the newest reports into the space that the file already has. If the file can't be opened,
-    /// the report is stored in memory only.
+    /// Stores the report of a job that has ended. If the store then has too many reports, drops the oldest ones. Does
+    /// nothing if the maximum number of reports is 0.
     ///
-    /// Logs the first failed write. Logs no further failure until the whole file was written again. If the maximum number of
-    /// reports is 0, does nothing.
+    /// The report is appended to the file. If this fails, for example because the disk is full, drops the older half
+    /// of the reports (by size). Then overwrites the file from its start with the remaining reports, which needs no
+    /// more disk space. If the file can't be opened, the report is stored in memory only.
+    ///
+    /// Logs the first failed write. Logs no further failure until the whole file was written again.
     pub fn add(&mut self, report: Report) {
         if self.max_reports == 0 {
             return;

@@ -67,12 +67,14 @@ impl Default for EventHistory {
 
 impl EventHistory {
     /// Stores `event` in the list of all events and in the list of its job, and sends the event to the subscribers.
-    /// `jobs` are the jobs that exist. A full list drops its oldest event. The whole list of a job is dropped in two
-    /// cases:
+    /// `jobs` are the jobs that exist. The daemon keeps the last 2000 events, the last 200 refusals of commands, and
+    /// the last 100 events of each job. Older events are dropped. A refusal does not start the list of a job.
     ///
-    /// - 500 jobs have a list, and an event of a further job arrives. All lists of jobs that are not in `jobs` are
-    ///   dropped.
-    /// - A new job has the id of an ended job. When the new job gets cores, the list of the ended job is dropped.
+    /// The whole list of a job is dropped in two cases:
+    ///
+    /// - The job has ended, 500 jobs have a list, and an event of a job without a list arrives. The lists of all
+    ///   ended jobs are then dropped.
+    /// - A new job with the same id gets cores. The list then starts again for the new job.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();

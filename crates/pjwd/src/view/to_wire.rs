@@ -92,7 +92,7 @@ pub fn evidence_name(evidence: Evidence) -> &'static str {
 }
 
 /// Converts `event` to the form in which clients receive events. The field `time` of the result is the current time.
-/// A text of more than 1024 bytes is cut to 1024 bytes, with `…` at its end.
+/// The field `text` has at most 1024 bytes: a longer text of the event is cut, and gets `…` at its end.
 #[must_use]
 pub fn event_to_wire(event: &Event) -> wire::Event {
     wire::Event {
@@ -118,9 +118,9 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts a plan to the reply to a client's call `Plan`. `plan` has the changes of affinity masks and cpusets that
-/// pjw would make. Each of the `plan_warnings` describes a change that the plan leaves out, or a state that needs
-/// attention.
+/// Converts the result of a dry run to the reply to a client's call `Plan`. `plan` has the changes of affinity masks
+/// and cpusets that the next cycle (scan, decision and changes) of the daemon would make. Each of the `plan_warnings`
+/// describes a change that is needed but not planned, or a state that needs attention.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);

@@ -65,12 +65,12 @@ pub struct Warden<N, J> {
 }
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Makes a warden that continues where an earlier daemon stopped. Scans and changes nothing yet.
-    /// `machine_interface` is the interface to the machine. `journal` is the storage for the records of pjwd's
-    /// changes. `state` is the initial state, without jobs. `records` are the records of the earlier daemon's
-    /// journal, oldest first, and are applied to `state`. `policy` has the configured rules. `host` has the
-    /// properties of this machine by which jobs are recognised: the host name, and the user who runs the batch system
-    /// Flux.
+    /// Makes a warden (the part of pjwd that keeps processes on the cores of their jobs), which continues where an
+    /// earlier daemon stopped. Scans and changes nothing yet. `machine_interface` is the interface to the machine.
+    /// `journal` stores the records of pjwd's changes. `state` is the initial state, without jobs. `records` are the
+    /// records of the earlier daemon's journal, oldest first. The function applies them to `state`. `policy` has the
+    /// configured rules. `host` has the host name, and the user who runs the batch system Flux: jobs are recognised
+    /// by these.
     pub fn new(
         machine_interface: N,
         journal: J,
@@ -140,9 +140,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self.state
     }
 
-    /// Tells the warden since when pjwd has received every fork event of the kernel. pjwd knows the parent of each
-    /// process that was forked later. `complete_since` is this time in ns since boot. It is `None` if pjwd receives
-    /// no fork events, or if the kernel is still dropping events.
+    /// Sets the time since when pjwd has received every fork event of the kernel. For each process that was forked
+    /// later, pjwd knows the parent. `complete_since` is this time in ns since boot. It is `None` if pjwd receives no
+    /// fork events, or if the kernel is still dropping events.
     ///
     /// Must be called at the start, and after each loss of events. The next periodic scan (configuration key
     /// `rescan_interval`) then reads every process, because earlier forks are possibly unknown.

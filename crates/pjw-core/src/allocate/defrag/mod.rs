@@ -74,8 +74,8 @@ pub(crate) struct Step {
 /// largest holes.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer
-/// packages, NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
+/// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer packages,
+/// NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
 ///
 /// Considers at most 64 jobs. The jobs that lie on the most packages, NUMA nodes and L3s come first. If several
 /// jobs lie on equally many, the jobs with fewer PUs come first. The plan never moves:
@@ -85,7 +85,8 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// - jobs whose placement is not [`Placement::Pack`] (close together),
 /// - jobs that share PUs with other jobs, and jobs with an offline PU.
 ///
-/// No job moves to PUs on which busy threads of one address space would no longer fit into one L3 or one NUMA node.
+/// Several processes of a job may share an address space. If the busy threads of such processes fit into one L3 on
+/// the present PUs of the job, they also fit into one L3 after a move of the job. The same holds for NUMA nodes.
 ///
 /// The plan has at most 32 moves. The plan is empty if no move is an improvement. Does not change `state`: the
 /// caller carries out the moves.

@@ -41,9 +41,11 @@ pub fn allocate(
     allocate_for_groups(job, request, pool, topology, policy, &[])
 }
 
-/// Chooses the PUs for `request` as [`allocate`] does. If the job gets fewer PUs than it holds, it keeps the PUs of its `groups`
-/// first, the largest group first. A group is a set of PUs of the job in one L3 cache or one NUMA node, on which threads of one
-/// address space run. So such threads are not divided among L3 caches or NUMA nodes, unless the job gets too few PUs for them.
+/// Chooses the PUs for `request` as [`allocate`] does. If the request is for fewer PUs than the job holds, the job
+/// keeps the PUs of its `groups` before other PUs. Each group is a set of PUs that the job holds, all in one L3
+/// cache or in one NUMA node, on which threads with a common address space run. The job keeps whole groups, the
+/// largest first, as far as the request has room for them. If no whole group fits, the job keeps a part of the
+/// largest group. So threads with a common address space stay in one L3 cache or NUMA node, if possible.
 ///
 /// # Errors
 /// As [`allocate`].

@@ -11,9 +11,13 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the pids of the processes of which the diagnosis (`pjwctl doctor`) reads all threads. These are all
-/// processes of jobs, and up to 4,096 processes that belong to no job: those with the lowest pids, without
-/// kernel threads. The diagnosis reads only the first thread of any other process.
+/// Returns the pids of the processes of which the diagnosis (`pjwctl doctor`) reads all threads. `state` has all
+/// processes of the machine, as earlier scans found them. The result has:
+///
+/// - All processes that belong to a job.
+/// - The 4,096 other processes that have the lowest pids. Kernel threads are left out.
+///
+/// The diagnosis reads only the first thread of any process that is not in the result.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();

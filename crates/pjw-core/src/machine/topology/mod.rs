@@ -387,7 +387,8 @@ impl Topology {
         core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
     }
 
-    /// Iterates over the cores of the machine that have a PU in `cpus`. Each item has those PUs of the core that are in `cpus`.
+    /// Iterates over the cores of the machine that have at least one PU in `cpus`. Each item is a set of PUs of one
+    /// core: those that are in `cpus`.
     pub fn cores_within<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
         self.0.cores.iter().map(|core| core.pus.intersection(cpus)).filter(|pus| !pus.is_empty())
     }

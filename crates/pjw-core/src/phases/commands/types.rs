@@ -129,9 +129,9 @@ impl AssignCommand {
     }
 }
 
-/// The command that makes or changes a provision (`pjwctl provision`, or an entry in the configuration file).
-/// A provision is a job whose cores are promised to a service. A provision keeps its cores even while no process
-/// of the service runs.
+/// The command that promises cores to a service, or changes such a promise. The promise is a job (a provision), which
+/// keeps its cores even while no process of the service runs. The command comes from `pjwctl provision`, or from an
+/// entry in the configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvisionCommand {
     /// The job that is to keep the cores. If it does not exist, it is created. If it exists and is no

@@ -53,8 +53,9 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }
 
-/// Returns the reason why pjw does not lend idle cores of jobs on this machine, as text for users. `None` if
-/// pjw lends such cores. `policy` has the settings of lending and the support for cpusets on the machine.
+/// Returns the reason why pjw does not lend the idle cores of a job to other jobs on this machine. The reason is a
+/// text for users. Returns `None` if pjw lends idle cores. `policy` has the settings of lending, and says which
+/// cpuset features the machine has.
 #[must_use]
 pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
     if !policy.lending.enabled {

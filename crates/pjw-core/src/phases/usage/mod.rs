@@ -23,13 +23,14 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
 const WAITING_PERMILLE: u32 = 200;
 
-/// Returns the pids of the processes whose CPU times the caller must add to `snapshot`
-/// ([`Snapshot::cpu_times`]), before pjw makes the decision on this scan:
+/// Returns the pids of the processes whose CPU times the caller must add to `snapshot` ([`Snapshot::cpu_times`]),
+/// before pjw makes the decision on this scan:
 ///
-/// - The processes of jobs whose threads the scan read.
-/// - The processes of jobs that have ended, as the scan found.
-/// - The parents of these processes. When a parent waits for an ended child (wait4(2)), the kernel adds the CPU
+/// - Each process of a job, if the scan read the threads of the process.
+/// - Each process of a job, if the scan found that the process has ended.
+/// - The parents of all these processes. When a parent waits for an ended child (wait4(2)), the kernel adds the CPU
 ///   time of the child to the parent (`cutime` and `cstime`, proc_pid_stat(5)).
+/// - If the scan read all processes: also each parent in no job that has not yet waited for an ended child of a job.
 ///
 /// Process 1 is never included: it is the parent of all orphans.
 #[must_use]
@@ -55,16 +56,16 @@ pub fn pids_to_read_cpu_times_of(state: &WardenState, snapshot: &Snapshot) -> BT
     pids
 }
 
-/// Returns the pids of the parents whose CPU times the caller must read once more, because they may lack the CPU
-/// time of an ended child. `requested` are the pids whose times were requested, and `times` are the times that
-/// were read.
+/// Returns the pids of the parents whose CPU times the caller must read once more, because they may lack the CPU time
+/// of an ended child. `requested` are the pids whose times were requested, and `times` are the times that were read.
 ///
-/// A requested process that is missing in `times` has ended, and its parent has waited for it (wait4(2)). The
-/// kernel has then added the CPU time of the process to the parent (`cutime` and `cstime`). The times of the
-/// parent lack this CPU time if they were read just before.
+/// A requested process that is missing in `times` has ended, and its parent has waited for it (wait4(2)). The kernel
+/// has then added the CPU time of the process to the parent (`cutime` and `cstime`). The times of the parent lack
+/// this CPU time if they were read just before.
 ///
-/// A parent that belongs to a job is not returned: one call must read the times of all processes of jobs, so that
-/// no CPU time is counted twice.
+/// A parent that belongs to a job is not returned. The times of all processes of jobs must come from the same call.
+/// If such a parent were read later, another child could have ended since. The time of this child would then be
+/// counted twice: in the first times of the child, and in the later times of the parent.
 #[must_use]
 pub fn parents_to_read_again(
     state: &WardenState,

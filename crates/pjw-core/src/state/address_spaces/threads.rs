@@ -6,8 +6,11 @@ use crate::state::WardenState;
 use crate::terms::JobId;
 
 impl WardenState {
-    /// Returns the busy threads of each address space that several processes of the job `id` share. If none of them is busy,
-    /// the first thread of each process instead: it may be busy soon.
+    /// Returns groups of threads of the job `id`. pjw tries to keep the threads of a group in one L3 cache or NUMA
+    /// node, because they use the same memory. There is one group for each address space that a process of the job
+    /// shares with another process (clone(2) with `CLONE_VM`). The group has the busy threads of the job in this
+    /// address space. If no thread is busy, the group has the first thread of each process instead, because this
+    /// thread may become busy soon.
     #[must_use]
     pub fn thread_groups_of(&self, id: &JobId) -> Vec<ThreadGroup> {
         if self.address_spaces.groups().next().is_none() {
@@ -31,7 +34,10 @@ impl WardenState {
         busy.into_iter().chain(idle).map(|(number, threads)| ThreadGroup { number, threads }).collect()
     }
 
-    /// Returns the PUs of each group of [`Self::thread_groups_of`] that runs in one L3 cache or in one NUMA node now.
+    /// Returns the PUs of those groups of [`Self::thread_groups_of`] that are in one L3 cache or in one NUMA node,
+    /// one set for each group. For each thread, the set has the PU to which pjw pinned the thread, or else the PU
+    /// on which the thread ran last. If the job gets fewer PUs, it keeps these PUs before other PUs
+    /// ([`allocate_for_groups`](crate::allocate::allocate_for_groups)).
     #[must_use]
     pub fn undivided_groups_of(&self, id: &JobId) -> Vec<CpuSet> {
         let groups = self.thread_groups_of(id).into_iter().map(|group| group.cpus());

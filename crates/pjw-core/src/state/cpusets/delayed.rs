@@ -7,9 +7,11 @@ use crate::basics::{ProcessId, prelude::*};
 use crate::terms::{CpusetAction, CpusetChange, JobId};
 
 /// The delayed changes of cpusets: changes that the kernel or systemd has begun and has not completed. While a
-/// change is delayed, the daemon plans no other change of the same job's cpuset. The type also has the paths of the
-/// cpusets for which a delayed change of the PUs has ended since the last decision of the daemon
-/// ([`Decision`](crate::reconcile::Decision)).
+/// change is delayed, the daemon plans no other change of the same job's cpuset.
+///
+/// The type also lists the cpusets whose PUs were set by a delayed change that has ended since the last decision of
+/// the daemon ([`Decision`](crate::reconcile::Decision)). pjw had recorded the time at which it requested the
+/// change. The next decision replaces this time by a later one, because the change took place later.
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes, for each job that has any.
@@ -25,7 +27,9 @@ pub struct DelayedChanges {
 }
 
 impl DelayedChanges {
-    /// Adds the change `action` of a cpuset, which the kernel or systemd has begun and has not completed.
+    /// Adds `action` to the delayed changes. `action` is a change of a cpuset that the kernel or systemd has begun
+    /// and has not completed. Until [`DelayedChanges::remove`] is called with the same change, the daemon plans no
+    /// other change of this job's cpuset.
     pub fn add(&mut self, action: &CpusetAction) {
         *self.jobs.entry(action.job.clone()).or_default() += 1;
         match &action.change {

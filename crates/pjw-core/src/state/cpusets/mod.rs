@@ -171,8 +171,10 @@ impl CpusetRegistry {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
-    /// Iterates over processes whose affinity masks may come from an earlier run of the daemon. pjw found
-    /// these processes in a cpuset that is not in the journal, and their masks are narrower than this cpuset.
+    /// Iterates over processes whose original affinity masks may be lost: an earlier run of the daemon may have set
+    /// their present masks. pjw found these processes in a cpuset that is not in the journal, and their masks are
+    /// narrower than this cpuset. `pjwd --release-all` names them to the user, because pjw can't restore their
+    /// masks.
     pub fn processes_with_masks_of_unknown_origin(&self) -> impl Iterator<Item = ProcessId> {
         self.recovered.values().filter_map(|cpuset| cpuset.bound.as_ref()).flatten().copied()
     }
@@ -416,7 +418,9 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records the outcome of the change `action` of a cpuset, which pjw asked the kernel or systemd to make.
+    /// Records the outcome of `action`. `action` is a change of a cpuset that pjw has asked the kernel or systemd
+    /// to make. A refusal is recorded as by [`CpusetRegistry::record_refusal`]. A change that continues in the
+    /// background is added to [`CpusetRegistry::delayed_changes`]. Must be called for each such change.
     pub fn record_outcome(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
         match outcome {
             CpusetOutcome::Done { .. } => self.record_done(action),

@@ -54,8 +54,13 @@ pub struct OwnerCpuSample<'a> {
 }
 
 /// The CPU time that an owner (a job whose idle cores may be lent) used on one lent core since the previous
-/// measurement. The threads of borrowers (jobs that borrow cores) run at idle priority (`cpu.idle`). So the time of
-/// every thread on the core counts that is not at idle priority, except the threads of the kernel and of pjwd.
+/// measurement. pjw adds up the CPU time of all threads on the core, except these threads:
+///
+/// - Kernel threads, and the threads of pjwd.
+/// - Threads at idle priority (`cpu.idle` or `SCHED_IDLE`). All threads of borrowers (jobs that borrow cores) have
+///   idle priority.
+/// - Threads that the kernel may run on more PUs than the owner holds. Such a thread belongs to another program. Only
+///   io_uring workers always count, because the kernel may allow them all PUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentCoreSample {
     /// The PUs of the core.
@@ -64,8 +69,8 @@ pub struct LentCoreSample {
     pub cpu_time: Duration,
 }
 
-/// How much an owner (a job whose idle cores may be lent) uses its cores. pjw measures the CPU time of the
-/// owner from time to time. This type has moving averages of the measurements, over about 100 ms.
+/// How much an owner (a job whose idle cores may be lent) uses its cores: moving averages of its CPU use over about
+/// 100 ms. [`CoreUse::add`] adds a measurement of the CPU time to the averages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CoreUse {
     /// The average use of all cores together, in millionths of one core.
@@ -139,23 +144,27 @@ impl CoreUse {
     /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number of
     /// cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
     ///
-    /// - The owner uses a lent core ([`OwnerCpuSample::lent`]) if it runs on this core for the minimum share of the
-    ///   time, averaged over about 100 ms. The minimum share is nine tenths, or one tenth if the core has several
-    ///   PUs.
-    /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
+    /// In the following, the minimum share is nine tenths of the time, or one tenth if the owner's cores have several
+    /// PUs each. The owner is waking up if it was idle ([`CoreUse::is_idle`]) at most 20 ms ago. The owner uses a
+    /// lent core ([`OwnerCpuSample::lent`]) in each of these cases:
     ///
-    /// So that the owner gets a lent core back early, `sample` alone is sufficient in each of these cases:
-    ///
+    /// - Averaged over about 100 ms, the owner ran on the core for at least the minimum share.
     /// - `sample` covers at least 10 ms, and the owner ran on the core for at least 99 % of this time.
-    /// - `sample` covers at least 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core for at
-    ///   least the minimum share of this time.
-    /// - `sample` covers less than 10 ms, the owner was idle until at most 20 ms ago, and it ran on the core for at
-    ///   least 1.3 ms.
+    /// - `sample` covers at least 10 ms, the owner is waking up, and it ran on the core for at least the minimum
+    ///   share of this time.
+    /// - `sample` covers less than 10 ms, the owner is waking up, and it ran on the core for at least 1.3 ms.
     ///
-    /// Short measurements of the other cores are judged in a similar way, several measurements together. If the owner
-    /// was not idle for more than 20 ms, measurements of less than 10 ms are joined until they cover 10 ms. Until then
-    /// the result stays the same.
-    /// The kernel may count the CPU time of a running thread only at each timer tick (mostly 4 ms).
+    /// The CPU time on all other cores counts as if the owner used as few cores as possible. The last of these cores
+    /// counts in the first three cases. It also counts if the owner is waking up, `sample` covers less than 10 ms,
+    /// and the owner ran on this core for at least the smaller of two times:
+    ///
+    /// - If `sample` contains lent cores: three quarters of the time of `sample`, or the minimum share.
+    /// - If `sample` contains no lent core: 1.3 ms, or the minimum share. Here the last measurements are added up
+    ///   until they cover 5 ms, because the kernel may update the CPU time of a running thread only at each timer
+    ///   tick (mostly every 4 ms).
+    ///
+    /// If the owner is not waking up, measurements of less than 10 ms are joined until they cover 10 ms. Until then
+    /// the function returns the previous result.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         if self.busy_for > WAKE_UP_TIME {
             self.held.add(sample);

@@ -32,9 +32,9 @@ pub struct LendingState {
     unfit_borrowers: BTreeSet<JobId>,
 }
 
-/// The number of cores that one owner uses, and the last times at which pjw lent or took back cores of this
-/// owner. An owner is a job of the class guaranteed, whose idle cores pjw may lend. pjw measures the CPU time
-/// of the owner's processes from time to time, and computes the number from this time.
+/// What pjw knows about one owner (a job of the class guaranteed, whose idle cores pjw may lend): how many cores
+/// the owner uses, and when pjw last lent or took back cores of this owner. pjw computes the number of used cores
+/// from measurements of the CPU time of the owner's processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnerLendingState {
     /// The number of cores that the owner uses, as of the last sample. `None` before the first sample.
@@ -53,8 +53,8 @@ pub struct OwnerLendingState {
 }
 
 impl LendingState {
-    /// Records the result of a measurement: how many of its cores an owner (a job whose idle cores may be lent)
-    /// uses.
+    /// Records the number of cores that an owner (a job whose idle cores may be lent) uses, as a measurement of its
+    /// CPU time showed.
     ///
     /// - `used_cores` is the number of cores that the owner uses, and `core_count` the number of all its cores.
     /// - `used_lent_cpus` is the set of the lent PUs on which the owner itself runs.
@@ -76,17 +76,17 @@ impl LendingState {
         }
     }
 
-    /// Returns the end of the grace period that ends first, in ns since boot. When pjw decides to take a
-    /// borrowed PU from its borrower, the borrower may keep the PU for a grace period. `None` if no grace
-    /// period is running.
+    /// Returns the end of the grace period that ends first, in ns since boot. A borrowed PU is an idle PU of one job
+    /// (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU back, the borrower
+    /// may still use the PU for a grace period. `None` if no grace period is running.
     #[must_use]
     pub fn next_grace_period_end(&self) -> Option<Nanos> {
         self.leaving.values().min().copied()
     }
 
-    /// Returns the end of the grace period of the borrowed PU `pu`, in ns since boot. When pjw decides to take
-    /// a borrowed PU from its borrower, the borrower may keep the PU for a grace period. `None` if no grace
-    /// period is running for the PU.
+    /// Returns the end of the grace period of the borrowed PU `pu`, in ns since boot. A borrowed PU is an idle PU of
+    /// one job (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU back, the
+    /// borrower may still use the PU for a grace period. `None` if no grace period is running for the PU.
     #[must_use]
     pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
         self.leaving.get(&pu).copied()

@@ -2,8 +2,8 @@
 
 use crate::basics::{Pid, prelude::*};
 
-/// How soon the daemon must scan processes that had a process event (fork, exec or exit): at once, within a few
-/// milliseconds, or later.
+/// How soon the daemon must scan processes that had a process event (fork, exec or exit): at once, after a few
+/// milliseconds, or after some tens of milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
     /// At once. A process of a job forked a process, and the affinity mask of the new process is wrong or was

@@ -32,8 +32,9 @@ pub enum MaskComparison {
 }
 
 /// What pjw knows about the affinity mask of one thread: its original mask and the last request for a mask
-/// ([`MaskRequest`]). pjw restores the original mask when the job of the thread ends or is released. If several
-/// requests may be the last one, such as after a crash of the daemon, the entry has all of them.
+/// ([`MaskRequest`]). pjw restores the original mask when the job of the thread ends, or when `pjwctl release`
+/// takes the cores of the job back. If several requests may be the last one, such as after a crash of the daemon,
+/// the entry has all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be the last request for the thread, newest last. Never empty, and nearly always
@@ -200,15 +201,17 @@ impl MaskEntry {
     }
 
     /// Returns the time from which on the journal must contain the original mask of the thread (the mask before
-    /// pjw changed it), in ns since boot. `None` if the journal need not contain this mask.
+    /// pjw changed it), in ns since boot. The journal is the file with which a restarted daemon restores its state
+    /// and the masks of threads. `None` if the journal need not contain this mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
     }
 
-    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw
-    /// controls the mask as soon as the journal contains the original mask ([`MaskEntry::journaled_since`]).
-    /// If true, the mask may contain PUs that the job of the thread does not hold.
+    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw controls the
+    /// mask from the time [`MaskEntry::journaled_since`] on: from then on, the original mask is in the journal (the
+    /// file with which a restarted daemon restores masks). If true, the mask may contain PUs that the job of the
+    /// thread does not hold.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_mask_from_program()
@@ -225,27 +228,30 @@ impl MaskEntry {
         self.read_at
     }
 
-    /// Returns the PU of the last requested mask, if pjw requested this mask and it has only one PU. `None` if the
-    /// mask has several PUs, or if the program requested the mask. pjw requests a single PU to pin the thread, but
-    /// also to keep a thread on the one PU to which the program had bound it.
+    /// Returns the PU to which pjw restricted the thread by the newest mask request. `None` if this request has
+    /// several PUs, or if the program made the request. pjw requests a single PU in each of these cases:
+    ///
+    /// - pjw pins the thread to a PU that pjw chose.
+    /// - The program had bound the thread to one PU. pjw keeps this binding, or moves it to a PU of the job.
+    /// - The job holds only one PU.
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Returns the record of the lifted binding of the thread to exactly the PUs `mask`. A binding is an affinity
-    /// mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding by replacing the
-    /// mask: by all PUs of the job, or by one PU that pjw chooses. The record remains if pjw restores the binding
-    /// ([`LiftedBinding::is_restored`]). `None` if pjw lifted no binding to `mask`, or if the program has requested
-    /// another mask since.
+    /// Returns the record of the lifted binding, if the program had bound the thread to exactly the PUs `mask`. A
+    /// binding is an affinity mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding:
+    /// pjw sets another mask that has all PUs of the job, or one PU that pjw chooses. The record remains if pjw
+    /// restores the binding ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program
+    /// has requested another mask since.
     #[must_use]
     pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
         self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
     }
 
     /// Whether the binding of the thread to exactly the PUs `mask` is lifted at present. A binding is an affinity
-    /// mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding by replacing the
-    /// mask: by all PUs of the job, or by one PU that pjw chooses. False if pjw did not lift the binding, or has
+    /// mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding: pjw sets another mask
+    /// that has all PUs of the job, or one PU that pjw chooses. False if pjw did not lift the binding, or has
     /// restored it.
     #[must_use]
     pub fn is_binding_lifted(&self, mask: &CpuSet) -> bool {
@@ -274,9 +280,10 @@ impl MaskEntry {
         self.add(MaskRequest { mask, original_mask, writer: MaskWriter::Warden, requested_at: now });
     }
 
-    /// Marks the thread as journaled. The journal of pjw must contain the original mask of a journaled thread
-    /// (the mask before pjw changed it). If the thread is not journaled yet, `now` becomes the time that
-    /// [`MaskEntry::journaled_since`] returns.
+    /// Marks the thread as journaled: the journal must now contain the original mask of the thread (the mask before
+    /// pjw changed it). The journal is the file with which a restarted daemon restores its state and the masks of
+    /// threads. If the thread is not journaled yet, `now` becomes the time that [`MaskEntry::journaled_since`]
+    /// returns.
     ///
     /// Does not write to the journal. Returns true if the last mask request for the thread is not in the
     /// journal. The caller must then write this request and the original mask to the journal.
@@ -285,9 +292,9 @@ impl MaskEntry {
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Marks the thread as not journaled: pjw need not restore its original mask (the mask before pjw changed
-    /// it), so the journal need not contain this mask. Does not change the journal. If the journal contains a
-    /// record for this thread, the caller must append the record
+    /// Marks the thread as not journaled: pjw need not restore its original mask (the mask before pjw changed it).
+    /// So this mask need not be in the journal, the file with which a restarted daemon restores masks. Does not
+    /// change the journal. If the journal contains a record for this thread, the caller must append the record
     /// [`MaskReleased`](crate::terms::record::Record::MaskReleased).
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;

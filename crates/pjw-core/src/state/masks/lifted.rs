@@ -12,8 +12,8 @@ const TRIAL: Duration = Duration::from_secs(10);
 const LEAST_WAITING_PERMILLE: u32 = 100;
 
 /// The reason why pjw lifted the binding of a thread. A binding is an affinity mask by which a program restricts a
-/// thread to some PUs of its job (sched_setaffinity(2)). pjw lifts a binding by replacing the mask: by all PUs of
-/// the job, or by one PU that pjw chooses.
+/// thread to some PUs of its job (sched_setaffinity(2)). pjw lifts a binding: pjw sets another mask that has all PUs
+/// of the job, or one PU that pjw chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiftReason {
     /// Too many hot threads were bound to the same PUs, while other PUs of the job were idle.
@@ -23,9 +23,9 @@ pub enum LiftReason {
 }
 
 /// The record of a binding that pjw lifted. A binding is an affinity mask by which a program restricts a thread to
-/// some PUs of its job (sched_setaffinity(2)). pjw lifts a binding by replacing the mask: by all PUs of the job, or
-/// by one PU that pjw chooses. For [`LiftReason::Overload`], pjw later judges from the record whether the thread
-/// waits less than before, and restores the binding if not.
+/// some PUs of its job (sched_setaffinity(2)). pjw lifts a binding: pjw sets another mask that has all PUs of the
+/// job, or one PU that pjw chooses. After a lift for [`LiftReason::Overload`], pjw compares the waiting time of the
+/// thread with the time in the record. pjw restores the binding if the thread waits nearly as much as before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiftedBinding {
     /// The PUs of the job to which the program had bound the thread.

@@ -17,11 +17,11 @@ use crate::state::masks::request::MaskLimits;
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
 /// Returns the time 3 s ([`HOTPLUG_DELAY`]) before `read_at`, the time at which a scan read affinity masks.
-/// Both times are in ns since boot. When a PU goes offline or online, a kernel before Linux 6.2 changes
-/// affinity masks at most 3 s later:
+/// Both times are in ns since boot. A kernel before Linux 6.2 changes affinity masks up to 3 s after a PU
+/// (logical CPU) went offline or online. The returned time separates two cases:
 ///
-/// - If a PU went offline or online before the returned time, the scan read the masks after this change.
-/// - If a PU went offline or online later, the kernel may have changed the masks after the scan.
+/// - The PU went offline or online before the returned time. The kernel changed the masks before the scan.
+/// - The PU went offline or online later. The kernel possibly changes the masks only after the scan.
 #[must_use]
 pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);

@@ -14,9 +14,9 @@ pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;
-/// The maximum number of scans of a process from one reading of all its threads to the next: 4. Up to three scans
-/// in between may read only the busy threads, if the process has many threads. A thread is busy if it recently ran
-/// or waited for a PU.
+/// At least every fourth scan of a process reads all threads of the process. If the process has many threads, the
+/// scans in between (at most three) may read only the busy threads. A thread is busy if it recently ran or waited
+/// for a PU.
 pub const MAX_SCANS_PER_FULL_READING: u32 = 4;
 
 /// The busy threads of one process of a job that has many threads. A thread is busy if its smoothed CPU

@@ -194,14 +194,15 @@ impl UsageState {
         }
     }
 
-    /// Stores the result of a memory measurement of the job, for the report on the job. Has no effect if the
-    /// job has already ended.
+    /// Stores the result of a memory measurement of the job, for the report on the job. Has no effect if the job
+    /// has already ended.
     ///
     /// - `shared_memory` is the shared part of the job's memory. An estimate does not replace an exact value.
-    /// - `pss_bytes` is the sum of the PSS of the job's processes. `None` if their pages were not read. The report has the largest
-    ///   of all stored sums.
-    /// - `peak_bytes` is the largest memory use of the job's cgroup up to now. `None` if unknown. The report
-    ///   has the largest of all stored peaks.
+    /// - `pss_bytes` is the sum of the proportional set sizes (PSS in `/proc/PID/smaps_rollup`) of the job's
+    ///   processes, in bytes. `None` if the measurement is an estimate, which does not read this file. The report
+    ///   has the largest of all stored sums.
+    /// - `peak_bytes` is the largest memory use of the job's cgroup up to now, in bytes. `None` if unknown. The
+    ///   report has the largest of all stored peaks.
     pub fn note_memory(
         &mut self,
         job: &JobId,
@@ -239,9 +240,10 @@ impl UsageState {
         exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
     }
 
-    /// Stores the CPU times of processes of jobs that have exited, and of their parents, by pid. The caller has
-    /// read these times right after the exit events, because the processes may no longer exist at the next scan.
-    /// After this scan, the times are used to add the last CPU time of an ended process to its job.
+    /// Stores CPU times that the caller has read because of an exit event
+    /// ([`UsageState::processes_to_read_after`]): the times of the exited process and of its parent, by pid. The
+    /// caller reads the times at once, because the processes may no longer exist at the next scan. After this scan,
+    /// the CPU time that the exited process used last is added to its job.
     pub fn note_exit_times(&mut self, cpu_times: BTreeMap<Pid, ProcessTimes>) {
         self.exit_times.extend(cpu_times);
     }

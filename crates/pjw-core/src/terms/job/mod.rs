@@ -408,8 +408,8 @@ impl Job {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }
 
-    /// Returns the grant of the job, if pjw or a batch system (`granted_by`) chose the PUs of the grant. Returns
-    /// `None` if the other of the two chose them, or if the job has no grant.
+    /// Returns the grant of the job if `granted_by` chose its PUs. `granted_by` is pjw or the batch system. Returns
+    /// `None` if the job has no grant, or if [`Grant::granted_by`] is different.
     #[must_use]
     pub fn grant_chosen_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
@@ -421,12 +421,12 @@ impl Job {
         self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.ownership == Ownership::Owned)
     }
 
-    /// Returns the limit for the number of cores that the job can use ([`WantedCores`]), as a user (`pjwctl want`)
-    /// or a program in the job tells pjw. pjw replaces a larger number by this limit:
+    /// Returns the largest number of wanted cores that has an effect. A user (`pjwctl want`) or a program in the
+    /// job tells pjw how many cores the job can use ([`WantedCores`]). A larger number acts like this largest
+    /// number:
     ///
-    /// - For a job of the class besteffort, the limit is the number of cores of the machine.
-    /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is
-    ///   larger.
+    /// - For a job of the class besteffort, this is the number of cores of the machine.
+    /// - For any other job, this is the number of cores that the job requested or holds, whichever is larger.
     ///
     /// Returns `None` if the job has no request and holds no cores.
     #[must_use]

@@ -8,10 +8,10 @@ use crate::basics::prelude::*;
 const STEPS: u64 = 64;
 
 /// A histogram of the number of PUs (logical CPUs) that a job used, weighted by time. pjw computes percentiles from
-/// it, such as the 95th percentile in the report on the job. Each bin stands for a range of numbers of PUs, in
-/// permille of one PU, and has the total time that the job spent in this range. A bin below 64 permille is 1
-/// permille wide. Any other bin is at most 1/64 as wide as its lower end. So the number of bins is bounded, however
-/// long the job runs.
+/// it, such as the 95th percentile in the report on the job. Each bin covers a range of numbers of PUs, in permille
+/// of one PU, and has the total time in which the job used so many PUs. A bin below 64 permille has a width of 1
+/// permille. The width of any other bin is at most 1/64 of the lowest number in the bin. So the number of bins is
+/// bounded, however long the job runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UseHistogram {
@@ -27,12 +27,12 @@ impl UseHistogram {
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns a percentile of the number of PUs that the job used, in permille of one PU. The job used more PUs
-    /// than this for at most `time_above_permille` permille of the time. For example, 50 gives the 95th percentile.
-    /// The result is 0 if the histogram is empty.
+    /// Returns the number of PUs that the job exceeded for at most `time_above_permille` permille of the time. With
+    /// 50, this is the 95th percentile of the number of used PUs. The result is in permille of one PU. The result
+    /// is 0 if the histogram is empty.
     ///
-    /// A bin of the histogram is a range, so the result can be up to 1/64 too large. `upper_limit` limits the
-    /// result, in permille of one PU. Callers pass the largest number of PUs that the job held.
+    /// The result is the upper end of a bin, so it can be up to 1/64 too large. The result is at most
+    /// `upper_limit`, in permille of one PU. Callers pass the largest number of PUs that the job held.
     #[must_use]
     pub fn exceeded_for(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();

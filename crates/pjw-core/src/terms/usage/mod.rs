@@ -41,9 +41,10 @@ pub struct UsageSample {
 }
 
 /// The shared part of a job's memory, for the report on the job: the pages that several processes map, such as
-/// pages inherited by fork(2). pjw computes this part exactly from the resident and unique set sizes of the
-/// processes. Or pjw estimates it: the kernel counts a shared page once for the cgroup of the job, but once for
-/// each process that maps the page.
+/// pages inherited by fork(2). If pjw read the pages of the processes, the shared part is exact: the sum of the
+/// resident set sizes minus the sum of the unique set sizes. Otherwise, pjw estimates the shared part from two
+/// counters of anonymous memory. The counter of the job's cgroup counts a shared page once. The sum over the
+/// processes counts the page once for each process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
     /// The shared part in permille: of the sum of the resident set sizes, or, in an estimate, of the anonymous memory.
@@ -240,8 +241,9 @@ impl JobReport {
         permille(self.usage.held_ns, self.usage.sampled_ns)
     }
 
-    /// Returns the mean number of PUs that the job held, in permille of one PU: the mean number of its cores, each with as
-    /// many PUs as the cores of the job had on average. 0 if the job held no core.
+    /// Returns the mean number of PUs that the job held, in permille of one PU. The result is the mean number of
+    /// cores ([`JobReport::mean_cores_permille`]) times the number of PUs per core. The number of PUs per core is
+    /// taken from the time when the job held the most cores. 0 if the job held no core.
     #[must_use]
     pub fn mean_pus_permille(&self) -> u64 {
         let (cores, pus) = (u64::from(self.usage.cores_max), u64::from(self.usage.pus_max));

@@ -77,13 +77,18 @@ impl std::fmt::Debug for LentCpuMonitor {
 }
 
 impl LentCpuMonitor {
-    /// Loads the BPF program that watches the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. As a
-    /// test, lets a thread of this process run on a PU, and checks that the program reports this PU. After the test,
-    /// the program ignores the threads of this process. It watches no PU until [`LentCpuMonitor::set_lent_pus`] is
+    /// Loads the BPF program that watches the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. Tests
+    /// the program: a thread of this process runs on a PU, and the program must report this PU. After the test, the
+    /// program ignores the threads of this process. It watches no PU until [`LentCpuMonitor::set_lent_pus`] is
     /// called.
     ///
     /// # Errors
-    /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the reason.
+    /// - This process lacks `CAP_BPF` or `CAP_PERFMON`, or is not in the initial pid namespace.
+    /// - The kernel has no BTF type information, or no idle priority of cgroups (`cpu.idle`, Linux 5.15).
+    /// - The machine is big-endian, or has more than 8192 possible PUs.
+    /// - The kernel refuses the program for another reason, or the test fails.
+    ///
+    /// The error names the reason.
     pub fn new() -> Result<Self> {
         let platform = BpfPlatform::find()?;
         let possible: Vec<Pu> = online::possible_cpus().iter().collect();
@@ -113,14 +118,15 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. The value of each is
-    /// the number of all PUs of its owner: a thread that the kernel may run on more PUs is not the owner's
-    /// ([`LentCpuMonitor`]). With 0, every thread that is not at idle priority counts as a thread of the owner.
+    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. `lent` contains each
+    /// lent PU, with the number of all PUs of its owner. A thread that the kernel may run on more PUs than this
+    /// number is not the owner's ([`LentCpuMonitor`]). With 0, every thread that is not at idle priority counts as a
+    /// thread of the owner.
     ///
     /// The BPF program reports a lent PU once, when a thread of the owner starts to run there. If such a thread
-    /// already runs on the PU during this call, the program reports the PU when the thread stops running. PUs that
-    /// were already lent before this call keep their report and their run time. While `lent` is empty, the program
-    /// is detached from the kernel.
+    /// already runs on the PU during this call, the program reports the PU when the thread stops running. For a PU
+    /// that was already lent before this call, the run time of the owner continues to count. If this PU was already
+    /// reported, it is not reported again. While `lent` is empty, the program is detached from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.

@@ -91,14 +91,15 @@ pub struct JobRefused {
     pub refusal: Refusal,
 }
 
-/// Replays the curve of CPU demand `curve` on a simulated machine with the topology `topology`, to find out how much
-/// core time lending gains. `options` contains the housekeeping PUs and the settings of lending. Each job of the
-/// curve is an owner: the job owns cores, uses as many of them as the curve says, and can lend the unused ones. The
-/// replay adds one job without cores of its own, the besteffort job, which uses all lent and all free cores. The same
-/// arguments always give the same result.
+/// Replays `curve`, a curve of CPU demand, on a simulated machine with the topology `topology`. The result says how
+/// much core time is gained if jobs lend the cores that they do not use. Core time is a number of cores multiplied by
+/// a time. Each job of the curve is an owner: it owns cores, and uses as many cores as the curve says. It can lend
+/// its other cores. The replay adds one job without cores of its own, the besteffort job, which uses all lent and all
+/// free cores. `options` contains the housekeeping PUs (reserved for the system) and the settings of lending. The
+/// same arguments always give the same result.
 ///
 /// # Errors
-/// If the machine has too few cores for the owners.
+/// If pjw refuses to give a job its cores, usually because the machine has too few cores.
 pub fn replay_demand(
     topology: &Topology,
     curve: &DemandCurve,

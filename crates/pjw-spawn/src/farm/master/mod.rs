@@ -138,8 +138,8 @@ impl<'a> RunningFarm<'a> {
     }
 
     /// Returns the next result of the farm. Waits for at most `timeout`, or without a limit if `timeout` is `None`.
-    /// After the last result, waits in the same way until all processes of the farm have ended, and returns
-    /// [`NextResult::End`].
+    /// Returns [`NextResult::NothingYet`] if no result has arrived within `timeout`. After the last result, waits in
+    /// the same way until all processes of the farm have ended, and returns [`NextResult::End`].
     ///
     /// # Errors
     /// - If the farm can't continue: a process can't be forked or dies again and again, or the reader or the writer

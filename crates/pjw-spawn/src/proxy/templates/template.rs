@@ -47,8 +47,8 @@ const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
 
 /// A process that has loaded a program and is stopped before `main`. Further processes of the program, called
-/// instances, are forked from the template, which costs less CPU time than exec. Such a process is also called a
-/// zygote or a fork server. A stopped template uses no CPU.
+/// instances, are forked from the template, which costs less CPU time than exec. Other names for a template are
+/// zygote and fork server. A stopped template uses no CPU.
 ///
 /// The thread that loads the template is the parent of the template and of the instances. The template ends when this
 /// value is dropped, and when the process that loaded it ends. With [`Context::kill_when_launcher_ends`], the kernel
@@ -130,8 +130,8 @@ impl Template {
     /// template, and continue after the call.
     ///
     /// The template has the arguments, the environment variables and the cgroup in `first_instance`. The template is
-    /// not an instance itself: [`Template::fork`] must also be called for `first_instance`. The pointers to the
-    /// arguments and variables of an instance can have at most 32 KiB. Otherwise [`Template::fork`] fails.
+    /// not an instance itself: [`Template::fork`] must also be called for `first_instance`. If an instance has more
+    /// than 4094 arguments and own variables together, [`Template::fork`] fails.
     ///
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
@@ -188,8 +188,8 @@ impl Template {
     }
 
     /// Returns whether the template still matches the file of its program: true as long as the file has not been
-    /// changed or replaced since the template was loaded. Changes of libraries are not detected. Always true for a
-    /// template of [`Template::load_until_fork_here`].
+    /// changed or replaced since the template was loaded. Changes of libraries are not detected. For a template of
+    /// [`Template::load_until_fork_here`], the file is not checked, and the result is always true.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         let Some(shape) = &self.shape else { return true };

@@ -47,7 +47,8 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Returns the character and its style that stand for a core with this holder in the core map of `pjwctl status`.
+    /// Returns how the core map of `pjwctl status` shows a core with this holder: one character, and the style of the
+    /// character.
     #[must_use]
     pub fn symbol(self) -> (char, Style) {
         match self {
@@ -117,11 +118,11 @@ impl PuHolders {
     }
 
     /// Returns the holder of one core, which decides the character of this core in the core map. `pus` are the PUs
-    /// (logical CPUs) of the core. If jobs hold any of these PUs, the other PUs of the core are ignored. The result
-    /// is:
+    /// (logical CPUs) of the core. If jobs hold at least one PU of the core, only the PUs that jobs hold count. The
+    /// result is then:
     ///
-    /// - [`Holder::Job`], if one job holds all remaining PUs and lends none.
-    /// - [`Holder::Lent`], if all remaining PUs are lent.
+    /// - [`Holder::Job`], if one job holds all these PUs and lends none of them.
+    /// - [`Holder::Lent`], if all these PUs are lent.
     /// - [`Holder::SeveralJobs`] in all other cases.
     ///
     /// If no job holds a PU of the core, the result is the first of these that applies:

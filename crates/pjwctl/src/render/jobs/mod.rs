@@ -142,8 +142,9 @@ pub fn provision_line(job: &Job) -> String {
 
 /// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job now wants.
 /// `requested` is the number on the command line, or `None` for the word `default`. With `default`, the line says
-/// that the job wants the cores that pjwd or the batch system granted to the job. pjwd lowers a number that is larger
-/// than the job can want, for example larger than its request. In this case, the line contains both numbers.
+/// that the job wants the cores that pjwd or the batch system granted to the job. If pjwd lowered the number to the
+/// limit for the job, the line contains both numbers. The limit is the number of cores that the job requested or
+/// holds, whichever is larger. For a job of the class besteffort, the limit is the number of cores of the machine.
 #[must_use]
 pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
     let id = text::escape_control_characters(&job.id);
@@ -154,8 +155,9 @@ pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
     format!("{id} wants {cores}{}\n", more.unwrap_or_default())
 }
 
-/// Returns the text that `pjwctl release` prints: one line for each job that was released. `jobs` contains the ids of
-/// these jobs. If `jobs` is empty, the text says that there was nothing to release.
+/// Returns the text that `pjwctl release` prints: one line for each job that was released. When a job is released,
+/// its cores become free, and its processes get back their original affinity masks. `jobs` contains the ids of the
+/// released jobs. If `jobs` is empty, the text says that there was nothing to release.
 #[must_use]
 pub fn released_jobs_text(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();

@@ -64,8 +64,10 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Returns the refusal of a command that names a thread instead of its process. Another command could name the process, which
-/// would then be in two jobs. `None` for other commands. Reads a file in `/proc` for each named process.
+/// Returns the refusal of a command `Assign` (which assigns processes to a job) if one of its pids is the id of a
+/// thread that is not the main thread of its process. pjwd must refuse such a command, because the process could
+/// otherwise be in two jobs: in one by the id of its thread, and in another by its own pid. `None` if the command
+/// names only processes, and for all other commands. Reads a file in `/proc` for each pid.
 #[must_use]
 pub fn named_thread(command: &Command) -> Option<Refusal> {
     let Command::Assign(request) = command else { return None };

@@ -157,10 +157,10 @@ pub struct ProcessExplanation {
     pub continue_after: Option<Tid>,
 }
 
-/// Returns one page of the processes of `job`, ascending by pid, with their threads. `after` is the position at which
-/// the previous page ended, or `None` for the first page. The page has at most `limit` processes and
-/// [`MAX_THREADS_PER_PAGE`] threads. The result is an [`Answer::Members`], which contains `None` if the job does not
-/// exist.
+/// Returns one page of the processes of `job`, ascending by pid, with their threads. `state` is the state of the
+/// daemon, which contains the jobs and their processes. `after` is the position at which the previous page ended, or
+/// `None` for the first page. The page has at most `limit` processes and [`MAX_THREADS_PER_PAGE`] threads. The result
+/// is an [`Answer::Members`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
@@ -194,8 +194,10 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
     Answer::Members(Some((page, None)))
 }
 
-/// Returns the processes that belong to the job `id`, each with the group with which it shares its address space. The
-/// result is an [`Answer::MemberProcesses`], which contains `None` if the job does not exist.
+/// Returns the processes that belong to the job `id`, for a measurement of their memory. If several processes share
+/// one address space, the result has the same group number for each of them, so that this memory is counted once.
+/// `state` is the state of the daemon, which contains the jobs and their processes. The result is an
+/// [`Answer::MemberProcesses`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
     let process = |member: &Member| JobProcess {
@@ -208,9 +210,10 @@ pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
 }
 
 /// Finds the processes of the job `id` with far memory. A process has far memory if most of its memory is on other
-/// NUMA nodes than those on which its busy threads ran last. `memory_by_node` has the bytes on each NUMA node, for
-/// each process whose memory was read. The result is an [`Answer::FarMemory`]. The list in the answer is empty if no
-/// process has far memory, or if the job does not exist.
+/// NUMA nodes than those on which its busy threads ran last. `state` is the state of the daemon, which contains the
+/// processes of the jobs. `memory_by_node` has the bytes on each NUMA node, for each process whose memory was read.
+/// The result is an [`Answer::FarMemory`]. The list in the answer is empty if no process has far memory, or if the
+/// job does not exist.
 #[must_use]
 pub fn processes_with_far_memory(
     state: &WardenState,
@@ -226,8 +229,9 @@ pub fn processes_with_far_memory(
     Answer::FarMemory(find_far_memory(&state.topology, &processes))
 }
 
-/// Returns the reasons why the job `id` holds its CPUs, or why it holds none. `policy` is the policy in force (the
-/// configured rules). The result is an [`Answer::JobReasons`], which contains `None` if the job does not exist.
+/// Returns the reasons why the job `id` holds its CPUs, or why it holds none. `state` is the state of the daemon,
+/// which contains the jobs and their CPUs. `policy` is the policy in force (the configured rules). The result is an
+/// [`Answer::JobReasons`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
@@ -239,8 +243,9 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 }
 
 /// Returns the reasons why the process `pid` belongs to its job or to no job, and one page of its threads with the
-/// reasons for their affinity masks. `policy` is the policy in force (the configured rules). The result is an
-/// [`Answer::ProcessReasons`]. If there is no such process, [`ProcessExplanation::process_exists`] is false.
+/// reasons for their affinity masks. `state` is the state of the daemon, which contains the jobs and the processes.
+/// `policy` is the policy in force (the configured rules). The result is an [`Answer::ProcessReasons`]. If there is
+/// no such process, [`ProcessExplanation::process_exists`] is false.
 ///
 /// The page has at most [`MAX_THREADS_PER_PAGE`] threads. `after` is the last thread of the previous page, or `None`
 /// for the first page. If the process belongs to no job, the page is empty.

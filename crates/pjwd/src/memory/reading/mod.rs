@@ -138,15 +138,17 @@ const MAX_COUNTER_LAG: u64 = 64 << 20;
 /// result is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are
 /// only counted, in [`JobReading::gone`]. Processes that can't be read are listed in [`JobReading::denied`].
 ///
-/// If `watches_threads` is true and the pages are read, the function also looks at the threads of the processes for 0.2 to
-/// 2 s, whether they wait for one another to map and unmap memory ([`JobReading::map_lock_waits`]).
+/// If `watches_threads` is true and the pages are read, the function also observes the threads of the processes for
+/// 0.2 to 2 s. It finds threads that wait for one another to map or unmap memory ([`JobReading::map_lock_waits`]).
 ///
 /// If the pages of processes are read, `is_wanted` is called before each process. If `is_wanted` returns false, the
 /// function stops with [`ReadingError::Abandoned`].
 ///
 /// # Errors
-/// If /proc can't be opened. If `is_wanted` returned false. If an estimate is requested, but the job has no readable
-/// memory cgroup of its own, or most of its memory is charged to another cgroup.
+/// - If /proc can't be opened.
+/// - If `is_wanted` returned false.
+/// - If an estimate is requested, but the job has no readable memory cgroup of its own.
+/// - If an estimate is requested, but most of the job's memory is charged to another cgroup.
 pub fn measure_job_memory(
     processes: &[JobProcess],
     kind: ReadingKind,

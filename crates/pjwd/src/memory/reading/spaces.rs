@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use nix::errno::Errno;
 use pjw_core::ids::{Pid, ProcessId};
 
-/// A process of a job whose memory is to be read.
+/// One process of a job, as input for [`measure_job_memory`](super::measure_job_memory): its identity, its group of
+/// processes with the same address space, and the number of its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobProcess {
     /// The process.

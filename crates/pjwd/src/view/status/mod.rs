@@ -137,8 +137,8 @@ impl StatusPublisher {
         self.job_files = directory.display().to_string();
     }
 
-    /// Sets the environment variables that tell a program how many cores or PUs (logical CPUs) its job has, as
-    /// configured. The published status lists these variables.
+    /// Sets the list of environment variables in the published status. These variables tell a program how many cores
+    /// or PUs (logical CPUs) its job has. `variables` is the list in the configuration.
     pub fn set_cpu_count_variables(&mut self, variables: &[CpuCountVariable]) {
         self.cpu_count_variables = variables.iter().map(ToString::to_string).collect();
         self.last = None;
@@ -176,10 +176,11 @@ impl StatusPublisher {
     /// and returns the status. If nothing changed since the last status, publishes nothing and returns the last
     /// status. Logs each warning that is new, and each warning that has ended.
     ///
-    /// `dirty` names the jobs and processes that have possibly changed in the cycle. `loop_status` says whether the
-    /// event loop receives process events, and how late its cycles are. `plan_warnings` are warnings for users. Some
-    /// come from the decision of the cycle. Others come from the event loop, for example that another program removed
-    /// the socket of the daemon.
+    /// - `warden` has the jobs and processes after the cycle, and the failures of the cycle.
+    /// - `plan_warnings` are warnings for users, from the decision of the cycle and from the event loop. An example
+    ///   is that another program removed the socket of the daemon.
+    /// - `dirty` names the jobs and processes that have possibly changed in the cycle.
+    /// - `loop_status` says whether the event loop receives process events, and how late its cycles are.
     pub fn publish_status<N: MachineInterface, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
