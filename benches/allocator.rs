@@ -117,7 +117,7 @@ fn policy_figures(
         print_means("", reference.name(), &peer)?;
         for (domains, count) in COUNTS {
             let name = format!("{stream}: {domains} per job");
-            let (value, peer_value) = (pack.mean_domains(count), peer.mean_domains(count));
+            let (value, peer_value) = (pack.mean_count(count), peer.mean_count(count));
             if peer_value > 0.0 {
                 figures.push(Figure::new(&name, value, domains, reference.name(), peer_value));
             }
@@ -127,7 +127,7 @@ fn policy_figures(
 }
 
 fn print_means(stream: &str, policy: &str, replay: &ReplayResult) -> anyhow::Result<()> {
-    let means = COUNTS.map(|(_, count)| format!("{:>9.3}", replay.mean_domains(count)));
+    let means = COUNTS.map(|(_, count)| format!("{:>9.3}", replay.mean_count(count)));
     print_line(&format!("{stream:<52}{policy:<12}{}", means.concat()))
 }
 

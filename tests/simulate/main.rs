@@ -129,10 +129,10 @@ fn means(topology: &Topology, log: &JobLog, unit: ProcessorUnit, chooser: CoreCh
         replay(topology, log, &ReplayOptions { unit, chooser, housekeeping_cpus: CpuSet::new() }, |_| {});
     assert!(!done.started_jobs.is_empty());
     [
-        done.mean_domains(|domains_used| domains_used.packages),
-        done.mean_domains(|domains_used| domains_used.numa_nodes),
-        done.mean_domains(|domains_used| domains_used.l3_caches),
-        done.mean_domains(|domains_used| domains_used.split_cores),
+        done.mean_count(|domains_used| domains_used.packages),
+        done.mean_count(|domains_used| domains_used.numa_nodes),
+        done.mean_count(|domains_used| domains_used.l3_caches),
+        done.mean_count(|domains_used| domains_used.split_cores),
     ]
 }
 

@@ -159,7 +159,7 @@ pub fn keeps_groups_together(
     };
     let groups: Vec<ThreadGroup> = groups.iter().map(unpinned).collect();
     let cores_of = |cpus: &CpuSet| {
-        let cores: Vec<CpuSet> = topology.cores_within(cpus).collect();
+        let cores: Vec<CpuSet> = topology.core_parts_in(cpus).collect();
         choose_group_cores(topology, &cores, &groups)
     };
     let (before, after) = (cores_of(from), cores_of(to));
@@ -190,7 +190,7 @@ mod tests {
 
     fn cores(cpus: &str, groups: &[ThreadGroup]) -> Vec<(u32, Level, String)> {
         let machine = machine();
-        let free: Vec<CpuSet> = machine.cores_within(&cpus.parse().unwrap()).collect();
+        let free: Vec<CpuSet> = machine.core_parts_in(&cpus.parse().unwrap()).collect();
         let chosen = choose_group_cores(&machine, &free, groups).into_iter();
         chosen.map(|(number, cores)| (number, cores.level, cores.cpus.to_string())).collect()
     }

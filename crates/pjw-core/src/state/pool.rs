@@ -173,7 +173,7 @@ impl PuPool {
     /// confines these threads to the PUs of the holder. So a thread that has more PUs in its affinity mask than
     /// this number belongs to another program.
     #[must_use]
-    pub fn lent_cpus_by_owner_size(&self) -> BTreeMap<Pu, u32> {
+    pub fn lent_cpus_with_owner_pu_counts(&self) -> BTreeMap<Pu, u32> {
         let lent = self.lent_cpus();
         let mut sizes: BTreeMap<&JobId, u32> = BTreeMap::new();
         if !lent.is_empty() {

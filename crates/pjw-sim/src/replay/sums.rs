@@ -36,7 +36,7 @@ impl ReplayResult {
     /// mean number of NUMA nodes that a job uses. `select_count` gets the counts of one job, and must return the
     /// count of which the mean is wanted, such as [`LocalityCounts::numa_nodes`]. Returns 0 if no job was started.
     #[must_use]
-    pub fn mean_domains(&self, select_count: impl Fn(&LocalityCounts) -> u32) -> f64 {
+    pub fn mean_count(&self, select_count: impl Fn(&LocalityCounts) -> u32) -> f64 {
         let sum: u128 = self.started_jobs.iter().map(|one| u128::from(select_count(&one.domains_used))).sum();
         ratio(sum, self.started_jobs.len() as u128)
     }

@@ -46,8 +46,8 @@ fn figures_are_over_the_started_jobs() {
     let done = replay(&machine(), &log, &options(ProcessorUnit::Core, PACK), |_| {});
     assert_eq!((done.started_jobs.len(), done.refused_count), (2, 1));
     assert!((done.utilisation() - 40.0 / 60.0).abs() < 1e-9, "{}", done.utilisation());
-    assert!((done.mean_domains(|domains_used| domains_used.l3_caches) - 1.5).abs() < 1e-9);
-    assert!((done.mean_domains(|domains_used| domains_used.packages) - 1.0).abs() < 1e-9);
+    assert!((done.mean_count(|domains_used| domains_used.l3_caches) - 1.5).abs() < 1e-9);
+    assert!((done.mean_count(|domains_used| domains_used.packages) - 1.0).abs() < 1e-9);
     assert_eq!(done.split_core_count(), 0);
     assert!(
         done.decision_time_percentile(50) > Duration::ZERO

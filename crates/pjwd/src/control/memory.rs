@@ -36,7 +36,7 @@ use crate::memory::reading::{DeniedProcess, JobProcess, JobReading, ReadingError
 use crate::memory::records::{MemoryRecords, MemorySample};
 use crate::memory::turns::TurnOwner;
 use crate::view::status::PublishedStatus;
-use crate::view::to_wire::{format_rfc3339, saturating_u32, warning_to_status};
+use crate::view::to_wire::{format_rfc3339, saturating_u32, status_warning_to_wire};
 
 /// The largest number of processes in a reply. A reply is bounded, and more rows are of no use to people.
 const MAX_PROCESSES: usize = 1000;
@@ -290,7 +290,7 @@ impl ControlService {
             gone: reading.gone,
             denied: reading.denied.iter().map(denied_to_wire).collect(),
             history: records.samples(id).map(sample_to_wire).collect(),
-            warning: records.warning(id).as_ref().map(warning_to_status),
+            warning: records.warning(id).as_ref().map(status_warning_to_wire),
             far: Vec::new(),
             map_lock_waits: reading.map_lock_waits.iter().map(map_lock_to_wire).collect(),
         }

@@ -138,7 +138,7 @@ impl ControlService {
             &self.status.borrow().jobs,
             &command,
         );
-        let answer = match early_answer.or_else(|| admission::named_thread(&command).map(Err)) {
+        let answer = match early_answer.or_else(|| admission::refusal_of_named_thread(&command).map(Err)) {
             Some(answer) => answer,
             None => self.call_loop(|reply| Message::Command { command, reply }).await?,
         };

@@ -216,9 +216,9 @@ impl OwnerCpuSampler {
     /// decision and changes). While PUs are lent, the measurements are more frequent: normally every 10 ms or less.
     ///
     /// `lent` has each lent PU, with the number of all PUs that the lending job (the owner) holds
-    /// ([`PuPool::lent_cpus_by_owner_size`](pjw_core::state::pool::PuPool::lent_cpus_by_owner_size)). The monitor
+    /// ([`PuPool::lent_cpus_with_owner_pu_counts`](pjw_core::state::pool::PuPool::lent_cpus_with_owner_pu_counts)). The monitor
     /// recognises threads of the owner by this number: a thread that may run on more PUs belongs to another program.
-    pub fn watch(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
+    pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
         if !lent.is_empty() {
             let latest = now + self.interval_while_lent();
             self.next = self.next.map(|next| next.min(latest));

@@ -189,7 +189,7 @@ fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
 /// Converts a warning to the form of the warnings in the status that clients receive. A warning describes a condition
 /// that needs attention, and its remedy.
 #[must_use]
-pub fn warning_to_status(warning: &Warning) -> wire::Warning {
+pub fn status_warning_to_wire(warning: &Warning) -> wire::Warning {
     wire::Warning {
         code: warning.code.to_owned(),
         job: warning.job.as_ref().map(ToString::to_string).unwrap_or_default(),

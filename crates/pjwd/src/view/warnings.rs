@@ -11,7 +11,7 @@ use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 
 use super::counts::Counts;
-use super::to_wire::warning_to_status;
+use super::to_wire::status_warning_to_wire;
 use crate::warden::OngoingFailures;
 
 fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning {
@@ -45,7 +45,7 @@ pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNa
 
 /// The warnings of the last plan.
 pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item = wire::Warning> {
-    plan_warnings.iter().map(warning_to_status)
+    plan_warnings.iter().map(status_warning_to_wire)
 }
 
 /// The warnings about the rule of a provision.

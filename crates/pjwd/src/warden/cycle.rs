@@ -165,7 +165,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         // An event for which there is no room counts as lost.
         let events_lost = self.state.apply_process_events(&events) || events_lost;
         if events_lost {
-            self.state.lineage.forget_descendants();
+            self.state.lineage.forget_fork_records();
             // Until the caller says otherwise: the next decision may be about a process whose fork event was lost.
             self.state.fork_events_complete_since = None;
             self.events_read.events_lost = true;

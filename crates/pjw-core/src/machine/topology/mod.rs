@@ -389,7 +389,7 @@ impl Topology {
 
     /// Iterates over the cores of the machine that have at least one PU in `cpus`. Each item is a set of PUs of one
     /// core: those that are in `cpus`.
-    pub fn cores_within<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
+    pub fn core_parts_in<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
         self.0.cores.iter().map(|core| core.pus.intersection(cpus)).filter(|pus| !pus.is_empty())
     }
 

@@ -196,7 +196,7 @@ fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
 
 /// The cores all of whose online PUs are in `cpus`.
 fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core> {
-    topology.cores_within(online).filter(|core| core.is_subset(cpus)).collect()
+    topology.core_parts_in(online).filter(|core| core.is_subset(cpus)).collect()
 }
 
 /// Whether the core belongs to a job that lends cores.

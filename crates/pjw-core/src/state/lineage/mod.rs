@@ -296,7 +296,7 @@ impl Lineage {
 
     /// Removes all records of forked processes. The caller must call this method if process events were lost:
     /// a process in a record may have exited, and its pid may now be the pid of another process.
-    pub fn forget_descendants(&mut self) {
+    pub fn forget_fork_records(&mut self) {
         self.descendants.clear();
         self.unscanned.clear();
         self.exited.clear();

@@ -187,7 +187,7 @@ fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of
     let mut state = with_a_member();
     state.apply_process_events(&[fork(10, 11)]);
     state.forget_gone(Pid(10));
-    state.lineage.forget_descendants();
+    state.lineage.forget_fork_records();
     assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(10)).is_none());
     assert_eq!(state.lineage.unscanned_descendants().count(), 0);
     state.apply_process_events(&[fork(10, 12)]);

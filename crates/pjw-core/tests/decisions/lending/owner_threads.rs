@@ -13,10 +13,10 @@ use crate::machine::{Machine, job, set};
 #[test]
 fn each_lent_pu_has_the_number_of_pus_to_which_its_owner_is_confined() {
     let mut m = web_and_batch();
-    assert!(m.state.pool.lent_cpus_by_owner_size().is_empty(), "nothing is lent");
+    assert!(m.state.pool.lent_cpus_with_owner_pu_counts().is_empty(), "nothing is lent");
     web_uses(&mut m, 0, 3);
     let sizes = |m: &Machine| {
-        let sizes = m.state.pool.lent_cpus_by_owner_size();
+        let sizes = m.state.pool.lent_cpus_with_owner_pu_counts();
         sizes.into_iter().map(|(pu, size)| (pu.0, size)).collect::<Vec<_>>()
     };
     assert_eq!(sizes(&m), [(2, 6), (3, 6), (4, 6), (5, 6)], "free PUs that are borrowed are not among them");

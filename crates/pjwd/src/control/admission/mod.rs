@@ -69,7 +69,7 @@ pub fn caller_of(command: &Command) -> Caller {
 /// otherwise be in two jobs: in one by the id of its thread, and in another by its own pid. `None` if the command
 /// names only processes, and for all other commands. Reads a file in `/proc` for each pid.
 #[must_use]
-pub fn named_thread(command: &Command) -> Option<Refusal> {
+pub fn refusal_of_named_thread(command: &Command) -> Option<Refusal> {
     let Command::Assign(request) = command else { return None };
     let named: BTreeSet<Pid> = request.pids.iter().copied().collect();
     named.into_iter().find_map(|named| {

@@ -69,7 +69,8 @@ impl EventLoop {
             let borrowers = self.borrower_warnings.iter().filter_map(|warning| warning.job.clone()).collect();
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
         }
-        self.owner_samples.watch(&self.warden.state().pool.lent_cpus_by_owner_size(), Instant::now());
+        self.owner_samples
+            .set_lent_pus(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), Instant::now());
         let Some(signal) = self.config.settings().revocation_signal else { return };
         let state = self.warden.state();
         let revoked = events.iter().filter(|event| event.kind == EventKind::Revoked);

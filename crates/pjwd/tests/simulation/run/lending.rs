@@ -202,7 +202,9 @@ impl Run {
         else {
             return;
         };
-        lending.samples.watch(&self.warden.state().pool.lent_cpus_by_owner_size(), lending.begin + now);
+        lending
+            .samples
+            .watch(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), lending.begin + now);
     }
 
     /// The time of the next sample, or of the end of a grace period, but after now. A report of the monitor wakes up the
