@@ -160,7 +160,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let exited = self.state.usage.processes_to_read_after(&events);
         if !exited.is_empty() {
             // A parent that waits for its child at once leaves little time.
-            self.state.usage.note_exit_times(self.node.read_cpu_times(&exited));
+            let times = self.node.read_cpu_times(&exited);
+            self.state.usage.note_exit_times(&events, times);
         }
         // An event for which there is no room counts as lost.
         let events_lost = self.state.apply_process_events(&events) || events_lost;

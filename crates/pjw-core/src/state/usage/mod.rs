@@ -33,10 +33,18 @@ pub struct UsageState {
     child_counts: BTreeMap<Pid, usize>,
     /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events. They
     /// are used where the next scan comes too late: the parent may have ended too.
-    exit_times: BTreeMap<Pid, ProcessTimes>,
+    exit_times: BTreeMap<Pid, ExitTimes>,
     /// The time for which threads waited for a PU that was read and belongs to no sample yet, in ns. It is that of the
     /// process that is being updated.
     pub(crate) pending_wait_ns: u64,
+}
+
+/// The CPU times of a process, as read right after the exit of this process or of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ExitTimes {
+    times: ProcessTimes,
+    /// Whether the process itself had exited, so that its times no longer grow.
+    is_final: bool,
 }
 
 /// The usage of a job that runs.
@@ -241,18 +249,25 @@ impl UsageState {
     }
 
     /// Stores CPU times that the caller has read because of an exit event
-    /// ([`UsageState::processes_to_read_after`]): the times of the exited process and of its parent, by pid. The
+    /// (`events`, [`UsageState::processes_to_read_after`]): the times of the exited process and of its parent, by pid. The
     /// caller reads the times at once, because the processes may no longer exist at the next scan. After this scan,
     /// the CPU time that the exited process used last is added to its job.
-    pub fn note_exit_times(&mut self, cpu_times: BTreeMap<Pid, ProcessTimes>) {
-        self.exit_times.extend(cpu_times);
+    pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessTimes>) {
+        let exited = events.iter().filter_map(|event| match event {
+            ProcessEvent::Exit { pid } => Some(*pid),
+            _ => None,
+        });
+        let exited: BTreeSet<Pid> = exited.collect();
+        let read = cpu_times.into_iter();
+        self.exit_times
+            .extend(read.map(|(pid, times)| (pid, ExitTimes { times, is_final: exited.contains(&pid) })));
     }
 
     /// Returns the times of a parent that belongs to no job, as read after the exit event of its child. They are removed.
     pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessTimes)> {
         let Self { exit_times, outside_parents, processes, .. } = self;
         let of_parents = exit_times.iter().filter(|(pid, _)| outside_parents.contains_key(pid));
-        let taken = of_parents.map(|(&pid, &times)| (pid, times)).collect();
+        let taken = of_parents.map(|(&pid, read)| (pid, read.times)).collect();
         exit_times.retain(|pid, _| processes.contains_key(pid));
         taken
     }
@@ -342,7 +357,10 @@ impl UsageState {
         let Some(mut ended) = self.processes.remove(&pid) else { return };
         self.remove_child(ended.parent);
         let at_exit = self.exit_times.remove(&pid);
-        let times = times.or(at_exit.as_ref()).filter(|times| times.start == ended.start);
+        let is_final = times.is_some() || at_exit.is_some_and(|read| read.is_final);
+        let at_exit = at_exit.as_ref().map(|read| &read.times);
+        let times = times.or(at_exit).filter(|times| times.start == ended.start);
+        let is_unread = times.is_none() || !is_final;
         if let Some(times) = times
             && let Some(open) = self.jobs.get_mut(&ended.job)
         {
@@ -352,7 +370,7 @@ impl UsageState {
         if let Some(parent) = self.processes.get_mut(&ended.parent) {
             parent.unclaimed_ns += total_ns;
         } else if let Some(parent) = self.outside_parents.get_mut(&ended.parent) {
-            parent.end_child(ended.job, total_ns, ended.parent_before_ns, times.is_none());
+            parent.end_child(ended.job, total_ns, ended.parent_before_ns, is_unread);
             self.note_expected(ended.parent);
         }
     }

@@ -206,18 +206,32 @@ fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_p
     usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
     let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
     assert_eq!(usage.processes_to_read_after(&events), BTreeSet::from([SHELL, ROOT]));
-    usage.note_exit_times(BTreeMap::from([(ROOT, times(8, 1200))]));
+    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(8, 1200))]));
     usage.end_process(ROOT, None);
     assert_eq!(cpu_ms(&usage, &a), 1208, "it was a zombie");
 
     usage.read_process(&a, id(CHILD), SHELL, &times(5, 0));
-    usage.note_exit_times(BTreeMap::from([(SHELL, times(0, 1308))]));
+    let events = [ProcessEvent::Exit { pid: CHILD }];
+    usage.note_exit_times(&events, BTreeMap::from([(SHELL, times(0, 1308))]));
     usage.end_process(CHILD, None);
     let parents = usage.take_exit_times_of_parents();
     assert_eq!(parents, [(SHELL, times(0, 1308))]);
     parents.iter().for_each(|(pid, times)| usage.read_outside_parent(*pid, times, |_| 2000 * MS));
     assert_eq!(cpu_ms(&usage, &a), 1308, "its parent had waited for it");
     assert_eq!(usage.take_exit_times_of_parents(), []);
+}
+
+#[test]
+fn what_was_read_of_a_parent_after_the_exit_of_its_child_is_not_taken_for_the_last_time_of_the_parent() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    let events = [ProcessEvent::Exit { pid: CHILD }];
+    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(6, 1200))]));
+    usage.end_process(ROOT, None);
+    assert_eq!(cpu_ms(&usage, &a), 1206);
+    usage.read_outside_parent(SHELL, &times(0, 1900), |_| 2000 * MS);
+    assert_eq!(cpu_ms(&usage, &a), 1900);
 }
 
 #[test]
