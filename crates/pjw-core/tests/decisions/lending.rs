@@ -7,6 +7,7 @@ mod owner_threads;
 mod random_steps;
 mod restarts;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use pjw_core::audit::audit_grants;
@@ -262,15 +263,26 @@ fn a_grace_period_is_announced_in_the_core_map_and_ends() {
 }
 
 #[test]
-fn a_core_stays_lent_if_the_owner_needs_it_no_longer_before_the_grace_period_ends() {
+fn a_core_stays_lent_if_the_owner_leaves_it_idle_for_long_enough_before_the_grace_period_ends() {
     let mut m = web_and_batch();
     m.policy.lending.revocation_grace = Duration::from_secs(5);
     web_uses(&mut m, 0, 3);
-    sample(&mut m, 6, "");
-    m.settle();
-    sample(&mut m, 0, "");
-    m.settle();
-    assert_eq!((lent(&m).as_str(), m.state.lending.next_grace_period_end()), ("2-5", None));
+    let mut texts = Vec::new();
+    let mut deadlines = BTreeSet::new();
+    // The demand changes for a while, and then there is none for two seconds.
+    for used in [6, 0, 6, 0, 6].into_iter().chain([0; 21]) {
+        sample(&mut m, used, "");
+        m.settle();
+        texts.extend(m.events.iter().map(|event| event.text.clone()));
+        deadlines.insert(m.state.lending.next_grace_period_end());
+        m.advance(SECOND / 10);
+    }
+    assert_eq!((lent(&m).as_str(), m.state.lending.next_grace_period_end()), ("1-5", None));
+    assert_eq!(deadlines.len(), 2, "one notice: {deadlines:?}");
+    texts.retain(|text| text.contains("CPUs 2-5"));
+    let (told, withdrawn) =
+        ("needs CPUs 2-5: taken back in 5s", "leaves CPUs 2-5 idle again: not taken back");
+    assert!(texts.len() == 2 && texts[0].contains(told) && texts[1].contains(withdrawn), "{texts:?}");
 }
 
 #[test]

@@ -205,6 +205,11 @@ fn is_lent_by_owner(state: &WardenState, core: &Core) -> bool {
     holders.filter_map(|id| state.jobs.get(id)).any(|job| may_lend(job).is_some())
 }
 
+/// Whether the borrower of the core was told that the core is taken back.
+fn is_announced(state: &WardenState, core: &Core) -> bool {
+    core.iter().any(|pu| state.lending.grace_period_end(pu).is_some())
+}
+
 /// The grant of a job whose cores may be lent: pjw chose them, and they are no isolated partition.
 fn may_lend(job: &Job) -> Option<&Grant> {
     let is_partition = job.request.as_ref().is_some_and(|request| request.isolated);
@@ -237,11 +242,17 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
         lent.truncate(may_be_lent(used));
     }
     let lend_after = policy.lending.lend_after;
-    let known = known.filter(|known| known.may_lend(lend_after, now));
-    let more = known.and_then(|known| {
+    let settled = known.and_then(|known| {
         let most_used = known.most_used_in(known.pause(lend_after, now), now)?;
         Some(may_be_lent(wanted.unwrap_or(most_used)))
     });
+    // A core whose return is announced stays lent only if it could be lent anew: the owner has left it idle for long enough.
+    let (mut lent, announced): (Vec<Core>, Vec<Core>) =
+        lent.into_iter().partition(|core| !is_announced(state, core));
+    let kept = settled.unwrap_or(0).saturating_sub(lent.len());
+    lent.extend(announced.into_iter().take(kept));
+    let known = known.filter(|known| known.may_lend(lend_after, now));
+    let more = settled.filter(|_| known.is_some());
     let more = more.unwrap_or(0).saturating_sub(lent.len()).min(policy.lending.cores_at_once as usize);
     let displaced = lent.iter().filter(|core| known.is_some() && core.intersects(&runs_on)).count();
     if more + displaced > 0 {
@@ -323,6 +334,11 @@ fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving
         let is_leaving = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
         let leaves: CpuSet =
             leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu)).collect();
+        let stays: CpuSet = cpus.iter().filter(|&pu| is_leaving(&pu) && !leaving.contains_key(&pu)).collect();
+        for (owner, cpus) in by_owner(draft.state, &stays) {
+            let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
+            draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
+        }
         let lost = before.difference(cpus);
         let unannounced: CpuSet = lost.iter().filter(|pu| !is_leaving(pu)).collect();
         let grace = draft.policy.lending.revocation_grace;
