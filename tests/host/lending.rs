@@ -183,6 +183,54 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
 }
 
 #[test]
+fn a_borrower_without_a_core_is_squeezed_onto_the_housekeeping_pus_until_a_core_is_free() {
+    let Some(daemon) = lending_daemon(&format!("housekeeping = \"0\"\n{LENDING}")) else { return };
+    let (mut batch, other) = (Shell::start(), Shell::start());
+    let spinner = batch.background(SPIN);
+    let before = (mask(spinner), cgroups(spinner));
+    assign(&daemon, "batch", "besteffort", "64", &batch);
+    let own = mask(spinner);
+    let housekeeping: CpuSet = "0".parse().unwrap();
+    assert!(!own.intersects(&housekeeping), "{own}");
+    for _ in 0..2 {
+        assign(&daemon, "all", "normal", "all", &other);
+        wait_until("the borrower is on the housekeeping PU", || mask(spinner) == housekeeping);
+        wait_until("the borrower runs there", || runs(spinner));
+        daemon.release("all").unwrap();
+        wait_until("it has the free cores again", || mask(spinner) == own);
+    }
+    daemon.release("batch").unwrap();
+    assert_eq!((mask(spinner), cgroups(spinner)), before);
+}
+
+/// Whether the process has SIGWINCH pending.
+fn has_pending_sigwinch(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+    u64::from_str_radix(pending.trim(), 16).unwrap() >> (nix::sys::signal::Signal::SIGWINCH as i32 - 1) & 1
+        == 1
+}
+
+#[test]
+fn a_borrower_gets_a_signal_and_keeps_the_core_for_the_grace_time() {
+    let grace = "revocation_grace = \"8s\"\nrevocation_signal = \"SIGWINCH\"\n";
+    let Some(daemon) = lending_daemon(&format!("{LENDING}{grace}")) else { return };
+    let (mut web, mut batch) = (Shell::start(), Shell::start());
+    let told = daemon.dir().join("told");
+    let borrower =
+        batch.background(&format!("sh -c 'trap \"echo >{}\" WINCH; while :; do :; done'", told.display()));
+    assign(&daemon, "web", "guaranteed", "1", &web);
+    assign(&daemon, "batch", "besteffort", "64", &batch);
+    let own: CpuSet = daemon.job("web").unwrap().cpus.parse().unwrap();
+    wait_until("the idle core is lent", || mask(borrower).intersects(&own));
+    web.background(SPIN);
+    // On a busy machine, a process at idle priority may not run its handler for some time.
+    wait_until("the borrower has got the signal", || told.exists() || has_pending_sigwinch(borrower));
+    assert!(mask(borrower).intersects(&own), "it keeps the core for a while: {}", mask(borrower));
+    wait_until("the core is back", || lent(&daemon, "web").is_empty() && !mask(borrower).intersects(&own));
+}
+
+#[test]
 fn run_of_a_borrower_without_a_core_begins_its_command_when_a_core_is_free() {
     let Some(mut daemon) = lending_daemon(&format!("{LENDING}starved = \"freeze\"\n")) else { return };
     let other = Shell::start();
