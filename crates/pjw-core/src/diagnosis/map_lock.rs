@@ -23,7 +23,7 @@ const MIN_WAITS: u32 = 3;
 /// times. At each look, the caller reads the state of each thread, and the kernel function in which the thread
 /// sleeps (`/proc/PID/task/TID/stat` and `wchan`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MapLockLooks {
+pub struct MmapLockSamples {
     /// The processes of the address space with busy threads, ascending.
     pub pids: BTreeSet<Pid>,
     /// The number of threads that ran, or waited in an uninterruptible sleep, at some look.
@@ -39,10 +39,10 @@ pub struct MapLockLooks {
 }
 
 /// The finding that busy threads of one address space often sleep until they get `mmap_lock`, the kernel's lock of
-/// the address space. mmap(2), munmap(2) and some page faults take this lock. [`MapLockWaits::remedy`] says what a
+/// the address space. mmap(2), munmap(2) and some page faults take this lock. [`MmapLockWaits::remedy`] says what a
 /// user can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MapLockWaits {
+pub struct MmapLockWaits {
     /// The processes of the address space with busy threads, ascending.
     pub pids: BTreeSet<Pid>,
     /// The number of busy threads.
@@ -53,7 +53,7 @@ pub struct MapLockWaits {
     pub system_permille: u32,
 }
 
-impl MapLockLooks {
+impl MmapLockSamples {
     /// Returns the finding if the threads often sleep to get `mmap_lock`. Returns `None` unless all these
     /// conditions hold:
     ///
@@ -62,7 +62,7 @@ impl MapLockLooks {
     /// - These looks are at least 10 % of all looks. 1 % suffices if at least half of the CPU time of the threads
     ///   was system time, because a thread also spins in the kernel to get the lock.
     #[must_use]
-    pub fn finding(&self) -> Option<MapLockWaits> {
+    pub fn finding(&self) -> Option<MmapLockWaits> {
         let permille = |part: u64, whole: u64| {
             u32::try_from(part.saturating_mul(1000) / whole.max(1)).unwrap_or(u32::MAX).min(1000)
         };
@@ -73,7 +73,7 @@ impl MapLockLooks {
             false => MIN_WAITING_PERMILLE,
         };
         let is_found = self.threads >= MIN_THREADS && self.waits >= MIN_WAITS && waiting_permille >= needed;
-        is_found.then(|| MapLockWaits {
+        is_found.then(|| MmapLockWaits {
             pids: self.pids.clone(),
             threads: self.threads,
             waiting_permille,
@@ -82,7 +82,7 @@ impl MapLockLooks {
     }
 }
 
-impl MapLockWaits {
+impl MmapLockWaits {
     /// Returns the finding as one sentence for users, who may not know the name `mmap_lock`. Example: `4 busy
     /// threads of process 7 wait for one another to map and unmap memory: they sleep for 30.2 % of the time in the
     /// lock of their address space, and 95 % of their CPU time is system time`.
@@ -114,8 +114,8 @@ impl MapLockWaits {
 mod tests {
     use super::*;
 
-    fn looks(threads: u32, waits: u32, system_ticks: u64) -> MapLockLooks {
-        MapLockLooks { pids: [Pid(7)].into(), threads, looks: 400, waits, cpu_ticks: 80, system_ticks }
+    fn looks(threads: u32, waits: u32, system_ticks: u64) -> MmapLockSamples {
+        MmapLockSamples { pids: [Pid(7)].into(), threads, looks: 400, waits, cpu_ticks: 80, system_ticks }
     }
 
     #[test]
@@ -137,14 +137,14 @@ mod tests {
         assert_eq!(looks(4, 39, 39).finding(), None);
         assert_eq!(looks(4, 3, 80).finding(), None);
         assert_eq!(looks(1, 400, 80).finding(), None, "one thread waits for nobody");
-        let few = MapLockLooks { looks: 4, waits: 2, ..looks(2, 2, 80) };
+        let few = MmapLockSamples { looks: 4, waits: 2, ..looks(2, 2, 80) };
         assert_eq!(few.finding(), None);
-        assert_eq!(MapLockLooks::default().finding(), None);
+        assert_eq!(MmapLockSamples::default().finding(), None);
     }
 
     #[test]
     fn tasks_are_named_by_their_processes() {
-        let found = MapLockLooks { pids: [Pid(7), Pid(9)].into(), ..looks(6, 200, 0) }.finding().unwrap();
+        let found = MmapLockSamples { pids: [Pid(7), Pid(9)].into(), ..looks(6, 200, 0) }.finding().unwrap();
         let text = found.sentence();
         assert!(text.starts_with("6 busy threads of processes 7 and 9 wait for one another"), "{text}");
     }

@@ -134,17 +134,17 @@ impl MemoryRecords {
     /// the job's private memory with the memory that the cgroup of the job and the machine have left. `None` if no
     /// shortage is predicted, or if there are too few measurements for a prediction.
     #[must_use]
-    pub fn warning(&self, job: &JobId) -> Option<Warning> {
+    pub fn shortage_warning(&self, job: &JobId) -> Option<Warning> {
         let shortage = self.jobs.get(job)?.shortage?;
         let warning = Warning::new("memory", shortage.sentence(), MemoryShortage::remedy());
         Some(Warning { job: Some(job.clone()), ..warning })
     }
 
-    /// Returns one warning for each job whose memory will probably run out soon ([`MemoryRecords::warning`]). Empty
-    /// if no shortage is predicted.
+    /// Returns one warning for each job whose memory will probably run out soon
+    /// ([`MemoryRecords::shortage_warning`]). Empty if no shortage is predicted.
     #[must_use]
-    pub fn warnings(&self) -> Vec<Warning> {
-        self.jobs.keys().filter_map(|job| self.warning(job)).collect()
+    pub fn shortage_warnings(&self) -> Vec<Warning> {
+        self.jobs.keys().filter_map(|job| self.shortage_warning(job)).collect()
     }
 
     /// Returns the ids of the jobs with at least one stored measurement of their memory use.
@@ -287,9 +287,9 @@ mod tests {
     fn growing_workers_are_a_warning_until_they_stop() {
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", reading(0, 4 * GIB, 2 * GIB));
-        assert!(records.warnings().is_empty());
+        assert!(records.shortage_warnings().is_empty());
         records.add(&job(), "12:00", reading(60, 5 * GIB, 2 * GIB));
-        let warnings = records.warnings();
+        let warnings = records.shortage_warnings();
         assert_eq!((warnings.len(), warnings[0].code, warnings[0].job.clone()), (1, "memory", Some(job())));
         assert!(
             warnings[0].text.starts_with("8 workers x 1.8 GiB of their own will not fit"),
@@ -298,6 +298,6 @@ mod tests {
         for seconds in 61..800 {
             records.add(&job(), "12:00", reading(seconds, 5 * GIB, 2 * GIB));
         }
-        assert!(records.warnings().is_empty());
+        assert!(records.shortage_warnings().is_empty());
     }
 }

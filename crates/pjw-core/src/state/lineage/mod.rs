@@ -211,7 +211,7 @@ impl Lineage {
     /// had received no fork event for it. pjw decides this when it receives the fork event of `pid`. If it received
     /// none, the result is false, and nothing is known about the ancestors.
     #[must_use]
-    pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
+    pub fn forked_with_unknown_ancestor(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pjw_core::diagnosis::map_lock::{MapLockLooks, MapLockWaits};
+use pjw_core::diagnosis::map_lock::{MmapLockSamples, MmapLockWaits};
 use pjw_core::ids::{Pid, Tid};
 use pjw_linux::proc::map_lock::ThreadActivity;
 use pjw_linux::proc::procfs::ProcDir;
@@ -45,7 +45,7 @@ pub(super) fn find_waits(
     processes: &[LiveProcess],
     spaces: &[Option<u32>],
     is_wanted: &dyn Fn() -> bool,
-) -> Vec<MapLockWaits> {
+) -> Vec<MmapLockWaits> {
     let mut threads = threads_to_watch(proc, processes, spaces);
     let begin = Instant::now();
     for look in 1..=LOOKS {
@@ -59,11 +59,11 @@ pub(super) fn find_waits(
         sleep(PAUSE);
     }
     keep_active(&mut threads);
-    let mut looks: BTreeMap<usize, MapLockLooks> = BTreeMap::new();
+    let mut looks: BTreeMap<usize, MmapLockSamples> = BTreeMap::new();
     for thread in &threads {
         thread.add_to(looks.entry(thread.space).or_default());
     }
-    looks.values().filter_map(MapLockLooks::finding).collect()
+    looks.values().filter_map(MmapLockSamples::finding).collect()
 }
 
 /// The threads of the address spaces that have several.
@@ -120,7 +120,7 @@ impl Watched {
         true
     }
 
-    fn add_to(&self, looks: &mut MapLockLooks) {
+    fn add_to(&self, looks: &mut MmapLockSamples) {
         let Some((first, last)) = self.first.zip(self.last) else { return };
         looks.pids.insert(self.pid);
         looks.threads += 1;

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::unistd::Uid;
-use pjw_core::diagnosis::map_lock::MapLockWaits;
+use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::diagnosis::memory::WorkerMemory;
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::memory::{JobMemory, ProcessMemory, common_cgroup, estimate_shared_permille};
 use pjw_core::time::{Moment, Nanos};
-use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryMount, read_memory_peak};
+use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryControllerMount, read_memory_peak};
 use pjw_linux::proc::memory_use::{ProcessMemoryCounters, ProcessMemoryUse};
 use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::errno::{is_gone, is_permission_denied};
@@ -85,7 +85,7 @@ pub struct JobReading {
     /// The memory of the workers. `None` in an estimate.
     pub workers: Option<WorkerMemory>,
     /// The address spaces whose threads wait for one another to map and unmap memory. Empty in an estimate.
-    pub map_lock_waits: Vec<MapLockWaits>,
+    pub map_lock_waits: Vec<MmapLockWaits>,
     /// The number of processes that ended meanwhile.
     pub gone: u32,
     /// The processes that could not be read.
@@ -293,7 +293,7 @@ fn read_counters(
             Err(errno) => count_failure(proc, process, errno, reading),
         }
     }
-    let charged = cgroup.read_memory().map_err(|_| ReadingError::NoOwnCgroup)?;
+    let charged = cgroup.read_memory_use().map_err(|_| ReadingError::NoOwnCgroup)?;
     // A page is charged to the cgroup in which its first user was, or, of an address space that several processes share, to
     // that of the process that the kernel holds for its owner.
     let largest = anonymous.iter().copied().max().unwrap_or(0);
@@ -340,7 +340,7 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
 
 /// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
 fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup> {
-    let mount = MemoryMount::from_mounts(&CgroupMounts::read())?;
+    let mount = MemoryControllerMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();
     for &LiveProcess { id: process, thread, .. } in processes {
         // A thread that has exited is in the root of cgroup v1.
@@ -356,7 +356,7 @@ fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup
     let mut belongs = |pid: Pid| {
         members.contains(&pid) || proc.stat(pid).map_or(true, |stat| members.contains(&stat.parent))
     };
-    let is_own = cgroup.all_processes().into_iter().all(&mut belongs) && cgroup.read_memory().is_ok();
+    let is_own = cgroup.all_processes().into_iter().all(&mut belongs) && cgroup.read_memory_use().is_ok();
     Some(JobCgroup { cgroup, is_own })
 }
 
