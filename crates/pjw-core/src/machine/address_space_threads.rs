@@ -8,9 +8,10 @@ use core::cmp::Reverse;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The busy threads of an address space that several processes of a job share (clone(2) with `CLONE_VM`). If
-/// possible, pjw places these threads on cores of one L3 cache or of one NUMA node. If no thread is busy, the group
-/// may contain the first thread of each process instead.
+/// The busy threads of one job in one address space that several processes share (clone(2) with `CLONE_VM`). These
+/// threads form a group: if possible, pjw places them on cores of one L3 cache or of one NUMA node. If no thread is
+/// busy, the group may contain one thread of each process instead: the living thread with the lowest tid, which is
+/// usually the main thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressSpaceThreads {
     /// The number of the address space.

@@ -9,8 +9,8 @@ impl WardenState {
     /// Returns groups of threads of the job `id`. pjw tries to keep the threads of a group in one L3 cache or NUMA
     /// node, because they use the same memory. There is one group for each address space that a process of the job
     /// shares with another process (clone(2) with `CLONE_VM`). The group has the busy threads of the job in this
-    /// address space. If no thread is busy, the group has the first thread of each process instead, because this
-    /// thread may become busy soon.
+    /// address space. If no thread is busy, the group has one thread of each process instead, because this thread may
+    /// become busy soon. It is the living thread with the lowest tid, which is usually the main thread.
     #[must_use]
     pub fn address_space_threads_of(&self, id: &JobId) -> Vec<AddressSpaceThreads> {
         if self.address_spaces.groups().next().is_none() {

@@ -27,9 +27,9 @@ impl UseHistogram {
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns the number of PUs that the job exceeded for at most `time_above_permille` permille of the time. With
-    /// 50, this is the 95th percentile of the number of used PUs. The result is in permille of one PU. The result
-    /// is 0 if the histogram is empty.
+    /// Returns an upper quantile of the number of used PUs, in permille of one PU: the number of PUs that the job
+    /// exceeded for at most `time_above_permille` permille of the time. For example, 50 gives the 95th percentile.
+    /// Returns 0 if the histogram is empty.
     ///
     /// The result is the upper end of a bin, so it can be up to 1/64 too large. The result is at most
     /// `upper_limit`, in permille of one PU. Callers pass the largest number of PUs that the job held.

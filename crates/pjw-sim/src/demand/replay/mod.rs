@@ -44,10 +44,12 @@ pub struct DemandReplayOptions {
     pub lending: LendingPolicy,
 }
 
-/// The result of a replay of a curve of CPU demand: how much core time each job of the replay used, and how much was
-/// lent. Core time is a number of cores multiplied by a time. Each job of the curve is an owner: the job owns cores,
-/// and lends the cores that it does not use. One additional job, the besteffort job, has no cores of its own. It uses
-/// the lent cores and the free cores.
+/// The result of a replay of a curve of CPU demand: the core time that each job used, and the core time for which
+/// each owner lent cores. Core time is a number of cores multiplied by a time. Each job of the curve is an owner: the
+/// job owns cores, and lends the cores that it does not use. One additional job, the besteffort job, has no cores of
+/// its own. It uses the lent cores and the free cores.
+///
+/// The lent core time is recorded for each owner ([`OwnerTotals::lent_core_s`]). There is no total over all owners.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandReplayResult {
     /// The result for each owner, in the order of the curve.
