@@ -71,7 +71,7 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
 
 /// Reads the description of a job from `environment`: the environment in which Slurm runs its prolog, epilog and
 /// task prolog scripts. The environment has a number of CPUs for each machine of the job. The variable
-/// `SLURMD_NODENAME` tells which of these numbers is for this machine. If the variable is not set, the host
+/// `SLURMD_NODENAME` says which of these numbers is for this machine. If the variable is not set, the host
 /// name in `host` is used instead.
 ///
 /// # Errors
