@@ -320,11 +320,11 @@ wire! {
     MemorySample {
         /// The UTC time of the reading (RFC 3339).
         time: String,
-        /// How it was read: `smaps` or `cgroup`.
+        /// The source of the sizes: `smaps` or `cgroup`, as in [`Memory::source`].
         source: String,
         /// The sum of the resident set sizes.
         rss: u64,
-        /// The sum of the proportional set sizes, or what was charged to the cgroup.
+        /// The sum of the proportional set sizes. With the source `cgroup`: as in [`Memory::pss`].
         pss: u64,
         /// The shared part, in permille.
         shared_permille: u32,

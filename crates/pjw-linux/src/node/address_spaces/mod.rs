@@ -31,8 +31,9 @@ use crate::sys::errno::is_gone;
 const CHECK_INTERVAL: Nanos = Nanos(50_000_000);
 /// The time between two runs of the task scan only for candidates, at least: a run iterates over all tasks of the machine.
 const PASS_INTERVAL: Nanos = Nanos(400_000_000);
-/// After two checks this far apart in which a process was not in vfork(2), it is no child of vfork. Between the moment
-/// when a process is created and the moment when the kernel marks it as a child of vfork, only microseconds pass.
+/// After two checks this far apart in which a process was not in vfork(2), it is no child of vfork. Between the
+/// moment when a process is created and the moment when the kernel marks it as a child of vfork, only microseconds
+/// pass.
 const SETTLED_AFTER: Nanos = Nanos(100_000_000);
 /// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
 const MAX_CALLS: u64 = 1000;
