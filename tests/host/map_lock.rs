@@ -109,7 +109,7 @@ fn threads_that_map_and_unmap_all_the_time_are_named_with_a_remedy() {
         !found.is_null()
     });
     assert_eq!(found["pids"], serde_json::json!([busy.0.id()]));
-    // A thread that was not seen active in the looks is not counted.
+    // A thread that was active in no sample is not counted.
     assert!(found["threads"].as_u64().is_some_and(|threads| (2..=4).contains(&threads)), "{found}");
     let text = daemon.pjwctl(&["show", &daemon.job_id("farm"), "--memory"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();

@@ -12,7 +12,7 @@ use pjw_core::policy::LendingPolicy;
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_sim::demand::curve;
-use pjw_sim::demand::replay::{DemandReplay, DemandReplayOptions, replay_demand};
+use pjw_sim::demand::replay::{DemandReplayOptions, DemandReplayResult, replay_demand};
 use pjw_sim::locality::{LocalityCounts, PuLocations};
 use pjw_sim::reference::ReferencePolicy;
 use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
@@ -165,7 +165,7 @@ fn lending_uses_what_the_owners_of_the_example_day_leave() {
         replay_demand(&machine("64amd64-4s2n4ca2co.xml"), &curve, &options).unwrap()
     };
     let (without, with) = (replayed(false), replayed(true));
-    let used = |replay: &DemandReplay| -> f64 { replay.owners.iter().map(|one| one.used_core_s).sum() };
+    let used = |replay: &DemandReplayResult| -> f64 { replay.owners.iter().map(|one| one.used_core_s).sum() };
     assert_eq!(used(&without), used(&with), "lending takes nothing from the owners");
     assert!(without.utilisation() < 0.75 && with.utilisation() > 0.95, "{without:?} {with:?}");
     assert!(with.owners.iter().all(|one| one.revocations > 0 && one.loans >= one.revocations));

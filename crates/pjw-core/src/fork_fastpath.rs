@@ -20,9 +20,12 @@ use crate::terms::{
 /// This mask is the set of online PUs that the job holds. The result contains a process if all of these
 /// conditions hold:
 ///
-/// - The process descends from a process of a job, and no scan has found it since its fork.
-/// - The job holds cores, and no command has released it.
-/// - The job has no cpuset, or the kernel or systemd has not completed a change of the cpuset yet.
+/// - The process descends from a process of a job. pjw has received its fork event, and no scan has read it since.
+/// - The job holds cores, and the user has not released the job with `pjwctl release`. pjw does not control the masks
+///   of a released job.
+/// - No cpuset with the right PUs restricts the process: the job has no cpuset, or a change of the cpuset is not
+///   complete. A new process starts in the cgroup of its parent. So a complete cpuset restricts the process to the
+///   cores of the job from its first instruction, and its mask need not be checked.
 #[must_use]
 pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let unscanned = state.lineage.unscanned_descendants();

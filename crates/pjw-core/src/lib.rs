@@ -44,7 +44,9 @@ mod terms;
 pub mod testing;
 
 pub use basics::{cpuset, ids, text, time};
-pub use machine::{cpu_count_variables, devices, housekeeping, parts, thread_groups, topology, within_job};
+pub use machine::{
+    address_space_threads, cpu_count_variables, devices, housekeeping, parts, topology, within_job,
+};
 pub use phases::commands::types as command;
 pub use phases::usage as usage_times;
 pub use phases::{cpusets, lending, pinning, unassigned};

@@ -83,10 +83,10 @@ parameters! {
     GetMemory {
         /// The id of the job, such as `slurm:7`.
         job: String,
-        /// Whether only counters are read, and the shared part is estimated from them. Without it the pages of all
-        /// processes are looked at, which takes 20 to 35 us per MiB.
+        /// Whether only counters are read, and the shared part is estimated from them. If false, the kernel walks the
+        /// pages of all processes, which takes 20 to 35 us per MiB.
         estimate: Option<bool>,
-        /// Whether the memory on each NUMA node is read too. This looks at all pages once more.
+        /// Whether the memory on each NUMA node is read too. The kernel then walks all pages once more.
         nodes: Option<bool>,
     }
     /// The parameters of the method `Assign`, which grants cores to a job and adds processes to the job.

@@ -212,8 +212,8 @@ wire! {
     /// The memory use of a job, as one reading measured it. All sizes are in bytes. The reply to the call `GetMemory`
     /// contains this value.
     Memory {
-        /// How it was read: `smaps` (the pages of each process were looked at) or `cgroup` (from counters: the shared
-        /// part is an estimate, and concerns anonymous memory only).
+        /// The source of the sizes: `smaps` (the pages of each process) or `cgroup` (counters of the job's memory
+        /// cgroup: the shared part is an estimate, and concerns anonymous memory only).
         source: String,
         /// The UTC time of the reading (RFC 3339).
         read_at: String,
@@ -222,7 +222,7 @@ wire! {
         /// The sum of the resident set sizes. A page that n processes map is counted n times.
         rss: u64,
         /// The sum of the proportional set sizes: each page divided by the number of processes that map it. With the
-        /// source `cgroup`: what is charged to the cgroup for anonymous memory and mapped files.
+        /// source `cgroup`: the anonymous memory and the mapped files that the kernel charges to the job's cgroup.
         pss: u64,
         /// The sum of the unique set sizes: pages that no other process maps. `None` with the source `cgroup`.
         uss: Option<u64>,
@@ -320,11 +320,11 @@ wire! {
     MemorySample {
         /// The UTC time of the reading (RFC 3339).
         time: String,
-        /// How it was read: `smaps` or `cgroup`.
+        /// The source of the sizes: `smaps` or `cgroup`, as in [`Memory::source`].
         source: String,
         /// The sum of the resident set sizes.
         rss: u64,
-        /// The sum of the proportional set sizes, or what was charged to the cgroup.
+        /// The sum of the proportional set sizes. With the source `cgroup`: as in [`Memory::pss`].
         pss: u64,
         /// The shared part, in permille.
         shared_permille: u32,

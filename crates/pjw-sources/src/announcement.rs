@@ -69,15 +69,15 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
     owner.ok_or_else(|| HookInputError::not_a_user(variable, text))
 }
 
-/// Reads the description of a job from `attributes`: the environment in which Slurm runs its prolog, epilog and
+/// Reads the description of a job from `environment`: the environment in which Slurm runs its prolog, epilog and
 /// task prolog scripts. The environment has a number of CPUs for each machine of the job. The variable
-/// `SLURMD_NODENAME` tells which of these numbers is for this machine. If the variable is not set, the host
+/// `SLURMD_NODENAME` says which of these numbers is for this machine. If the variable is not set, the host
 /// name in `host` is used instead.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
 /// the field `owner` or `cpu_request` of the result is an error.
-pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
+pub fn from_slurm(environment: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
         "SLURM_JOBID",
@@ -89,7 +89,7 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
         "SLURM_NODELIST",
         "SLURMD_NODENAME",
     ];
-    let environ = Environ::of(VARIABLES, attributes);
+    let environ = Environ::of(VARIABLES, environment);
     let (job, alias) = slurm::ids(environ)?;
     let owner =
         environ.first(["SLURM_JOB_UID", "SLURM_UID"]).and_then(|(variable, text)| uid(variable, text));
@@ -101,7 +101,7 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
     })
 }
 
-/// Reads the description of a job from `attributes`: the environment in which LSF runs its pre-execution
+/// Reads the description of a job from `environment`: the environment in which LSF runs its pre-execution
 /// commands, its post-execution commands and its job starter. The environment has a number of slots for each
 /// machine of the job. The number for the host name in `host` becomes the number of cores of the job on this
 /// machine.
@@ -109,10 +109,10 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
 /// and the field `owner` or `cpu_request` of the result is an error.
-pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
+pub fn from_lsf(environment: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
-    let environ = Environ::of(VARIABLES, attributes);
+    let environ = Environ::of(VARIABLES, environment);
     let owner =
         environ.first(["LSB_JOB_EXECUSER", "LSFUSER"]).and_then(|(variable, text)| user(variable, text));
     let cpu_request = amount(lsf::count(environ, host), CpuRequest::Cores);
@@ -164,18 +164,20 @@ fn pbs_job(
     Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
 
-/// Reads the id of a job from `attributes`: the environment that OpenPBS passes to an `execjob_launch` hook for
+/// Reads the id of a job from `environment`: the environment that OpenPBS passes to an `execjob_launch` hook for
 /// a task of the job. This environment contains no owner and no number of cores. So the fields `owner` and
 /// `cpu_request` of the result are always errors.
 ///
 /// # Errors
 /// If the environment contains no valid job id.
-pub fn from_openpbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
-    let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
+pub fn from_openpbs_task_environment(
+    environment: &BatchAttributes,
+) -> Result<JobAnnouncement, HookInputError> {
+    let id = Environ::of(&["PBS_JOBID"], environment).required("PBS_JOBID")?;
     pbs_job(&[id], Err(HookInputError::CountNotProvided(JobSource::Pbs)))
 }
 
-/// Reads the description of a job from `attributes`: the environment in which Grid Engine runs its prolog, its
+/// Reads the description of a job from `environment`: the environment in which Grid Engine runs its prolog, its
 /// epilog and its starter method. `host` describes this machine.
 ///
 /// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog or
@@ -184,20 +186,20 @@ pub fn from_openpbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement
 ///
 /// `hostfile_text` is the content of the file whose path is in the variable `PE_HOSTFILE`. This file lists the
 /// slots of the job on each of its machines. Pass `None` if the job has no such file. The number of cores is
-/// then read from `attributes`, which has only the total for all machines. So if the job has several machines,
+/// then read from `environment`, which has only the total for all machines. So if the job has several machines,
 /// the field `cpu_request` of the result is an error.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
 /// and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_sge(
-    attributes: &BatchAttributes,
+    environment: &BatchAttributes,
     host: &Host,
     owner: Option<&str>,
     hostfile_text: Option<&str>,
 ) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "the first argument ($job_owner)";
-    let environ = Environ::of(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], attributes);
+    let environ = Environ::of(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], environment);
     let count = match hostfile_text {
         Some(text) => sge::count_in_hostfile(text, host),
         None => sge::count(environ),
@@ -211,7 +213,7 @@ pub fn from_sge(
     })
 }
 
-/// Reads the description of a job from `attributes`: the environment in which HTCondor runs its preparation
+/// Reads the description of a job from `environment`: the environment in which HTCondor runs its preparation
 /// hook and its job wrapper. `machine_ad` and `job_ad` are the texts of the files whose paths are in the
 /// variables `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD`. A text is empty if there is no such file. pjw makes the
 /// job id from the name of the job's slot. A slot is HTCondor's share of a machine for one job.
@@ -220,12 +222,12 @@ pub fn from_sge(
 /// If the environment contains no valid name of a slot. Without a valid owner or number of cores, the call
 /// succeeds, and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_condor(
-    attributes: &BatchAttributes,
+    environment: &BatchAttributes,
     machine_ad: &str,
     job_ad: &str,
 ) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "Owner in the job's ad";
-    let slot = Environ::of(&["_CONDOR_SLOT"], attributes).required("_CONDOR_SLOT")?;
+    let slot = Environ::of(&["_CONDOR_SLOT"], environment).required("_CONDOR_SLOT")?;
     let flaw = |_| HookInputError::not_an_id("_CONDOR_SLOT", slot);
     let named = JobId::new(JobSource::Condor, slot).map_err(flaw)?;
     // The variable may lack the machine's name, which the directory of the cgroup contains.
@@ -241,15 +243,15 @@ pub fn from_condor(
     Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
 }
 
-/// Reads the description of a job from `attributes`: the environment in which Flux runs its prolog and epilog.
+/// Reads the description of a job from `environment`: the environment in which Flux runs its prolog and epilog.
 /// This environment does not contain the number of cores. So the field `cpu_request` of the result is always an
 /// error.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner, the call succeeds, and the field `owner`
 /// of the result is an error.
-pub fn from_flux(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
-    let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
+pub fn from_flux(environment: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
+    let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], environment);
     let id = environ.required("FLUX_JOB_ID")?;
     let job = flux::job(id).ok_or_else(|| HookInputError::not_an_id("FLUX_JOB_ID", id))?;
     let owner = environ.required("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));

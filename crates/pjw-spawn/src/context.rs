@@ -19,8 +19,9 @@ use crate::setup::{Setup, TemplateKind};
 use crate::signals;
 use crate::tasks::{directory, image::Image, room::SpaceError};
 
-/// The properties that all processes (instances) of a group have in common: the program, the environment, the
-/// credentials and the working directory. The functions of this type start the processes.
+/// Starts processes of one program. The properties that all of these processes have in common are set in advance: the
+/// program, the environment, the credentials and the working directory. The processes are the instances of a group.
+/// Each [`Instance`] adds what is different for one process, such as its arguments.
 ///
 /// If [`Context::kill_when_launcher_ends`] was called, dropping this value kills the instances.
 #[derive(Debug)]
@@ -34,8 +35,9 @@ pub struct Context {
 }
 
 impl Context {
-    /// Makes a context from which processes of `program` can be started. `program` is a path, or a name without a
-    /// slash, which is searched in the directories of `PATH`.
+    /// Makes a context, which starts processes of the program `program` with an environment that is prepared in
+    /// advance. `program` is a path, or a name without a slash, which is searched in the directories of `PATH`. The
+    /// arguments of each process are in its [`Instance`].
     ///
     /// The started processes inherit the environment, the limit of open descriptors and the blocked signals that the
     /// calling thread has now. They do not inherit the variable `PJW_TASKS`, which is meant only for
@@ -49,9 +51,9 @@ impl Context {
         Ok(Self::from_path(&path))
     }
 
-    /// Makes a context from which processes of the program in the file `program` can be started. Unlike
-    /// [`Context::new`], this function does not search `PATH` and checks nothing. If the file does not exist or can't
-    /// be executed, each start of a process fails.
+    /// Makes a context, which starts processes of the program in the file `program`. Unlike [`Context::new`], this
+    /// function does not search `PATH` and checks nothing. If the file does not exist or can't be executed, each
+    /// start of a process fails.
     #[must_use]
     pub fn from_path(program: &Path) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| inherited(&name, &value));

@@ -52,8 +52,9 @@ impl GrantAudit {
     /// returns the violations that were found. `policy` says whether the PUs of one core may belong to two jobs
     /// (`share_smt`).
     ///
-    /// The audit stores the PUs and cores of the machine. If the topology in `state` changes, the caller must make a
-    /// new audit.
+    /// The audit does not follow later changes by itself. After a change of jobs, grants or the pool, the caller must
+    /// call [`GrantAudit::update`] with the changed jobs. After a change of `policy` or of the topology in `state`,
+    /// the caller must make a new audit, because the audit stores violations, PUs and cores of the machine.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {

@@ -9,93 +9,100 @@ use crate::diagnosis::words::{count, join_names};
 
 /// The number of busy threads from which they can wait for one another.
 const MIN_THREADS: u32 = 2;
-/// Threads that sleep for this share of the time in the lock are reported, in permille.
-const MIN_WAITING_PERMILLE: u32 = 100;
-/// Or this share, if they spend most of their CPU time in the kernel.
-const MIN_WAITING_PERMILLE_IN_KERNEL: u32 = 10;
+/// The share of the samples in which the threads must be blocked on the lock, in permille.
+const MIN_BLOCKED_PERMILLE: u32 = 100;
+/// The same share, if most of the CPU time of the threads is system time.
+const MIN_BLOCKED_PERMILLE_IN_KERNEL: u32 = 10;
 /// The share of system time in the CPU time that counts as most of it, in permille.
 const MIN_SYSTEM_PERMILLE: u32 = 500;
-/// The smallest number of looks at which a thread waited.
-const MIN_WAITS: u32 = 3;
+/// The smallest number of samples in which a thread must be blocked on the lock.
+const MIN_BLOCKED_SAMPLES: u32 = 3;
 
-/// A count of how often busy threads of one address space slept to get `mmap_lock`, the kernel's lock of the
-/// address space. mmap(2), munmap(2) and some page faults take this lock. The caller looks at the threads many
-/// times. At each look, the caller reads the state of each thread, and the kernel function in which the thread
-/// sleeps (`/proc/PID/task/TID/stat` and `wchan`).
+/// Samples of the busy threads of one address space: how often these threads were blocked on `mmap_lock`, the
+/// kernel's lock of the address space. mmap(2), munmap(2) and some page faults take this lock.
+///
+/// One sample is one reading of one thread. The caller reads each thread many times. Each time, the caller reads
+/// the state of the thread (`/proc/PID/task/TID/stat`) and the kernel function in which the thread sleeps
+/// (`wchan` in the same directory). A thread that sleeps in a function that takes `mmap_lock` is blocked on the
+/// lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MapLockLooks {
+pub struct MmapLockSamples {
     /// The processes of the address space with busy threads, ascending.
     pub pids: BTreeSet<Pid>,
-    /// The number of threads that ran, or waited in an uninterruptible sleep, at some look.
+    /// The number of busy threads. A thread is busy if it was in state R (running or waiting for a PU) or D
+    /// (uninterruptible sleep) in at least one sample.
     pub threads: u32,
-    /// The number of looks at these threads.
-    pub looks: u32,
-    /// The number of looks at which the thread slept because it waited for the lock of its address space.
-    pub waits: u32,
-    /// The CPU time of these threads between the first and the last look, in clock ticks of 10 ms.
+    /// The number of samples of all these threads together.
+    pub samples: u32,
+    /// The number of samples in which the thread was blocked on the lock.
+    pub blocked_samples: u32,
+    /// The CPU time of these threads between their first and their last sample, in clock ticks of 10 ms.
     pub cpu_ticks: u64,
     /// The part of `cpu_ticks` in system mode.
     pub system_ticks: u64,
 }
 
-/// The finding that busy threads of one address space often sleep until they get `mmap_lock`, the kernel's lock of
-/// the address space. mmap(2), munmap(2) and some page faults take this lock. [`MapLockWaits::remedy`] says what a
+/// The finding that busy threads of one address space are often blocked on `mmap_lock`, the kernel's lock of the
+/// address space. mmap(2), munmap(2) and some page faults take this lock. [`MmapLockWaits::remedy`] says what a
 /// user can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MapLockWaits {
+pub struct MmapLockWaits {
     /// The processes of the address space with busy threads, ascending.
     pub pids: BTreeSet<Pid>,
     /// The number of busy threads.
     pub threads: u32,
-    /// The share of the time for which these threads slept because they waited for the lock, in permille.
-    pub waiting_permille: u32,
-    /// The share of system time in their CPU time, in permille.
+    /// The share of the samples in which these threads were blocked on the lock, in permille.
+    pub blocked_permille: u32,
+    /// The share of system time in the CPU time of these threads, in permille.
     pub system_permille: u32,
 }
 
-impl MapLockLooks {
-    /// Returns the finding if the threads often sleep to get `mmap_lock`. Returns `None` unless all these
+impl MmapLockSamples {
+    /// Returns the finding if the threads are often blocked on `mmap_lock`. Returns `None` unless all these
     /// conditions hold:
     ///
-    /// - There are at least two busy threads.
-    /// - At three or more looks, a thread slept to get the lock.
-    /// - These looks are at least 10 % of all looks. 1 % suffices if at least half of the CPU time of the threads
-    ///   was system time, because a thread also spins in the kernel to get the lock.
+    /// - At least two threads are busy.
+    /// - In at least three samples, the thread was blocked on the lock.
+    /// - In at least 10 % of the samples, the thread was blocked on the lock. If at least half of the CPU time of
+    ///   the threads is system time, 1 % of the samples suffices. The reason is that a thread can also wait for the
+    ///   lock by spinning in the kernel. A spinning thread is not blocked, and its CPU time is system time.
     #[must_use]
-    pub fn finding(&self) -> Option<MapLockWaits> {
+    pub fn finding(&self) -> Option<MmapLockWaits> {
         let permille = |part: u64, whole: u64| {
             u32::try_from(part.saturating_mul(1000) / whole.max(1)).unwrap_or(u32::MAX).min(1000)
         };
-        let waiting_permille = permille(u64::from(self.waits), u64::from(self.looks));
+        let blocked_permille = permille(u64::from(self.blocked_samples), u64::from(self.samples));
         let system_permille = permille(self.system_ticks, self.cpu_ticks);
         let needed = match system_permille >= MIN_SYSTEM_PERMILLE {
-            true => MIN_WAITING_PERMILLE_IN_KERNEL,
-            false => MIN_WAITING_PERMILLE,
+            true => MIN_BLOCKED_PERMILLE_IN_KERNEL,
+            false => MIN_BLOCKED_PERMILLE,
         };
-        let is_found = self.threads >= MIN_THREADS && self.waits >= MIN_WAITS && waiting_permille >= needed;
-        is_found.then(|| MapLockWaits {
+        let is_found = self.threads >= MIN_THREADS
+            && self.blocked_samples >= MIN_BLOCKED_SAMPLES
+            && blocked_permille >= needed;
+        is_found.then(|| MmapLockWaits {
             pids: self.pids.clone(),
             threads: self.threads,
-            waiting_permille,
+            blocked_permille,
             system_permille,
         })
     }
 }
 
-impl MapLockWaits {
-    /// Returns the finding as one sentence for users, who may not know the name `mmap_lock`. Example: `4 busy
-    /// threads of process 7 wait for one another to map and unmap memory: they sleep for 30.2 % of the time in the
-    /// lock of their address space, and 95 % of their CPU time is system time`.
+impl MmapLockWaits {
+    /// Returns the finding as one sentence for users. Example: `4 busy threads of process 7 wait for one another to
+    /// map and unmap memory: they are blocked on the kernel's lock of their address space (mmap_lock) for 30.2 % of
+    /// the time, and 95 % of their CPU time is system time`.
     #[must_use]
     pub fn sentence(&self) -> String {
         let noun = if self.pids.len() == 1 { "process" } else { "processes" };
         format!(
-            "{} of {noun} {} wait for one another to map and unmap memory: they sleep for {}.{} % of the time in the lock \
-             of their address space, and {} % of their CPU time is system time",
+            "{} of {noun} {} wait for one another to map and unmap memory: they are blocked on the kernel's lock of \
+             their address space (mmap_lock) for {}.{} % of the time, and {} % of their CPU time is system time",
             count(self.threads as usize, "busy thread"),
             join_names(&self.pids),
-            self.waiting_permille / 10,
-            self.waiting_permille % 10,
+            self.blocked_permille / 10,
+            self.blocked_permille % 10,
             self.system_permille / 10
         )
     }
@@ -114,37 +121,40 @@ impl MapLockWaits {
 mod tests {
     use super::*;
 
-    fn looks(threads: u32, waits: u32, system_ticks: u64) -> MapLockLooks {
-        MapLockLooks { pids: [Pid(7)].into(), threads, looks: 400, waits, cpu_ticks: 80, system_ticks }
+    fn samples(threads: u32, blocked_samples: u32, system_ticks: u64) -> MmapLockSamples {
+        let pids = [Pid(7)].into();
+        MmapLockSamples { pids, threads, samples: 400, blocked_samples, cpu_ticks: 80, system_ticks }
     }
 
     #[test]
-    fn threads_that_sleep_in_the_lock_are_found() {
-        let found = looks(4, 121, 76).finding().unwrap();
-        assert_eq!((found.waiting_permille, found.system_permille), (302, 950));
+    fn threads_that_are_blocked_on_the_lock_are_found() {
+        let found = samples(4, 121, 76).finding().unwrap();
+        assert_eq!((found.blocked_permille, found.system_permille), (302, 950));
         assert_eq!(
             found.sentence(),
-            "4 busy threads of process 7 wait for one another to map and unmap memory: they sleep for 30.2 % of the time in \
-             the lock of their address space, and 95 % of their CPU time is system time"
+            "4 busy threads of process 7 wait for one another to map and unmap memory: they are blocked on the \
+             kernel's lock of their address space (mmap_lock) for 30.2 % of the time, and 95 % of their CPU time is \
+             system time"
         );
-        assert!(looks(4, 40, 10).finding().is_some(), "a tenth of the time");
-        assert!(looks(2, 4, 40).finding().is_some(), "the others spin in the kernel");
+        assert!(samples(4, 40, 10).finding().is_some(), "a tenth of the time");
+        assert!(samples(2, 4, 40).finding().is_some(), "the others spin in the kernel");
     }
 
     #[test]
     fn threads_that_seldom_wait_are_not_found() {
-        assert_eq!(looks(4, 0, 80).finding(), None, "system time for another reason");
-        assert_eq!(looks(4, 39, 39).finding(), None);
-        assert_eq!(looks(4, 3, 80).finding(), None);
-        assert_eq!(looks(1, 400, 80).finding(), None, "one thread waits for nobody");
-        let few = MapLockLooks { looks: 4, waits: 2, ..looks(2, 2, 80) };
+        assert_eq!(samples(4, 0, 80).finding(), None, "system time for another reason");
+        assert_eq!(samples(4, 39, 39).finding(), None);
+        assert_eq!(samples(4, 3, 80).finding(), None);
+        assert_eq!(samples(1, 400, 80).finding(), None, "one thread waits for nobody");
+        let few = MmapLockSamples { samples: 4, blocked_samples: 2, ..samples(2, 2, 80) };
         assert_eq!(few.finding(), None);
-        assert_eq!(MapLockLooks::default().finding(), None);
+        assert_eq!(MmapLockSamples::default().finding(), None);
     }
 
     #[test]
     fn tasks_are_named_by_their_processes() {
-        let found = MapLockLooks { pids: [Pid(7), Pid(9)].into(), ..looks(6, 200, 0) }.finding().unwrap();
+        let found =
+            MmapLockSamples { pids: [Pid(7), Pid(9)].into(), ..samples(6, 200, 0) }.finding().unwrap();
         let text = found.sentence();
         assert!(text.starts_with("6 busy threads of processes 7 and 9 wait for one another"), "{text}");
     }

@@ -72,8 +72,10 @@ pub struct CpuCountVariable {
     unit: CpuCountUnit,
 }
 
-/// The reason why the configuration of an environment variable is not valid. A valid text is `NAME=cores` or
-/// `NAME=pus`, such as `OMP_NUM_THREADS=cores`. No variable may be listed twice.
+/// The reason why the setting `run.variables` of pjwd is not valid. This setting lists environment variables such as
+/// `OMP_NUM_THREADS`. pjw sets these variables for the programs of a job. A program reads from such a variable on how
+/// many cores or PUs (logical CPUs) it may run. Each entry of the list is `NAME=cores` or `NAME=pus`, such as
+/// `OMP_NUM_THREADS=cores`. No variable may be listed twice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuCountVariableError {
     /// The text contains no equals sign.

@@ -138,7 +138,7 @@ impl Draft<'_> {
     /// daemon can't read it. Also the mask that a program requested after pjw had set another one.
     pub(crate) fn start_journaling(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
-        if self.state.mask_mut(&thread).is_some_and(|entry| entry.start_journaling(now)) {
+        if self.state.mask_mut(&thread).is_some_and(|entry| entry.mark_journaled(now)) {
             self.journal_mask(thread);
         }
     }
@@ -162,7 +162,7 @@ impl Draft<'_> {
             return;
         }
         if let Some(entry) = self.state.mask_mut(&thread) {
-            entry.stop_journaling();
+            entry.mark_not_journaled();
             self.out.records.push(Record::MaskReleased(thread));
         }
     }

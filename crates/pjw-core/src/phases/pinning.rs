@@ -14,7 +14,7 @@
 pub(crate) mod within_job;
 
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
-use crate::machine::{GroupCores, Level, ThreadGroup, ThreadPlace, Topology, choose_group_cores};
+use crate::machine::{AddressSpaceThreads, GroupCores, Level, ThreadPlace, Topology, choose_group_cores};
 use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::within_job::node_of;
 use crate::terms::{OversubscriptionPolicy, Policy};
@@ -211,10 +211,11 @@ impl<'a> PuLoad<'a> {
 
     /// For each address space, a core for each thread, all in one L3 cache or one NUMA node, if there are so many.
     fn group_cores(&self, grouped: &[&HotThread]) -> BTreeMap<u32, GroupCores> {
-        let mut groups: BTreeMap<u32, ThreadGroup> = BTreeMap::new();
+        let mut groups: BTreeMap<u32, AddressSpaceThreads> = BTreeMap::new();
         for hot_thread in grouped {
             let Some(number) = hot_thread.address_space else { continue };
-            let group = groups.entry(number).or_insert_with(|| ThreadGroup { number, threads: Vec::new() });
+            let group =
+                groups.entry(number).or_insert_with(|| AddressSpaceThreads { number, threads: Vec::new() });
             let pinned_pu = hot_thread.pinned_pu.filter(|pu| self.core.contains_key(pu));
             group.threads.push(ThreadPlace { last_cpu: hot_thread.last_cpu, pinned_pu });
         }
@@ -226,7 +227,7 @@ impl<'a> PuLoad<'a> {
         for (&pu, &core) in self.core.iter().filter(|(_, core)| is_free(core)) {
             free.entry(core).or_default().insert(pu);
         }
-        let (free, groups): (Vec<CpuSet>, Vec<ThreadGroup>) =
+        let (free, groups): (Vec<CpuSet>, Vec<AddressSpaceThreads>) =
             (free.into_values().collect(), groups.into_values().collect());
         choose_group_cores(self.topology, &free, &groups)
     }

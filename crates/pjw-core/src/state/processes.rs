@@ -9,13 +9,14 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobProcessScope, Process};
 
-/// A process of the machine, without its threads, as the last scan that read the process found it. The record also
-/// has the time at which a scan first read the process. If the process has changed its cgroup, the record has the
-/// path of the previous cgroup, and the time at which a scan first found the process in its present cgroup.
+/// A process of the machine, without its threads. A scan of the machine reads processes. The facts about this process
+/// are those that the last scan of this process read. The record also has the time at which a scan first read the
+/// process. If the process has changed its cgroup, the record has the path of the previous cgroup, and the time at
+/// which a scan first found the process in its present cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
-    /// The process, as the last scan that read it found it. The fields `attributes`, `job_marks` and
-    /// `threads` are always `None` here.
+    /// The facts that the last scan of this process read. The fields `attributes`, `job_marks` and `threads` are
+    /// always `None` here.
     pub process: Process,
     /// The role of the process in a batch system, and the jobs that its cgroup, its supplementary groups and
     /// its environment name.

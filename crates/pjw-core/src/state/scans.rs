@@ -64,17 +64,20 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of all processes of the machine. To save time, the scan does not read the
-    /// threads of an idle process if a cheaper check finds the process unchanged. A process is active if one of its
-    /// threads recently ran or waited for a PU, or if no scan has read its threads. Any other process is idle. The
-    /// scan reads the threads of:
+    /// Returns the request for a scan that reads every process of the machine, the cgroups of all jobs, and the
+    /// threads of some processes of jobs. A process that belongs to no job is read without its threads
+    /// ([`Process`](crate::terms::Process)). The scan reads the threads of these processes:
     ///
     /// - Each process in [`WardenState::processes_to_restore`]. It has left its job, and pjw is restoring its
-    ///   original affinity masks.
-    /// - Each active process of a job.
-    /// - Each idle process of a job that has used CPU time since the last check, or that was never checked.
-    /// - Each idle process of a job that no cpuset restricts, if one of its affinity masks now contains a PU that
-    ///   the job does not hold.
+    ///   original affinity masks (the masks before pjw changed them).
+    /// - Each active process of a job. A process is active if one of its threads recently ran or waited for a PU, or
+    ///   if no scan has read its threads. Any other process is idle.
+    /// - Each idle process of a job for which the check of [`IdleWatch`] finds a change. To save time, the scan does
+    ///   not read the threads of the other idle processes.
+    ///
+    /// The check compares the CPU time of the process with its CPU time at the last check. A process that was never
+    /// checked counts as changed. If no cpuset restricts the process, the check also reads its affinity masks: a mask
+    /// with a PU that the job does not hold is a change.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }

@@ -327,7 +327,7 @@ impl WardenState {
     /// Whether the descent of a process that was born at this time is known from its fork event.
     pub(crate) fn has_known_descent(&self, pid: Pid, born: Nanos) -> bool {
         let has_fork_event = self.fork_events_complete_since.is_some_and(|since| born >= since);
-        has_fork_event && !self.lineage.has_unknown_ancestors(pid)
+        has_fork_event && !self.lineage.forked_with_unknown_ancestor(pid)
     }
 
     /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is

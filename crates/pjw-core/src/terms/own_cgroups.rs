@@ -46,8 +46,8 @@ impl OwnCgroupNames {
 
     /// Returns the cgroup names of the daemon to which the cgroup at `path` belongs. The first component of the
     /// path identifies the daemon, such as `pjw.slice` in `/pjw.slice/pjw-7.scope`. Returns `None` if no daemon of
-    /// pjw can have such a name. The function looks only at the text of the path: the cgroup and the daemon need
-    /// not exist.
+    /// pjw can have such a name. The function uses only the text of the path: the cgroup and the daemon need not
+    /// exist.
     #[must_use]
     pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;

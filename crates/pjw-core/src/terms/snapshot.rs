@@ -18,7 +18,7 @@ use crate::basics::{
 use crate::terms::job::{CpuRequest, JobId, JobSource};
 use crate::terms::scan::ScanScope;
 
-pub use address_space::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser, SharedAddressSpace};
+pub use address_space::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, SharedAddressSpace};
 
 /// The result of one scan of the machine: its processes, its cgroups and its online PUs. A partial snapshot
 /// contains only some processes. The daemon then treats all other processes as unchanged since the last scan.
@@ -63,7 +63,7 @@ pub struct ProcessTimes {
     /// The CPU time that all threads of the process used since its start, including ended threads, in ns.
     pub own_ns: u64,
     /// The CPU time of the ended children for which the process waited (wait4(2)), in ns. Includes the children
-    /// for which these had waited. The kernel tells it in clock ticks of 10 ms (`cutime` plus `cstime`,
+    /// for which these had waited. The kernel reports it in clock ticks of 10 ms (`cutime` plus `cstime`,
     /// proc_pid_stat(5)).
     pub children_ns: u64,
 }

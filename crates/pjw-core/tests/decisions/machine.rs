@@ -19,7 +19,7 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AddressSpaceList, AddressSpaceLook, AddressSpaceUser, AffinityRequest, BatchRole, JobMark, JobMarks,
+    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchRole, JobMark, JobMarks,
     JobProcessScope, MarkKind, SharedAddressSpace, Snapshot,
 };
 use pjw_core::state::WardenState;
@@ -129,7 +129,7 @@ impl Machine {
     /// The processes of each group share an address space from now on.
     pub fn share_memory(&mut self, groups: &[&[u32]]) {
         let user =
-            |&pid: &u32| AddressSpaceUser { id: self.process(pid).id, look: AddressSpaceLook::Sharing };
+            |&pid: &u32| AddressSpaceUser { id: self.process(pid).id, check: AddressSpaceCheck::Sharing };
         let space = |(number, pids): (u64, &&[u32])| SharedAddressSpace {
             number,
             users: pids.iter().map(user).collect(),

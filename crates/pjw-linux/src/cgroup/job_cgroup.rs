@@ -15,7 +15,7 @@ use pjw_core::{cpuset::CpuSet, ids::CgroupId};
 
 use super::{
     hierarchy::{CgroupDir, CpusetMount},
-    memory::MemoryMount,
+    memory::MemoryControllerMount,
     mounts::CgroupMounts,
     peak::read_memory_peak,
     populated_cache::PopulatedCgroupCache,
@@ -106,7 +106,7 @@ impl CgroupMounts {
     /// the memory controller.
     #[must_use]
     pub fn read_memory_peak(&self, cgroup_path: &str) -> Option<u64> {
-        read_memory_peak(&MemoryMount::from_mounts(self)?.cgroup(cgroup_path)?)
+        read_memory_peak(&MemoryControllerMount::from_mounts(self)?.cgroup(cgroup_path)?)
     }
 
     /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `cgroup_path`,

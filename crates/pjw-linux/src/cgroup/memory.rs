@@ -16,7 +16,7 @@ const NO_V1_LIMIT: u64 = 1 << 62;
 
 /// The mounted cgroup hierarchy, v1 or v2, that has the memory controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryMount {
+pub struct MemoryControllerMount {
     mount_point: PathBuf,
     is_unified: bool,
 }
@@ -36,7 +36,7 @@ pub struct CgroupMemory {
     pub available: Option<u64>,
 }
 
-impl MemoryMount {
+impl MemoryControllerMount {
     /// Finds the hierarchy with the memory controller in `mounts`. If a v1 hierarchy with this controller is
     /// mounted, the result is this hierarchy. Otherwise the result is the v2 hierarchy. `None` if neither is
     /// mounted. Does not check that the v2 hierarchy has the memory controller.
@@ -79,13 +79,17 @@ impl CgroupDir {
         self.processes()
     }
 
-    /// Reads how much memory the kernel charges to this cgroup, from the file `memory.stat` of the cgroup. Only
-    /// cgroups in the hierarchy with the memory controller have this file. [`MemoryMount::cgroup`] returns such
-    /// a cgroup.
+    /// Reads how much memory the kernel charges to this cgroup (`memory.stat`), and how much more it can charge
+    /// ([`CgroupDir::available_memory`]). Only cgroups in the hierarchy with the memory controller have the file
+    /// `memory.stat`. [`MemoryControllerMount::cgroup`] returns such a cgroup.
+    ///
+    /// For the free memory, the function also reads the limit and the present use of this cgroup and of each
+    /// cgroup above it: the files `memory.max` and `memory.current`. In cgroup v1, these files are
+    /// `memory.limit_in_bytes` and `memory.usage_in_bytes`.
     ///
     /// # Errors
     /// `ENOENT` if the cgroup does not exist or has no memory controller.
-    pub fn read_memory(&self) -> Result<CgroupMemory, Errno> {
+    pub fn read_memory_use(&self) -> Result<CgroupMemory, Errno> {
         let stat = self.read_file("memory.stat")?;
         let names =
             if self.is_unified() { ["anon", "file_mapped"] } else { ["total_rss", "total_mapped_file"] };
@@ -97,7 +101,7 @@ impl CgroupDir {
     /// cgroup above it reaches its memory limit (`memory.max`, in v1 `memory.limit_in_bytes`). Page cache on the
     /// inactive list counts as free, because the kernel can reclaim it (`inactive_file` in `memory.stat`).
     /// `None` if no limit is set, or if this cgroup is not in the hierarchy with the memory controller.
-    /// [`MemoryMount::cgroup`] returns the cgroups of that hierarchy.
+    /// [`MemoryControllerMount::cgroup`] returns the cgroups of that hierarchy.
     #[must_use]
     pub fn available_memory(&self) -> Option<u64> {
         let mut least: Option<u64> = None;
@@ -137,8 +141,8 @@ mod tests {
     use super::*;
     use crate::cgroup::read_memory_peak;
 
-    fn mount(is_unified: bool, dir: &tempfile::TempDir) -> MemoryMount {
-        MemoryMount { mount_point: dir.path().to_owned(), is_unified }
+    fn mount(is_unified: bool, dir: &tempfile::TempDir) -> MemoryControllerMount {
+        MemoryControllerMount { mount_point: dir.path().to_owned(), is_unified }
     }
 
     fn write(dir: &tempfile::TempDir, file: &str, text: &str) {
@@ -159,7 +163,7 @@ mod tests {
         write(&dir, "a/b/memory.stat", "anon_thp 7\nanon 1024\nfile 5\nfile_mapped 512\ninactive_file 64\n");
         let cgroup = mount(true, &dir).cgroup("/a/b").unwrap();
         let expected = CgroupMemory { anonymous: 1024, mapped_files: 512, available: Some(350_000) };
-        assert_eq!(cgroup.read_memory(), Ok(expected));
+        assert_eq!(cgroup.read_memory_use(), Ok(expected));
         assert_eq!(read_memory_peak(&cgroup), Some(8192));
     }
 
@@ -172,7 +176,7 @@ mod tests {
         write(&dir, "a/memory.stat", "rss 1\ntotal_rss 1024\nmapped_file 1\ntotal_mapped_file 512\n");
         let cgroup = mount(false, &dir).cgroup("/a").unwrap();
         let expected = CgroupMemory { anonymous: 1024, mapped_files: 512, available: None };
-        assert_eq!(cgroup.read_memory(), Ok(expected));
+        assert_eq!(cgroup.read_memory_use(), Ok(expected));
         assert_eq!(read_memory_peak(&cgroup), Some(8192));
     }
 
@@ -182,12 +186,12 @@ mod tests {
         write(&dir, "a/cgroup.procs", "");
         let mount = mount(true, &dir);
         let cgroup = mount.cgroup("/a").unwrap();
-        assert_eq!(cgroup.read_memory(), Err(Errno::ENOENT));
+        assert_eq!(cgroup.read_memory_use(), Err(Errno::ENOENT));
         assert_eq!(read_memory_peak(&cgroup), None);
         write(&dir, "a/memory.stat", "nonsense\nanon x\n");
         write(&dir, "a/memory.max", "5\n");
         write(&dir, "a/memory.current", "nonsense\n");
-        assert_eq!(cgroup.read_memory(), Ok(CgroupMemory::default()));
+        assert_eq!(cgroup.read_memory_use(), Ok(CgroupMemory::default()));
         for path in ["/", "//", "a", "/../x"] {
             assert!(mount.cgroup(path).is_none(), "{path}");
         }

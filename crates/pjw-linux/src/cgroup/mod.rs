@@ -10,7 +10,7 @@ mod watch;
 
 pub(crate) use hierarchy::SUBTREE_CONTROL;
 pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
-pub use memory::{CgroupMemory, MemoryMount};
+pub use memory::{CgroupMemory, MemoryControllerMount};
 pub use mounts::CgroupMounts;
 pub use peak::read_memory_peak;
 pub use populated_cache::PopulatedCgroupCache;

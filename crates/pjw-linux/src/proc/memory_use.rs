@@ -65,7 +65,7 @@ impl ProcDir {
     }
 
     /// Reads from `/proc/PID/status` how much memory the process `pid` uses. Much faster than
-    /// [`ProcDir::read_memory_use`], but does not tell how much of the memory is shared with other processes.
+    /// [`ProcDir::read_memory_use`], but does not read how much of the memory is shared with other processes.
     /// All sizes are 0 for a process without memory of its own, such as a zombie or a kernel thread.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::policy::LendingPolicy;
-use pjw_sim::demand::replay::{DemandReplay, OwnerTotals};
+use pjw_sim::demand::replay::{DemandReplayResult, OwnerTotals};
 use serde::Serialize;
 
 use super::simulate::time;
@@ -90,7 +90,11 @@ impl DemandResult {
     /// Computes the result from two replays of the same curve of demand (the numbers of cores that jobs use over
     /// time). Idle cores are lent only in the replay `with_lending`. `lending` contains the settings of this lending.
     #[must_use]
-    pub fn new(without_lending: &DemandReplay, with_lending: &DemandReplay, lending: &LendingPolicy) -> Self {
+    pub fn new(
+        without_lending: &DemandReplayResult,
+        with_lending: &DemandReplayResult,
+        lending: &LendingPolicy,
+    ) -> Self {
         let owners = &with_lending.owners;
         let revocations = owners.iter().map(|one| one.revocations).sum();
         let cores = owners.iter().map(|one| f64::from(one.owner.cores)).sum();
@@ -129,7 +133,7 @@ impl OwnerSummary {
 }
 
 impl UtilisationSummary {
-    fn new(replay: &DemandReplay) -> Self {
+    fn new(replay: &DemandReplayResult) -> Self {
         Self {
             utilisation: replay.utilisation(),
             besteffort_core_hours: replay.besteffort_core_s / SECONDS_PER_HOUR,

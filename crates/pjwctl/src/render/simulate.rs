@@ -205,8 +205,8 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// Returns the CSV file of `pjwctl simulate --per-job`: one line for each job that got cores in the simulation, with
-/// the time of its submission, the time of its end and its CPUs.
+/// Returns the CSV text that `pjwctl simulate --per-job` writes to a file. The text has one line for each job that
+/// got cores in the simulation, with the time of its submission, the time of its end and its CPUs.
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
@@ -228,8 +228,8 @@ pub fn per_job_csv(replay: &ReplayResult) -> String {
     text
 }
 
-/// Returns the CSV file of `pjwctl simulate --fragmentation`: one line for each time at which the free cores of the
-/// simulated machine were counted.
+/// Returns the CSV text that `pjwctl simulate --fragmentation` writes to a file. The text has one line for each time
+/// at which the free cores of the simulated machine were counted.
 #[must_use]
 pub fn fragmentation_csv(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();

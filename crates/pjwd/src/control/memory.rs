@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pjw_core::diagnosis::far_memory::FarMemory;
-use pjw_core::diagnosis::map_lock::MapLockWaits;
+use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_core::plan::Warning;
@@ -209,7 +209,7 @@ impl ControlService {
         self.memory_records.borrow_mut().remove_job(job);
         let is_warned = !self.memory_warnings.borrow().is_empty();
         if is_warned {
-            self.send_memory_warnings(self.memory_records.borrow().warnings());
+            self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
         }
     }
 
@@ -246,7 +246,7 @@ impl ControlService {
         loop {
             let begin = Instant::now();
             forget_ended_jobs(&self.memory_records, &self.status.borrow());
-            self.send_memory_warnings(self.memory_records.borrow().warnings());
+            self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
             for id in self.job_ids() {
                 // A job that ended meanwhile is no error.
                 let has_processes = self.published_job(&id).is_ok_and(|job| job.processes > 0);
@@ -254,7 +254,7 @@ impl ControlService {
                     continue;
                 }
                 if let Ok(reading) = self.read_in_turn(&id, ReadingKind::Pages, reader).await {
-                    self.send_memory_warnings(self.memory_records.borrow().warnings());
+                    self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
                     sleep(memory.pause_after(reading.cost)).await;
                 }
             }
@@ -290,7 +290,7 @@ impl ControlService {
             gone: reading.gone,
             denied: reading.denied.iter().map(denied_to_wire).collect(),
             history: records.samples(id).map(sample_to_wire).collect(),
-            warning: records.warning(id).as_ref().map(status_warning_to_wire),
+            warning: records.shortage_warning(id).as_ref().map(status_warning_to_wire),
             far: Vec::new(),
             map_lock_waits: reading.map_lock_waits.iter().map(map_lock_to_wire).collect(),
         }
@@ -352,12 +352,12 @@ fn far_to_wire(far: &FarMemory) -> wire::FarMemory {
     }
 }
 
-fn map_lock_to_wire(waits: &MapLockWaits) -> wire::MapLockWaits {
+fn map_lock_to_wire(waits: &MmapLockWaits) -> wire::MapLockWaits {
     wire::MapLockWaits {
         pids: waits.pids.iter().map(|pid| pid.0).collect(),
         threads: waits.threads,
         text: waits.sentence(),
-        remedy: MapLockWaits::remedy().to_owned(),
+        remedy: MmapLockWaits::remedy().to_owned(),
     }
 }
 

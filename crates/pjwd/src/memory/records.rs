@@ -27,7 +27,8 @@ pub struct MemorySample {
     pub kind: ReadingKind,
     /// The sum of the resident set sizes.
     pub rss: u64,
-    /// The sum of the proportional set sizes, or what was charged to the cgroup.
+    /// The sum of the proportional set sizes. In an estimate: the anonymous memory and the mapped files that the
+    /// kernel charged to the memory cgroup of the job.
     pub pss: u64,
     /// The shared part, in permille.
     pub shared_permille: u32,
@@ -57,8 +58,10 @@ pub struct MemoryRecords {
 
 impl MemoryRecords {
     /// Removes the stored measurements of an earlier job that had the same id as the present job `job`.
-    /// `job_start_time` is the start time of the present job, as text from the published status. The measurements
-    /// belong to an earlier job if they were stored with another start time.
+    /// `job_start_time` is the start time of the present job: the field `since` of the job in the published status
+    /// ([`Job::since`](pjw_ipc::wire::Job::since)), a UTC time as text (RFC 3339). [`MemoryRecords::add`] stores this
+    /// text with the measurements. If the stored text differs from `job_start_time`, the measurements belong to an
+    /// earlier job.
     pub fn remove_earlier_job(&mut self, job: &JobId, job_start_time: &str) {
         if self.jobs.get(job).is_some_and(|record| record.since != job_start_time) {
             self.jobs.remove(job);
@@ -67,8 +70,8 @@ impl MemoryRecords {
 
     /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it. Also updates the
     /// prediction of a memory shortage, unless `reading` is an estimate. `job_start_time` is the start time of the
-    /// job, as text from the published status. Stored measurements of an earlier job with the same id but another
-    /// start time are removed.
+    /// job, as in [`MemoryRecords::remove_earlier_job`]. Stored measurements of an earlier job with the same id but
+    /// another start time are removed.
     pub fn add(&mut self, job: &JobId, job_start_time: &str, reading: JobReading) -> Arc<JobReading> {
         self.remove_earlier_job(job, job_start_time);
         let fresh = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
@@ -134,17 +137,17 @@ impl MemoryRecords {
     /// the job's private memory with the memory that the cgroup of the job and the machine have left. `None` if no
     /// shortage is predicted, or if there are too few measurements for a prediction.
     #[must_use]
-    pub fn warning(&self, job: &JobId) -> Option<Warning> {
+    pub fn shortage_warning(&self, job: &JobId) -> Option<Warning> {
         let shortage = self.jobs.get(job)?.shortage?;
         let warning = Warning::new("memory", shortage.sentence(), MemoryShortage::remedy());
         Some(Warning { job: Some(job.clone()), ..warning })
     }
 
-    /// Returns one warning for each job whose memory will probably run out soon ([`MemoryRecords::warning`]). Empty
-    /// if no shortage is predicted.
+    /// Returns one warning for each job whose memory will probably run out soon
+    /// ([`MemoryRecords::shortage_warning`]). Empty if no shortage is predicted.
     #[must_use]
-    pub fn warnings(&self) -> Vec<Warning> {
-        self.jobs.keys().filter_map(|job| self.warning(job)).collect()
+    pub fn shortage_warnings(&self) -> Vec<Warning> {
+        self.jobs.keys().filter_map(|job| self.shortage_warning(job)).collect()
     }
 
     /// Returns the ids of the jobs with at least one stored measurement of their memory use.
@@ -287,9 +290,9 @@ mod tests {
     fn growing_workers_are_a_warning_until_they_stop() {
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", reading(0, 4 * GIB, 2 * GIB));
-        assert!(records.warnings().is_empty());
+        assert!(records.shortage_warnings().is_empty());
         records.add(&job(), "12:00", reading(60, 5 * GIB, 2 * GIB));
-        let warnings = records.warnings();
+        let warnings = records.shortage_warnings();
         assert_eq!((warnings.len(), warnings[0].code, warnings[0].job.clone()), (1, "memory", Some(job())));
         assert!(
             warnings[0].text.starts_with("8 workers x 1.8 GiB of their own will not fit"),
@@ -298,6 +301,6 @@ mod tests {
         for seconds in 61..800 {
             records.add(&job(), "12:00", reading(seconds, 5 * GIB, 2 * GIB));
         }
-        assert!(records.warnings().is_empty());
+        assert!(records.shortage_warnings().is_empty());
     }
 }

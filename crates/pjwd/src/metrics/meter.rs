@@ -62,7 +62,10 @@ pub struct MetricsReceiver {
 
 impl MetricsRecorder {
     /// Makes the recorder for the event loop, and the receiver for the metrics service of pjwd. `settings` says
-    /// whether metrics are switched on.
+    /// whether metrics are switched on. If they are switched off, the recorder counts and sends no metrics, and
+    /// [`MetricsReceiver::snapshot`] is `None`. The pair is then still needed: when a changed configuration switches
+    /// metrics on ([`MetricsRecorder::apply_settings`]), the recorder begins to count, and the receiver gets the new
+    /// settings.
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
         let (snapshot, receiver) = watch::channel(None);

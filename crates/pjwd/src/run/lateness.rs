@@ -23,27 +23,30 @@ pub fn reaction_time(new_process: &ConfinedNewProcess, now: (Instant, Nanos)) ->
     confined_at.saturating_sub(Duration::from_nanos(new_process.forked_at.0))
 }
 
-/// The longest delay of the recent late cycles (scan, decision and changes) of the daemon. The delay says how long
-/// after its due time a cycle began. A cycle is late if its delay is longer than 250 ms. After 5 s without a late
-/// cycle, all earlier late cycles are forgotten.
+/// The longest delay of the recent late cycles (scan, decision and changes) of the daemon. The delay of a cycle is
+/// the time from its due time to its beginning. A cycle is late if its delay is longer than 250 ms. After 5 s without
+/// a late cycle, the earlier late cycles no longer count.
 #[derive(Debug, Default)]
 pub struct LongestCycleDelay {
     late: Option<(Duration, Instant)>,
 }
 
 impl LongestCycleDelay {
-    /// Records the delay of a cycle (scan, decision and changes) of the daemon that began at the time `now`. `delay`
-    /// says how long after its due time the cycle began.
-    pub fn record(&mut self, delay: Duration, now: Instant) {
-        let worst = self.max_delay(now).unwrap_or_default();
+    /// Records a cycle (scan, decision and changes) of the daemon. `begun_at` is the time at which the cycle began.
+    /// `delay` is the time from the due time of the cycle to `begun_at`.
+    ///
+    /// A delay of at most 250 ms changes nothing. Of the longer delays, the longest one is stored. It is dropped when
+    /// no cycle has had a delay of more than 250 ms for 5 s.
+    pub fn record(&mut self, delay: Duration, begun_at: Instant) {
+        let worst = self.max_delay(begun_at).unwrap_or_default();
         if delay > THRESHOLD {
-            self.late = Some((worst.max(delay), now));
+            self.late = Some((worst.max(delay), begun_at));
         }
     }
 
-    /// Returns the longest delay of the recent late cycles (scan, decision and changes) of the daemon. The delay says
-    /// how long after its due time a cycle began. A cycle is late if its delay is longer than 250 ms. Returns `None`
-    /// if no cycle was late in the 5 s before `now`. All earlier late cycles are then forgotten.
+    /// Returns the longest delay of the recent late cycles (scan, decision and changes) of the daemon. The delay of a
+    /// cycle is the time from its due time to its beginning. A cycle is late if its delay is longer than 250 ms.
+    /// `now` is the current time. Returns `None` if no late cycle began in the last 5 s.
     #[must_use]
     pub fn max_delay(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

@@ -22,9 +22,10 @@ pub struct CycleTriggers {
     /// Whether the scan of the processes of jobs is due. It reads no others. The configuration key `interval` is the
     /// time between two such scans.
     pub job_processes_scan_due: bool,
-    /// Whether the scan of all that may have changed is due. In addition to the processes of jobs, it reads those
-    /// processes of no job that used CPU time or are new. Each eighth of these scans reads every process. The
-    /// configuration key `rescan_interval` is the time between two of them.
+    /// Whether the scan is due that also reads processes that belong to no job. Of these, it reads each process that
+    /// is new, and each process that has used CPU time since the last such scan. It also reads the processes of jobs.
+    /// One in eight of these scans reads every process of the machine. The configuration key `rescan_interval` is the
+    /// time between two of these scans.
     pub unassigned_scan_due: bool,
     /// Whether the next scan must read every process, for example because process events were lost or are not
     /// available.

@@ -217,8 +217,8 @@ impl DaemonLock {
     }
 
     /// Removes the entry about the journal (the records of changes) of an earlier pjwd from the lock file. Must be
-    /// called only after all recorded changes were undone. Without the entry, a later pjwd does not look for this
-    /// journal.
+    /// called only after all recorded changes were undone. Without the entry, a later pjwd does not search for
+    /// this journal.
     ///
     /// # Errors
     /// If the lock file can't be written.

@@ -118,11 +118,11 @@ impl EventHistory {
     }
 
     /// Returns a channel that receives all stored events, oldest first. After the stored events, the channel receives
-    /// new events as they happen if `is_following` is true. If false, the channel is closed after the stored events.
+    /// new events as they happen if `follow` is true. If false, the channel is closed after the stored events.
     /// If the receiver reads too slowly, it misses events and receives one event with the number of missed events.
     /// Must be called inside a [`tokio::task::LocalSet`].
     #[must_use]
-    pub fn subscribe(&self, is_following: bool) -> mpsc::Receiver<Reply> {
+    pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {
         let (sender, receiver) = mpsc::channel(64);
         let mut live = self.live.subscribe();
         let past_events = self.all();
@@ -132,7 +132,7 @@ impl EventHistory {
                     return;
                 }
             }
-            if !is_following {
+            if !follow {
                 return;
             }
             loop {

@@ -26,7 +26,7 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         cores_held_mean: Thousandths(report.mean_cores_permille()),
         cpus_held_mean: Thousandths(report.mean_pus_permille()),
         cores_used_mean: Thousandths(report.mean_use_permille()),
-        cores_used_p95: Thousandths(usage.levels.value_exceeded_for(50, most_used)),
+        cores_used_p95: Thousandths(usage.levels.upper_quantile(50, most_used)),
         threads_max: usage.threads_max,
         serial_s: seconds(usage.serial_ns),
         repairs: usage.repairs,

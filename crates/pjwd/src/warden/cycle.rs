@@ -154,7 +154,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Reads the pending process events (fork, exec, exit) of the kernel into the state. The event loop calls this
     /// function each time it wakes up. A cycle calls the function after each scan, so that the fork of every scanned
     /// process is known. If events were lost, the parents of new processes count as unknown until
-    /// [`Warden::set_fork_events_complete_since`] is called with a time.
+    /// [`Warden::set_fork_events_complete_since`] is called with `Some(time)`.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
         let exited = self.state.usage.processes_to_read_after(&events);

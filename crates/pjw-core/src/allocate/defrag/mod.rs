@@ -13,7 +13,7 @@ use core::cmp::Reverse;
 
 use crate::allocate::offer::{LargestRequests, allocate, largest_requests};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
-use crate::machine::{Level, ThreadGroup, Topology, keeps_groups_together};
+use crate::machine::{AddressSpaceThreads, Level, Topology, keeps_groups_together};
 use crate::state::{Offer, PuPool, WardenState};
 use crate::terms::{CpuRequest, GrantedBy, Job, JobId, JobRequest, Placement, Policy, PriorityClass};
 
@@ -116,7 +116,7 @@ struct Movable<'a> {
     /// The PUs that the job holds after the steps so far.
     current: CpuSet,
     /// The busy threads of each address space that several processes of the job share.
-    groups: Vec<ThreadGroup>,
+    groups: Vec<AddressSpaceThreads>,
 }
 
 impl<'a> Movable<'a> {
@@ -135,7 +135,7 @@ impl<'a> Movable<'a> {
             request,
             from,
             current: from.clone(),
-            groups: state.thread_groups_of(&job.id),
+            groups: state.address_space_threads_of(&job.id),
         })
     }
 }

@@ -129,7 +129,7 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     let held = u64::from(usage.cores_max);
     let mean = report.mean_use_permille();
     // What the job needed for nearly all of the time. Where this is no less than it held, only the mean can be asked for.
-    let used_most = usage.levels.value_exceeded_for(50, u64::from(usage.pus_max) * 1000);
+    let used_most = usage.levels.upper_quantile(50, u64::from(usage.pus_max) * 1000);
     let needed = used_most.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
     let needed = if needed < held { needed } else { mean.div_ceil(1000).clamp(1, held) };
     let used = format!("Of {} {} were used", cores(held), Tenths(mean));

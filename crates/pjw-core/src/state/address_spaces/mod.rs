@@ -2,9 +2,9 @@
 //!
 //! Such a process has a pid, signals and an exit status of its own, but can follow the pointers of the other processes of its
 //! group (clone(2) with `CLONE_VM` and without `CLONE_THREAD`). A child of vfork(2) or posix_spawn(3) uses the address space of
-//! its parent too, until it executes a program. So a process counts only after two looks at which it shared its address space
-//! and was no child of vfork. The time between the two looks is at least the scan interval. A child of vfork that is not
-//! recognised as one would have to stay in vfork for that long.
+//! its parent too, until it executes a program. So a process counts only after two checks in which it shared its
+//! address space and was no child of vfork. The time between the two checks is at least the scan interval. A child of
+//! vfork that is not recognised as one would have to stay in vfork for that long.
 
 mod threads;
 
@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use core::time::Duration;
 
 use crate::basics::{Nanos, Pid, ProcessId, prelude::*};
-use crate::terms::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser};
+use crate::terms::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser};
 
 /// Groups of processes that share an address space (clone(2) with `CLONE_VM`). A process joins a group when two
 /// scans have found that it shares the address space. The second of these scans must be at least 7/8 of a scan
@@ -35,9 +35,9 @@ struct SharingProcess {
     id: ProcessId,
     /// The number of the address space.
     space: u64,
-    /// The time of the first look.
+    /// The time of the first check.
     since: Nanos,
-    /// Whether a second look followed, late enough.
+    /// Whether a second check followed, late enough.
     is_confirmed: bool,
     group: Option<u32>,
 }
@@ -94,8 +94,8 @@ impl AddressSpaceGroups {
                 before.get(&user.id.pid).filter(|known| known.id == user.id && known.space == space.number)
             };
             let updated = space.users.iter().filter_map(|user| {
-                is_final &= user.look == AddressSpaceLook::Sharing;
-                after_look(user, space.number, known(user), at, interval)
+                is_final &= user.check == AddressSpaceCheck::Sharing;
+                after_check(user, space.number, known(user), at, interval)
             });
             let mut users: Vec<SharingProcess> = updated.collect();
             is_final &= users.iter().all(|user| user.is_confirmed);
@@ -142,28 +142,28 @@ impl AddressSpaceGroups {
     }
 }
 
-/// A process after a look. `None` if it does not count as sharing the address space.
-fn after_look(
+/// A process after a check. `None` if it does not count as sharing the address space.
+fn after_check(
     user: &AddressSpaceUser,
     space: u64,
     known: Option<&SharingProcess>,
     at: Nanos,
     interval: Duration,
 ) -> Option<SharingProcess> {
-    match (user.look, known) {
-        (AddressSpaceLook::InVfork, _) | (AddressSpaceLook::NotMade, None) => None,
-        (AddressSpaceLook::NotMade, Some(known)) => Some(*known),
-        (AddressSpaceLook::Sharing, None) => {
+    match (user.check, known) {
+        (AddressSpaceCheck::InVfork, _) | (AddressSpaceCheck::NotChecked, None) => None,
+        (AddressSpaceCheck::NotChecked, Some(known)) => Some(*known),
+        (AddressSpaceCheck::Sharing, None) => {
             Some(SharingProcess { id: user.id, space, since: at, is_confirmed: false, group: None })
         }
-        (AddressSpaceLook::Sharing, Some(known)) => {
+        (AddressSpaceCheck::Sharing, Some(known)) => {
             let is_late = u128::from(at.0.saturating_sub(known.since.0)) >= shortest(interval).as_nanos();
             Some(SharingProcess { is_confirmed: known.is_confirmed || is_late, ..*known })
         }
     }
 }
 
-/// The shortest time between two looks. A timer may wake the daemon a little early or late.
+/// The shortest time between two checks. A timer may wake the daemon a little early or late.
 fn shortest(interval: Duration) -> Duration {
     interval - interval / 8
 }

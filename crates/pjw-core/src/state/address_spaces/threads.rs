@@ -1,7 +1,7 @@
 //! The busy threads of the address spaces that processes of a job share: where they run.
 
 use crate::basics::{CpuSet, prelude::*};
-use crate::machine::{Level, ThreadGroup, ThreadPlace};
+use crate::machine::{AddressSpaceThreads, Level, ThreadPlace};
 use crate::state::WardenState;
 use crate::terms::JobId;
 
@@ -9,10 +9,10 @@ impl WardenState {
     /// Returns groups of threads of the job `id`. pjw tries to keep the threads of a group in one L3 cache or NUMA
     /// node, because they use the same memory. There is one group for each address space that a process of the job
     /// shares with another process (clone(2) with `CLONE_VM`). The group has the busy threads of the job in this
-    /// address space. If no thread is busy, the group has the first thread of each process instead, because this
-    /// thread may become busy soon.
+    /// address space. If no thread is busy, the group has one thread of each process instead, because this thread may
+    /// become busy soon. It is the living thread with the lowest tid, which is usually the main thread.
     #[must_use]
-    pub fn thread_groups_of(&self, id: &JobId) -> Vec<ThreadGroup> {
+    pub fn address_space_threads_of(&self, id: &JobId) -> Vec<AddressSpaceThreads> {
         if self.address_spaces.groups().next().is_none() {
             return Vec::new();
         }
@@ -31,16 +31,19 @@ impl WardenState {
             }
         }
         idle.retain(|group, _| !busy.contains_key(group));
-        busy.into_iter().chain(idle).map(|(number, threads)| ThreadGroup { number, threads }).collect()
+        busy.into_iter()
+            .chain(idle)
+            .map(|(number, threads)| AddressSpaceThreads { number, threads })
+            .collect()
     }
 
-    /// Returns the PUs of those groups of [`Self::thread_groups_of`] that are in one L3 cache or in one NUMA node,
-    /// one set for each group. For each thread, the set has the PU to which pjw pinned the thread, or else the PU
-    /// on which the thread ran last. If the job gets fewer PUs, it keeps these PUs before other PUs
+    /// Returns the PUs of those groups of [`Self::address_space_threads_of`] that are in one L3 cache or in one
+    /// NUMA node, one set for each group. For each thread, the set has the PU to which pjw pinned the thread, or
+    /// else the PU on which the thread ran last. If the job gets fewer PUs, it keeps these PUs before other PUs
     /// ([`allocate_for_groups`](crate::allocate::allocate_for_groups)).
     #[must_use]
     pub fn undivided_groups_of(&self, id: &JobId) -> Vec<CpuSet> {
-        let groups = self.thread_groups_of(id).into_iter().map(|group| group.cpus());
+        let groups = self.address_space_threads_of(id).into_iter().map(|group| group.cpus());
         groups.filter(|cpus| self.lies_in_one_domain(cpus)).collect()
     }
 

@@ -206,12 +206,13 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).inherited_mask_requests = requests;
     }
 
-    /// Whether the forked process `pid` may descend from a process of a job although pjw has no record of this
-    /// descent. The reason is an ancestor that pjw did not know at the fork: no scan had read the ancestor, and pjw
-    /// had received no fork event for it. pjw decides this when it receives the fork event of `pid`. If it received
-    /// none, the result is false, and nothing is known about the ancestors.
+    /// Whether `pid` had an ancestor unknown to pjw when pjw received the fork event of `pid`. An ancestor is unknown
+    /// if no scan had read it, and pjw had received no fork event for it. If the result is true, `pid` may descend
+    /// from a process of a job although pjw has no record of this descent.
+    ///
+    /// Returns false if pjw received no fork event for `pid`; false then does not mean that the ancestors are known.
     #[must_use]
-    pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
+    pub fn forked_with_unknown_ancestor(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
     }
 

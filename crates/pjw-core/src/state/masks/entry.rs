@@ -287,16 +287,18 @@ impl MaskEntry {
     ///
     /// Does not write to the journal. Returns true if the last mask request for the thread is not in the
     /// journal. The caller must then write this request and the original mask to the journal.
-    pub fn start_journaling(&mut self, now: Nanos) -> bool {
+    pub fn mark_journaled(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Marks the thread as not journaled: pjw need not restore its original mask (the mask before pjw changed it).
-    /// So this mask need not be in the journal, the file with which a restarted daemon restores masks. Does not
-    /// change the journal. If the journal contains a record for this thread, the caller must append the record
-    /// [`MaskReleased`](crate::terms::record::Record::MaskReleased).
-    pub fn stop_journaling(&mut self) {
+    /// Marks the thread as not journaled: the journal need no longer contain the original mask of the thread (the
+    /// mask before pjw changed it). Call this function in these cases: the thread has its original mask again, or its
+    /// program requested the present mask. A restarted daemon then has no mask to restore.
+    ///
+    /// Does not write to the journal. If the journal contains a record of this thread, the caller must append the
+    /// record [`MaskReleased`](crate::terms::record::Record::MaskReleased) to the journal.
+    pub fn mark_not_journaled(&mut self) {
         self.journaled_since = None;
     }
 

@@ -129,7 +129,7 @@ impl WardenState {
             let reading = entry.record_reading(seen, &limits, now);
             // The journal does not contain the mask of a program.
             if !entry.needs_restore() {
-                entry.stop_journaling();
+                entry.mark_not_journaled();
             }
             Some((entry, reading))
         };

@@ -153,8 +153,8 @@ impl fmt::Display for JobId {
 impl FromStr for JobId {
     type Err = JobIdError;
 
-    /// Parses `source:name`. A text without a known source is the name of a manual job, unless it looks like
-    /// a misspelt source: `slrm:1` is an error.
+    /// Parses `source:name`. A text without a colon is the name of a manual job. A text with an unknown source
+    /// before the colon is an error, such as `slrm:1`.
     fn from_str(text: &str) -> Result<Self, JobIdError> {
         let Some((before, name)) = text.split_once(':') else { return Self::new(JobSource::Manual, text) };
         match JobSource::ALL.iter().find(|source| source.name() == before) {
@@ -354,8 +354,8 @@ pub struct Job {
     /// cpuset, whatever cgroup contains the process.
     #[serde(rename = "launched", default)]
     pub started_by_pjwctl_run: bool,
-    /// The number of cores that the job can use at present, as its owner or a program in the job told pjw.
-    /// `None` if pjw was not told: the job then wants the cores of its grant.
+    /// The number of cores that the job can use at present, as its owner or a program in the job reported it to
+    /// pjw. `None` if neither reported a number: the job then wants the cores of its grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_cores: Option<WantedCores>,
     /// The properties of the provision, if the job is a provision (cores that are promised to a service).
@@ -422,7 +422,7 @@ impl Job {
     }
 
     /// Returns the largest number of wanted cores that has an effect. A user (`pjwctl want`) or a program in the
-    /// job tells pjw how many cores the job can use ([`WantedCores`]). A larger number acts like this largest
+    /// job reports to pjw how many cores the job can use ([`WantedCores`]). A larger number acts like this largest
     /// number:
     ///
     /// - For a job of the class besteffort, this is the number of cores of the machine.
@@ -441,8 +441,8 @@ impl Job {
     }
 
     /// Returns the number of cores that the job can use at present, as a user (`pjwctl want`) or a program in
-    /// the job told pjw. The result is at most [`Job::max_wanted_cores`]. `None` if nobody told pjw a number:
-    /// the job can then use all cores that it holds.
+    /// the job reported it to pjw. The result is at most [`Job::max_wanted_cores`]. `None` if neither reported a
+    /// number: the job can then use all cores that it holds.
     #[must_use]
     pub fn wanted_core_count(&self, topology: &Topology) -> Option<u32> {
         let given = self.wanted_cores?.count;

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::basics::Nanos;
 
 /// The number of cores that a job can use at present. The owner of the job (`pjwctl want`) or a program in the job
-/// told pjw this number. The number does not change the request of the job. Its effect depends on the class of the
-/// job:
+/// reported this number to pjw. The number does not change the request of the job. Its effect depends on the class of
+/// the job:
 ///
 /// - Guaranteed: the job keeps all its cores. If it holds more cores than this number, pjw may lend the surplus.
 /// - Besteffort (a job that only borrows cores): the job borrows at most this number of cores.

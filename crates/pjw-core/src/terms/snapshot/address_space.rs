@@ -29,20 +29,20 @@ pub struct SharedAddressSpace {
 pub struct AddressSpaceUser {
     /// The process.
     pub id: ProcessId,
-    /// What the scan found of the process.
-    pub look: AddressSpaceLook,
+    /// What the last scan found about the process.
+    pub check: AddressSpaceCheck,
 }
 
 /// What a scan found about a process that uses the same address space as other processes: `Sharing`, or `InVfork`
 /// for a child of vfork(2). The child uses the address space of its parent only until it executes a program or
-/// exits. `NotMade` means that the scan did not check the process.
+/// exits. `NotChecked` means that the scan did not check the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AddressSpaceLook {
+pub enum AddressSpaceCheck {
     /// The process uses the address space, and does not use it for a vfork(2) only.
     Sharing,
     /// The process may be a child of vfork(2) or posix_spawn(3), which uses the address space of its parent until it
     /// executes a program or exits.
     InVfork,
-    /// The scan did not look at the process again.
-    NotMade,
+    /// The scan did not check the process again.
+    NotChecked,
 }

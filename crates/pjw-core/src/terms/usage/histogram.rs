@@ -27,14 +27,14 @@ impl UseHistogram {
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns the number of PUs that the job exceeded for at most `time_above_permille` permille of the time. With
-    /// 50, this is the 95th percentile of the number of used PUs. The result is in permille of one PU. The result
-    /// is 0 if the histogram is empty.
+    /// Returns an upper quantile of the number of used PUs, in permille of one PU: the number of PUs that the job
+    /// exceeded for at most `time_above_permille` permille of the time. For example, 50 gives the 95th percentile.
+    /// Returns 0 if the histogram is empty.
     ///
     /// The result is the upper end of a bin, so it can be up to 1/64 too large. The result is at most
     /// `upper_limit`, in permille of one PU. Callers pass the largest number of PUs that the job held.
     #[must_use]
-    pub fn value_exceeded_for(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
+    pub fn upper_quantile(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();
         let rest = total * u128::from(time_above_permille) / 1000;
         let mut above = 0_u128;
@@ -87,12 +87,12 @@ mod tests {
     #[test]
     fn the_95th_percentile_leaves_five_percent_of_the_time_above() {
         let mut levels = UseHistogram::default();
-        assert_eq!(levels.value_exceeded_for(50, 8000), 0);
+        assert_eq!(levels.upper_quantile(50, 8000), 0);
         levels.add(1000, 94);
         levels.add(4000, 6);
-        assert_eq!(levels.value_exceeded_for(50, 8000), 4031);
-        assert_eq!(levels.value_exceeded_for(50, 4000), 4000, "no more than the job had");
+        assert_eq!(levels.upper_quantile(50, 8000), 4031);
+        assert_eq!(levels.upper_quantile(50, 4000), 4000, "no more than the job had");
         levels.add(1000, 100);
-        assert_eq!(levels.value_exceeded_for(50, 8000), 1007);
+        assert_eq!(levels.upper_quantile(50, 8000), 1007);
     }
 }

@@ -83,7 +83,7 @@ fn short_children_that_follow_each_other_are_a_serial_phase_too() {
 #[test]
 fn late_cpu_time_of_a_short_interval_is_cut_to_what_the_cores_can_give() {
     let usage = usage_of([second(9000, 0, 0)]);
-    assert_eq!(usage.levels.value_exceeded_for(50, u64::MAX), 4031);
+    assert_eq!(usage.levels.upper_quantile(50, u64::MAX), 4031);
     assert_eq!((usage.cores_max, usage.pus_max, usage.held_ns), (4, 4, 4 * SECOND));
     assert_eq!(usage_of([UsageSample::default()]), JobUsage::default(), "a sample without a length");
 }

@@ -10,8 +10,9 @@
 //! candidate is found by bisection. A known result stays valid while the process has the same start time and the same address of
 //! the stack, and has not executed a program. So processes that sleep cause no call.
 //!
-//! A result may be wrong because another process executed a program in the meantime. So each result is checked by a second look.
-//! A process that shares an address space is looked at until it is certain that it is no child of vfork(2).
+//! A result may be wrong because another process executed a program in the meantime. So a second check confirms each
+//! result.
+//! A process that shares an address space is checked until it is certain that it is no child of vfork(2).
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,19 +20,20 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use pjw_core::ids::{Pid, ProcessId};
-use pjw_core::snapshot::{AddressSpaceList, AddressSpaceLook, AddressSpaceUser, SharedAddressSpace};
+use pjw_core::snapshot::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, SharedAddressSpace};
 use pjw_core::time::Nanos;
 
 use super::task_pass::{PassResult, ScannedSpace};
 use crate::proc::procfs::Stat;
 use crate::sys::errno::is_gone;
 
-/// The time between two looks by kcmp, at least.
-const LOOK_INTERVAL: Nanos = Nanos(50_000_000);
+/// The time between two checks by kcmp, at least.
+const CHECK_INTERVAL: Nanos = Nanos(50_000_000);
 /// The time between two runs of the task scan only for candidates, at least: a run iterates over all tasks of the machine.
 const PASS_INTERVAL: Nanos = Nanos(400_000_000);
-/// After two looks this far apart at which a process was not in vfork(2), it is no child of vfork. Between the moment when a
-/// process is created and the moment when the kernel marks it as a child of vfork, only microseconds pass.
+/// After two checks this far apart in which a process was not in vfork(2), it is no child of vfork. Between the
+/// moment when a process is created and the moment when the kernel marks it as a child of vfork, only microseconds
+/// pass.
 const SETTLED_AFTER: Nanos = Nanos(100_000_000);
 /// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
 const MAX_CALLS: u64 = 1000;
@@ -47,14 +49,14 @@ pub(super) struct AddressSpaces {
     candidates: BTreeMap<u64, Candidates>,
     /// The users of each address space, by number.
     users: BTreeMap<u64, BTreeSet<Pid>>,
-    /// The processes to look at.
+    /// The processes to check.
     open: BTreeSet<Pid>,
     /// The numbers of the address spaces with several users.
     shared: BTreeSet<u64>,
     /// The list for the snapshot. `None` if it has changed.
     list: Option<Arc<AddressSpaceList>>,
     last_number: u64,
-    last_look: Nanos,
+    last_check: Nanos,
     /// The number of the present scan.
     scan: u64,
     /// Whether the numbers are those of the task scan.
@@ -83,11 +85,11 @@ struct Process {
     stack: u64,
     /// The number of the address space. `None` if it is unknown.
     space: Option<u64>,
-    /// What the last look found, and the number of its scan.
-    look: (u64, AddressSpaceLook),
-    /// The time of the first look at which the process shared this space and was not in vfork(2).
+    /// The result of the last check, and the number of its scan.
+    check: (u64, AddressSpaceCheck),
+    /// The time of the first check in which the process shared this space and was not in vfork(2).
     shared_since: Option<Nanos>,
-    /// Whether no further look is necessary while the process shares this space.
+    /// Whether no further check is necessary while the process shares this space.
     is_settled: bool,
     /// Whether kcmp(2) found once that the process shares its space with no other candidate.
     was_alone: bool,
@@ -103,7 +105,7 @@ impl AddressSpaces {
             shared: BTreeSet::new(),
             list: None,
             last_number: 0,
-            last_look: Nanos(0),
+            last_check: Nanos(0),
             scan: 1,
             by_task_scan: false,
             refusal: None,
@@ -151,7 +153,7 @@ impl AddressSpaces {
             parent: stat.parent,
             stack: stat.stack_start,
             space: None,
-            look: (0, AddressSpaceLook::NotMade),
+            check: (0, AddressSpaceCheck::NotChecked),
             shared_since: None,
             is_settled: false,
             was_alone: false,
@@ -163,7 +165,8 @@ impl AddressSpaces {
         self.open_candidates(stat.stack_start);
     }
 
-    /// Lets the processes with this address of the stack be looked at, if there are several and their spaces are unknown.
+    /// Lets the processes with this address of the stack be checked, if there are several and their spaces are
+    /// unknown.
     fn open_candidates(&mut self, stack: u64) {
         if let Some(candidates) = self.candidates.get(&stack).filter(|candidates| candidates.pids.len() > 1) {
             self.open.extend(&candidates.unknown);
@@ -174,7 +177,7 @@ impl AddressSpaces {
     fn take_number(&mut self, pid: Pid, scanned: ScannedSpace) {
         let number = scanned.number.get();
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        process.look = (self.scan, look_by_vfork(scanned.is_in_vfork));
+        process.check = (self.scan, check_by_vfork(scanned.is_in_vfork));
         if process.space != Some(number) {
             self.leave_space(pid);
             self.enter_space(pid, number);
@@ -193,7 +196,7 @@ impl AddressSpaces {
         let users = self.users.entry(number).or_default();
         users.insert(pid);
         if users.len() > 1 {
-            // One of the others may have executed a program since the last look.
+            // One of the others may have executed a program since the last check.
             self.open.extend(users.iter().copied());
             self.shared.insert(number);
             self.list = None;
@@ -243,15 +246,15 @@ impl AddressSpaces {
     /// Returns the candidates of which the task scan must report the numbers at the time `at`. Empty if the task scan is
     /// not available, or has just run.
     pub(super) fn pids_to_scan(&self, at: Nanos) -> BTreeSet<Pid> {
-        let is_due = self.by_task_scan && at.0.saturating_sub(self.last_look.0) >= PASS_INTERVAL.0;
+        let is_due = self.by_task_scan && at.0.saturating_sub(self.last_check.0) >= PASS_INTERVAL.0;
         let is_unread =
-            |pid: &&Pid| self.processes.get(pid).is_some_and(|process| process.look.0 != self.scan);
+            |pid: &&Pid| self.processes.get(pid).is_some_and(|process| process.check.0 != self.scan);
         if is_due { self.open.iter().filter(is_unread).copied().collect() } else { BTreeSet::new() }
     }
 
     /// Takes over what a run of the task scan reported about candidates.
     pub(super) fn take_pass(&mut self, pass: &PassResult, at: Nanos) {
-        self.last_look = at;
+        self.last_check = at;
         for (&pid, scanned) in &pass.processes {
             self.note(pid, &scanned.stat, scanned.address_space);
         }
@@ -262,11 +265,11 @@ impl AddressSpaces {
     /// Compares the candidates by kcmp(2), if the task scan is not available. `waits_in_vfork` tells whether a process may
     /// wait in vfork(2).
     pub(super) fn compare_candidates(&mut self, at: Nanos, mut waits_in_vfork: impl FnMut(Pid) -> bool) {
-        let is_due = at.0.saturating_sub(self.last_look.0) >= LOOK_INTERVAL.0;
+        let is_due = at.0.saturating_sub(self.last_check.0) >= CHECK_INTERVAL.0;
         if self.by_task_scan || !is_due || self.open.is_empty() || self.refusal == Some(Errno::ENOSYS) {
             return;
         }
-        self.last_look = at;
+        self.last_check = at;
         let last_call = self.calls + MAX_CALLS;
         let mut found = BTreeSet::new();
         for pid in self.open.clone() {
@@ -285,9 +288,9 @@ impl AddressSpaces {
             }
             let mut waits_in_vfork = |parent| *waits.entry(parent).or_insert_with(|| waits_in_vfork(parent));
             if self.is_shared(pid) {
-                self.look_again(pid, &mut waits_in_vfork);
+                self.check_again(pid, &mut waits_in_vfork);
             } else if !found.contains(&pid) {
-                self.look_for_others(pid);
+                self.search_for_others(pid);
             }
         }
     }
@@ -332,7 +335,7 @@ impl AddressSpaces {
     }
 
     /// Checks the shared address space of a process once more, and whether the process is a child of vfork(2).
-    fn look_again(&mut self, pid: Pid, waits_in_vfork: &mut impl FnMut(Pid) -> bool) {
+    fn check_again(&mut self, pid: Pid, waits_in_vfork: &mut impl FnMut(Pid) -> bool) {
         let Some(process) = self.processes.get(&pid).copied() else { return };
         let users = process.space.and_then(|space| self.users.get(&space));
         let Some(&other) = users.and_then(|users| users.iter().find(|&&user| user != pid)) else { return };
@@ -341,7 +344,7 @@ impl AddressSpaces {
             Ok(Ordering::Equal) => {
                 let is_in_vfork = !process.is_settled && parent_shares && waits_in_vfork(process.parent);
                 if let Some(process) = self.processes.get_mut(&pid) {
-                    process.look = (self.scan, look_by_vfork(is_in_vfork));
+                    process.check = (self.scan, check_by_vfork(is_in_vfork));
                 }
             }
             Ok(_) => {
@@ -355,8 +358,8 @@ impl AddressSpaces {
         }
     }
 
-    /// Looks once more for others that share the address space of a process that was found to be alone.
-    fn look_for_others(&mut self, pid: Pid) {
+    /// Searches once more for others that share the address space of a process that was found to be alone.
+    fn search_for_others(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if !std::mem::replace(&mut process.was_alone, true) {
             self.leave_space(pid);
@@ -411,8 +414,8 @@ impl AddressSpaces {
             let mut users = Vec::new();
             for pid in self.users.get(&number).into_iter().flatten() {
                 let Some(process) = self.processes.get_mut(pid) else { continue };
-                users.push(AddressSpaceUser { id: process.id, look: process.settle(self.scan, at) });
-                if process.is_settled && process.look.0 == self.scan {
+                users.push(AddressSpaceUser { id: process.id, check: process.settle(self.scan, at) });
+                if process.is_settled && process.check.0 == self.scan {
                     self.open.remove(pid);
                 }
                 has_unsettled |= !process.is_settled;
@@ -433,23 +436,23 @@ impl AddressSpaces {
 }
 
 impl Process {
-    /// Takes the look of a scan into account. Returns the look for the list.
-    fn settle(&mut self, scan: u64, at: Nanos) -> AddressSpaceLook {
-        let look = if self.look.0 == scan { self.look.1 } else { AddressSpaceLook::NotMade };
-        match look {
-            AddressSpaceLook::InVfork => self.shared_since = None,
-            AddressSpaceLook::Sharing => {
+    /// Takes the check of a scan into account. Returns its result for the list.
+    fn settle(&mut self, scan: u64, at: Nanos) -> AddressSpaceCheck {
+        let check = if self.check.0 == scan { self.check.1 } else { AddressSpaceCheck::NotChecked };
+        match check {
+            AddressSpaceCheck::InVfork => self.shared_since = None,
+            AddressSpaceCheck::Sharing => {
                 let since = *self.shared_since.get_or_insert(at);
                 self.is_settled |= at.0.saturating_sub(since.0) >= SETTLED_AFTER.0;
             }
-            AddressSpaceLook::NotMade => {}
+            AddressSpaceCheck::NotChecked => {}
         }
-        if self.is_settled { AddressSpaceLook::Sharing } else { look }
+        if self.is_settled { AddressSpaceCheck::Sharing } else { check }
     }
 }
 
-fn look_by_vfork(is_in_vfork: bool) -> AddressSpaceLook {
-    if is_in_vfork { AddressSpaceLook::InVfork } else { AddressSpaceLook::Sharing }
+fn check_by_vfork(is_in_vfork: bool) -> AddressSpaceCheck {
+    if is_in_vfork { AddressSpaceCheck::InVfork } else { AddressSpaceCheck::Sharing }
 }
 
 #[cfg(test)]

@@ -67,12 +67,12 @@ fn scan_with(
 
 fn show(list: &AddressSpaceList) -> Vec<Vec<(u32, char)>> {
     let user = |user: &AddressSpaceUser| {
-        let look = match user.look {
-            AddressSpaceLook::Sharing => 's',
-            AddressSpaceLook::InVfork => 'v',
-            AddressSpaceLook::NotMade => '-',
+        let check = match user.check {
+            AddressSpaceCheck::Sharing => 's',
+            AddressSpaceCheck::InVfork => 'v',
+            AddressSpaceCheck::NotChecked => '-',
         };
-        (user.id.pid.0, look)
+        (user.id.pid.0, check)
     };
     list.shared.iter().map(|space| space.users.iter().map(user).collect()).collect()
 }
@@ -237,7 +237,7 @@ fn the_numbers_of_the_task_scan_need_no_call() {
     }
     assert_eq!(spaces.calls, 0);
     let open: Vec<u32> = spaces.open.iter().map(|pid| pid.0).collect();
-    assert_eq!(open, [3], "only the child of vfork is looked at again");
+    assert_eq!(open, [3], "only the child of vfork is checked again");
 }
 
 #[test]

@@ -44,12 +44,14 @@ pub struct DemandReplayOptions {
     pub lending: LendingPolicy,
 }
 
-/// The result of a replay of a curve of CPU demand: how much core time each job of the replay used, and how much was
-/// lent. Core time is a number of cores multiplied by a time. Each job of the curve is an owner: the job owns cores,
-/// and lends the cores that it does not use. One additional job, the besteffort job, has no cores of its own. It uses
-/// the lent cores and the free cores.
+/// The result of a replay of a curve of CPU demand: the core time that each job used, and the core time for which
+/// each owner lent cores. Core time is a number of cores multiplied by a time. Each job of the curve is an owner: the
+/// job owns cores, and lends the cores that it does not use. One additional job, the besteffort job, has no cores of
+/// its own. It uses the lent cores and the free cores.
+///
+/// The lent core time is recorded for each owner ([`OwnerTotals::lent_core_s`]). There is no total over all owners.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DemandReplay {
+pub struct DemandReplayResult {
     /// The result for each owner, in the order of the curve.
     pub owners: Vec<OwnerTotals>,
     /// The number of cores of the machine that jobs can use: all except those of the housekeeping PUs.
@@ -104,7 +106,7 @@ pub fn replay_demand(
     topology: &Topology,
     curve: &DemandCurve,
     options: &DemandReplayOptions,
-) -> Result<DemandReplay, JobRefused> {
+) -> Result<DemandReplayResult, JobRefused> {
     let mut machine = Machine::new(topology, options);
     let usable_cores = topology.whole_core_count(&machine.state.pool.free_cpus());
     let begin = curve.points.first().map_or(Duration::ZERO, |point| point.time);
@@ -115,7 +117,7 @@ pub fn replay_demand(
     if let Ok(job) = &besteffort {
         machine.assign(begin, job, usable_cores, PriorityClass::Besteffort)?;
     }
-    let mut result = DemandReplay {
+    let mut result = DemandReplayResult {
         owners: curve.owners.iter().map(OwnerTotals::new).collect(),
         usable_cores,
         duration: Duration::ZERO,
@@ -248,7 +250,7 @@ impl Machine {
     }
 
     /// Adds the core time of a period in which nothing changes.
-    fn add_core_time(&self, point: &DemandPoint, period: Duration, result: &mut DemandReplay) {
+    fn add_core_time(&self, point: &DemandPoint, period: Duration, result: &mut DemandReplayResult) {
         let seconds = period.as_secs_f64();
         let free = self.state.topology.whole_core_count(&self.state.pool.free_cpus());
         let mut besteffort = f64::from(free);
@@ -267,10 +269,10 @@ fn nanos(time: Duration) -> Nanos {
     Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
-impl DemandReplay {
+impl DemandReplayResult {
     /// Returns the utilisation of the machine in the replay, from 0 to 1: the core time that all jobs used,
     /// divided by the core time that they could have used. Core time is a number of cores multiplied by a time.
-    /// Jobs could have used [`DemandReplay::usable_cores`] cores for the whole time of the replay. Returns 0 if
+    /// Jobs could have used [`DemandReplayResult::usable_cores`] cores for the whole time of the replay. Returns 0 if
     /// jobs can use no core.
     #[must_use]
     pub fn utilisation(&self) -> f64 {

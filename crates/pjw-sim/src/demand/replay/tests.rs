@@ -11,7 +11,7 @@ fn lending() -> LendingPolicy {
 }
 
 /// On a machine of eight cores with two PUs each.
-fn replayed(text: &str, lending: LendingPolicy) -> DemandReplay {
+fn replayed(text: &str, lending: LendingPolicy) -> DemandReplayResult {
     let options = DemandReplayOptions { housekeeping_cpus: CpuSet::new(), lending };
     replay_demand(&regular_topology(1, 1, 2, 4, 2), &parse(text.as_bytes()).unwrap(), &options).unwrap()
 }

@@ -18,5 +18,5 @@ pub(super) fn end(context: &Context) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn launch(context: &Context) -> anyhow::Result<Variables> {
-    variables::of_job(context, &announcement::from_openpbs_task(&context.attributes)?)
+    variables::of_job(context, &announcement::from_openpbs_task_environment(&context.attributes)?)
 }

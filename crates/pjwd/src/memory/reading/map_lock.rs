@@ -1,39 +1,40 @@
-//! Looks at the threads of each address space for a moment: do they wait for one another to map and unmap memory?
+//! Samples the threads of each address space for a moment: do they wait for one another to map and unmap memory?
 //!
-//! Only address spaces with several threads are looked at. If fewer than two of these threads run or wait at the first looks,
-//! no more looks follow. So a job whose processes sleep, or have one thread each, costs nothing or little.
+//! Only the threads of address spaces with several threads are sampled. If fewer than two of these threads are active
+//! in the first rounds, no more rounds follow. So a job whose processes sleep, or have one thread each, costs nothing
+//! or little.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pjw_core::diagnosis::map_lock::{MapLockLooks, MapLockWaits};
+use pjw_core::diagnosis::map_lock::{MmapLockSamples, MmapLockWaits};
 use pjw_core::ids::{Pid, Tid};
 use pjw_linux::proc::map_lock::ThreadActivity;
 use pjw_linux::proc::procfs::ProcDir;
 
 use super::spaces::LiveProcess;
 
-/// The number of looks, and the time between two of them: 200 ms in all.
-const LOOKS: u32 = 100;
+/// The number of rounds, and the time between two of them: 200 ms in all. A round takes one sample of each thread.
+const ROUNDS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
-/// After so many looks, threads that were never active are looked at no more.
-const FIRST_LOOKS: u32 = 10;
-/// The longest time for all looks. This thread has a low priority, so it may wait for a CPU between two looks.
+/// After so many rounds, threads that were never active are sampled no more.
+const FIRST_ROUNDS: u32 = 10;
+/// The longest time for all rounds. This thread has a low priority, so it may wait for a CPU between two rounds.
 const MAX_TIME: Duration = Duration::from_secs(2);
-/// The largest number of threads that are looked at: the first ones of each job.
+/// The largest number of threads that are sampled: the first ones of each job.
 const MAX_THREADS: usize = 1024;
 
-/// A thread that is looked at.
+/// A thread that is sampled.
 #[derive(Debug)]
-struct Watched {
+struct SampledThread {
     /// The index of its address space.
     space: usize,
     pid: Pid,
     tid: Tid,
     was_active: bool,
-    looks: u32,
-    waits: u32,
+    samples: u32,
+    blocked_samples: u32,
     first: Option<ThreadActivity>,
     last: Option<ThreadActivity>,
 }
@@ -45,29 +46,33 @@ pub(super) fn find_waits(
     processes: &[LiveProcess],
     spaces: &[Option<u32>],
     is_wanted: &dyn Fn() -> bool,
-) -> Vec<MapLockWaits> {
-    let mut threads = threads_to_watch(proc, processes, spaces);
+) -> Vec<MmapLockWaits> {
+    let mut threads = threads_to_sample(proc, processes, spaces);
     let begin = Instant::now();
-    for look in 1..=LOOKS {
+    for round in 1..=ROUNDS {
         if threads.is_empty() || !is_wanted() || begin.elapsed() > MAX_TIME {
             break;
         }
-        threads.retain_mut(|thread| thread.look(proc));
-        if look == FIRST_LOOKS {
+        threads.retain_mut(|thread| thread.take_sample(proc));
+        if round == FIRST_ROUNDS {
             keep_active(&mut threads);
         }
         sleep(PAUSE);
     }
     keep_active(&mut threads);
-    let mut looks: BTreeMap<usize, MapLockLooks> = BTreeMap::new();
+    let mut by_space: BTreeMap<usize, MmapLockSamples> = BTreeMap::new();
     for thread in &threads {
-        thread.add_to(looks.entry(thread.space).or_default());
+        thread.add_to(by_space.entry(thread.space).or_default());
     }
-    looks.values().filter_map(MapLockLooks::finding).collect()
+    by_space.values().filter_map(MmapLockSamples::finding).collect()
 }
 
 /// The threads of the address spaces that have several.
-fn threads_to_watch(proc: &mut ProcDir, processes: &[LiveProcess], spaces: &[Option<u32>]) -> Vec<Watched> {
+fn threads_to_sample(
+    proc: &mut ProcDir,
+    processes: &[LiveProcess],
+    spaces: &[Option<u32>],
+) -> Vec<SampledThread> {
     // A process of which it is unknown counts as an address space of its own.
     let key = |(process, space): (&LiveProcess, &Option<u32>)| space.ok_or(process.id.pid);
     let keys: Vec<Result<u32, Pid>> = processes.iter().zip(spaces).map(key).collect();
@@ -84,13 +89,13 @@ fn threads_to_watch(proc: &mut ProcDir, processes: &[LiveProcess], spaces: &[Opt
         // A process that has ended has no threads.
         let tids = proc.tids(pid).unwrap_or_default().into_iter();
         let left = MAX_THREADS.saturating_sub(threads.len());
-        threads.extend(tids.take(left).map(|tid| Watched {
+        threads.extend(tids.take(left).map(|tid| SampledThread {
             space,
             pid,
             tid,
             was_active: false,
-            looks: 0,
-            waits: 0,
+            samples: 0,
+            blocked_samples: 0,
             first: None,
             last: None,
         }));
@@ -99,7 +104,7 @@ fn threads_to_watch(proc: &mut ProcDir, processes: &[LiveProcess], spaces: &[Opt
 }
 
 /// Drops the threads that were never active, and those of address spaces with only one active thread.
-fn keep_active(threads: &mut Vec<Watched>) {
+fn keep_active(threads: &mut Vec<SampledThread>) {
     threads.retain(|thread| thread.was_active);
     let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
     threads.iter().for_each(|thread| *counts.entry(thread.space).or_default() += 1);
@@ -108,25 +113,25 @@ fn keep_active(threads: &mut Vec<Watched>) {
     threads.retain(|thread| !alone.contains(&thread.space));
 }
 
-impl Watched {
-    /// Looks at the thread once. Returns false if it has ended.
-    fn look(&mut self, proc: &mut ProcDir) -> bool {
+impl SampledThread {
+    /// Takes one sample of the thread. Returns false if the thread has ended.
+    fn take_sample(&mut self, proc: &mut ProcDir) -> bool {
         let Ok(activity) = proc.thread_activity(self.pid, self.tid) else { return false };
         self.was_active |= activity.is_active;
-        self.looks += 1;
-        self.waits += u32::from(activity.waits_for_map_lock);
+        self.samples += 1;
+        self.blocked_samples += u32::from(activity.waits_for_map_lock);
         self.first.get_or_insert(activity);
         self.last = Some(activity);
         true
     }
 
-    fn add_to(&self, looks: &mut MapLockLooks) {
+    fn add_to(&self, sum: &mut MmapLockSamples) {
         let Some((first, last)) = self.first.zip(self.last) else { return };
-        looks.pids.insert(self.pid);
-        looks.threads += 1;
-        looks.looks += self.looks;
-        looks.waits += self.waits;
-        looks.cpu_ticks += last.cpu_ticks.saturating_sub(first.cpu_ticks);
-        looks.system_ticks += last.system_ticks.saturating_sub(first.system_ticks);
+        sum.pids.insert(self.pid);
+        sum.threads += 1;
+        sum.samples += self.samples;
+        sum.blocked_samples += self.blocked_samples;
+        sum.cpu_ticks += last.cpu_ticks.saturating_sub(first.cpu_ticks);
+        sum.system_ticks += last.system_ticks.saturating_sub(first.system_ticks);
     }
 }

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::unistd::Uid;
-use pjw_core::diagnosis::map_lock::MapLockWaits;
+use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::diagnosis::memory::WorkerMemory;
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::memory::{JobMemory, ProcessMemory, common_cgroup, estimate_shared_permille};
 use pjw_core::time::{Moment, Nanos};
-use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryMount, read_memory_peak};
+use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryControllerMount, read_memory_peak};
 use pjw_linux::proc::memory_use::{ProcessMemoryCounters, ProcessMemoryUse};
 use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::errno::{is_gone, is_permission_denied};
@@ -64,31 +64,34 @@ pub struct DeniedProcess {
 /// the values of each process, and the CPU time of the measurement. All sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct JobReading {
-    /// How the memory was read.
+    /// The method of the measurement.
     pub kind: ReadingKind,
-    /// When the reading began.
+    /// The time at which the measurement began.
     pub at: Moment,
-    /// When the reading ended, in ns since boot. A reading waits for a CPU with a low priority, so it may last much longer than
-    /// its CPU time.
+    /// The time at which the measurement ended, in ns since boot. The measuring thread has a low CPU priority. So the
+    /// measurement may last much longer than its CPU time.
     pub ended_at: Nanos,
-    /// The CPU time of the reading.
+    /// The CPU time that the measurement took.
     pub cost: Duration,
-    /// The sums over the processes. In an estimate, `pss` is what is charged to the cgroup, `uss` is 0, and the shared part
-    /// concerns anonymous memory.
+    /// The sums over the processes of the job. In an estimate, three fields have another meaning. `pss` is the
+    /// anonymous memory and the mapped files that the kernel charges to the memory cgroup of the job. `uss` is 0.
+    /// `shared_permille` is an estimate for the anonymous memory only.
     pub sum: JobMemory,
-    /// The processes that could be read. In an estimate, their `pss` and `uss` are 0.
+    /// The memory of each process that could be read. In an estimate, `pss` and `uss` of each process are 0.
     pub processes: Vec<ProcessMemory>,
-    /// The largest amount that was charged to the job's memory cgroup. `None` if the job has none of its own.
+    /// The largest amount of memory that the kernel has charged to the memory cgroup of the job so far, in bytes.
+    /// `None` if the job has no memory cgroup of its own, or if the kernel does not record the amount.
     pub peak: Option<u64>,
-    /// The memory that the job can still get.
+    /// The memory that the job can still use, in bytes. This is the smaller of two amounts: the memory that is
+    /// available on the machine, and the memory that the kernel can still charge to the cgroup of the job.
     pub available: u64,
-    /// The memory of the workers. `None` in an estimate.
+    /// The private memory of the worker processes of the job. `None` in an estimate.
     pub workers: Option<WorkerMemory>,
     /// The address spaces whose threads wait for one another to map and unmap memory. Empty in an estimate.
-    pub map_lock_waits: Vec<MapLockWaits>,
-    /// The number of processes that ended meanwhile.
+    pub map_lock_waits: Vec<MmapLockWaits>,
+    /// The number of processes that ended before their memory was read.
     pub gone: u32,
-    /// The processes that could not be read.
+    /// The processes whose memory could not be read, each with the reason.
     pub denied: Vec<DeniedProcess>,
 }
 
@@ -118,7 +121,7 @@ pub enum ReadingError {
     /// The reading thread has ended, or can't be started.
     #[error("the thread that reads memory can't be started: {0}; check the limit on the number of processes")]
     NoThread(String),
-    /// The reading was given up, because its caller has hung up.
+    /// The measurement was stopped, because the client that requested it has closed its connection.
     #[error("the reading was given up, because its caller has hung up: ask again")]
     Abandoned,
 }
@@ -293,7 +296,7 @@ fn read_counters(
             Err(errno) => count_failure(proc, process, errno, reading),
         }
     }
-    let charged = cgroup.read_memory().map_err(|_| ReadingError::NoOwnCgroup)?;
+    let charged = cgroup.read_memory_use().map_err(|_| ReadingError::NoOwnCgroup)?;
     // A page is charged to the cgroup in which its first user was, or, of an address space that several processes share, to
     // that of the process that the kernel holds for its owner.
     let largest = anonymous.iter().copied().max().unwrap_or(0);
@@ -340,7 +343,7 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
 
 /// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
 fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup> {
-    let mount = MemoryMount::from_mounts(&CgroupMounts::read())?;
+    let mount = MemoryControllerMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();
     for &LiveProcess { id: process, thread, .. } in processes {
         // A thread that has exited is in the root of cgroup v1.
@@ -356,7 +359,7 @@ fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup
     let mut belongs = |pid: Pid| {
         members.contains(&pid) || proc.stat(pid).map_or(true, |stat| members.contains(&stat.parent))
     };
-    let is_own = cgroup.all_processes().into_iter().all(&mut belongs) && cgroup.read_memory().is_ok();
+    let is_own = cgroup.all_processes().into_iter().all(&mut belongs) && cgroup.read_memory_use().is_ok();
     Some(JobCgroup { cgroup, is_own })
 }
 

@@ -154,7 +154,7 @@ impl StatusPublisher {
 
     /// Writes each event to the log, and sends each event to the control server (the part of pjwd that answers
     /// clients). Must be called after [`StatusPublisher::publish_status`] for the same cycle (scan, decision and
-    /// changes), because the control server looks up the jobs of the events in this status.
+    /// changes), because the control server finds the jobs of the events in this status.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);

@@ -107,7 +107,7 @@ fn a_mask_that_is_not_predicted_was_written_by_the_program() {
 fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
     let mut entry = first("0-7");
     assert_eq!(read(&mut entry, "5", &everything(), 4), MaskComparison::ChangedByProgram);
-    assert!(entry.start_journaling(Nanos(9)));
+    assert!(entry.mark_journaled(Nanos(9)));
     assert!(!entry.is_overridden_by_program());
 }
 
@@ -115,9 +115,9 @@ fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
 fn a_mask_that_the_program_requested_after_pjw_is_not_in_the_journal() {
     let mut entry = first("0-7");
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
-    assert!(!entry.start_journaling(Nanos(3)));
+    assert!(!entry.mark_journaled(Nanos(3)));
     assert_eq!(read(&mut entry, "5", &everything(), 4), MaskComparison::ChangedByProgram);
-    assert!(entry.start_journaling(Nanos(5)) && !entry.start_journaling(Nanos(6)));
+    assert!(entry.mark_journaled(Nanos(5)) && !entry.mark_journaled(Nanos(6)));
     assert_eq!(entry.journaled_since(), Some(Nanos(2)));
 }
 
@@ -411,7 +411,7 @@ fn a_mask_that_only_contains_the_new_cpuset_is_the_programs_own_while_the_cpuset
 #[test]
 fn a_cancelled_write_leaves_the_earlier_record_of_a_mask_that_the_kernel_replaced() {
     let mut entry = first("1");
-    assert!(entry.start_journaling(Nanos(2)));
+    assert!(entry.mark_journaled(Nanos(2)));
     let limits = MaskLimits { kernel_may_have_reset_mask: true, ..limits(&["0-3"]) };
     assert_eq!(read(&mut entry, "0-3", &limits, 3), MaskComparison::Predicted);
     entry.add_intended_request(set("1"), set("1"), Nanos(3));
@@ -425,7 +425,7 @@ fn a_request_of_the_program_that_a_cancelled_write_was_to_replace_is_still_to_be
     read(&mut entry, "5", &everything(), 3);
     entry.add_intended_request(set("0-3"), set("5"), Nanos(4));
     entry.cancel_intended_request(&set("0-3"));
-    assert!(entry.start_journaling(Nanos(5)));
+    assert!(entry.mark_journaled(Nanos(5)));
 }
 
 #[test]

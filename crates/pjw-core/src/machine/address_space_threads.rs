@@ -8,11 +8,12 @@ use core::cmp::Reverse;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The busy threads of an address space that several processes of a job share (clone(2) with `CLONE_VM`). If
-/// possible, pjw places these threads on cores of one L3 cache or of one NUMA node. If no thread is busy, the group
-/// may contain the first thread of each process instead.
+/// The busy threads of one job in one address space that several processes share (clone(2) with `CLONE_VM`). These
+/// threads form a group: if possible, pjw places them on cores of one L3 cache or of one NUMA node. If no thread is
+/// busy, the group may contain one thread of each process instead: the living thread with the lowest tid, which is
+/// usually the main thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ThreadGroup {
+pub struct AddressSpaceThreads {
     /// The number of the address space.
     pub number: u32,
     /// The threads.
@@ -28,7 +29,7 @@ pub struct ThreadPlace {
     pub pinned_pu: Option<Pu>,
 }
 
-impl ThreadGroup {
+impl AddressSpaceThreads {
     /// Returns the PUs of the threads of this group. The PU of a pinned thread is the PU to which pjw has pinned the
     /// thread. The PU of any other thread is the PU on which the thread ran last.
     #[must_use]
@@ -59,8 +60,8 @@ impl ThreadGroup {
     }
 }
 
-/// The cores for one [`ThreadGroup`], as [`choose_group_cores`] has chosen them: one core for each thread. All of
-/// these cores are in one L3 cache, or all are in one NUMA node.
+/// The cores for one [`AddressSpaceThreads`], as [`choose_group_cores`] has chosen them: one core for each
+/// thread. All of these cores are in one L3 cache, or all are in one NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupCores {
     /// [`Level::L3`] or [`Level::NumaNode`].
@@ -83,15 +84,15 @@ pub struct GroupCores {
 ///   equal in this, the one on which most threads ran last is chosen, then the first one.
 /// - If no L3 cache is possible, a NUMA node is chosen by the same rules.
 ///
-/// Returns the chosen cores by [`ThreadGroup::number`]. A group for which no L3 cache and no NUMA node is possible is
-/// missing in the result. A placed group is also missing if an earlier group has got one of its cores.
+/// Returns the chosen cores by [`AddressSpaceThreads::number`]. A group for which no L3 cache and no NUMA node is
+/// possible is missing in the result. A placed group is also missing if an earlier group has got one of its cores.
 #[must_use]
 pub fn choose_group_cores(
     topology: &Topology,
     free_cores: &[CpuSet],
-    groups: &[ThreadGroup],
+    groups: &[AddressSpaceThreads],
 ) -> BTreeMap<u32, GroupCores> {
-    let mut in_order: Vec<(Option<CpuSet>, &ThreadGroup)> =
+    let mut in_order: Vec<(Option<CpuSet>, &AddressSpaceThreads)> =
         groups.iter().map(|group| (group.cores_in_one_domain(topology), group)).collect();
     in_order.sort_by_key(|(own, group)| (own.is_none(), Reverse(group.threads.len()), group.number));
     let mut free: Vec<&CpuSet> = free_cores.iter().collect();
@@ -119,7 +120,7 @@ fn choose_cores(
     topology: &Topology,
     free: &[&CpuSet],
     own: Option<&CpuSet>,
-    group: &ThreadGroup,
+    group: &AddressSpaceThreads,
 ) -> Option<GroupCores> {
     [Level::L3, Level::NumaNode].into_iter().find_map(|level| {
         let is_there = |cpus: &CpuSet| own.is_some_and(|own| own.is_subset(cpus));
@@ -148,16 +149,16 @@ fn choose_cores(
 #[must_use]
 pub fn keeps_groups_together(
     topology: &Topology,
-    groups: &[ThreadGroup],
+    groups: &[AddressSpaceThreads],
     from: &CpuSet,
     to: &CpuSet,
 ) -> bool {
     // Where the threads are pinned now does not matter: all of them move.
-    let unpinned = |group: &ThreadGroup| ThreadGroup {
+    let unpinned = |group: &AddressSpaceThreads| AddressSpaceThreads {
         number: group.number,
         threads: group.threads.iter().map(|thread| ThreadPlace { pinned_pu: None, ..*thread }).collect(),
     };
-    let groups: Vec<ThreadGroup> = groups.iter().map(unpinned).collect();
+    let groups: Vec<AddressSpaceThreads> = groups.iter().map(unpinned).collect();
     let cores_of = |cpus: &CpuSet| {
         let cores: Vec<CpuSet> = topology.core_parts_in(cpus).collect();
         choose_group_cores(topology, &cores, &groups)
@@ -183,12 +184,12 @@ mod tests {
     }
 
     /// A group of threads that ran last on these PUs. None is pinned.
-    fn group(number: u32, last_cpus: &[u32]) -> ThreadGroup {
+    fn group(number: u32, last_cpus: &[u32]) -> AddressSpaceThreads {
         let thread = |&pu: &u32| ThreadPlace { last_cpu: Pu(pu), pinned_pu: None };
-        ThreadGroup { number, threads: last_cpus.iter().map(thread).collect() }
+        AddressSpaceThreads { number, threads: last_cpus.iter().map(thread).collect() }
     }
 
-    fn cores(cpus: &str, groups: &[ThreadGroup]) -> Vec<(u32, Level, String)> {
+    fn cores(cpus: &str, groups: &[AddressSpaceThreads]) -> Vec<(u32, Level, String)> {
         let machine = machine();
         let free: Vec<CpuSet> = machine.core_parts_in(&cpus.parse().unwrap()).collect();
         let chosen = choose_group_cores(&machine, &free, groups).into_iter();
@@ -229,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_move_keeps_a_group_together_if_it_finds_a_domain_of_the_same_level() {
-        let keeps = |group: ThreadGroup, from: &str, to: &str| {
+        let keeps = |group: AddressSpaceThreads, from: &str, to: &str| {
             keeps_groups_together(&machine(), &[group], &from.parse().unwrap(), &to.parse().unwrap())
         };
         assert!(keeps(group(1, &[0, 1]), "0-1,4", "5-7"));
