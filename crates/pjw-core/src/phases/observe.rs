@@ -27,6 +27,7 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
+        draft.state.lineage.scan_queue.still_runs(process.id.pid);
     }
     for request in &snapshot.affinity_requests {
         let pid = request.target.map_or(request.caller_pid, |target| Pid(target.0));

@@ -187,6 +187,7 @@ impl Lineage {
     fn note_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
         self.outside.remove(&child);
         self.of_unknown_descent.remove(&child);
+        self.scan_queue.has_ended(child);
         if self.descendants.contains_key(&child) {
             return;
         }
@@ -228,7 +229,7 @@ impl Lineage {
             self.exited.insert(pid);
         }
         if self.descendants.remove(&pid).is_some() || is_tracked {
-            self.scan_queue.of_jobs.insert(pid);
+            self.scan_queue.exited_of_job(pid);
         }
         self.unscanned.remove(&pid);
         self.scan_queue.exited(pid);

@@ -2,6 +2,9 @@
 
 use crate::basics::{Pid, prelude::*};
 
+/// The number of scans of a process after the exit of its first thread, while other threads of the process still run.
+const SCANS_AFTER_EXIT: u32 = 8;
+
 /// How soon the daemon must scan processes that had a process event (fork, exec or exit): at once, after a few
 /// milliseconds, or after some tens of milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +37,10 @@ pub struct ScanQueue {
     pub(super) executed: BTreeSet<Pid>,
     /// Processes that belong to no job and were forked since the last periodic scan.
     pub(super) unassigned: BTreeMap<Pid, UnscannedProcess>,
+    /// Processes of jobs whose first thread has exited, with the number of scans that are left. When a process with
+    /// several threads exits, the first thread may end before the others. The kernel reports no event of the process
+    /// when the last one ends.
+    exiting: BTreeMap<Pid, u32>,
 }
 
 /// What the events say about a process of no job that was not scanned yet.
@@ -52,6 +59,27 @@ impl ScanQueue {
         if self.unassigned.get(&pid).is_some_and(|process| !process.has_threads) {
             self.unassigned.remove(&pid);
         }
+    }
+
+    /// Records that the first thread of a process of a job has exited.
+    pub(super) fn exited_of_job(&mut self, pid: Pid) {
+        self.of_jobs.insert(pid);
+        self.exiting.insert(pid, SCANS_AFTER_EXIT);
+    }
+
+    /// Records that a scan has found the process running. If its first thread has exited, another scan follows soon.
+    pub(crate) fn still_runs(&mut self, pid: Pid) {
+        let Some(scans_left) = self.exiting.get_mut(&pid) else { return };
+        *scans_left -= 1;
+        if *scans_left == 0 {
+            self.exiting.remove(&pid);
+        }
+        self.of_jobs.insert(pid);
+    }
+
+    /// Records that the process has ended, or that a new process has its pid.
+    pub(crate) fn has_ended(&mut self, pid: Pid) {
+        self.exiting.remove(&pid);
     }
 
     /// Returns how soon the daemon must scan the processes in the queue. `None` if no process must be scanned

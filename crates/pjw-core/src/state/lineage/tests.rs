@@ -223,3 +223,24 @@ fn threads_that_start_and_end_all_the_time_cause_no_scan_and_leave_nothing_behin
     );
     assert_eq!((state.lineage.descendants.len(), state.lineage.exited.len()), (0, 0));
 }
+
+#[test]
+fn a_process_whose_first_thread_exits_before_the_others_is_scanned_again_until_it_has_ended() {
+    let mut state = with_a_member();
+    let queue = |state: &mut WardenState| state.lineage.scan_queue.take_urgent_pids();
+    let mut scans = 0;
+    state.apply_process_events(&[exit(10)]);
+    while queue(&mut state).contains(&Pid(10)) {
+        state.lineage.scan_queue.still_runs(Pid(10));
+        scans += 1;
+    }
+    assert_eq!(scans, 9, "one for the event, and eight while other threads run");
+
+    state.apply_process_events(&[exit(10)]);
+    assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
+    state.lineage.scan_queue.still_runs(Pid(10));
+    assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
+    state.forget_gone(Pid(10));
+    state.lineage.scan_queue.still_runs(Pid(10));
+    assert_eq!(queue(&mut state), BTreeSet::new(), "another process has the pid");
+}
