@@ -62,7 +62,7 @@ pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCo
             return Ok(ExitCode::FAILURE);
         }
         Err(error) => {
-            output::print_error(&format!("nothing was started: {error}"));
+            output::print_error(&format!("nothing was started: {error:#}"));
             return Ok(match error.downcast_ref() {
                 Some(CheckError::NoProgram { .. }) => ExitCode::from(NOT_FOUND),
                 Some(CheckError::NotExecutable { .. }) => ExitCode::from(NOT_EXECUTABLE),
