@@ -88,14 +88,15 @@ fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 11] {
     ]
 }
 
-/// The class of a job that is not of the class normal, with the CPUs that it lends or borrows now.
+/// What a job lends or borrows now, or else its class. Empty for a job of the class normal.
 fn class_text(job: &Job) -> String {
-    let class = if job.class == "normal" { "" } else { job.class.as_str() };
     let moved = [("lends", &job.lent), ("borrows", &job.borrowed)];
-    let moved = moved.iter().filter(|(_, cpus)| !cpus.is_empty());
-    let moved = moved.map(|(verb, cpus)| format!("{verb} {}", text::shorten_cpu_list(cpus, MOVED_WIDTH)));
-    let words: Vec<String> = std::iter::once(text::escape_control_characters(class)).chain(moved).collect();
-    words.join(" ").trim_start().to_owned()
+    let moved = moved.iter().find(|(_, cpus)| !cpus.is_empty());
+    match moved {
+        Some((verb, cpus)) => format!("{verb} {}", text::shorten_cpu_list(cpus, MOVED_WIDTH)),
+        None if job.class == "normal" => String::new(),
+        None => text::escape_control_characters(&job.class),
+    }
 }
 
 /// The text in lines of at most `width` columns, broken after a character for which `may_end` is true. A part without
