@@ -321,3 +321,24 @@ fn the_daemon_of_the_testing_user_refuses_processes_of_other_users() {
     assert_eq!(daemon.status().pool.free, daemon.status().node.cpus);
     assert_eq!(mask(pid), before);
 }
+
+#[test]
+fn the_directories_are_open_to_all_users_whatever_the_umask_of_the_administrator_is() {
+    let mut daemon = Daemon::start("");
+    daemon.lose_state();
+    daemon.spawn_by(&["sh", "-c", "umask 077; exec \"$@\"", "sh"]);
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    let jobs = daemon.state_dir().join("jobs");
+    let of_job = wait_for("the job has a core map", || {
+        std::fs::read_dir(&jobs)
+            .ok()?
+            .flatten()
+            .map(|entry| entry.path().join("cpus"))
+            .find(|cpus| cpus.exists())
+    });
+    for (path, mode) in [(daemon.state_dir(), 0o755), (jobs, 0o755), (of_job, 0o644)] {
+        let found = std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(format!("{found:o}"), format!("{mode:o}"), "{}", path.display());
+    }
+}

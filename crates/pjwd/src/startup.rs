@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Uid, User, gettid};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::plan::Warning;
@@ -52,6 +53,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// code 1.
 #[must_use]
 pub fn main(options: &DaemonOptions) -> ExitCode {
+    // All users connect to the socket of root's daemon and read the core maps, whatever the umask of the caller is. Files
+    // that only the daemon may read are created with mode 0600.
+    umask(Mode::from_bits_truncate(0o022));
     let done = if options.topology_json {
         print_topology(options)
     } else if options.check_config {
