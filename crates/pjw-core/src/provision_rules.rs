@@ -1,14 +1,15 @@
 //! What an administrator should know about the rules of provisions, in sentences, for the warnings in the status.
 
 use crate::basics::{cpus_text, prelude::*};
+use crate::phases::membership::matches_rule;
 use crate::state::WardenState;
-use crate::terms::{Evidence, Job, JobId, ProvisionRule};
+use crate::terms::{Evidence, Job, JobId, Policy, ProvisionRule};
 
 /// Returns a warning for users if a process of `job` matches the rules of two services. pjw promises cores to a
 /// service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service.
 /// Returns `None` if no rule of another provision matches a process of `job`, or if `job` is not a provision.
 #[must_use]
-pub fn ambiguous_rule_warning(state: &WardenState, job: &Job) -> Option<String> {
+pub fn ambiguous_rule_warning(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     job.provision.as_ref()?;
     let others = state.jobs.provisions().filter(|other| other.id != job.id);
     let rules: Vec<(&JobId, &ProvisionRule)> =
@@ -19,9 +20,7 @@ pub fn ambiguous_rule_warning(state: &WardenState, job: &Job) -> Option<String> 
     let recognised = state.members_of(&job.id).filter(|member| member.evidence == Evidence::Provision);
     let (pid, (other, rule)) =
         recognised.filter_map(|member| state.process(member.id.pid)).find_map(|process| {
-            let matches = |(_, rule): &&(&JobId, &ProvisionRule)| {
-                rule.matches(process.uid, process.comm, process.cgroup.as_deref())
-            };
+            let matches = |(_, rule): &&(&JobId, &ProvisionRule)| matches_rule(policy, rule, process);
             Some((process.id.pid, *rules.iter().find(matches)?))
         })?;
     Some(format!("process {pid} of {} also matches {rule}, the rule of {other}", job.id))

@@ -70,7 +70,8 @@ fn a_process_that_matches_two_rules_belongs_to_the_first_provision_and_is_told()
     let mut m = machine();
     provision(&mut m, "b", 2, rule("comm=p10")).unwrap();
     provision(&mut m, "a", 2, rule("user=33")).unwrap();
-    let text = |m: &Machine, name: &str| ambiguous_rule_warning(&m.state, &m.state.jobs[&job(name)]);
+    let text =
+        |m: &Machine, name: &str| ambiguous_rule_warning(&m.state, &m.policy, &m.state.jobs[&job(name)]);
     assert_eq!((text(&m, "a"), text(&m, "b")), (None, None), "there is no such process");
     m.spawn(10, 1, 33).comm = Comm::from("nginx");
     provision(&mut m, "b", 2, rule("comm=nginx")).unwrap();
@@ -94,6 +95,28 @@ fn a_rule_that_matches_no_process_is_told_and_the_cores_stay() {
     m.spawn(10, 1, 33);
     m.settle();
     assert_eq!((text(&m, "web"), m.grant("web").as_str()), (None, "0-1"));
+}
+
+#[test]
+fn a_rule_that_names_only_a_program_recognises_no_process_of_a_person() {
+    let mut m = machine();
+    provision(&mut m, "web", 2, rule("comm=nginx")).unwrap();
+    m.spawn(10, 1, 1001).comm = Comm::from("nginx");
+    m.settle();
+    assert!(m.state.members.get(&Pid(10)).is_none(), "a person can give this name to any program");
+    m.spawn(11, 1, 33).comm = Comm::from("nginx");
+    m.settle();
+    assert_eq!(m.state.members.get(&Pid(11)).unwrap().job, job("web"));
+    provision(&mut m, "web", 2, rule("comm=nginx,user=1001")).unwrap();
+    m.settle();
+    assert_eq!(m.state.members.get(&Pid(10)).unwrap().job, job("web"), "the rule names the person");
+
+    let mut m = machine();
+    m.policy.only_managed_user = Some(Uid(1001));
+    provision(&mut m, "web", 2, rule("comm=nginx")).unwrap();
+    m.spawn(10, 1, 1001).comm = Comm::from("nginx");
+    m.settle();
+    assert_eq!(m.state.members.get(&Pid(10)).unwrap().job, job("web"), "the daemon serves this user only");
 }
 
 #[test]

@@ -105,7 +105,7 @@ impl JobViews {
         };
         let mut wire_job = job_to_wire(job, counts, state, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
-        let warnings = job_warnings(job, policy, counts).into_iter().chain(rule_warnings(state, job));
+        let warnings = job_warnings(job, policy, counts).into_iter().chain(rule_warnings(state, policy, job));
         let warnings = warnings.map(Arc::new).collect();
         JobView { job: Arc::new(wire_job), demand: counts.demand, warnings }
     }

@@ -49,13 +49,13 @@ pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item 
 }
 
 /// The warnings about the rule of a provision.
-pub(super) fn rule_warnings(state: &WardenState, job: &Job) -> Vec<wire::Warning> {
+pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
-    let ambiguous = ambiguous_rule_warning(state, job).map(|text| {
+    let ambiguous = ambiguous_rule_warning(state, policy, job).map(|text| {
         of_job("ambiguous-rule", text, "change one of the rules, so that no process matches both")
     });
     let unmatched = unmatched_rule_warning(state, job).map(|text| {
-        of_job("unmatched-rule", text, "start the service, or correct the rule of the provision")
+        of_job("unmatched-rule", text, "start the service, or correct the rule of the provision (for a program of a person, add user=NAME)")
     });
     ambiguous.into_iter().chain(unmatched).collect()
 }

@@ -228,7 +228,7 @@ fn provision(draft: &mut Draft<'_>, args: &ProvisionCommand) -> Result<Job, Refu
     }
     let matching = draft.state.processes.values().map(|known| &known.process);
     let matching: Vec<Pid> = matching
-        .filter(|process| rule.is_some_and(|rule| membership::matches_rule(rule, process)))
+        .filter(|process| rule.is_some_and(|rule| membership::matches_rule(draft.policy, rule, process)))
         .map(|process| process.id.pid)
         .collect();
     draft.recheck.extend(matching);

@@ -10,7 +10,7 @@ use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
     BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobMark, JobProcessScope,
-    JobSource, MarkKind, Observed, Process, ProvisionRule, Record,
+    JobSource, MarkKind, Observed, Policy, Process, ProvisionRule, Record,
 };
 
 pub(crate) mod released;
@@ -74,7 +74,7 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess) -> Option<FoundJob> {
         return None;
     } else if let Some((job, evidence)) = by_relation(state, known) {
         found(job, evidence, None)
-    } else if let Some(job) = by_provision(state, process) {
+    } else if let Some(job) = by_provision(state, policy, process) {
         found(job, Evidence::Provision, None)
     } else if let Some(mark) = by_environment(state, known, &enabled) {
         found(&mark.job, Evidence::Environment, Some(mark))
@@ -155,17 +155,21 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
 }
 
 /// The first provision whose rule recognises a process.
-fn by_provision<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) -> Option<&'a JobId> {
     let is_recognised = |job: &&Job| {
         let rule = job.provision.as_ref().and_then(|provision| provision.rule.as_ref());
-        rule.is_some_and(|rule| matches_rule(rule, process))
+        rule.is_some_and(|rule| matches_rule(policy, rule, process))
     };
     state.jobs.provisions().find(is_recognised).map(|job| &job.id)
 }
 
-/// Whether the rule of a provision recognises a process.
-pub(crate) fn matches_rule(rule: &ProvisionRule, process: &Process) -> bool {
-    rule.matches(process.uid, process.comm, process.cgroup.as_deref())
+/// Whether the rule of a provision recognises a process. A person can give any name to a program, so a rule that names
+/// only a program recognises no process of a person. Except in the daemon of one user: it manages no other processes.
+pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Process) -> bool {
+    let may_be_of_person = policy.only_managed_user.is_some()
+        || process.uid.0 < policy.first_person_uid
+        || !rule.has_only_comm();
+    may_be_of_person && rule.matches(process.uid, process.comm, process.cgroup.as_deref())
 }
 
 fn by_environment<'a>(

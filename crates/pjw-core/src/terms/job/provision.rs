@@ -115,6 +115,13 @@ impl ProvisionRule {
         Ok(rule)
     }
 
+    /// Whether the only condition of the rule is the command name (`comm`) of the process. Any user can give this name
+    /// to a program.
+    #[must_use]
+    pub fn has_only_comm(&self) -> bool {
+        self.user.is_none() && self.cgroup.is_none() && self.unit.is_none()
+    }
+
     /// Returns whether all conditions of the rule hold for a process. `uid` is the real user id of the process,
     /// `command_name` the name of its program as in `/proc/PID/comm`, and `cgroup` the path of its cgroup. If
     /// `cgroup` is `None` (unknown), conditions about the cgroup or the systemd unit do not hold.
