@@ -27,6 +27,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     find_descendants(draft);
     find_orphans_of_root(draft);
     update_found(draft);
+    avoid_cpus_of_found(draft.state);
     let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
     draft.out.warnings.extend(warning(draft.state, &pids));
 }
@@ -242,6 +243,14 @@ fn update_found(draft: &mut Draft<'_>) {
             },
         );
     }
+}
+
+/// Lets the allocator choose the PUs of the processes last that are outside of all jobs: nothing keeps these processes off a job.
+fn avoid_cpus_of_found(state: &mut WardenState) {
+    let found = state.unknown_masks.found().iter();
+    let outside = found.filter(|(process, _)| state.tracked(process.pid).is_none());
+    let cpus = outside.flat_map(|(_, mask)| mask.all()).fold(CpuSet::new(), |all, mask| all.union(mask));
+    state.pool.set_avoided(cpus);
 }
 
 /// The noted masks of a process that it still has, or that its release puts back. What the scan did not read is unchanged.

@@ -11,7 +11,7 @@ use pjw_core::record::Record;
 use pjw_core::snapshot::ProcessEvent;
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, in_cgroup, machine, machine_with, regular_topology};
+use crate::machine::{Machine, ROOT, in_cgroup, job, machine, machine_with, regular_topology};
 
 /// The user of the processes.
 const USER: u32 = 1001;
@@ -292,4 +292,22 @@ fn a_process_outside_of_all_jobs_that_bound_only_its_workers_is_not_named() {
     machine.bind(9, 90, "3");
     machine.settle();
     assert_eq!(named(&machine), [7]);
+}
+
+#[test]
+fn the_cores_of_named_processes_are_given_last() {
+    let mut machine = with_a_named_process();
+    machine.spawn(9, 1, USER);
+    machine.assign("b", 2, &[9]).unwrap();
+    assert_eq!(machine.grant("b"), "2-3", "process 7 may run on 0-1");
+    let reasons = machine.state.jobs[&job("b")].grant.as_ref().unwrap().reasons.join("\n");
+    assert!(reasons.contains("CPUs 0-1 would be last"), "{reasons}");
+    machine.spawn(10, 1, USER);
+    machine.assign("c", 6, &[10]).unwrap();
+    assert_eq!(machine.grant("c"), "0-1,4-7", "no other cores are left");
+    machine.release("c").unwrap();
+    machine.bind(7, 7, "0-7");
+    machine.settle();
+    machine.assign("c", 2, &[10]).unwrap();
+    assert_eq!(machine.grant("c"), "0-1");
 }
