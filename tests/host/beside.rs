@@ -18,7 +18,7 @@ use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
-use crate::processes::{Shell, has_cpusets, has_two_cores, masks};
+use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, masks};
 
 fn status(daemon: &PrivateDaemon) -> Status {
     let mut reply: Value = daemon.call("GetStatus", &json!({})).unwrap();
@@ -161,11 +161,12 @@ fn a_daemon_that_starts_without_the_journal_of_the_one_before_names_the_masks_th
     // It also keeps the other tests of this program from starting a daemon meanwhile.
     let mut private = Daemon::start("");
     private.stop();
-    private.configure("enforcement = \"affinity\"\n");
-    let shell = Shell::start();
+    private.configure("enforcement = \"affinity\"\ninterval = \"50ms\"\nrescan_interval = \"200ms\"\n");
+    let mut shell = Shell::start();
+    let pid = shell.pid();
     let Some(first) = Lone::start(&private) else { return };
-    let names_mask = |private: &PrivateDaemon| names_mask_of(private, shell.pid());
-    private.assign("a", 1, &[shell.pid()]).unwrap();
+    let names_mask = |private: &PrivateDaemon| names_mask_of(private, pid);
+    private.assign("a", 1, &[pid]).unwrap();
     drop(first);
     let kept = Lone::start(&private).unwrap();
     assert!(private.job("a").is_some() && !names_mask(&private), "the journal is there");
@@ -174,7 +175,18 @@ fn a_daemon_that_starts_without_the_journal_of_the_one_before_names_the_masks_th
     let next = Lone::start(&private).unwrap();
     assert!(private.job("a").is_none());
     wait_until("the mask is named", || names_mask(&private));
+    let child = shell.background("sleep 1000");
+    let orphan: u32 = shell.run("(sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!')").parse().unwrap();
+    let (_ends, all) = ([KillOnDrop(child), KillOnDrop(orphan)], [pid, child, orphan]);
+    wait_until("the children are named", || all.iter().all(|pid| names_mask_of(&private, *pid)));
     drop(next);
+    let later = Lone::start(&private).unwrap();
+    wait_until("a later daemon names them", || all.iter().all(|pid| names_mask_of(&private, *pid)));
+    drop(later);
+    let released = release_all_alone(&private.state_dir());
+    let text = String::from_utf8_lossy(&released.stderr).into_owned();
+    assert!(released.status.success(), "{released:?}");
+    assert!(all.iter().all(|pid| text.contains(&format!(" {pid} widens it"))), "{text}");
 }
 
 #[test]

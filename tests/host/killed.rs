@@ -4,40 +4,46 @@
 //! `PJW_ROUNDS=100` makes 100 rounds of each kind instead of 5.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, Uid};
+use nix::unistd::{Gid, Pid, Uid, setgid, setuid};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_linux::cgroup::{CgroupMounts, CpusetMount};
-use pjw_tests::cpusets::{cgroup_of_process, remaining_cgroups};
+use pjw_tests::cpusets::{cgroup_of_process, find_hierarchy, remaining_cgroups};
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 
-use crate::processes::{Shell, has_two_cores, mask};
+use crate::processes::{Shell, has_two_cores, mask, masks};
+use crate::walls::undone::MachineState;
 
 const DEFAULT_ROUNDS: u64 = 5;
 /// The daemon is killed within this time after the first command.
 const LONGEST_LIFE: u64 = 400;
 /// The configuration of the daemon.
-const INTERVAL: &str = "interval = \"50ms\"\n";
+const INTERVAL: &str = "interval = \"50ms\"\nrescan_interval = \"500ms\"\n";
 /// The user of the jobs, if the tests run as root.
 const NOBODY: u32 = 65_534;
 /// The variable in the environment of all processes of a forker.
 const MARK: &str = "PJW_TEST_FORKER";
+/// The arguments by which the test program runs [`process_with_a_second_thread`].
+const WORKER_ARGUMENTS: [&str; 3] = ["--exact", "killed::process_with_a_second_thread", "--ignored"];
 /// The number of forkers that were started.
 static FORKERS: AtomicU64 = AtomicU64::new(0);
 /// Each daemon of the shell has a child that lives long and was never seen with its parent.
 const FORK_ALL_THE_TIME: &str =
     "while :; do (setsid sh -c 'sleep 1000 & exec sleep 0.05' &); sleep 0.05; done &";
 
-/// A shell that starts daemons all the time.
+/// A shell that starts daemons all the time, and a process with a second thread.
 struct Forker {
     shell: Shell,
+    worker: Child,
     mark: String,
 }
 
@@ -51,10 +57,30 @@ impl Forker {
         if Uid::effective().is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
-        let mut forker = Self { shell: Shell::from_command(command), mark };
+        let mut worker = Command::new(std::env::current_exe().unwrap());
+        worker.args(WORKER_ARGUMENTS);
+        worker
+            .env(MARK, &mark)
+            .env("RUST_TEST_THREADS", "2")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let worker = worker.spawn().unwrap();
+        let mut forker = Self { shell: Shell::from_command(command), worker, mark };
+        wait_until("the second thread runs", || {
+            let worker = forker.worker.id();
+            let status = std::fs::read_to_string(format!("/proc/{worker}/status")).unwrap_or_default();
+            let is_users = !Uid::effective().is_root() || status.contains(&format!("Uid:\t{NOBODY}\t"));
+            is_users && masks(&[worker]).len() == 2
+        });
         forker.shell.send_line(FORK_ALL_THE_TIME);
         wait_until("daemons are started", || forker.processes().len() > 4);
         forker
+    }
+
+    /// The processes that get cores.
+    fn pids(&self) -> [u32; 2] {
+        [self.shell.pid(), self.worker.id()]
     }
 
     /// All processes of the forker.
@@ -73,8 +99,8 @@ impl Forker {
     fn stop_forking(&self) {
         let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         wait_until_empty("no shell forks", || {
-            let shells: Vec<u32> =
-                self.processes().into_iter().filter(|pid| name(*pid).trim() != "sleep").collect();
+            let is_shell = |pid: &u32| *pid != self.worker.id() && name(*pid).trim() != "sleep";
+            let shells: Vec<u32> = self.processes().into_iter().filter(is_shell).collect();
             shells.iter().for_each(|pid| kill_process(*pid));
             // A killed shell stays a zombie until this test waits for it.
             shells.into_iter().filter(|pid| !is_ended(*pid)).collect()
@@ -86,6 +112,25 @@ impl Drop for Forker {
     fn drop(&mut self) {
         self.stop_forking();
         self.processes().into_iter().for_each(kill_process);
+        let _ = self.worker.wait();
+    }
+}
+
+/// Has two threads: the test harness runs this function in the second one. Ends with the test that starts it.
+///
+/// As root, becomes a process of another user, and executes the program again: a daemon reads the user of a process when the
+/// process executes a program. That user need not have access to the directory of the program.
+#[test]
+#[ignore = "started by the tests of this file"]
+fn process_with_a_second_thread() {
+    if std::env::var_os(MARK).is_some() {
+        if Uid::effective().is_root() {
+            setgid(Gid::from_raw(NOBODY)).unwrap();
+            setuid(Uid::from_raw(NOBODY)).unwrap();
+            let error = Command::new("/proc/self/exe").args(WORKER_ARGUMENTS).exec();
+            panic!("{error}");
+        }
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
     }
 }
 
@@ -111,14 +156,14 @@ fn kill_process(pid: u32) {
 /// Gives commands until the daemon is killed. In every second round the daemon is killed within a moment of the first
 /// command, else of its answer.
 fn kill_at_any_moment(daemon: &mut Daemon, forkers: &[Forker; 2], round: u64) {
-    let [one, two] = forkers.each_ref().map(|forker| forker.shell.pid());
+    let [one, two] = forkers.each_ref().map(Forker::pids);
     let running = &*daemon;
     let (answered, first_answer) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            while let Ok(of_one) = running.assign("a", 1, &[one])
+            while let Ok(of_one) = running.assign("a", 1, &one)
                 && answered.send(()).is_ok()
-                && let Ok(of_two) = running.assign("b", 1, &[two])
+                && let Ok(of_two) = running.assign("b", 1, &two)
             {
                 assert!(!of_one.intersects(&of_two), "{of_one} and {of_two}");
                 if running.release("a").is_err() {
@@ -137,7 +182,10 @@ fn kill_at_any_moment(daemon: &mut Daemon, forkers: &[Forker; 2], round: u64) {
 
 /// Two new shells get cores, as far as there are free ones. Then no PU belongs to two jobs, by the daemon's account, by the
 /// cpusets with processes, and by the masks of the processes.
-fn check_owners(daemon: &Daemon, forkers: &[Forker; 2], machine: &CpuSet) {
+///
+/// After a loss of the state without cpusets, the forkers are in no job, and go on forking with masks that the daemon names at its
+/// rescans. Then only the processes of one moment are checked.
+fn check_owners(daemon: &Daemon, forkers: &[Forker; 2], machine: &CpuSet, is_lost: bool) {
     let fresh = [Shell::start(), Shell::start()];
     for (name, shell) in ["fresh-one", "fresh-two"].iter().zip(&fresh) {
         match daemon.assign(name, 1, &[shell.pid()]) {
@@ -152,7 +200,14 @@ fn check_owners(daemon: &Daemon, forkers: &[Forker; 2], machine: &CpuSet) {
     }
     check_cpusets_and_account(daemon);
     // A process that was released a moment ago may have a child with its mask.
-    wait_until_empty("no PU has two owners", || shared_pus(daemon, forkers, &fresh, machine));
+    let owners = || {
+        let of_forkers = forkers.iter().map(Forker::processes);
+        of_forkers.chain(fresh.iter().map(|shell| vec![shell.pid()])).collect::<Vec<Vec<u32>>>()
+    };
+    let of_one_moment = is_lost.then(owners);
+    wait_until_empty("no PU has two owners", || {
+        shared_pus(daemon, of_one_moment.clone().unwrap_or_else(owners), machine)
+    });
     for name in ["fresh-one", "fresh-two"] {
         if daemon.job(name).is_some() {
             daemon.release(name).unwrap();
@@ -162,17 +217,10 @@ fn check_owners(daemon: &Daemon, forkers: &[Forker; 2], machine: &CpuSet) {
 
 /// The PUs on which the masks of processes of two owners meet, with the processes. Except processes that the daemon names as
 /// those whose masks it can't know.
-fn shared_pus(
-    daemon: &Daemon,
-    forkers: &[Forker; 2],
-    fresh: &[Shell; 2],
-    machine: &CpuSet,
-) -> Vec<(u32, String)> {
+fn shared_pus(daemon: &Daemon, owners: Vec<Vec<u32>>, machine: &CpuSet) -> Vec<(u32, String)> {
     let unknown = named(&warnings_text(daemon));
-    let of_forkers = forkers.iter().map(Forker::processes);
-    let of_shells = fresh.iter().map(|shell| vec![shell.pid()]);
     let mut users: BTreeMap<u32, BTreeMap<usize, u32>> = BTreeMap::new();
-    for (owner, pids) in of_forkers.chain(of_shells).enumerate() {
+    for (owner, pids) in owners.into_iter().enumerate() {
         for pid in pids.into_iter().filter(|pid| !unknown.contains_key(pid) && !is_ended(*pid)) {
             let cpus = mask(pid);
             // A process in no job may run everywhere.
@@ -218,15 +266,23 @@ fn check_cpusets_and_account(daemon: &Daemon) {
     }
 }
 
-/// The processes of the forkers whose masks or cgroups are not those before the first command.
+/// The processes of the forkers with a thread whose mask is not that before the first command, and those with another cgroup.
 fn changed(forkers: &[Forker; 2], before: &(CpuSet, Option<String>)) -> Vec<(u32, String)> {
-    let of = |pid: u32| (mask(pid), cgroup_of_process(pid));
     let pids = forkers.iter().flat_map(Forker::processes);
-    let states = pids.map(|pid| (pid, of(pid)));
-    let is_alive = |pid: u32| !is_ended(pid);
-    let changed = states.filter(|(pid, now)| now != before && is_alive(*pid));
+    let states = pids.map(|pid| (pid, masks(&[pid]), cgroup_of_process(pid)));
+    let (mask, cgroup) = (before.0.to_string(), &before.1);
+    let is_changed = |(pid, masks, now): &(u32, Vec<(u32, String)>, Option<String>)| {
+        let are_same = masks.iter().all(|(tid, now)| *now == mask || !is_thread(*pid, *tid));
+        let is_as_before = are_same && now == cgroup;
+        !is_as_before && !is_ended(*pid)
+    };
     let stat = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    changed.map(|(pid, now)| (pid, format!("{now:?} {}", stat(pid)))).collect()
+    let changed = states.filter(is_changed);
+    changed.map(|(pid, masks, cgroup)| (pid, format!("{masks:?} {cgroup:?} {}", stat(pid)))).collect()
+}
+
+fn is_thread(pid: u32, tid: u32) -> bool {
+    std::fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap_or_default()
 }
 
 /// The processes for which a text has a command that widens their masks, with the command.
@@ -254,10 +310,11 @@ fn named(text: &str) -> BTreeMap<u32, String> {
 }
 
 /// Undoes everything, by the next daemon or without one. Returns the text that names unknown masks.
-fn undo(daemon: &mut Daemon, with_a_daemon: bool, forkers: &[Forker; 2], machine: &CpuSet) -> String {
+fn undo(killed: &mut Killed, with_a_daemon: bool, is_lost: bool) -> String {
+    let Killed { daemon, forkers, before, .. } = killed;
     if with_a_daemon {
         daemon.spawn();
-        check_owners(daemon, forkers, machine);
+        check_owners(daemon, forkers, &before.0, is_lost);
         let done = daemon.pjwctl(&["release", "--all"]);
         assert!(done.status.success(), "{done:?}\n{}", daemon.log());
         return warnings_text(daemon);
@@ -277,6 +334,7 @@ fn warnings_text(daemon: &Daemon) -> String {
 /// A daemon that was killed while its jobs started daemons.
 struct Killed {
     daemon: Daemon,
+    own_cgroups: OwnCgroupNames,
     forkers: [Forker; 2],
     /// The mask and the cgroup of each process before the first command.
     before: (CpuSet, Option<String>),
@@ -284,11 +342,25 @@ struct Killed {
 
 impl Killed {
     fn at_any_moment(mut daemon: Daemon, round: u64) -> Self {
+        // The path of the state directory gives the names, and the directory may be deleted.
+        let own_cgroups = daemon.own_cgroups().unwrap();
         let forkers = [Forker::start("one"), Forker::start("two")];
         let first = forkers[0].shell.pid();
         let before = (mask(first), cgroup_of_process(first));
         kill_at_any_moment(&mut daemon, &forkers, round);
-        Self { daemon, forkers, before }
+        Self { daemon, own_cgroups, forkers, before }
+    }
+}
+
+/// The state of the machine, if it can be read.
+fn machine_state() -> Option<MachineState> {
+    find_hierarchy().is_ok().then(|| MachineState::read(None))
+}
+
+/// Waits after the last round until the machine is as it was, with all cgroups and threads. `own` are the cgroups of the daemon.
+fn check_machine(before: Option<&MachineState>, round: u64, own: &OwnCgroupNames) {
+    if let Some(before) = before.filter(|_| round + 1 == rounds()) {
+        before.wait_until_restored_beside(own);
     }
 }
 
@@ -297,21 +369,24 @@ fn start_daemon(enforcement: Enforcement) -> Daemon {
 }
 
 fn kill_rounds(enforcement: Enforcement) {
+    let machine = machine_state();
     let mut found = 0;
     for round in 0..rounds() {
         // In the order in which they are dropped again: the daemon first.
-        let killed = Killed::at_any_moment(start_daemon(enforcement), round);
-        let Killed { forkers, before, mut daemon } = killed;
-        found += changed(&forkers, &before).len();
-        undo(&mut daemon, round % 2 == 0, &forkers, &before.0);
+        let mut killed = Killed::at_any_moment(start_daemon(enforcement), round);
+        found += changed(&killed.forkers, &killed.before).len();
+        undo(&mut killed, round % 2 == 0, false);
+        let Killed { forkers, before, daemon, .. } = &killed;
         wait_until_empty(&format!("no cgroup is left in round {round}"), || remaining_cgroups(daemon.tag()));
-        wait_until_empty(&format!("everything is as before in round {round}"), || changed(&forkers, &before));
+        wait_until_empty(&format!("everything is as before in round {round}"), || changed(forkers, before));
+        check_machine(machine.as_ref(), round, &killed.own_cgroups);
     }
     // In the first round the daemon is killed after the answer to a command, so that there is a job.
     assert!(found > 0, "there was nothing to undo");
 }
 
 fn kill_rounds_with_lost_state(enforcement: Enforcement) {
+    let machine = machine_state();
     let mut found = 0;
     for round in 0..rounds() {
         // In the order in which they are dropped again: the daemon first.
@@ -322,37 +397,44 @@ fn kill_rounds_with_lost_state(enforcement: Enforcement) {
             (by_masks && round % 4 == 0).then(|| Daemon::start_alone(enforcement, INTERVAL)).flatten();
         let is_garbage = by_masks && alone.is_none();
         let daemon = alone.unwrap_or_else(|| start_daemon(enforcement));
-        let Killed { forkers, before, mut daemon } = Killed::at_any_moment(daemon, round);
-        found += changed(&forkers, &before).len();
+        let mut killed = Killed::at_any_moment(daemon, round);
+        found += changed(&killed.forkers, &killed.before).len();
         if is_garbage {
-            daemon.damage_state();
+            killed.daemon.damage_state();
         } else {
-            daemon.lose_state();
+            killed.daemon.lose_state();
         }
-        forkers.iter().for_each(Forker::stop_forking);
-        let text = undo(&mut daemon, with_a_daemon, &forkers, &before.0);
+        let stop_forking = |killed: &Killed| killed.forkers.iter().for_each(Forker::stop_forking);
+        // The text of `pjwd --release-all` names the processes of one moment. A daemon names them all the time.
+        if !with_a_daemon {
+            stop_forking(&killed);
+        }
+        let text = undo(&mut killed, with_a_daemon, by_masks);
+        stop_forking(&killed);
+        let Killed { forkers, before, daemon, .. } = &killed;
         wait_until_empty(&format!("no cgroup is left in round {round}"), || remaining_cgroups(daemon.tag()));
         let unnamed = |text: &str| {
             let named = named(text);
-            changed(&forkers, &before)
+            changed(forkers, before)
                 .into_iter()
                 .filter(|(pid, _)| !named.contains_key(pid))
                 .collect::<Vec<_>>()
         };
         let text = if with_a_daemon {
             wait_until_empty(&format!("each unknown mask is named in round {round}"), || {
-                unnamed(&warnings_text(&daemon))
+                unnamed(&warnings_text(daemon))
             });
-            warnings_text(&daemon)
+            warnings_text(daemon)
         } else {
             text
         };
         assert_eq!(unnamed(&text), [], "round {round}: {text}");
         let commands = named(&text);
-        for command in changed(&forkers, &before).iter().filter_map(|(pid, _)| commands.get(pid)) {
+        for command in changed(forkers, before).iter().filter_map(|(pid, _)| commands.get(pid)) {
             assert!(Command::new("sh").args(["-c", command]).output().unwrap().status.success(), "{command}");
         }
-        wait_until_empty("the named commands widen the masks", || changed(&forkers, &before));
+        wait_until_empty("the named commands widen the masks", || changed(forkers, before));
+        check_machine(machine.as_ref(), round, &killed.own_cgroups);
     }
     // In the first round the daemon is killed after the answer to a command, so that there is a job.
     assert!(found > 0, "there was nothing to undo");

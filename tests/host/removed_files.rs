@@ -65,6 +65,38 @@ fn one_removed_file_of_the_state_is_made_again() {
 }
 
 #[test]
+fn a_mask_is_named_after_one_file_of_the_state_is_lost_while_no_daemon_runs() {
+    if !has_two_cores() {
+        return;
+    }
+    let damages: [(&str, &str); 3] = [
+        ("journal.jsonl", ""),
+        ("journal.jsonl", "garbage without an end of line"),
+        ("state.json", "garbage"),
+    ];
+    for (name, content) in damages {
+        let mut daemon = Daemon::start_with(Enforcement::Affinity, "");
+        let shell = Shell::start();
+        daemon.assign("a", 1, &[shell.pid()]).unwrap();
+        if name == "state.json" {
+            // A stop leaves the job in this file.
+            daemon.stop();
+        } else {
+            daemon.kill();
+        }
+        write(daemon.state_dir().join(name), content).unwrap();
+        daemon.spawn();
+        wait_until("the mask is named", || {
+            let mut warnings = daemon.status().warnings.into_iter();
+            warnings.any(|warning| {
+                let mut words = warning.text.split([' ', ',']);
+                warning.code == "unknown-masks" && words.any(|word| word == shell.pid().to_string())
+            })
+        });
+    }
+}
+
+#[test]
 fn a_state_directory_that_cannot_be_made_again_is_a_warning_until_it_can() {
     let daemon = Daemon::start("interval = \"50ms\"\n");
     let warning = || daemon.status().warnings.into_iter().find(|warning| warning.code == "journal");

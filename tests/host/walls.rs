@@ -3,7 +3,7 @@
 
 mod lost_state;
 mod staying;
-mod undone;
+pub(crate) mod undone;
 
 use std::path::PathBuf;
 

@@ -8,7 +8,7 @@ use crate::terms::{CpusetAction, CpusetChange, CpusetOutcome, Plan, Record, Scan
 
 /// Returns the next scan of this cycle; `None` if nothing must be read. The scan covers members whose threads
 /// are not known yet, threads that the plan changes (to verify the change and to find their new children),
-/// and job cgroups that were not read yet. `full` tells whether this cycle read every process, and `records` are
+/// job cgroups that were not read yet, and what a search for masks of unknown origin reads. `full` tells whether this cycle read every process, and `records` are
 /// the records of this cycle.
 pub(crate) fn next_scan(
     state: &mut WardenState,
@@ -29,6 +29,10 @@ pub(crate) fn next_scan(
     pids.extend(with_unread_threads);
     pids.extend(pids_changed_by(state, plan.cpuset_actions.iter()));
     let mut cgroups = state.unread_cgroups();
+    if full {
+        pids.extend(state.unknown_masks.unread());
+        cgroups.extend(state.cgroups_around(state.unknown_masks.unread()));
+    }
     cgroups.extend(plan.cpuset_actions.iter().map(|action| action.cgroup_path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {
         scope: ScanScope::Partial(pids.clone()),

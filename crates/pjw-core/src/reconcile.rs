@@ -78,6 +78,7 @@ pub fn reconcile(
 
     observe::update_state(&mut draft);
     address_spaces::update(&mut draft);
+    unknown_masks::begin_search(&mut draft);
     recovery::recover_cpusets(&mut draft);
     membership::update_members(&mut draft);
     membership::released::track_children(&mut draft);

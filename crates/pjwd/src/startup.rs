@@ -199,8 +199,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
     let mut node = node(config.settings(), &policy.cpuset_support)?;
     node.set_process_event_socket(kernel);
-    let mut state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
-    state.has_lost_records = recovered.has_lost_records;
+    let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
@@ -238,8 +237,9 @@ fn open_journal(
     mut lock: Option<&mut DaemonLock>,
 ) -> anyhow::Result<(FileJournal, RecoveredJournal, Vec<Warning>)> {
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(boot_id)).map(Path::to_owned);
-    let has_journal = earlier.as_deref().is_some_and(journal::has_journal_files);
-    let (journal, mut recovered) = FileJournal::open(state_dir, boot_id)?;
+    let has_state_file = lock.as_ref().is_some_and(|lock| lock.has_earlier_state_file());
+    let has_journal = earlier.as_deref().is_some_and(|dir| journal::has_journal_files(dir, has_state_file));
+    let (mut journal, mut recovered) = FileJournal::open(state_dir, boot_id)?;
     let mut warnings = Vec::new();
     match earlier {
         Some(directory) if !has_journal => {
@@ -255,8 +255,13 @@ fn open_journal(
         }
         _ => {}
     }
-    let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id));
-    noted.context("can't write the lock file")?;
+    let begun = journal.begin(&mut recovered);
+    // The lock file tells of the loss until the journal does.
+    if begun.is_ok() || !recovered.has_lost_records {
+        let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id));
+        noted.context("can't write the lock file")?;
+    }
+    recovered.remarks.extend(begun.err().map(|fault| fault.to_string()));
     Ok((journal, recovered, warnings))
 }
 
@@ -410,6 +415,7 @@ fn serve_until_stopped(
 
 #[cfg(test)]
 mod tests {
+    use pjw_core::record::{Record, UnknownMaskRecord};
     use pjw_core::testing::regular_topology;
     use pjw_ipc::client::Client;
     use serde_json::{Value, json};
@@ -427,7 +433,8 @@ mod tests {
             directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
             let (_, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
             let remedies: Vec<String> = warnings.into_iter().map(|warning| warning.remedy).collect();
-            (recovered.has_lost_records, remedies.concat())
+            let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
+            (recovered.records.contains(&lost), remedies.concat())
         };
         assert_eq!(start("one"), (false, String::new()), "the first start");
         std::os::unix::fs::symlink(path("one"), path("link")).unwrap();
@@ -437,7 +444,14 @@ mod tests {
         assert!(is_lost && remedy.ends_with(&expected), "{remedy}");
         std::fs::remove_dir_all(path("two")).unwrap();
         assert_eq!(start("two"), (true, String::new()));
-        assert_eq!(start("two"), (false, String::new()), "it has made a journal again");
+        assert_eq!(
+            start("two"),
+            (true, String::new()),
+            "the journal has the loss until a daemon has searched"
+        );
+        std::fs::remove_file(path("two").join("state.json")).unwrap();
+        std::fs::write(path("two").join("journal.jsonl"), "").unwrap();
+        assert_eq!(start("two"), (true, String::new()), "both files are as of a daemon that never ran");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use pjw_linux::{node::LinuxMachine, probe, sys::clock};
 
 use crate::host::directories;
 use crate::job_files;
-use crate::store::journal::{FileJournal, JournalError};
+use crate::store::journal::{FileJournal, JournalError, has_journal_files};
 use crate::warden::{CycleReport, Warden};
 
 /// The largest number of cycles. A job that forks all the time needs several.
@@ -47,8 +47,8 @@ pub struct ReleaseSummary {
     /// Sentences for the user, for example about records that could not be used or processes whose masks may
     /// be wrong.
     pub remarks: Vec<String>,
-    /// Whether the records of an earlier pjwd were found, and none of them was lost. Then nothing of what that pjwd
-    /// changed is left.
+    /// Whether the records of an earlier pjwd were found, and no mask of unknown origin is left. Then nothing of what
+    /// that pjwd changed is left.
     pub is_complete: bool,
 }
 
@@ -70,15 +70,16 @@ pub struct ReleaseSummary {
 pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<ReleaseSummary> {
     let own_cgroups = directories::own_cgroup_names(state_dir, is_second_pjwd);
     let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
-    let has_state = |name: &str| state_dir.join(name).exists();
-    let is_recorded = has_state("journal.jsonl") || has_state("state.json");
+    let is_recorded = has_journal_files(state_dir, false);
     // Only root makes cgroups.
     let has_cgroups = Uid::effective().is_root() && !node.list_job_cpusets(&own_cgroups).is_empty();
     if !is_recorded && !has_cgroups {
         return without_records(state_dir, node);
     }
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
-    let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
+    let (mut journal, mut recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
+    recovered.has_lost_records |= !recovered.is_found;
+    journal.begin(&mut recovered)?;
     let capabilities = probe::probe_kernel_support(&own_cgroups);
     let only_managed_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;
@@ -93,24 +94,15 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     warden.find_leftover_cpusets();
 
     let is_any_unrecorded = warden.state().cpusets.leftover_cpuset_paths().next().is_some();
-    let is_record_lost = !is_recorded || recovered.has_lost_records || is_any_unrecorded;
-    let mut undone = ReleaseSummary {
-        released_jobs: Vec::new(),
-        remarks: recovered.remarks,
-        is_complete: !is_record_lost,
-    };
+    let mut undone = ReleaseSummary { remarks: recovered.remarks, ..ReleaseSummary::default() };
     if is_any_unrecorded {
         // The cpusets without a record become jobs, whose masks are read before the release.
         run_cycle(&mut warden, &[], has_events);
     }
-    let bound = warden.state().cpusets.processes_with_masks_of_unknown_origin();
-    let mut unknown: BTreeSet<Pid> = bound.map(|process| process.pid).collect();
     find_processes(&mut warden, has_events);
     release(&mut warden, has_events, &mut undone)?;
-    unknown.extend(warden.state().masks_of_unknown_origin.keys().map(|process| process.pid));
-    if is_record_lost {
-        unknown.extend(unknown_masks(&mut warden, has_events));
-    }
+    let unknown = unknown_masks(&warden);
+    undone.is_complete = unknown.is_empty();
     undone.remarks.extend(mask_remarks(warden.state(), &unknown));
     job_files::remove_files_of_all_jobs(state_dir);
     warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
@@ -122,7 +114,9 @@ fn without_records(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<Relea
     let policy = Policy { only_managed_user: only_user(Uid::effective().is_root()), ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
-    let unknown = unknown_masks(&mut warden, false);
+    warden.state_mut().unknown_masks.request_search();
+    find_processes(&mut warden, false);
+    let unknown = unknown_masks(&warden);
     let mut remarks = vec![format!(
         "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
         state_dir.display()
@@ -202,18 +196,20 @@ fn observe<J: Journal>(warden: &mut Warden<LinuxMachine, J>, cycles: usize, has_
     warden.set_policy(enforcing);
 }
 
-/// Finds the processes that were born while no daemon ran, so that they are released with their jobs.
+/// Finds the processes that were born while no daemon ran, so that they are released with their jobs. After records were lost,
+/// also finds the masks that no record explains.
 fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: bool) {
     if warden.state().jobs.keys().next().is_some() {
         observe(warden, FINDING_SCANS, has_events);
     }
+    if warden.state().unknown_masks.is_search_pending() {
+        observe(warden, 1, has_events);
+    }
 }
 
 /// The processes whose masks an earlier daemon may have set, and which no record explains.
-fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: bool) -> BTreeSet<Pid> {
-    warden.state_mut().has_lost_records = true;
-    observe(warden, 1, has_events);
-    warden.state().masks_of_unknown_origin.keys().map(|process| process.pid).collect()
+fn unknown_masks<J: Journal>(warden: &Warden<LinuxMachine, J>) -> BTreeSet<Pid> {
+    warden.state().unknown_masks.processes().map(|process| process.pid).collect()
 }
 
 /// A sentence for each process, with the command that widens its mask.

@@ -22,7 +22,7 @@ use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, mask, mask
 const OTHER_TESTS_CGROUPS: [&str; 3] = ["/made-by-test", "/slurm_doctor", "/pjw_test"];
 
 /// All cpusets of the machine, and the mask and cgroup of every thread.
-pub(super) struct MachineState {
+pub(crate) struct MachineState {
     cpusets: BTreeMap<PathBuf, String>,
     threads: BTreeMap<(u32, u32, u64), String>,
 }
@@ -30,7 +30,7 @@ pub(super) struct MachineState {
 impl MachineState {
     /// Reads the state of the machine. Of the cgroups of daemons, only those of the daemon with the names `own` are read:
     /// another test may make and remove others at the same time.
-    pub(super) fn read(own: Option<&OwnCgroupNames>) -> Self {
+    pub(crate) fn read(own: Option<&OwnCgroupNames>) -> Self {
         let mut state = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
         state.add_cgroup(&find_hierarchy().unwrap().root(), own);
         for pid in numeric_entries(Path::new("/proc")) {
@@ -75,8 +75,13 @@ impl MachineState {
     }
 
     /// Waits until the saved state is restored. Changes by other programs end after some time.
-    pub(super) fn wait_until_restored(&self, daemon: &Daemon) {
-        wait_until_empty("the state is restored", || self.changes(&daemon.own_cgroups().unwrap()));
+    pub(crate) fn wait_until_restored(&self, daemon: &Daemon) {
+        self.wait_until_restored_beside(&daemon.own_cgroups().unwrap());
+    }
+
+    /// The same, for the daemon whose cgroups have these names.
+    pub(crate) fn wait_until_restored_beside(&self, own: &OwnCgroupNames) {
+        wait_until_empty("the state is restored", || self.changes(own));
     }
 }
 

@@ -10,11 +10,11 @@ use crate::machine::Level;
 use crate::phases::cpusets::planned::allows_every_pu;
 use crate::phases::{draft::Draft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
-use crate::state::{Holder, Member, WardenState};
+use crate::state::{Holder, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, EndCondition, Event,
     EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Mode, Observed, Ownership,
-    Placement, Policy, PriorityClass, Process, Warning, own_cgroups::CgroupPlace,
+    Placement, PriorityClass, Process, Warning, own_cgroups::CgroupPlace,
 };
 
 /// A found cgroup, and what the scan says about it.
@@ -115,7 +115,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     draft.out.events.push(event);
     if is_notable {
         let request = draft.state.jobs.get(job).and_then(|job| job.request.clone());
-        let recovered = RecoveredCpuset { job: job.clone(), request, processes, bound: None, undone };
+        let recovered = RecoveredCpuset { job: job.clone(), request, processes, undone };
         draft.state.cpusets.note_recovered(path, recovered);
     }
 }
@@ -201,34 +201,20 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
 }
 
 /// Warns about the recovered jobs while that is useful: until the job gets another request or ends, and while processes live
-/// that lost their cores, or that keep masks of unknown origin.
+/// that lost their cores.
 pub(crate) fn warn_of_recovered(draft: &mut Draft<'_>) {
-    let Draft { state, out, policy, .. } = draft;
+    let Draft { state, out, .. } = draft;
     let mut recovered = state.cpusets.take_recovered();
     recovered.retain(|path, cpuset| {
-        let warnings = match cpuset.undone.clone() {
-            Some(why) => undone_warning(state, cpuset, &why).into_iter().collect(),
-            None if state.jobs.contains_key(&cpuset.job) => kept_warnings(state, path, cpuset),
-            None => left_warning(state, policy, cpuset).into_iter().collect(),
+        let warning = match cpuset.undone.clone() {
+            Some(why) => undone_warning(state, cpuset, &why),
+            None => kept_warning(state, path, cpuset),
         };
-        let is_useful = !warnings.is_empty();
-        out.warnings.extend(warnings);
+        let is_useful = warning.is_some();
+        out.warnings.extend(warning);
         is_useful
     });
     state.cpusets.put_recovered(recovered);
-}
-
-/// The warning about masks of unknown origin that processes of a recovered job keep after its end.
-fn left_warning(state: &WardenState, policy: &Policy, cpuset: &RecoveredCpuset) -> Option<Warning> {
-    let keeps_mask = |process: &&ProcessId| {
-        let known = state.process(process.pid).filter(|known| known.id == **process);
-        known.is_some_and(|known| {
-            state.tracked(process.pid).is_some() || unknown_masks::is_bound(state, policy, known)
-        })
-    };
-    let left = cpuset.bound.iter().flatten().filter(keeps_mask);
-    let left: Vec<Pid> = left.map(|process| process.pid).collect();
-    unknown_masks::warning(state, &left)
 }
 
 fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) -> Option<Warning> {
@@ -248,42 +234,12 @@ fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) 
     Some(Warning { job: Some(job.clone()), ..Warning::new("recovered", text, remedy) })
 }
 
-fn kept_warnings(state: &WardenState, path: &str, cpuset: &mut RecoveredCpuset) -> Vec<Warning> {
+fn kept_warning(state: &WardenState, path: &str, cpuset: &RecoveredCpuset) -> Option<Warning> {
     let id = &cpuset.job;
-    let Some(job) = state.jobs.get(id).filter(|job| job.request == cpuset.request) else { return Vec::new() };
+    state.jobs.get(id).filter(|job| job.request == cpuset.request)?;
     let text =
         format!("{id} was found in {path}, and no record of it: its class and options are the usual ones");
     let remedy =
         format!("pjwctl assign {id} with all options sets them again; pjwctl release {id} frees its cores");
-    let about_job = Warning { job: Some(job.id.clone()), ..Warning::new("recovered", text, remedy) };
-    if cpuset.bound.is_none() {
-        cpuset.bound = bound_processes(state, &cpuset.processes);
-    }
-    let bound = cpuset
-        .bound
-        .iter()
-        .flatten()
-        .filter(|process| state.tracked(process.pid).is_some_and(|known| known.id == **process));
-    let bound: Vec<Pid> = bound.map(|process| process.pid).collect();
-    let about_masks =
-        unknown_masks::warning(state, &bound).map(|warning| Warning { job: Some(job.id.clone()), ..warning });
-    [about_job].into_iter().chain(about_masks).collect()
-}
-
-/// The processes with a thread whose mask is narrower than its cpuset. `None` if the threads of one were not read yet.
-fn bound_processes(state: &WardenState, processes: &[ProcessId]) -> Option<Vec<ProcessId>> {
-    let tracked = processes
-        .iter()
-        .filter_map(|process| state.tracked(process.pid).filter(|known| known.id == *process));
-    let machine = state.topology.cpus();
-    let is_bound = |member: &&Member| {
-        let mut masks = member.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
-        masks.any(|entry| !machine.is_subset(entry.original_mask()))
-    };
-    let tracked: Vec<&Member> = tracked.collect();
-    let is_unread = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
-    if tracked.iter().any(|member| member.threads.is_empty() || is_unread(member)) {
-        return None;
-    }
-    Some(tracked.into_iter().filter(is_bound).map(|member| member.id).collect())
+    Some(Warning { job: Some(id.clone()), ..Warning::new("recovered", text, remedy) })
 }

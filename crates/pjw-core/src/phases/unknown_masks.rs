@@ -1,66 +1,286 @@
 //! Masks that an earlier daemon may have set, and that no record explains. They are kept, and named in a warning with the
 //! command that widens them: the program itself may have chosen such a mask.
 
-use crate::basics::{CpuSet, Pid, ProcessId, Uid, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Uid, enclosing_paths, prelude::*};
 use crate::phases::draft::Draft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
-use crate::state::{KnownProcess, MaskEntry, MaskWriter, WardenState};
-use crate::terms::{GrantedBy, Policy, Process, Warning};
+use crate::state::{KnownProcess, MaskEntry, MaskWriter, Member, WardenState};
+use crate::terms::{GrantedBy, Observed, Policy, Process, Record, UnknownMask, UnknownMaskRecord, Warning};
 
 /// The largest number of processes that a warning about a job names.
 const MAX_NAMED: usize = 8;
 /// The largest number of processes whose masks one warning names. The next ones are named when these have other masks.
 const MAX_NAMED_MASKS: usize = 4096;
 
+/// Begins a search that is due, if the scan is full. This comes before the membership of processes is decided: the members so far
+/// are those that the journal names.
+pub(crate) fn begin_search(draft: &mut Draft<'_>) {
+    if draft.full {
+        let WardenState { unknown_masks, members, processes_to_restore, .. } = &mut *draft.state;
+        unknown_masks.begin_search(|| members.keys().chain(processes_to_restore.keys()).copied().collect());
+    }
+}
+
 /// Finds processes whose masks may be those of an earlier daemon, and warns about them while they live with these masks.
 pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
-    let found: Vec<Pid> = if draft.full && draft.state.has_lost_records {
-        draft.state.has_lost_records = false;
-        let known = draft.state.processes.values().map(|known| &known.process);
-        known
-            .filter(|process| is_bound(draft.state, draft.policy, process))
-            .map(|process| process.id.pid)
-            .collect()
-    } else {
-        let scanned = draft.scanned_pids().filter_map(|pid| draft.state.processes.get(&pid));
-        scanned
-            .filter(|known| may_inherit_from_root(draft.state, known))
-            .map(|known| known.process.id.pid)
-            .collect()
-    };
-    for pid in found {
-        let found = draft
-            .state
-            .process(pid)
-            .and_then(|process| Some((process.id, process.first_thread_mask.clone()?)));
-        draft.state.masks_of_unknown_origin.extend(found);
-    }
-    let mut masks = core::mem::take(&mut draft.state.masks_of_unknown_origin);
-    let has_mask = |process: &ProcessId, mask: &mut CpuSet| {
-        let known = draft.state.process(process.pid).filter(|known| known.id == *process);
-        draft.state.tracked(process.pid).is_none()
-            && known.is_some_and(|known| known.first_thread_mask.as_ref() == Some(mask))
-    };
-    masks.retain(has_mask);
-    let pids: Vec<Pid> = masks.keys().map(|process| process.pid).collect();
-    draft.state.masks_of_unknown_origin = masks;
+    continue_search(draft);
+    find_descendants(draft);
+    find_orphans_of_root(draft);
+    update_found(draft);
+    avoid_cpus_of_found(draft.state);
+    let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
     draft.out.warnings.extend(warning(draft.state, &pids));
 }
 
-/// Whether the mask of a process outside of all jobs is narrower than its cpuset and the online PUs. Except a process in the
-/// cgroup of a scheduler's job: the scheduler binds its tasks.
-pub(super) fn is_bound(state: &WardenState, policy: &Policy, process: &Process) -> bool {
-    let (pid, online) = (process.id.pid, state.pool.online_cpus());
+/// Applies a record to the masks of unknown origin, and adds it to the records for the journal.
+fn record(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
+    draft.state.unknown_masks.apply_record(record.clone());
+    draft.out.records.push(Record::UnknownMasks(record));
+}
+
+/// Notes the masks of unknown origin of a process. Masks that were noted before stay.
+fn note(draft: &mut Draft<'_>, pid: Pid, mut mask: UnknownMask) {
+    let Some(process) = draft.state.process(pid).map(|known| known.id) else { return };
+    if let Some((known, noted)) = draft.state.unknown_masks.mask_of(pid)
+        && known == process
+    {
+        mask.first_thread = mask.first_thread.or_else(|| noted.first_thread.clone());
+        mask.other_threads.extend(noted.other_threads.iter().cloned());
+        if mask == *noted {
+            return;
+        }
+    }
+    if !mask.is_empty() {
+        record(draft, UnknownMaskRecord::Found { process, mask });
+    }
+}
+
+/// The search has two steps. The full scan that begins it chooses the processes. The next scan reads their threads and the cpusets
+/// around them: a mask that a cpuset limits is not of unknown origin.
+fn continue_search(draft: &mut Draft<'_>) {
+    if draft.full && draft.state.unknown_masks.is_search_empty() {
+        let known = draft.state.processes.values();
+        let chosen = known.filter(|known| is_to_read(draft.state, draft.policy, known));
+        let chosen = chosen.map(|known| known.process.id.pid).collect();
+        draft.state.unknown_masks.set_unread(chosen);
+    }
+    let mut unread: BTreeSet<Pid> = draft.state.unknown_masks.unread().collect();
+    let read: Vec<(Pid, UnknownMask)> =
+        unread.iter().filter_map(|&pid| Some((pid, read_mask(draft, pid)?))).collect();
+    for (pid, mask) in read {
+        unread.remove(&pid);
+        note(draft, pid, mask);
+    }
+    draft.state.unknown_masks.set_unread(unread);
+    let Some(children) = draft.state.unknown_masks.end_search() else { return };
+    children.into_iter().for_each(|pid| find_descendant(draft, pid, true));
+    record(draft, UnknownMaskRecord::Searched);
+    // The search may have read cgroups of other processes than those of jobs.
+    let of_jobs = draft.state.job_cgroup_paths();
+    draft.state.cgroups.retain(|path, _| of_jobs.contains(path));
+}
+
+/// Whether the search must read the threads of a process: of a process in a job whose records were lost, and of any other process
+/// if the mask of its first thread lacks an online PU. Of a process outside of all jobs, workers that are bound alone do not count:
+/// programs bind their workers themselves.
+fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> bool {
+    let process = &known.process;
+    let pid = process.id.pid;
     let is_served = policy.only_managed_user.is_none_or(|user| user == process.uid);
     let is_system = process.is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid);
-    if is_system || !is_served || state.tracked(pid).is_some() {
+    if is_system || !is_served {
         return false;
     }
-    let known = state.processes.get(&pid);
-    let is_schedulers = known.is_some_and(|known| known.job_marks.job_of_cgroup().is_some());
-    let possible =
-        state.cpuset_read_around(pid).map_or(online.clone(), |cpuset| cpuset.intersection(&online));
-    !is_schedulers && process.first_thread_mask.as_ref().is_some_and(|mask| !possible.is_subset(mask))
+    if state.tracked(pid).is_some() {
+        return !state.unknown_masks.is_recorded(pid);
+    }
+    let online = state.pool.online_cpus();
+    process.first_thread_mask.as_ref().is_some_and(|mask| !online.is_subset(mask))
+}
+
+/// The masks of unknown origin of a process that the search reads. `None` if the process is not read yet.
+fn read_mask(draft: &Draft<'_>, pid: Pid) -> Option<UnknownMask> {
+    let state = &*draft.state;
+    let Some(known) = state.processes.get(&pid) else { return Some(UnknownMask::default()) };
+    let online = state.pool.online_cpus();
+    let possible = cpus_around(state, known).map_or(online.clone(), |cpus| cpus.intersection(&online));
+    // The scheduler binds its tasks inside the cpusets that it makes. pjw changes no mask there.
+    let is_bound_by_scheduler = known.job_marks.job_of_cgroup().is_some() && possible != online;
+    if let Some(member) = state.tracked(pid) {
+        let is_unread = member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
+        if member.threads.is_empty() || is_unread {
+            return None;
+        }
+        let is_unknown = |entry: &MaskEntry| has_unknown_original(state, entry);
+        return Some(if is_bound_by_scheduler {
+            UnknownMask::default()
+        } else {
+            originals(member, is_unknown)
+        });
+    }
+    let process = draft.seen.processes.get(&pid)?.present()?;
+    let threads = process.threads.as_ref()?;
+    let is_bound = |mask: &&CpuSet| !is_bound_by_scheduler && !possible.is_subset(mask);
+    let first_thread = process.first_thread_mask.as_ref().filter(is_bound).cloned();
+    let others = threads.iter().filter(|thread| thread.tid.0 != pid.0).map(|thread| &thread.effective_mask);
+    let other_threads = others.filter(is_bound).filter(|_| first_thread.is_some()).cloned().collect();
+    Some(UnknownMask { first_thread, other_threads })
+}
+
+/// The PUs that the nearest cpuset around a process allows. `None` if no cpuset was read.
+fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a CpuSet> {
+    enclosing_paths(known.process.cgroup.as_deref()?).find_map(|path| {
+        let cgroup = state.cgroups.get(path)?.present()?;
+        let cpuset = cgroup.cpuset.as_ref().map(|cpuset| &cpuset.effective_cpus);
+        cpuset.or(cgroup.restricted_cpus.as_ref()).filter(|cpus| !cpus.is_empty())
+    })
+}
+
+/// Whether a release of the thread puts a mask back that no record explains: the first reading found it, and it is narrower than
+/// the cpuset.
+fn has_unknown_original(state: &WardenState, entry: &MaskEntry) -> bool {
+    let original = entry.original_mask();
+    let mut requests = entry.known_requests();
+    !state.topology.cpus().is_subset(original)
+        && requests.any(|request| {
+            request.writer == MaskWriter::Program
+                && request.requested_at == Nanos(0)
+                && request.mask == *original
+        })
+}
+
+/// Those original masks of the threads of a tracked process that fulfil a condition.
+fn originals(member: &Member, is_wanted: impl Fn(&MaskEntry) -> bool) -> UnknownMask {
+    let mut mask = UnknownMask::default();
+    for (thread, known) in member.living_threads() {
+        let Some(entry) = known.mask_entry.as_ref().filter(|entry| is_wanted(entry)) else { continue };
+        let original = entry.original_mask().clone();
+        if thread.tid.0 == member.id.pid.0 {
+            mask.first_thread = Some(original);
+        } else {
+            mask.other_threads.insert(original);
+        }
+    }
+    mask
+}
+
+/// Finds the descendants of processes with masks of unknown origin among the scanned processes.
+fn find_descendants(draft: &mut Draft<'_>) {
+    if draft.state.unknown_masks.is_idle() {
+        return;
+    }
+    let scanned: Vec<Pid> = draft.scanned_pids().collect();
+    scanned.into_iter().for_each(|pid| find_descendant(draft, pid, false));
+}
+
+/// Notes the mask of a process if the process inherited it from a process with a mask of unknown origin. A process outside of all
+/// jobs that an earlier scan read may have requested such a mask itself, unless `was_searched`: the search found its parent later.
+fn find_descendant(draft: &mut Draft<'_>, pid: Pid, was_searched: bool) {
+    let state = &*draft.state;
+    let Some(known) = state.processes.get(&pid) else { return };
+    let process = &known.process;
+    if state.unknown_masks.mask_of(pid).is_some_and(|(found, _)| found == process.id) {
+        return;
+    }
+    let is_older = |parent: &Process| parent.id.start <= process.id.start;
+    let by_parent = || {
+        let parent = state.process(process.parent).filter(|parent| is_older(parent))?;
+        state.unknown_masks.masks_for_child(parent.id.pid)
+    };
+    let masks = state.unknown_masks.inherited_by(pid).or_else(by_parent);
+    let mask = if let Some(member) = state.tracked(pid) {
+        let Some(masks) = masks else { return };
+        originals(member, |entry| masks.contains(entry.original_mask()))
+    } else if known.is_new || was_searched {
+        let is_of_user = |other: &ProcessId| {
+            state.process(other.pid).is_some_and(|other| other.uid == process.uid && is_older(other))
+        };
+        let found = state.unknown_masks.found();
+        let is_orphan = masks.is_none() && is_orphan_of_unknown_descent(state, known);
+        let is_unknown = |mask: &&CpuSet| match &masks {
+            Some(masks) => masks.contains(*mask),
+            None => {
+                is_orphan
+                    && found
+                        .iter()
+                        .any(|(other, found)| is_of_user(other) && found.all().any(|found| found == *mask))
+            }
+        };
+        let first_thread = process.first_thread_mask.as_ref().filter(is_unknown).cloned();
+        UnknownMask { first_thread, other_threads: BTreeSet::new() }
+    } else {
+        return;
+    };
+    note(draft, pid, mask);
+}
+
+fn find_orphans_of_root(draft: &mut Draft<'_>) {
+    let scanned = draft.scanned_pids().filter_map(|pid| draft.state.processes.get(&pid));
+    let orphans = scanned.filter(|known| may_inherit_from_root(draft.state, known));
+    let orphans: Vec<(Pid, Option<CpuSet>)> =
+        orphans.map(|known| (known.process.id.pid, known.process.first_thread_mask.clone())).collect();
+    for (pid, first_thread) in orphans {
+        note(draft, pid, UnknownMask { first_thread, other_threads: BTreeSet::new() });
+    }
+}
+
+/// Drops the processes that have ended, and the masks that were changed.
+fn update_found(draft: &mut Draft<'_>) {
+    let found = draft.state.unknown_masks.found().iter();
+    let changed: Vec<(ProcessId, UnknownMask)> = found
+        .filter_map(|(&process, mask)| {
+            let left = mask_left(draft, process, mask);
+            (left != *mask).then_some((process, left))
+        })
+        .collect();
+    for (process, mask) in changed {
+        record(
+            draft,
+            if mask.is_empty() {
+                UnknownMaskRecord::Settled { process }
+            } else {
+                UnknownMaskRecord::Found { process, mask }
+            },
+        );
+    }
+}
+
+/// Lets the allocator choose the PUs of the processes last that are outside of all jobs: nothing keeps these processes off a job.
+fn avoid_cpus_of_found(state: &mut WardenState) {
+    let found = state.unknown_masks.found().iter();
+    let outside = found.filter(|(process, _)| state.tracked(process.pid).is_none());
+    let cpus = outside.flat_map(|(_, mask)| mask.all()).fold(CpuSet::new(), |all, mask| all.union(mask));
+    state.pool.set_avoided(cpus);
+}
+
+/// The noted masks of a process that it still has, or that its release puts back. What the scan did not read is unchanged.
+fn mask_left(draft: &Draft<'_>, process: ProcessId, noted: &UnknownMask) -> UnknownMask {
+    let state = &*draft.state;
+    let Some(known) = state.process(process.pid) else {
+        return if draft.full { UnknownMask::default() } else { noted.clone() };
+    };
+    if known.id != process {
+        return UnknownMask::default();
+    }
+    if let Some(member) = state.tracked(process.pid) {
+        let is_unread = member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
+        if member.threads.is_empty() || is_unread {
+            return noted.clone();
+        }
+        let mut left = originals(member, |_| true);
+        left.first_thread = left.first_thread.filter(|mask| noted.first_thread.as_ref() == Some(mask));
+        left.other_threads.retain(|mask| noted.other_threads.contains(mask));
+        return left;
+    }
+    let mut left = noted.clone();
+    left.first_thread = left.first_thread.filter(|mask| known.first_thread_mask.as_ref() == Some(mask));
+    let read = draft.seen.processes.get(&process.pid).and_then(Observed::present);
+    if let Some(threads) = read.and_then(|read| read.threads.as_ref()) {
+        let others = threads.iter().filter(|thread| thread.tid.0 != process.pid.0);
+        let masks: BTreeSet<&CpuSet> = others.map(|thread| &thread.effective_mask).collect();
+        left.other_threads.retain(|mask| masks.contains(mask));
+    }
+    left
 }
 
 /// Whether an orphan of root has exactly a mask that pjw set for a job of root. Such an orphan of another user becomes a member.
@@ -96,7 +316,7 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
 }
 
 /// The warning that an earlier daemon may have set the masks of these processes. `None` if there are none.
-pub(super) fn warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
+fn warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
     let (first, all) = (pids.first()?, state.topology.cpus());
     let text = format!(
         "the masks of some processes may be those that an earlier pjwd set, and are kept: {}",

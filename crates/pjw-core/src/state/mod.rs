@@ -14,6 +14,7 @@ pub mod pool;
 pub mod processes;
 pub(crate) mod replay;
 mod scans;
+pub mod unknown_masks;
 pub mod usage;
 pub mod warden;
 

@@ -56,6 +56,8 @@ pub struct PuPool {
     /// The job that borrows a PU, for each borrowed PU. A borrowed PU is free, or its holder is a job that
     /// leaves it idle.
     borrowers: BTreeMap<Pu, JobId>,
+    /// The PUs on which processes run whose masks are of unknown origin. They are free, and are offered last.
+    avoided: CpuSet,
 }
 
 /// Two pools are equal if all PUs have the same holders and an offer for one is valid for the other.
@@ -91,8 +93,8 @@ impl PuPool {
         }
         let holders = vec![Holder::Free, Holder::Housekeeping];
         let (cpus, reserved) = (topology.cpus().clone(), housekeeping.clone());
-        let (offline, borrowers) = (CpuSet::new(), BTreeMap::new());
-        Self { entries, holders, cpus, offline, version: 0, reserved, borrowers }
+        let (offline, avoided, borrowers) = (CpuSet::new(), CpuSet::new(), BTreeMap::new());
+        Self { entries, holders, cpus, offline, version: 0, reserved, borrowers, avoided }
     }
 
     /// Returns the holder of a PU. The holder of a free PU is [`Holder::Free`]. Returns `None` if the machine
@@ -275,6 +277,17 @@ impl PuPool {
             }
         }
         self.version += 1;
+    }
+
+    /// Sets the PUs that the allocator offers only if the other PUs do not suffice: the PUs of processes outside of all jobs
+    /// whose affinity masks an earlier run of the daemon may have set.
+    pub(crate) fn set_avoided(&mut self, avoided: CpuSet) {
+        self.avoided = avoided;
+    }
+
+    /// The PUs that the allocator offers only if the other PUs do not suffice.
+    pub(crate) fn avoided_cpus(&self) -> &CpuSet {
+        &self.avoided
     }
 
     /// Takes all PUs from the job, and returns the PUs that the job held. A PU that was reserved for the system

@@ -17,7 +17,7 @@
 use alloc::sync::Arc;
 use core::cell::OnceCell;
 
-use crate::basics::{Pid, prelude::*};
+use crate::basics::{Pid, enclosing_paths, prelude::*};
 use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
@@ -28,8 +28,9 @@ impl WardenState {
     /// Returns the request for a scan: which processes, threads and cgroups the scan reads.
     ///
     /// If `is_full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads
-    /// threads only of the processes that belong to jobs, and of the processes in
-    /// [`WardenState::processes_to_restore`]. A process in this list has left its job, and pjw is restoring its
+    /// threads only of the processes that belong to jobs, of the processes in
+    /// [`WardenState::processes_to_restore`], and of those in [`WardenState::unknown_masks`] where another thread
+    /// than the first one has a mask of unknown origin. A process in this list has left its job, and pjw is restoring its
     /// original affinity masks (the masks before pjw changed them).
     ///
     /// If `is_full` is false, the scan reads only the following:
@@ -44,7 +45,8 @@ impl WardenState {
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
         if is_full {
-            let (pids_to_read_threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
+            let (mut pids_to_read_threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
+            pids_to_read_threads_of.extend(self.unknown_masks.pids_with_other_threads());
             let busy_threads = BTreeMap::new();
             let (scope, idle_watch) = (ScanScope::Full, Arc::default());
             return ScanRequest { scope, pids_to_read_threads_of, busy_threads, cgroups, idle_watch };
@@ -159,6 +161,12 @@ impl WardenState {
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
         let own = self.cpusets.paths().chain(self.cpusets.leftover_cpuset_paths());
         self.jobs.cgroup_paths().chain(own).map(str::to_owned).collect()
+    }
+
+    /// The cgroups of these processes, and the cgroups above them.
+    pub(crate) fn cgroups_around(&self, pids: impl Iterator<Item = Pid>) -> BTreeSet<String> {
+        let cgroups: BTreeSet<&str> = pids.filter_map(|pid| self.process(pid)?.cgroup.as_deref()).collect();
+        cgroups.into_iter().flat_map(enclosing_paths).filter(|path| *path != "/").map(str::to_owned).collect()
     }
 
     /// The cgroups of one job: the scheduler's, and that of the job's cpuset.

@@ -16,11 +16,11 @@ use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
     masks::entry::MaskEntry, masks::request::MaskLimits, masks::target::target_mask, pool::PuPool,
-    processes::Processes, usage::UsageState,
+    processes::Processes, unknown_masks::UnknownMasks, usage::UsageState,
 };
 use crate::terms::{
-    Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, MaskActionKind, Observed, Process,
-    ProcessEvent, ReleasedMasks, Warning,
+    Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, LeftoverCpuset, MaskAction, MaskActionKind,
+    Observed, Process, ProcessEvent, ReleasedMasks, Warning,
 };
 
 /// The state of the warden, the part of the daemon that keeps each job on its cores: the machine, the jobs, the PUs
@@ -68,12 +68,9 @@ pub struct WardenState {
     /// and may still have it. The entry of a job is removed when a full scan has shown that no process has
     /// such a mask. Jobs that an earlier run of the daemon released are included.
     pub released_masks: BTreeMap<JobId, ReleasedMasks>,
-    /// Whether journal records of an earlier run of the daemon were lost. The next full scan then searches
-    /// for processes whose affinity masks the earlier run may have set, and sets this field to false.
-    pub has_lost_records: bool,
-    /// Processes that belong to no job and have an affinity mask that an earlier run of the daemon may have
-    /// set, each with this mask. No journal record says whether the earlier run set the mask.
-    pub masks_of_unknown_origin: BTreeMap<ProcessId, CpuSet>,
+    /// The processes whose affinity masks an earlier run of the daemon may have set, where no journal record says
+    /// whether it did. Also the search for such processes, which is due after records were lost.
+    pub unknown_masks: UnknownMasks,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned.
@@ -140,8 +137,7 @@ impl WardenState {
             cpusets: CpusetRegistry::default(),
             masks_from_journal: BTreeMap::new(),
             released_masks: BTreeMap::new(),
-            has_lost_records: false,
-            masks_of_unknown_origin: BTreeMap::new(),
+            unknown_masks: UnknownMasks::default(),
             online,
             warnings: BTreeMap::new(),
             lineage: Lineage::default(),
@@ -313,8 +309,27 @@ impl WardenState {
                 self.plan_jobs_of(&changed);
             }
         }
+        self.unknown_masks.apply_events(events);
         let tracked = |pid| tracked_in(&self.members, &self.processes_to_restore, pid);
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
+    }
+
+    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset. Has no
+    /// effect if the journal has a record of this cgroup. Otherwise, records were lost: the next full scan also begins a search for
+    /// masks of unknown origin. After that scan, pjw reuses the cgroup as the cpuset of the job, or removes it. pjw removes it if
+    /// it contains no processes, or if its PUs can't be granted to the job, for example because another job holds one of them.
+    pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
+        if self.cpusets.cpuset_at(&leftover.path).is_none() {
+            self.unknown_masks.request_search();
+        }
+        self.cpusets.add_leftover_cpuset(leftover);
+    }
+
+    /// Removes all records of forked processes. Must be called if process events were lost: a process in a record may have
+    /// exited, and its pid may now be the pid of another process.
+    pub fn forget_fork_records(&mut self) {
+        self.lineage.forget_fork_records();
+        self.unknown_masks.forget_fork_records();
     }
 
     /// Lets the jobs of these processes be planned again.

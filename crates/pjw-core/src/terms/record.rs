@@ -134,6 +134,51 @@ pub struct ReleasedMask {
     pub original_mask: CpuSet,
 }
 
+/// The affinity masks of unknown origin of a process: an earlier run of the daemon may have set them, and no record says whether
+/// it did. At least one field has a mask.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnknownMask {
+    /// The mask of the first thread. `None` if its mask is not of unknown origin.
+    pub first_thread: Option<CpuSet>,
+    /// The masks of the other threads that are of unknown origin.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub other_threads: BTreeSet<CpuSet>,
+}
+
+impl UnknownMask {
+    /// Iterates over the masks of all threads.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &CpuSet> {
+        self.first_thread.iter().chain(&self.other_threads)
+    }
+
+    /// Whether no mask is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all().next().is_none()
+    }
+}
+
+/// A journal record about affinity masks of unknown origin ([`UnknownMask`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownMaskRecord {
+    /// Records of an earlier run of the daemon were lost. A search for masks that it may have set is pending.
+    RecordsLost,
+    /// The search is complete.
+    Searched,
+    /// The process has masks of unknown origin. Replaces an earlier record of the process.
+    Found {
+        /// The process.
+        process: ProcessId,
+        /// Its masks.
+        mask: UnknownMask,
+    },
+    /// The process has ended or has no mask of unknown origin any longer.
+    Settled {
+        /// The process.
+        process: ProcessId,
+    },
+}
+
 /// A record of the journal, from which a restarted daemon restores its state. A record describes one change: of
 /// a job, of the membership of a process in a job, of an affinity mask, or of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,6 +234,8 @@ pub enum Record {
     /// A record about the cpuset of a job.
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),
+    /// A record about affinity masks whose origin no other record explains.
+    UnknownMasks(UnknownMaskRecord),
     /// What a running job has used so far. Written from time to time, so that a restarted daemon knows it.
     Usage {
         /// The id of the job.

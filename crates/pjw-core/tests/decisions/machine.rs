@@ -200,7 +200,7 @@ impl Machine {
     /// The daemon lists the cgroups of an earlier daemon, as it does when it starts.
     pub fn find_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
-        found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
+        found.into_iter().for_each(|found| self.state.add_leftover_cpuset(found));
     }
 
     /// Forgets that pjw wrote any mask.

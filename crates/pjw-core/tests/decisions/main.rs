@@ -25,6 +25,7 @@ mod refusals;
 mod released;
 mod restore;
 mod steady;
+mod unknown_masks;
 mod usage;
 mod visits;
 mod wanted_cores;

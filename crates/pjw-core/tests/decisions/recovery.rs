@@ -236,7 +236,7 @@ fn every_mask_of_unknown_origin_is_named_with_one_command_for_all() {
     pids.clone().for_each(|pid| drop(machine.spawn(pid, 1, 1001)));
     machine.assign("a", 2, &pids.clone().collect::<Vec<u32>>()).unwrap();
     machine.lose_state();
-    machine.state.has_lost_records = true;
+    machine.state.unknown_masks.request_search();
     machine.settle();
     let warnings = recovered(&machine);
     let listed: Vec<String> = pids.map(|pid| pid.to_string()).collect();
@@ -291,7 +291,7 @@ fn masks_of_processes_in_no_cpuset_are_named_after_a_lost_record() {
     machine.lose_state();
     machine.settle();
     assert_eq!(recovered(&machine), [], "nothing tells that a record was lost");
-    machine.state.has_lost_records = true;
+    machine.state.unknown_masks.request_search();
     machine.settle();
     let warnings = recovered(&machine);
     assert!(warnings[0].text.ends_with(": 7") && warnings[0].remedy.starts_with("taskset -pac 0-7 7 "));

@@ -5,7 +5,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
@@ -62,8 +62,18 @@ pub fn own_cgroup_names(state_dir: &Path, is_second_pjwd: bool) -> OwnCgroupName
     if !is_second_pjwd {
         return OwnCgroupNames::default();
     }
-    let real = state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned());
-    OwnCgroupNames::for_additional_daemon(real.as_os_str().as_bytes())
+    OwnCgroupNames::for_additional_daemon(real_path(state_dir).as_os_str().as_bytes())
+}
+
+/// The absolute path without symbolic links, as `Path::canonicalize` returns it. A directory that is missing has the path that it
+/// would have if it were made: after it was deleted, its path is the same.
+fn real_path(path: &Path) -> PathBuf {
+    let Ok(absolute) = std::path::absolute(path) else { return path.to_owned() };
+    let existing = absolute.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let Some((above, real)) = existing else { return absolute };
+    let missing = absolute.strip_prefix(above).unwrap_or(Path::new(""));
+    // A path that ends with a slash has another text.
+    if missing.as_os_str().is_empty() { real } else { real.join(missing) }
 }
 
 /// Checks that the directory and all its parents belong to this user or to root, and that no other user can rename
@@ -187,6 +197,30 @@ mod tests {
         std::fs::hard_link(path("file"), path("other name")).unwrap();
         assert!(why("file").contains("second name"));
         assert!(why("none").contains("No such file"));
+    }
+
+    #[test]
+    fn a_second_daemon_has_the_same_cgroups_before_and_after_its_directory_is_deleted() {
+        let above = tempfile::tempdir().unwrap();
+        std::fs::create_dir(above.path().join("real")).unwrap();
+        let (link, state) = (above.path().join("link"), above.path().join("real/deep/state"));
+        symlink(above.path().join("real"), &link).unwrap();
+        // A relative path from the working directory of the test.
+        let working = std::env::current_dir().unwrap().canonicalize().unwrap();
+        let up: PathBuf = working.ancestors().skip(1).map(|_| "..").collect();
+        let relative =
+            up.join(state.canonicalize().unwrap_or_else(|_| state.clone()).strip_prefix("/").unwrap());
+        let paths = [state.clone(), link.join("deep/state"), relative];
+        std::fs::create_dir_all(&state).unwrap();
+        let names = own_cgroup_names(&state, true);
+        for is_deleted in [false, true] {
+            if is_deleted {
+                std::fs::remove_dir_all(above.path().join("real/deep")).unwrap();
+            }
+            for path in &paths {
+                assert_eq!(own_cgroup_names(path, true), names, "{}", path.display());
+            }
+        }
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! instruction, and after a reboot they are worthless in any case.
 //!
 //! A damaged file never stops the daemon. A file from another boot is dropped. An unreadable file is set aside. An
-//! incomplete last line is a batch whose changes were never made.
+//! incomplete last line is a batch whose changes were never made. The numbers of the batches tell that a file was removed
+//! or emptied: they have no gap, and a batch without records follows each `state.json`.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -17,7 +18,8 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, Flock, fallocate};
 use nix::unistd::Uid;
-use pjw_core::{ports::Journal, record::Record};
+use pjw_core::ports::Journal;
+use pjw_core::record::{Record, UnknownMaskRecord};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tracing::warn;
@@ -34,6 +36,8 @@ const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
 /// The format of both files. A file with another schema is set aside.
 const SCHEMA: u32 = 1;
+/// The begin of each line of `journal.jsonl`.
+const BEGIN_OF_BATCH: &[u8] = b"{\"boot_id\":\"";
 /// The journal is rewritten after it has grown by this many bytes.
 const REWRITE_BYTES: u64 = 1 << 20;
 /// The space that is reserved at once, beside what is needed.
@@ -101,6 +105,8 @@ pub struct RecoveredJournal {
     /// writes a line completely before it makes the changes that the line records. So the changes of an
     /// incomplete line were never made.
     pub has_lost_records: bool,
+    /// Whether a file of the journal had content that could be read, of this boot or of an earlier one.
+    pub is_found: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -108,7 +114,19 @@ struct StateFile<'a> {
     schema: u32,
     boot_id: Cow<'a, str>,
     last: u64,
+    /// Whether a batch follows this file in any case. False in files of earlier versions.
+    #[serde(default)]
+    is_followed: bool,
     records: Cow<'a, [Record]>,
+}
+
+/// What `state.json` says about the batches.
+#[derive(Default)]
+struct Expected {
+    /// The number of the last batch that the file includes.
+    last: u64,
+    /// Whether `journal.jsonl` must have this batch or a later one.
+    is_followed: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -130,12 +148,24 @@ impl FileJournal {
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalError> {
         let (path, lines) = open_lines(dir)?;
         let mut recovered = RecoveredJournal::default();
-        let mut last = read_state(dir, boot_id, &mut recovered);
-        let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
+        let expected = read_state(dir, boot_id, &mut recovered);
+        let (length, last) = read_batches(&lines, dir, boot_id, &expected, &mut recovered)
             .map_err(|error| JournalError::new("read", &path, &error))?;
         let (state, dir) = (inode_of(&dir.join(STATE)), dir.to_owned());
         let boot_id = boot_id.to_owned();
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
+    }
+
+    /// Writes what was recovered to `state.json`. If records were lost, adds the record that says so, to the file and to
+    /// `recovered`. From then on, [`FileJournal::open`] notices if one of the two files is removed or emptied.
+    ///
+    /// # Errors
+    /// If a file can't be written. The record is in `recovered` nevertheless.
+    pub fn begin(&mut self, recovered: &mut RecoveredJournal) -> Result<(), JournalError> {
+        if recovered.has_lost_records {
+            recovered.records.push(Record::UnknownMasks(UnknownMaskRecord::RecordsLost));
+        }
+        self.rewrite(&recovered.records)
     }
 
     /// Returns whether the journal (the records of pjwd's changes) has grown by more than 1 MiB since the last
@@ -144,6 +174,29 @@ impl FileJournal {
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
         self.length > REWRITE_BYTES
+    }
+
+    /// Appends a batch, also one without records.
+    fn append_batch(&mut self, records: &[Record]) -> Result<(), JournalError> {
+        let (boot_id, records) = (Cow::from(&self.boot_id), Cow::from(records));
+        let batch = Batch { boot_id, number: self.last + 1, records };
+        let written = line_of(&batch).and_then(|line| {
+            self.lines.write_all(&line)?;
+            Ok(line.len() as u64)
+        });
+        match written {
+            Ok(bytes) => {
+                self.last += 1;
+                self.length += bytes;
+                Ok(())
+            }
+            Err(error) => {
+                // Remove a partial line, because the next line would be appended to it.
+                let _ = self.lines.set_len(self.length);
+                self.reserved = 0;
+                Err(JournalError::new("write", &self.path(), &error))
+            }
+        }
     }
 
     fn path(&self) -> PathBuf {
@@ -165,11 +218,13 @@ impl FileJournal {
     }
 }
 
-/// Returns whether the directory `dir` contains at least one file of the journal: the files in which pjwd records its
-/// changes.
+/// Returns whether the directory `dir` contains the journal: the files in which pjwd records its changes. If
+/// `has_state_file` is true, `state.json` must be there, because the daemon wrote it when it started. Otherwise, one of the two
+/// files is enough: earlier versions write `state.json` later.
 #[must_use]
-pub fn has_journal_files(dir: &Path) -> bool {
-    JOURNAL_FILE_NAMES.iter().any(|name| dir.join(name).exists())
+pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
+    let exists = |name: &str| dir.join(name).exists();
+    exists(STATE) || (!has_state_file && exists(LINES))
 }
 
 /// Opens and locks the file of the batches.
@@ -192,28 +247,7 @@ impl Journal for FileJournal {
     type Fault = JournalError;
 
     fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
-        if records.is_empty() {
-            return Ok(());
-        }
-        let (boot_id, records) = (Cow::from(&self.boot_id), Cow::from(records));
-        let batch = Batch { boot_id, number: self.last + 1, records };
-        let written = line_of(&batch).and_then(|line| {
-            self.lines.write_all(&line)?;
-            Ok(line.len() as u64)
-        });
-        match written {
-            Ok(bytes) => {
-                self.last += 1;
-                self.length += bytes;
-                Ok(())
-            }
-            Err(error) => {
-                // Remove a partial line, because the next line would be appended to it.
-                let _ = self.lines.set_len(self.length);
-                self.reserved = 0;
-                Err(JournalError::new("write", &self.path(), &error))
-            }
-        }
+        if records.is_empty() { Ok(()) } else { self.append_batch(records) }
     }
 
     fn is_in_place(&self) -> bool {
@@ -241,10 +275,16 @@ impl Journal for FileJournal {
         if !is_name_of(&self.path(), &self.lines) {
             self.make_again()?;
         }
+        let (last, is_empty) = (self.last, self.length == 0);
+        if is_empty {
+            // Before the other file, so that a daemon that is killed between the two leaves no gap.
+            self.append_batch(&[])?;
+        }
         let state = StateFile {
             schema: SCHEMA,
             boot_id: Cow::from(&self.boot_id),
-            last: self.last,
+            last,
+            is_followed: true,
             records: Cow::from(records),
         };
         let path = self.dir.join(STATE);
@@ -257,8 +297,12 @@ impl Journal for FileJournal {
             let _ = std::fs::remove_file(&fresh);
             return Err(JournalError::new("write", &path, &error));
         }
-        self.lines.set_len(0).map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
-        (self.length, self.reserved, self.state) = (0, 0, inode_of(&path));
+        self.state = inode_of(&path);
+        if !is_empty {
+            self.lines.set_len(0).map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
+            (self.length, self.reserved) = (0, 0);
+            self.append_batch(&[])?;
+        }
         if was_removed {
             warn!(
                 directory = %self.dir.display(),
@@ -275,37 +319,40 @@ fn line_of(batch: &Batch<'_>) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Reads `state.json`. Returns the number of the last batch in the file.
-fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u64 {
+/// Reads `state.json`. Returns what it says about the batches.
+fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> Expected {
     let path = dir.join(STATE);
     let mut text = Vec::new();
     let opened = directories::open_own_file(&path, OpenOptions::new().read(true));
     let read = opened.and_then(|file| file.take(MAX_STATE_BYTES).read_to_end(&mut text));
     match read {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return 0,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Expected::default(),
         Err(error) => {
             recovered
                 .remarks
                 .push(format!("can't read {}: {error}; starting from what is running", path.display()));
             recovered.has_lost_records = true;
-            return 0;
+            return Expected::default();
         }
         Ok(_) => {}
     }
     match serde_json::from_slice::<StateFile<'_>>(&text) {
         Ok(state) if state.schema != SCHEMA => {
-            set_aside(&path, &format!("has schema {}", state.schema), recovered)
+            set_aside(&path, &format!("has schema {}", state.schema), recovered);
         }
-        Ok(state) if state.boot_id != boot_id => 0,
         Ok(state) => {
-            recovered.records = state.records.into_owned();
-            state.last
+            recovered.is_found = true;
+            if state.boot_id == boot_id {
+                recovered.records = state.records.into_owned();
+                return Expected { last: state.last, is_followed: state.is_followed };
+            }
         }
         Err(error) => set_aside(&path, &format!("can't be understood: {error}"), recovered),
     }
+    Expected::default()
 }
 
-fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) -> u64 {
+fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
     recovered.has_lost_records = true;
     let aside = path.with_extension("json.unreadable");
     let kept = match std::fs::rename(path, &aside) {
@@ -313,21 +360,21 @@ fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) -> u64 {
         Err(error) => format!("left there ({error})"),
     };
     recovered.remarks.push(format!("{} {why}; {kept}, starting from what is running", path.display()));
-    0
 }
 
-/// Reads the batches after `last`. Returns the length in bytes up to the last complete batch, and truncates the file
-/// there.
+/// Reads the batches that `state.json` does not include. Returns the length in bytes up to the last complete batch, to which
+/// the file is cut, and the number of this batch. A batch that is missing is a lost record.
 fn read_batches(
     lines: &File,
     dir: &Path,
     boot_id: &str,
-    last: &mut u64,
+    expected: &Expected,
     recovered: &mut RecoveredJournal,
-) -> io::Result<u64> {
+) -> io::Result<(u64, u64)> {
     let mut reader = BufReader::new(lines);
     reader.seek(SeekFrom::Start(0))?;
-    let (mut length, mut line) = (0u64, Vec::new());
+    let (mut length, mut line, mut last) = (0u64, Vec::new(), expected.last);
+    let (mut has_gap, mut has_later) = (false, false);
     loop {
         line.clear();
         let read = reader.by_ref().take(MAX_STATE_BYTES).read_until(b'\n', &mut line)?;
@@ -340,9 +387,11 @@ fn read_batches(
             recovered.remarks.push(remark);
             break;
         };
-        length += read as u64;
-        if batch.boot_id == boot_id && batch.number > *last {
-            *last = batch.number;
+        (length, recovered.is_found) = (length + read as u64, true);
+        has_later |= batch.boot_id == boot_id && batch.number >= expected.last;
+        if batch.boot_id == boot_id && batch.number > last {
+            has_gap |= batch.number > last + 1;
+            last = batch.number;
             recovered.records.extend(batch.records.into_owned());
         }
     }
@@ -355,13 +404,19 @@ fn read_batches(
         recovered.remarks.extend(saved);
         lines.set_len(length)?;
     }
-    Ok(length)
+    if has_gap || (expected.is_followed && !has_later) {
+        recovered.has_lost_records = true;
+        let dir = dir.display();
+        recovered.remarks.push(format!("records are missing in {dir}: a file there was removed or emptied"));
+    }
+    Ok((length, last))
 }
 
 /// Saves lines that can't be parsed in a file of their own. Another version may have written them, and an
-/// administrator may need their masks. An incomplete last line alone is not saved.
+/// administrator may need their masks. An incomplete last line alone is not saved: it begins like a batch.
 fn save_unreadable_lines(dir: &Path, rest: &[u8]) -> Option<String> {
-    if !rest.contains(&b'\n') {
+    let has_begin_of_batch = rest.iter().zip(BEGIN_OF_BATCH).all(|(byte, expected)| byte == expected);
+    if !rest.contains(&b'\n') && has_begin_of_batch {
         return None;
     }
     let path = dir.join("journal.jsonl.unreadable");

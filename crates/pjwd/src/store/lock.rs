@@ -70,6 +70,9 @@ pub struct LockHolder {
     /// and for `pjwd --release-all`.
     #[serde(default)]
     journal_of_boot: Option<String>,
+    /// Whether the journal had both files from its begin. False for earlier versions.
+    #[serde(default)]
+    has_state_file: bool,
     /// The last journal that an earlier process made. `None` as soon as this process has made its own.
     #[serde(default)]
     earlier_journal: Option<JournalPlace>,
@@ -80,6 +83,9 @@ pub struct LockHolder {
 struct JournalPlace {
     state_dir: String,
     boot_id: String,
+    /// As in [`LockHolder`].
+    #[serde(default)]
+    has_state_file: bool,
 }
 
 impl LockHolder {
@@ -92,13 +98,15 @@ impl LockHolder {
         let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let text = |path: &Path| full(path).to_string_lossy().into_owned();
         let (socket, state_dir) = (socket.map(text), text(state_dir));
-        Self { pid: std::process::id(), socket, state_dir, journal_of_boot: None, earlier_journal: None }
+        let (pid, has_state_file) = (std::process::id(), true);
+        Self { pid, socket, state_dir, journal_of_boot: None, has_state_file, earlier_journal: None }
     }
 
     /// The last journal that this process or an earlier one made.
     fn last_journal(&self) -> Option<JournalPlace> {
         let made = self.journal_of_boot.clone();
-        let own = made.map(|boot_id| JournalPlace { state_dir: self.state_dir.clone(), boot_id });
+        let (state_dir, has_state_file) = (self.state_dir.clone(), self.has_state_file);
+        let own = made.map(|boot_id| JournalPlace { state_dir, boot_id, has_state_file });
         own.or_else(|| self.earlier_journal.clone())
     }
 
@@ -214,6 +222,13 @@ impl DaemonLock {
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
         let of_boot = self.holder.earlier_journal.as_ref().filter(|journal| journal.boot_id == boot_id);
         of_boot.map(|journal| Path::new(&journal.state_dir))
+    }
+
+    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] had the file `state.json` from its begin. False for
+    /// the journal of an earlier version, which wrote this file later.
+    #[must_use]
+    pub fn has_earlier_state_file(&self) -> bool {
+        self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)
     }
 
     /// Removes the entry about the journal (the records of changes) of an earlier pjwd from the lock file. Must be

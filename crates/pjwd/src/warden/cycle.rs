@@ -166,7 +166,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         // An event for which there is no room counts as lost.
         let events_lost = self.state.apply_process_events(&events) || events_lost;
         if events_lost {
-            self.state.lineage.forget_fork_records();
+            self.state.forget_fork_records();
             // Until the caller says otherwise: the next decision may be about a process whose fork event was lost.
             self.state.fork_events_complete_since = None;
             self.events_read.events_lost = true;
@@ -200,8 +200,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// the cgroup gets the cpuset again.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
-        found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
-        self.state.has_lost_records |= self.state.cpusets.leftover_cpuset_paths().next().is_some();
+        found.into_iter().for_each(|found| self.state.add_leftover_cpuset(found));
     }
 
     /// Returns the journal: the storage in which pjwd records each change before it makes the change.

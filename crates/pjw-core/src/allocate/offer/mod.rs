@@ -28,6 +28,9 @@ mod tests;
 /// PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred.
 /// Does not change `pool`: the caller passes the offer to [`PuPool::commit`].
 ///
+/// The PUs of processes outside of all jobs whose affinity masks are of unknown origin
+/// ([`UnknownMasks`](crate::state::unknown_masks::UnknownMasks)) are chosen only if the other PUs do not suffice.
+///
 /// # Errors
 /// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free
 /// number of cores.
@@ -59,8 +62,22 @@ pub fn allocate_for_groups(
 ) -> Result<Offer, Refusal> {
     let present = pool.pus_of(job);
     let available = available_to(job, pool, topology, policy);
-    let make_offer = |available: &CpuSet| {
+    let avoided = pool.avoided_cpus().difference(&present);
+    let offer_of = |available: &CpuSet| {
         make_offer_for_groups(request, (&present, groups), available, pool, topology, policy)
+    };
+    let make_offer = |available: &CpuSet| {
+        let others = available.difference(&avoided);
+        if others != *available
+            && let Ok(mut offer) = offer_of(&others)
+        {
+            let last = cpus_text(&available.intersection(&avoided));
+            offer
+                .reasons
+                .push(format!("{last} would be last: processes with masks of unknown origin are there"));
+            return Ok(offer);
+        }
+        offer_of(available)
     };
     let anywhere = make_offer(&available)?;
     let Some(device) = request.near_device.as_deref().and_then(|name| topology.device_by_name(name)) else {

@@ -86,9 +86,6 @@ pub(crate) struct RecoveredCpuset {
     pub(crate) request: Option<JobRequest>,
     /// The processes that were in the cpuset.
     pub(crate) processes: Vec<ProcessId>,
-    /// The processes in `processes` whose masks are narrower than the cpuset. `None` until their threads are
-    /// read.
-    pub(crate) bound: Option<Vec<ProcessId>>,
     /// The reason why pjw removes the cpuset. `None` if the job keeps its cores.
     pub(crate) undone: Option<String>,
 }
@@ -143,17 +140,14 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's
-    /// cpuset. Has no effect if the journal has a record of this cgroup. After the next scan of all processes, pjw
-    /// reuses the cgroup as the cpuset of the job, or removes it. pjw removes it if it contains no processes, or if
-    /// its PUs can't be granted to the job, for example because another job holds one of them.
-    pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
+    /// Adds a leftover cgroup ([`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset)).
+    pub(crate) fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if !self.managed.contains_key(&leftover.path) {
             self.found.push(leftover);
         }
     }
 
-    /// Iterates over the paths of the leftover cgroups that [`CpusetRegistry::add_leftover_cpuset`] added. A
+    /// Iterates over the paths of the leftover cgroups that [`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset) added. A
     /// leftover cgroup existed when the daemon started, has the name of a job's cpuset, and is not in the journal.
     /// After the next scan of all processes, pjw decides whether to reuse the cgroup as the cpuset of its job or to
     /// remove it. The cgroup then leaves this list.
@@ -169,14 +163,6 @@ impl CpusetRegistry {
     /// Records what became of a found cpuset, for the warnings.
     pub(crate) fn note_recovered(&mut self, path: &str, recovered: RecoveredCpuset) {
         self.recovered.insert(path.to_owned(), recovered);
-    }
-
-    /// Iterates over processes whose original affinity masks may be lost: an earlier run of the daemon may have set
-    /// their present masks. pjw found these processes in a cpuset that is not in the journal, and their masks are
-    /// narrower than this cpuset. `pjwd --release-all` names them to the user, because pjw can't restore their
-    /// masks.
-    pub fn processes_with_masks_of_unknown_origin(&self) -> impl Iterator<Item = ProcessId> {
-        self.recovered.values().filter_map(|cpuset| cpuset.bound.as_ref()).flatten().copied()
     }
 
     /// Takes the recovered cpusets that are worth a warning, by path.

@@ -21,7 +21,13 @@ fn complete_lines_of_another_format_are_saved_and_an_incomplete_line_is_not() {
     journal.append(&[ended("a")]).unwrap();
     drop(journal);
     let aside = dir.path().join("journal.jsonl.unreadable");
-    for (rest, kept) in [("{\"torn", false), ("{\"form\":\"of another version\"}\n{\"torn", true)] {
+    for (rest, kept) in [
+        ("{\"boo", false),
+        ("{\"boot_id\":\"boot\",\"num", false),
+        ("{\"form\":\"of another version\"}\n{\"torn", true),
+        ("garbage without an end of line", true),
+        ("\0\0\0\0", true),
+    ] {
         let mut lines = OpenOptions::new().append(true).open(dir.path().join("journal.jsonl")).unwrap();
         lines.write_all(rest.as_bytes()).unwrap();
         drop(lines);
@@ -81,6 +87,64 @@ fn a_rewrite_replaces_only_earlier_records() {
     // count again.
     std::fs::write(dir.path().join("journal.jsonl"), before).unwrap();
     assert_eq!(reopen(dir.path()).1.records, [ended("kept")]);
+}
+
+/// The journal of a daemon with records in both files, which was killed.
+fn with_records_in_both_files(dir: &Path) {
+    let (mut journal, mut found) = reopen(dir);
+    journal.begin(&mut found).unwrap();
+    journal.append(&[ended("a")]).unwrap();
+    journal.rewrite(&[ended("a")]).unwrap();
+    journal.append(&[ended("b")]).unwrap();
+}
+
+#[test]
+fn a_removed_or_emptied_file_is_a_loss_of_records_that_stays_in_the_journal() {
+    for (name, is_removed) in
+        [("state.json", true), ("state.json", false), ("journal.jsonl", true), ("journal.jsonl", false)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        with_records_in_both_files(dir.path());
+        assert!(!reopen(dir.path()).1.has_lost_records);
+        let path = dir.path().join(name);
+        if is_removed {
+            std::fs::remove_file(path).unwrap();
+        } else {
+            std::fs::write(path, "").unwrap();
+        }
+        let (mut journal, mut found) = reopen(dir.path());
+        assert!(found.has_lost_records && found.is_found, "{name}: {found:?}");
+        journal.begin(&mut found).unwrap();
+        drop(journal);
+        let (_, found) = reopen(dir.path());
+        let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
+        assert!(!found.has_lost_records && found.records.contains(&lost), "{name}: {found:?}");
+    }
+}
+
+#[test]
+fn an_emptied_journal_of_a_daemon_that_never_rewrote_it_is_a_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, mut found) = reopen(dir.path());
+    assert!(!found.is_found);
+    journal.begin(&mut found).unwrap();
+    journal.append(&[ended("a")]).unwrap();
+    drop(journal);
+    std::fs::write(dir.path().join("journal.jsonl"), "").unwrap();
+    assert!(reopen(dir.path()).1.has_lost_records);
+}
+
+#[test]
+fn the_files_of_an_earlier_version_are_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = "{\"schema\":1,\"boot_id\":\"boot\",\"last\":3,\"records\":[{\"ended\":\"manual:a\"}]}";
+    std::fs::write(dir.path().join("state.json"), state).unwrap();
+    for lines in ["", "{\"boot_id\":\"boot\",\"number\":4,\"records\":[{\"ended\":\"manual:b\"}]}\n"] {
+        std::fs::write(dir.path().join("journal.jsonl"), lines).unwrap();
+        let (_, found) = reopen(dir.path());
+        assert!(!found.has_lost_records && found.remarks.is_empty(), "{found:?}");
+        assert_eq!(found.records.len(), 1 + lines.lines().count());
+    }
 }
 
 #[test]

@@ -1,0 +1,199 @@
+//! The affinity masks of unknown origin: masks that an earlier daemon may have set, and that no record explains.
+//!
+//! If records are lost, one search after the next full scan finds the processes with such masks. Their descendants inherit the
+//! masks: the fork events name them. The list and the pending search are in the journal. So the warning of this daemon, `pjwctl
+//! release --all`, `pjwd --release-all` and the next daemon all name the same processes.
+
+use alloc::sync::Arc;
+
+use crate::basics::{CpuSet, Pid, ProcessId, prelude::*};
+use crate::state::MAX_FORK_RECORDS;
+use crate::terms::{ProcessEvent, UnknownMask, UnknownMaskRecord};
+
+/// The search for masks of unknown origin after records were lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Search {
+    /// No record was lost, or the search is complete.
+    #[default]
+    Done,
+    /// The next full scan begins the search.
+    Due,
+    /// A full scan has begun the search.
+    Running {
+        /// The processes whose membership is recorded: their masks are recorded too.
+        recorded: BTreeSet<Pid>,
+        /// The processes of which the threads and the cpusets are still to be read. `None` before the processes are chosen.
+        unread: Option<BTreeSet<Pid>>,
+    },
+}
+
+/// The processes that have affinity masks of unknown origin. An earlier run of the daemon may have set such a mask, and no journal
+/// record says whether it did. pjw keeps these masks, and names the processes in a warning.
+#[derive(Debug, Clone, Default)]
+pub struct UnknownMasks {
+    search: Search,
+    /// The found processes with their masks.
+    found: BTreeMap<ProcessId, UnknownMask>,
+    /// The descendants of found processes by their fork events, each with the masks of which it may have inherited one.
+    inherited: BTreeMap<Pid, Arc<BTreeSet<CpuSet>>>,
+    /// The forks since the search is due: parent and child. The parent may be found later.
+    forks_during_search: Vec<(Pid, Pid)>,
+}
+
+impl UnknownMasks {
+    /// Requests a search for masks of unknown origin, because journal records of an earlier run of the daemon were lost. The
+    /// next full scan begins the search.
+    pub fn request_search(&mut self) {
+        self.search = Search::Due;
+    }
+
+    /// Returns whether a search was requested and is not complete.
+    #[must_use]
+    pub fn is_search_pending(&self) -> bool {
+        self.search != Search::Done
+    }
+
+    /// Iterates over the processes that have masks of unknown origin.
+    pub fn processes(&self) -> impl Iterator<Item = ProcessId> {
+        self.found.keys().copied()
+    }
+
+    /// Updates the records of forked processes from the process events `events` of the kernel. A process that is forked by a
+    /// process with a mask of unknown origin may have inherited the mask.
+    pub(crate) fn apply_events(&mut self, events: &[ProcessEvent]) {
+        if self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending() {
+            return;
+        }
+        for event in events {
+            match *event {
+                ProcessEvent::Fork { parent, child, .. } => {
+                    if self.is_search_pending() && self.forks_during_search.len() < MAX_FORK_RECORDS {
+                        self.forks_during_search.push((parent, child));
+                    }
+                    self.inherited.remove(&child);
+                    self.inherit(parent, child);
+                }
+                ProcessEvent::Exit { pid } => drop(self.inherited.remove(&pid)),
+                _ => {}
+            }
+        }
+    }
+
+    fn inherit(&mut self, parent: Pid, child: Pid) -> bool {
+        let of_parent = self.masks_for_child(parent);
+        let Some(masks) = of_parent.filter(|_| self.inherited.len() < MAX_FORK_RECORDS) else { return false };
+        self.inherited.insert(child, masks);
+        true
+    }
+
+    /// The masks of which a child of the process `parent` may have inherited one.
+    pub(crate) fn masks_for_child(&self, parent: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
+        let found = self.mask_of(parent).map(|(_, mask)| Arc::new(mask.all().cloned().collect()));
+        found.or_else(|| self.inherited.get(&parent).cloned())
+    }
+
+    /// The masks of which the process `pid` may have inherited one, by its fork event.
+    pub(crate) fn inherited_by(&self, pid: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
+        self.inherited.get(&pid).cloned()
+    }
+
+    /// Removes all records of forked processes, because process events were lost: a pid in a record may be that of another process.
+    pub fn forget_fork_records(&mut self) {
+        self.inherited.clear();
+        self.forks_during_search.clear();
+    }
+
+    /// Begins the search if it is due. `recorded` are the processes whose membership was read from the journal.
+    pub(crate) fn begin_search(&mut self, recorded: impl FnOnce() -> BTreeSet<Pid>) {
+        if self.search == Search::Due {
+            self.search = Search::Running { recorded: recorded(), unread: None };
+        }
+    }
+
+    /// Whether the search runs and its processes are not chosen yet.
+    pub(crate) fn is_search_empty(&self) -> bool {
+        matches!(self.search, Search::Running { unread: None, .. })
+    }
+
+    /// Whether the membership of the process was read from the journal, as far as the search knows.
+    pub(crate) fn is_recorded(&self, pid: Pid) -> bool {
+        matches!(&self.search, Search::Running { recorded, .. } if recorded.contains(&pid))
+    }
+
+    /// Sets the processes that are still to be read.
+    pub(crate) fn set_unread(&mut self, pids: BTreeSet<Pid>) {
+        if let Search::Running { unread, .. } = &mut self.search {
+            *unread = Some(pids);
+        }
+    }
+
+    /// The processes of which the search still has to read the threads and the cpusets.
+    pub(crate) fn unread(&self) -> impl Iterator<Item = Pid> {
+        let unread = match &self.search {
+            Search::Running { unread, .. } => unread.as_ref(),
+            _ => None,
+        };
+        unread.into_iter().flatten().copied()
+    }
+
+    /// Ends the search if nothing is left to read. Returns the children that were forked meanwhile by found processes; `None`
+    /// if the search does not end now.
+    pub(crate) fn end_search(&mut self) -> Option<Vec<Pid>> {
+        let is_complete =
+            matches!(&self.search, Search::Running { unread: Some(pids), .. } if pids.is_empty());
+        if !is_complete {
+            return None;
+        }
+        self.search = Search::Done;
+        let forks = core::mem::take(&mut self.forks_during_search);
+        Some(
+            forks
+                .into_iter()
+                .filter(|&(parent, child)| self.inherit(parent, child))
+                .map(|(_, child)| child)
+                .collect(),
+        )
+    }
+
+    /// The found processes with their masks.
+    pub(crate) fn found(&self) -> &BTreeMap<ProcessId, UnknownMask> {
+        &self.found
+    }
+
+    /// The found process with the pid `pid`, with its masks.
+    pub(crate) fn mask_of(&self, pid: Pid) -> Option<(ProcessId, &UnknownMask)> {
+        let first = ProcessId { pid, start: crate::basics::StartTime(0) };
+        let (process, mask) = self.found.range(first..).next()?;
+        (process.pid == pid).then_some((*process, mask))
+    }
+
+    /// Whether no process has masks of unknown origin, may have inherited one, or is being searched.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending()
+    }
+
+    /// The processes of which another thread than the first one has a mask of unknown origin: a full scan reads their threads.
+    pub(crate) fn pids_with_other_threads(&self) -> impl Iterator<Item = Pid> {
+        let with_others = self.found.iter().filter(|(_, mask)| !mask.other_threads.is_empty());
+        with_others.map(|(process, _)| process.pid)
+    }
+
+    /// Applies a record, when the record is made and on replay after a restart.
+    pub(crate) fn apply_record(&mut self, record: UnknownMaskRecord) {
+        match record {
+            UnknownMaskRecord::RecordsLost => self.request_search(),
+            UnknownMaskRecord::Searched => self.search = Search::Done,
+            UnknownMaskRecord::Found { process, mask } => drop(self.found.insert(process, mask)),
+            UnknownMaskRecord::Settled { process } => drop(self.found.remove(&process)),
+        }
+    }
+
+    /// Returns the records from which this value can be restored. The records of forked processes are not restored: a restart
+    /// scans all processes.
+    pub(crate) fn records(&self) -> impl Iterator<Item = UnknownMaskRecord> {
+        let lost = self.is_search_pending().then_some(UnknownMaskRecord::RecordsLost);
+        let found = self.found.iter();
+        let found = found.map(|(&process, mask)| UnknownMaskRecord::Found { process, mask: mask.clone() });
+        lost.into_iter().chain(found)
+    }
+}

@@ -1,0 +1,313 @@
+//! Masks that an earlier daemon may have set and that no record explains: which processes are named, and for how long. They
+//! are named by the warning `unknown-masks`, and stay in the journal.
+
+use pjw_core::command::Command;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::job::{CpuRequest, JobSource};
+use pjw_core::policy::Policy;
+use pjw_core::record::Record;
+use pjw_core::snapshot::ProcessEvent;
+use pjw_core::time::Nanos;
+
+use crate::machine::{Machine, ROOT, in_cgroup, job, machine, machine_with, regular_topology};
+
+/// The user of the processes.
+const USER: u32 = 1001;
+
+/// The pids that the warnings name.
+fn named(machine: &Machine) -> Vec<u32> {
+    let warnings = machine.last.as_ref().unwrap().warnings.iter();
+    let texts = warnings.filter(|warning| warning.code == "unknown-masks");
+    texts
+        .flat_map(|warning| warning.text.rsplit(": ").next().unwrap().split(", "))
+        .map(|pid| pid.parse().unwrap())
+        .collect()
+}
+
+/// Process 7 has the mask 0-1 that a daemon without cpusets set, and all records are lost.
+fn with_a_lost_mask() -> Machine {
+    let mut machine = machine();
+    machine.spawn(7, 1, USER);
+    machine.assign("a", 2, &[7]).unwrap();
+    assert_eq!(machine.effective_mask(7, 7), "0-1");
+    machine.lose_state();
+    machine.state.unknown_masks.request_search();
+    machine
+}
+
+/// The same, after the daemon named the process.
+fn with_a_named_process() -> Machine {
+    let mut machine = with_a_lost_mask();
+    machine.settle();
+    assert_eq!(named(&machine), [7]);
+    machine
+}
+
+/// The daemon is killed, and the next one has its journal.
+fn restart(machine: &mut Machine) {
+    let records = machine.state.records();
+    machine.lose_state();
+    records.into_iter().for_each(|record| machine.state.apply_record(record));
+}
+
+/// The daemon gets all fork events from now on.
+fn with_fork_events(machine: &mut Machine) {
+    machine.state.fork_events_complete_since = Some(Nanos(machine.now()));
+    machine.advance(1_000_000_000);
+}
+
+/// A fork with its event.
+fn fork(machine: &mut Machine, parent: u32, child: u32) {
+    machine.spawn(child, parent, USER);
+    let at = Nanos(machine.now());
+    let event = ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at };
+    machine.state.apply_process_events(&[event]);
+}
+
+/// The end of a process with its event.
+fn end(machine: &mut Machine, pid: u32) {
+    machine.exit(pid);
+    machine.state.apply_process_events(&[ProcessEvent::Exit { pid: Pid(pid) }]);
+}
+
+#[test]
+fn every_later_daemon_names_the_same_processes_until_their_masks_are_widened() {
+    let mut machine = with_a_named_process();
+    for _ in 0..2 {
+        restart(&mut machine);
+        machine.settle();
+        assert_eq!(named(&machine), [7]);
+    }
+    machine.settle_with(&[Command::ReleaseAll { caller: ROOT }]);
+    assert_eq!(named(&machine), [7], "a release of all jobs leaves the mask");
+    machine.bind(7, 7, "0-7");
+    machine.settle();
+    assert_eq!(named(&machine), [0; 0]);
+    assert!(machine.state.records().iter().all(|record| !matches!(record, Record::UnknownMasks(_))));
+    machine.bind(7, 7, "0-1");
+    restart(&mut machine);
+    machine.settle();
+    assert_eq!(named(&machine), [0; 0], "the program chose this mask");
+}
+
+#[test]
+fn a_daemon_that_is_killed_before_its_first_scan_leaves_the_search_to_the_next_one() {
+    let mut machine = with_a_lost_mask();
+    restart(&mut machine);
+    machine.settle();
+    assert_eq!(named(&machine), [7]);
+}
+
+#[test]
+fn a_program_that_binds_itself_after_the_search_is_not_named_also_after_a_restart() {
+    let mut machine = with_a_named_process();
+    machine.spawn(9, 1, USER);
+    machine.bind(9, 9, "3");
+    machine.settle();
+    restart(&mut machine);
+    machine.settle();
+    assert_eq!(named(&machine), [7]);
+}
+
+#[test]
+fn a_child_that_inherits_a_named_mask_is_named() {
+    let mut machine = with_a_named_process();
+    machine.spawn(8, 7, USER);
+    machine.spawn(9, 8, USER);
+    machine.spawn(10, 7, USER);
+    machine.bind(10, 10, "0");
+    machine.settle();
+    assert_eq!(named(&machine), [7, 8, 9], "process 10 chose its mask");
+    machine.exit(7);
+    machine.settle();
+    assert_eq!(named(&machine), [8, 9]);
+}
+
+#[test]
+fn an_orphan_of_a_named_process_is_named_by_its_fork_events() {
+    let mut machine = with_a_named_process();
+    with_fork_events(&mut machine);
+    machine.settle();
+    fork(&mut machine, 7, 8);
+    fork(&mut machine, 8, 9);
+    fork(&mut machine, 8, 10);
+    fork(&mut machine, 1, 11);
+    end(&mut machine, 8);
+    machine.bind(10, 10, "1");
+    machine.bind(11, 11, "0-1");
+    machine.settle();
+    assert_eq!(named(&machine), [7, 9], "process 10 chose another mask, and process 11 has another parent");
+    end(&mut machine, 7);
+    fork(&mut machine, 9, 12);
+    end(&mut machine, 9);
+    machine.settle();
+    assert_eq!(named(&machine), [12]);
+}
+
+#[test]
+fn an_orphan_without_fork_events_is_named_if_it_has_a_named_mask_of_its_user() {
+    let mut machine = with_a_named_process();
+    for (pid, user, mask) in [(8, USER, "0-1"), (9, USER, "0-2"), (10, USER + 1, "0-1")] {
+        machine.spawn(pid, 1, user);
+        machine.bind(pid, pid, mask);
+    }
+    machine.settle();
+    assert_eq!(named(&machine), [7, 8]);
+}
+
+#[test]
+fn a_process_that_is_born_during_the_search_is_named() {
+    let mut machine = with_a_lost_mask();
+    with_fork_events(&mut machine);
+    let first = machine.state.scan_request(true);
+    let first = machine.cycle(&first, &[]);
+    fork(&mut machine, 7, 8);
+    fork(&mut machine, 8, 9);
+    end(&mut machine, 8);
+    let born = machine.scan_only(&[9]);
+    let _ = machine.decide(&born, &[]);
+    let born = machine.scan_only(&[9]);
+    let _ = machine.decide(&born, &[]);
+    let _ = machine.cycle(&first.next_scan.unwrap(), &[]);
+    machine.settle();
+    assert_eq!(named(&machine), [7, 9]);
+}
+
+#[test]
+fn a_process_that_gets_cores_again_is_named_after_the_release() {
+    let mut machine = with_a_named_process();
+    machine.assign("b", 3, &[7]).unwrap();
+    machine.settle();
+    restart(&mut machine);
+    machine.settle();
+    machine.release("b").unwrap();
+    machine.settle();
+    assert_eq!((machine.effective_mask(7, 7).as_str(), named(&machine)), ("0-1", vec![7]));
+    machine.assign("b", 3, &[7]).unwrap();
+    machine.bind(7, 7, "0-7");
+    machine.settle();
+    machine.release("b").unwrap();
+    machine.settle();
+    assert_eq!((machine.effective_mask(7, 7).as_str(), named(&machine)), ("0-7", vec![]));
+}
+
+#[test]
+fn a_job_that_is_found_again_at_once_leaves_its_masks_named() {
+    let mut machine = machine();
+    in_cgroup(machine.spawn(7, 1, USER), "slurm:5", "/slurm/job_5", Some(CpuRequest::Cores(2)));
+    machine.settle();
+    assert_eq!(machine.effective_mask(7, 7), "0-1");
+    machine.lose_state();
+    machine.state.unknown_masks.request_search();
+    machine.settle();
+    assert_eq!(machine.member(7), "slurm:5 by Cgroup");
+    machine.settle_with(&[Command::ReleaseAll { caller: ROOT }]);
+    machine.policy.sources.remove(&JobSource::Slurm);
+    machine.settle();
+    assert_eq!((machine.effective_mask(7, 7).as_str(), named(&machine)), ("0-1", vec![7]));
+}
+
+#[test]
+fn a_task_that_a_scheduler_binds_inside_its_cpuset_is_not_named() {
+    let mut machine = machine();
+    for pid in [7, 8] {
+        in_cgroup(machine.spawn(pid, 1, USER), "slurm:5", "/slurm/job_5", None);
+    }
+    machine.world().write_cpuset("/slurm/job_5", Some(&"2-3".parse::<CpuSet>().unwrap()));
+    machine.bind(8, 8, "2");
+    machine.state.unknown_masks.request_search();
+    machine.settle();
+    assert_eq!(named(&machine), [0; 0]);
+}
+
+#[test]
+fn a_container_with_cpus_of_its_own_is_not_named() {
+    let mut machine = machine();
+    machine.spawn(7, 1, USER).cgroup = "/containers/one".into();
+    machine.spawn(8, 1, USER).cgroup = "/containers/one".into();
+    machine.world().write_cpuset("/containers/one", Some(&"4-5".parse::<CpuSet>().unwrap()));
+    assert_eq!(machine.effective_mask(7, 7), "4-5");
+    machine.bind(8, 8, "4");
+    machine.state.unknown_masks.request_search();
+    machine.settle();
+    assert_eq!(
+        named(&machine),
+        [8],
+        "a mask that is narrower than the cpuset may be that of the earlier daemon"
+    );
+}
+
+#[test]
+fn a_mask_that_the_journal_explains_is_not_named() {
+    let mut machine = machine();
+    for pid in [7, 8] {
+        machine.spawn(pid, 1, USER);
+    }
+    machine.bind(7, 7, "6");
+    machine.bind(8, 8, "0");
+    machine.assign("a", 2, &[7, 8]).unwrap();
+    let records = machine.state.records();
+    machine.lose_state();
+    records.into_iter().for_each(|record| machine.state.apply_record(record));
+    machine.state.unknown_masks.request_search();
+    machine.settle();
+    assert_eq!(named(&machine), [0; 0], "the programs had these masks before the job");
+}
+
+#[test]
+fn a_worker_thread_that_is_bound_is_named_while_the_job_lives_and_until_it_is_widened() {
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
+    let mut machine =
+        machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+    machine.spawn(7, 1, USER);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.clone_thread(7, 70);
+    machine.bind(7, 70, "1");
+    machine.lose_state();
+    machine.settle();
+    assert_eq!((machine.member(7).as_str(), named(&machine)), ("manual:a by JobCpuset", vec![7]));
+    machine.release("a").unwrap();
+    for _ in 0..2 {
+        machine.settle();
+        assert_eq!((machine.effective_mask(7, 70).as_str(), named(&machine)), ("1", vec![7]));
+        restart(&mut machine);
+    }
+    machine.settle();
+    machine.bind(7, 70, "0-7");
+    machine.settle();
+    assert_eq!(named(&machine), [0; 0]);
+}
+
+#[test]
+fn a_process_outside_of_all_jobs_that_bound_only_its_workers_is_not_named() {
+    let mut machine = with_a_lost_mask();
+    machine.spawn(9, 1, USER);
+    machine.clone_thread(9, 90);
+    machine.bind(9, 90, "3");
+    machine.settle();
+    assert_eq!(named(&machine), [7]);
+}
+
+#[test]
+fn the_cores_of_named_processes_are_given_last() {
+    let mut machine = with_a_named_process();
+    machine.spawn(9, 1, USER);
+    machine.assign("b", 2, &[9]).unwrap();
+    assert_eq!(machine.grant("b"), "2-3", "process 7 may run on 0-1");
+    let reasons = machine.state.jobs[&job("b")].grant.as_ref().unwrap().reasons.join("\n");
+    assert!(reasons.contains("CPUs 0-1 would be last"), "{reasons}");
+    machine.spawn(10, 1, USER);
+    machine.assign("c", 6, &[10]).unwrap();
+    assert_eq!(machine.grant("c"), "0-1,4-7", "no other cores are left");
+    machine.release("c").unwrap();
+    machine.bind(7, 7, "0-7");
+    machine.settle();
+    machine.assign("c", 2, &[10]).unwrap();
+    assert_eq!(machine.grant("c"), "0-1");
+}
