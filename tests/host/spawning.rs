@@ -191,6 +191,22 @@ fn a_result_that_cannot_be_printed_does_not_say_that_nothing_was_started() {
     assert!(error.contains("the instances were started, and the result can't be printed: "), "{error}");
 }
 
+#[test]
+fn a_pjwctl_that_was_started_with_sigchld_ignored_learns_how_its_instances_ended() {
+    // SIGKILL: what hangs here may not end by another signal.
+    let words = ["-s", "KILL", "60", "env", "--ignore-signal=CHLD"];
+    for proxy in ["never", "auto"] {
+        let mut limited = Command::new("timeout");
+        limited.args(words).arg(program_path("pjwctl")).args(["spawn", "--local", "-n", "2", "--json"]);
+        limited.args(["--proxy", proxy, "--", "/bin/sh", "-c", "exit %r"]).stdin(Stdio::null());
+        let output = limited.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{proxy}: {output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let exits = report["instances"].as_array().unwrap().iter().map(|instance| instance["exit"].as_i64());
+        assert_eq!(exits.collect::<Vec<_>>(), [Some(0), Some(1)], "{proxy}");
+    }
+}
+
 /// Runs `pjwctl spawn --local --json` with a proxy. Returns the exit code, the mode, why, and the exit codes of the instances.
 fn proxied(proxy: &str, line: &str, command: &[&str]) -> (Option<i32>, Value, Value, Vec<Value>) {
     let output = local(&format!("--proxy {proxy} --json {line} --"), command);

@@ -10,6 +10,7 @@ use crate::child::{Child, ExitStatus};
 use crate::context::Context;
 use crate::instance::Instance;
 use crate::proxy::{ForkError, Spare, Template, TemplateError};
+use crate::signals::child_status_is_discarded;
 
 /// A group of worker processes, and of spares that replace failed workers. A spare is a process of the same program
 /// that is stopped before `main` and uses no CPU. A worker has failed if a signal killed it, or if it exited with a
@@ -53,6 +54,12 @@ pub enum WorkerPoolError {
         /// The reason why the worker or the spare could not be started.
         error: ForkError,
     },
+    /// The calling process ignores `SIGCHLD`, or has set `SA_NOCLDWAIT`. The kernel then discards the exit status of
+    /// each worker, and the pool could not read whether a worker has failed.
+    #[error(
+        "the process ignores SIGCHLD: give the signal its default action, so that the end of a worker can be read"
+    )]
+    ChildSignalIgnored,
     /// The pidfds of the workers can't be watched by epoll(7). The variant contains the error number.
     #[error("the workers can't be watched: epoll: {}", .0.desc())]
     Watch(Errno),
@@ -79,13 +86,16 @@ impl WorkerPool {
     ///
     /// # Errors
     /// If `instances` is empty, or if a worker or a spare can't be made. Also if the program can't have a
-    /// [`Template`], the process from which workers and spares are forked. Workers that were started already are
-    /// killed then.
+    /// [`Template`], the process from which workers and spares are forked, and if the calling process ignores
+    /// `SIGCHLD`. Workers that were started already are killed then.
     pub fn start(
         context: &Context,
         instances: Vec<Instance>,
         spares: usize,
     ) -> Result<Self, WorkerPoolError> {
+        if child_status_is_discarded() {
+            return Err(WorkerPoolError::ChildSignalIgnored);
+        }
         let Some(first) = instances.first() else {
             return Err(WorkerPoolError::Worker {
                 rank: 0,
@@ -153,7 +163,8 @@ impl WorkerPool {
     /// this call first makes new spares for those that were used.
     ///
     /// # Errors
-    /// If epoll(7) or waitid(2) fails.
+    /// If epoll(7) or waitid(2) fails. waitid(2) fails with `ECHILD` if another part of the program has waited for the
+    /// end of a worker. A new worker replaces this worker all the same.
     pub fn wait(&mut self, timeout_ms: Option<u16>) -> Result<Option<EndedWorker>, Errno> {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,
@@ -167,15 +178,16 @@ impl WorkerPool {
         };
         let Some(worker) = self.workers.get_mut(index) else { return Ok(None) };
         let Some(child) = worker.child.take() else { return Ok(None) };
-        let exit = child.wait()?;
+        let exit = child.wait();
         // Closing the pidfd is not enough: a process that another thread is forking may have a copy of it, epoll(7).
         let _ = self.epoll.delete(&child);
         drop(child);
         let replacement = match exit {
-            ExitStatus::Code(0) => None,
-            _ => Some(self.replace(index)),
+            Ok(ExitStatus::Code(0)) => None,
+            // Another part of the program has taken the exit status. The worker may have failed.
+            Ok(_) | Err(_) => Some(self.replace(index)),
         };
-        Ok(Some(EndedWorker { index, exit, replacement }))
+        Ok(Some(EndedWorker { index, exit: exit?, replacement }))
     }
 
     /// Waits for the end of a worker. Returns its index.

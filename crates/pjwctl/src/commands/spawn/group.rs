@@ -81,6 +81,8 @@ pub(super) struct InstanceState {
     pub(super) pid: Option<u32>,
     pub(super) exit: Option<ExitStatus>,
     pub(super) error: Option<SpawnError>,
+    /// Whether the instance has ended and waitid(2) did not tell how.
+    has_unknown_end: bool,
     child: Option<Child>,
 }
 
@@ -306,23 +308,31 @@ impl Group {
 
     fn take_end(&mut self, rank: usize) {
         let Some(state) = self.states.get_mut(rank) else { return };
-        let Some(exit) = state.child.as_ref().and_then(|child| child.try_wait().ok().flatten()) else {
-            return;
+        let end = match state.child.as_ref().map(Child::try_wait) {
+            None | Some(Ok(None)) => return,
+            Some(Ok(Some(exit))) => Ok(exit),
+            // The pidfd stays readable, so an instance that counted as running would be looked at for ever.
+            Some(Err(errno)) => Err(errno),
         };
         if let Some(child) = state.child.take() {
             let _ = self.epoll.delete(&child);
         }
-        state.exit = Some(exit);
+        state.exit = end.ok();
+        state.has_unknown_end = end.is_err();
         self.running -= 1;
         let pid = state.pid.unwrap_or(0);
-        match exit {
-            ExitStatus::Code(0) => {}
-            ExitStatus::Code(code) => {
+        match end {
+            Ok(ExitStatus::Code(0)) => {}
+            Ok(ExitStatus::Code(code)) => {
                 self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}"));
             }
-            ExitStatus::Signal(signal) => {
+            Ok(ExitStatus::Signal(signal)) => {
                 self.print_failure(&format!("instance {rank} (pid {pid}) was ended by signal {signal}"));
             }
+            Err(errno) => self.print_failure(&format!(
+                "instance {rank} (pid {pid}) has ended, and its exit status is lost: waitid: {}",
+                errno.desc()
+            )),
         }
     }
 
@@ -381,14 +391,15 @@ impl Group {
 }
 
 impl InstanceState {
-    /// The exit code of the instance, as a shell has it. 0 for one that has not ended, or was not started after a signal.
+    /// The exit code of the instance, as a shell has it. 0 for one that has not ended, or was not started after a signal. 1 for
+    /// one whose exit status is lost.
     fn code(&self) -> u8 {
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
             (Some(ExitStatus::Signal(signal)), _) => u8::try_from(signal).unwrap_or(0).saturating_add(128),
             (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
             (None, Some(_)) => NOT_EXECUTABLE,
-            (None, None) => 0,
+            (None, None) => u8::from(self.has_unknown_end),
         }
     }
 }
@@ -423,6 +434,28 @@ mod tests {
             text == command.as_bytes()
         };
         std::fs::read_dir("/proc").unwrap().flatten().filter(is_it).count()
+    }
+
+    #[test]
+    fn an_instance_whose_exit_status_another_has_taken_counts_as_ended_and_as_failed() {
+        let instance = Instance {
+            rank: 0,
+            size: 1,
+            arguments: Arc::new(Arguments::parse(&["true"]).unwrap()),
+            variables: Vec::new(),
+            placement: Arc::new(Placement::default()),
+            stdio: Stdio::default(),
+        };
+        let program = Program { context: Context::new("true").unwrap(), instances: vec![instance] };
+        let mut group = Group::start(vec![program], Labels::default(), None).unwrap();
+        while group.states[0].child.is_none() {
+            group.take_results(0).unwrap();
+        }
+        let pid = nix::unistd::Pid::from_raw(group.states[0].pid.unwrap().cast_signed());
+        nix::sys::wait::waitpid(pid, None).unwrap();
+        group.wait_until_begun().unwrap();
+        group.wait_until_ended().unwrap();
+        assert_eq!((group.running, group.states[0].code(), group.failure_lines), (0, 1, 1));
     }
 
     #[test]

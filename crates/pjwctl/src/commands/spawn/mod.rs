@@ -32,7 +32,7 @@ use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{
     Arguments, CheckError, Context, Instance, Placement, Stdio, check_process_limits, raise_descriptor_limit,
-    reset_fault_signals,
+    reset_launcher_signals,
 };
 
 use super::connection::Warden;
@@ -81,7 +81,7 @@ pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCo
 
 /// Checks everything, and lets the start begin.
 fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)> {
-    reset_fault_signals();
+    reset_launcher_signals();
     let commands = commands::read(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
     if size == 0 {

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 
 use super::*;
 use crate::ExitStatus;
-use crate::pool::WorkerPool;
+use crate::pool::{WorkerPool, WorkerPoolError};
 
 /// Says its rank and its process id, and waits for a signal.
 const WORKER: &str = r#"
@@ -72,6 +72,41 @@ fn a_worker_that_is_done_is_not_replaced() {
     assert!(ended.exit == ExitStatus::Code(0) && ended.replacement.is_none());
     assert!(pool.worker(0).is_none());
     assert!(pool.wait(Some(0)).unwrap().is_none());
+}
+
+#[test]
+fn a_worker_whose_exit_status_another_has_taken_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "worker", WORKER, &[]);
+    let mut pool =
+        WorkerPool::start(&context(&program, &[]), vec![instance(0, &["worker", "x"])], 0).unwrap();
+    let before = pool.worker(0).unwrap().pid;
+    pool.worker(0).unwrap().send_signal(libc::SIGKILL).unwrap();
+    pool.worker(0).unwrap().wait().unwrap();
+    assert_eq!(pool.wait(None).unwrap_err(), nix::errno::Errno::ECHILD);
+    assert_ne!(pool.worker(0).unwrap().pid, before);
+    assert!(pool.wait(Some(0)).unwrap().is_none());
+    pool.worker(0).unwrap().send_signal(libc::SIGKILL).unwrap();
+    assert_eq!(pool.worker(0).unwrap().wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
+}
+
+#[test]
+fn a_process_that_ignores_sigchld_can_have_no_pool() {
+    let (context, instances) = (context("/bin/true".as_ref(), &[]), vec![instance(0, &["true"])]);
+    // The action of a signal is the whole process's, so a process of its own ignores the signal.
+    // SAFETY: the new process only calls the function below and ends.
+    let process = unsafe { libc::fork() };
+    if process == 0 {
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        let refused = WorkerPool::start(&context, instances, 1);
+        let is_refused = matches!(refused, Err(WorkerPoolError::ChildSignalIgnored));
+        // SAFETY: as above.
+        unsafe { libc::_exit(if is_refused { 0 } else { 1 }) };
+    }
+    let process = nix::unistd::Pid::from_raw(process);
+    let end = nix::sys::wait::waitpid(process, None).unwrap();
+    assert_eq!(end, nix::sys::wait::WaitStatus::Exited(process, 0));
 }
 
 #[test]
