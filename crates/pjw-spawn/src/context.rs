@@ -150,7 +150,7 @@ impl Context {
     /// own.
     ///
     /// An instance is started by exec if it differs from the template in a property that a fork can't change, such as
-    /// the cgroup or the number of arguments. [`Batch::fork_error`](crate::Batch::fork_error) then returns the
+    /// the cgroup or the number of arguments, and if the template ends or can't be written to. [`Batch::fork_error`](crate::Batch::fork_error) then returns the
     /// reason. If the program can't have a template, all instances are started by exec, and
     /// [`Batch::template_error`](crate::Batch::template_error) returns the reason. A batch with a single instance
     /// uses no template. This call undoes an earlier call of [`Context::share_memory`].

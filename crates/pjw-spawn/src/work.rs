@@ -107,7 +107,7 @@ impl Work {
                     Ok(child)
                 }
                 Err(ForkError::Failed(error)) => Err(error),
-                Err(error @ (ForkError::Mismatch(_) | ForkError::Ended)) => {
+                Err(error) => {
                     let _ = self.mismatch.set(error);
                     spawner.start(instance)
                 }

@@ -66,6 +66,14 @@ pub enum ForkError {
     /// its own, or exec.
     #[error("the instance has another {0} than the template: it needs a template of its own")]
     Mismatch(&'static str),
+    /// The arguments and variables of the instance are so long that they are written into the memory of the template
+    /// by process_vm_writev(2), and the kernel forbids this call. The variant contains the error number. The instance
+    /// needs exec.
+    #[error(
+        "process_vm_writev, for long arguments, is forbidden here ({}): kernel.yama.ptrace_scope or a seccomp filter",
+        .0.desc()
+    )]
+    WriteForbidden(Errno),
     /// The process of the template or of the spare has ended. Further instances need a new template, or exec.
     #[error("the template has ended")]
     Ended,
