@@ -64,7 +64,7 @@ pub enum ForkError {
     /// The instance differs from the template in a property that can't be changed after the template was
     /// loaded. The text names the property, such as `number of arguments`. The instance needs a template of
     /// its own, or exec.
-    #[error("the instance has another {0} than the template: it needs a template of its own")]
+    #[error("an instance has another {0} than the template")]
     Mismatch(&'static str),
     /// The arguments and variables of the instance are so long that they are written into the memory of the template
     /// by process_vm_writev(2), and the kernel forbids this call. The variant contains the error number. The instance
