@@ -58,6 +58,11 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
+    /// Can't be called, because no value of this type exists.
+    pub(crate) fn reload(&mut self, _: &Instance) -> Result<(), TemplateError> {
+        match self.0 {}
+    }
+
     /// On x86_64, returns the process id of the template: the process from which other processes of its program are
     /// forked. On other architectures, the function can't be called, because no value of this type exists.
     #[must_use]

@@ -77,6 +77,9 @@ pub enum ForkError {
     /// The process of the template or of the spare has ended. Further instances need a new template, or exec.
     #[error("the template has ended")]
     Ended,
+    /// The process of the template has ended, and the program can't be loaded again. The variant contains the reason.
+    #[error("the template has ended, and can't be loaded again: {0}")]
+    NotReloaded(TemplateError),
     /// The template still works, and the start of this instance failed. The variant contains the failed step.
     #[error(transparent)]
     Failed(#[from] SpawnError),

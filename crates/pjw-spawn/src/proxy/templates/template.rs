@@ -110,6 +110,12 @@ impl Template {
         Ok(template)
     }
 
+    /// Starts the process of a template of [`Template::load`] again, after it has ended.
+    pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
+        *self = Self::linked(Arc::clone(&self.setup), first)?;
+        Ok(())
+    }
+
     fn linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
