@@ -407,6 +407,23 @@ fn a_signal_to_pjwctl_reaches_all_instances() {
 }
 
 #[test]
+fn a_signal_that_keeps_instances_from_starting_is_in_the_exit_code_and_in_one_line() {
+    // The instances ignore SIGTERM and end with 0. The first one sends it to pjwctl, long before so many are started.
+    let mut ignoring = Command::new("env");
+    ignoring.arg("--ignore-signal=TERM").arg(program_path("pjwctl")).args(["spawn", "--local", "-n", "3000"]);
+    ignoring.args(["--json", "--", "/bin/sh", "-c", "[ $1 != 0 ] || kill -TERM $PPID", "sh", "%r"]);
+    let output = ignoring.stdin(Stdio::null()).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let instances = report["instances"].as_array().unwrap();
+    let (begun, others): (Vec<_>, Vec<_>) = instances.iter().partition(|instance| instance["pid"].is_u64());
+    assert!(!begun.is_empty() && !others.is_empty(), "{} begun", begun.len());
+    assert!(begun.iter().all(|instance| instance["exit"] == 0), "{begun:?}");
+    assert_eq!(output.status.code(), Some(128 + 15));
+    let line = format!("pjwctl: {} instances were not started after signal 15\n", others.len());
+    assert_eq!(text(&output.stderr), line);
+}
+
+#[test]
 fn a_rule_for_numa_nodes_gives_each_part_out_once() {
     for rule in ["default", "rr", "ll", "fill", "packed"] {
         let line = format!("-n 2 --within-job {rule} --");

@@ -193,12 +193,18 @@ impl Group {
         Ok(())
     }
 
-    /// Prints the rest of labelled output, and how many failures were not printed.
+    /// Prints the rest of labelled output, how many failures were not printed, and how many instances a signal kept from
+    /// being started.
     pub(super) fn print_rest(&mut self) {
         self.labels.finish();
         if self.failure_lines > MAX_FAILURE_LINES {
             let more = self.failure_lines - MAX_FAILURE_LINES;
             output::print_error(&format!("{more} more instances failed; --json lists all"));
+        }
+        let not_started = self.states.iter().filter(|state| state.was_not_started()).count();
+        if let Some(signal) = self.ending.filter(|_| not_started > 0) {
+            let were = if not_started == 1 { "instance was" } else { "instances were" };
+            output::print_error(&format!("{not_started} {were} not started after signal {signal}"));
         }
     }
 
@@ -217,7 +223,7 @@ impl Group {
         if self.begun == 0 && self.states.iter().all(|state| state.error.is_none()) {
             return ExitCode::FAILURE;
         }
-        ExitCode::from(self.states.iter().map(InstanceState::code).max().unwrap_or(0))
+        ExitCode::from(self.states.iter().map(|state| state.code(self.ending)).max().unwrap_or(0))
     }
 
     /// Returns the time from the creation of the first process until the last one had begun its program.
@@ -391,14 +397,21 @@ impl Group {
 }
 
 impl InstanceState {
-    /// The exit code of the instance, as a shell has it. 0 for one that has not ended, or was not started after a signal. 1 for
-    /// one whose exit status is lost.
-    fn code(&self) -> u8 {
+    /// Whether the instance was neither started nor refused.
+    fn was_not_started(&self) -> bool {
+        self.pid.is_none() && self.error.is_none()
+    }
+
+    /// The exit code of the instance, as a shell has it: also for one that was not started because of the signal `ending`. 0 for
+    /// one that has not ended, 1 for one whose exit status is lost.
+    fn code(&self, ending: Option<i32>) -> u8 {
+        let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
-            (Some(ExitStatus::Signal(signal)), _) => u8::try_from(signal).unwrap_or(0).saturating_add(128),
+            (Some(ExitStatus::Signal(signal)), _) => of_signal(signal),
             (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
             (None, Some(_)) => NOT_EXECUTABLE,
+            (None, None) if self.was_not_started() => ending.map_or(0, of_signal),
             (None, None) => u8::from(self.has_unknown_end),
         }
     }
@@ -455,7 +468,7 @@ mod tests {
         nix::sys::wait::waitpid(pid, None).unwrap();
         group.wait_until_begun().unwrap();
         group.wait_until_ended().unwrap();
-        assert_eq!((group.running, group.states[0].code(), group.failure_lines), (0, 1, 1));
+        assert_eq!((group.running, group.states[0].code(None), group.failure_lines), (0, 1, 1));
     }
 
     #[test]
