@@ -33,6 +33,18 @@ pub struct Context {
     spawners: Mutex<Vec<Sender<()>>>,
 }
 
+/// The copy has the same properties. It has started no process: dropping it kills no process that the original has
+/// started, and the other way round.
+impl Clone for Context {
+    fn clone(&self) -> Self {
+        Self {
+            setup: Arc::clone(&self.setup),
+            max_spawner_threads: self.max_spawner_threads,
+            spawners: Mutex::default(),
+        }
+    }
+}
+
 impl Context {
     /// Makes a context from which processes of `program` can be started. `program` is a path, or a name without a
     /// slash, which is searched in the directories of `PATH`.
