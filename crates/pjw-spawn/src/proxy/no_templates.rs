@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
@@ -54,7 +55,12 @@ impl Template {
     }
 
     /// As [`Template::load`].
-    pub(crate) fn of_setup(_: Arc<Setup>, _: &Instance, _: Option<CpuSet>) -> Result<Self, TemplateError> {
+    pub(crate) fn of_setup(
+        _: Arc<Setup>,
+        _: &Instance,
+        _: Option<CpuSet>,
+        _: &AtomicBool,
+    ) -> Result<Self, TemplateError> {
         Err(TemplateError::Unsupported)
     }
 

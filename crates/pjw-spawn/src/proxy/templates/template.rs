@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::{fmt, fs, mem};
 
 use nix::errno::Errno;
@@ -96,14 +97,16 @@ impl Template {
     }
 
     /// Loads the kind of template that the context names. `requested_mask` is what the calling thread has requested by
-    /// sched_setaffinity(2). Instances with this mask inherit it.
+    /// sched_setaffinity(2). Instances with this mask inherit it. The wait for a call of `fork_here` ends when
+    /// `is_cancelled` is set.
     pub(crate) fn of_setup(
         setup: Arc<Setup>,
         first: &Instance,
         requested_mask: Option<CpuSet>,
+        is_cancelled: &AtomicBool,
     ) -> Result<Self, TemplateError> {
         let mut template = match setup.templates {
-            Some(TemplateKind::Late) => Self::late(setup, first),
+            Some(TemplateKind::Late) => Self::late(setup, first, is_cancelled),
             _ => Self::linked(setup, first),
         }?;
         template.inherited_mask = requested_mask;
@@ -141,13 +144,13 @@ impl Template {
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
     pub fn load_until_fork_here(context: &Context, first_instance: &Instance) -> Result<Self, TemplateError> {
-        Self::late(Arc::clone(&context.setup), first_instance)
+        Self::late(Arc::clone(&context.setup), first_instance, &AtomicBool::new(false))
     }
 
-    fn late(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
+    fn late(setup: Arc<Setup>, first: &Instance, is_cancelled: &AtomicBool) -> Result<Self, TemplateError> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, variables) = texts(&mut layout, first);
-        let loaded = load_late(&setup, cgroup(&first.placement), &arguments, &variables)?;
+        let loaded = load_late(&setup, cgroup(&first.placement), &arguments, &variables, is_cancelled)?;
         Ok(Self::of_loaded(setup, layout, loaded, None, first))
     }
 
