@@ -80,7 +80,8 @@ impl Mode {
                     .to_owned()
             }
             Self::Proxy(templates) if templates.forked == templates.begun => {
-                "the program was loaded once, and each instance is a fork of it, which takes less CPU time than exec"
+                "the program was loaded once, and each instance is a fork of it, which takes less CPU time than exec for more \
+                 than a few instances"
                     .to_owned()
             }
             Self::Proxy(templates) => format!(
