@@ -72,10 +72,10 @@ done
 # Killed at random moments: before, while and after the copies are made and the instances are started. A shell lets commands
 # in the background ignore SIGINT and SIGQUIT, so these two are not among the signals.
 for round in $(seq 20); do
-    mode=$(shuf -n 1 -e never always) signal=$(shuf -n 1 -e HUP TERM KILL USR1 ABRT) delay=$(shuf -n 1 -i 0-600)
+    mode=$(shuf -n 1 -e never always) signal=$(shuf -n 1 -e HUP TERM KILL USR1 ABRT) delay=$(shuf -n 1 -i 200-1500)
     pjwctl spawn --local -n 4 --map numa --replicate --proxy "$mode" -- sleep 1000 2>/tmp/said &
     launcher=$!
-    sleep "$(printf '0.%03d' "$delay")"
+    sleep "$((delay / 1000)).$(printf %03d $((delay % 1000)))"
     children=$(pgrep -c -P "$launcher")
     kill -s "$signal" "$launcher"
     wait "$launcher"
