@@ -159,7 +159,8 @@ fn a_replacement_that_failed_is_tried_again() {
     assert!(pool.worker(0).is_none());
     fs::rename(&away, &program).unwrap();
     assert!(pool.wait(Some(0)).unwrap().is_none());
-    assert_eq!(lines.next().unwrap(), format!("w0 {}", pool.worker(0).unwrap().pid));
+    let now = pool.worker(0).unwrap().pid;
+    assert_eq!(lines.next().unwrap(), format!("w0 {now}"));
     end_pool(pool, 1);
 }
 
