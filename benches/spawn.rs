@@ -151,7 +151,7 @@ fn schemes(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
         .chain([("LD_LIBRARY_PATH".into(), LONG_PATH.into())])
         .collect();
     let quick = bench.effort == Effort::Quick;
-    let all: &[(u32, usize)] = &[(1, 15), (10, 9), (100, 5), (1000, 3), (2000, 3)];
+    let all: &[(u32, usize)] = &[(1, 15), (2, 9), (5, 9), (10, 9), (100, 5), (1000, 3), (2000, 3)];
     let some: &[(u32, usize)] = &[(100, 3), (1000, 3)];
     let small_mb = bench.effort.pick(8, 512);
     let cells = [(0, &[][..], "empty", all), (0, &long, "long", some), (small_mb, &[], "empty", some)];

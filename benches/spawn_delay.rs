@@ -25,6 +25,7 @@ use pjw_benches::measure::results::{Figure, median, print_line, publish, quantil
 use pjw_benches::peers::vfork_delay::VforkDelay;
 use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::setup::Setup;
+use pjw_benches::setup::empty_cgroup::EmptyCgroup;
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::pool::WorkerPool;
 use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
@@ -36,6 +37,7 @@ const RECORD_SIZE: usize = 32;
 const TIME_AT: usize = 8;
 const MASK_AT: usize = 16;
 const OWN: &str = "pjw-spawn with a mask";
+const OWN_IN_CGROUP: &str = "pjw-spawn with a mask and a cgroup";
 const BARE: &str = "bare vfork and exec";
 const BARE_WITH_MASK: &str = "bare vfork, mask and exec";
 const POSIX_SPAWN: &str = "posix_spawn without a mask";
@@ -47,6 +49,7 @@ fn main() -> anyhow::Result<()> {
     let flags = ["-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector"];
     let program = compile(directory.path(), "first_act", SOURCE, &flags)?;
     let mut figures = delays(&setup, directory.path(), &program)?;
+    figures.extend(delays_in_cgroup(&setup, directory.path(), &program)?);
     figures.extend(replacements(&setup, directory.path())?);
     figures.extend(rates(&setup, &program)?);
     publish("spawn_delay", &figures)
@@ -57,7 +60,7 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     let pus = &setup.scale.usable_pus;
     let (mut reader, writer) = pipe().context("can't make a pipe")?;
     let output = Arc::new(OwnedFd::from(writer));
-    let own = OwnStart::new(program, pus, &output)?;
+    let own = OwnStart::new(program, pus, &output, None)?;
     let mut vfork = VforkDelay::start(directory, pus, program)?;
     let command = |mut command: Command| -> anyhow::Result<()> {
         let mut child = command
@@ -113,6 +116,51 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     Ok(figures)
 }
 
+/// The same time for processes that are born in a cgroup of v2 (`CLONE_INTO_CGROUP`), in turns with those that stay in the
+/// cgroup of the bench.
+fn delays_in_cgroup(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec<Figure>> {
+    let Some(cgroup) = EmptyCgroup::make() else {
+        print_line(&format!("{OWN_IN_CGROUP}: not measured, because this user can make no cgroup of v2"))?;
+        return Ok(Vec::new());
+    };
+    let pus = &setup.scale.usable_pus;
+    let (mut reader, writer) = pipe().context("can't make a pipe")?;
+    let output = Arc::new(OwnedFd::from(writer));
+    let outside = OwnStart::new(program, pus, &output, None)?;
+    let inside = OwnStart::new(program, pus, &output, Some(cgroup.open()?))?;
+    let mut vfork = VforkDelay::start(directory, pus, program)?;
+    let mut times = [BARE, OWN, OWN_IN_CGROUP].map(|name| (name, Vec::new()));
+    for round in 0..setup.effort.pick(5, 1000) {
+        setup.interrupt.check()?;
+        for turn in 0..times.len() {
+            let at = (turn * (1 + round % (times.len() - 1)) + round) % times.len();
+            let (name, times) = &mut times[at];
+            let before = now_ns()?;
+            match *name {
+                BARE => {
+                    times.push(vfork.measure(false)?);
+                    continue;
+                }
+                OWN => outside.start(round)?,
+                _ => inside.start(round)?,
+            }
+            times.push(outside.microseconds_since(before, &mut reader)?);
+        }
+    }
+    let at = |values: &[f64], share| quantile(values, share).context("nothing was measured");
+    let [(bare_name, bare), (own_name, own), (_, in_cgroup)] = &times;
+    let added = at(in_cgroup, 0.5)? - at(bare, 0.5)?;
+    print_line(&format!("{OWN_IN_CGROUP} adds {added:.0} us to {BARE} (p50)"))?;
+    let mut figures = Vec::new();
+    for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99)] {
+        let title = format!("{OWN_IN_CGROUP}, from the call to the first instruction: {quantile_name}");
+        for (peer, values) in [(bare_name, bare), (own_name, own)] {
+            figures.push(Figure::new(&title, at(in_cgroup, share)?, "us", peer, at(values, share)?));
+        }
+    }
+    Ok(figures)
+}
+
 /// Starts of one process by pjw-spawn, on one PU after the other.
 struct OwnStart {
     context: Context,
@@ -120,7 +168,14 @@ struct OwnStart {
 }
 
 impl OwnStart {
-    fn new(program: &Path, pus: &CpuSet, output: &Arc<OwnedFd>) -> anyhow::Result<Self> {
+    /// `cgroup` is the directory of the cgroup v2 in which the processes are born. `None` for that of the bench.
+    fn new(
+        program: &Path,
+        pus: &CpuSet,
+        output: &Arc<OwnedFd>,
+        cgroup: Option<OwnedFd>,
+    ) -> anyhow::Result<Self> {
+        let cgroup = cgroup.map(Arc::new);
         let arguments = Arc::new(Arguments::literal(&[program.as_os_str()])?);
         let stdio = Stdio { output: Some(Arc::clone(output)), ..Stdio::default() };
         let on_pu = |pu| Instance {
@@ -128,7 +183,7 @@ impl OwnStart {
             size: 1,
             arguments: Arc::clone(&arguments),
             variables: Vec::new(),
-            placement: Arc::new(Placement::on_cpus(CpuSet::from(pu))),
+            placement: Arc::new(Placement { cgroup: cgroup.clone(), ..Placement::on_cpus(CpuSet::from(pu)) }),
             stdio: stdio.clone(),
         };
         Ok(Self { context: Context::new(program)?, instances: pus.iter().map(on_pu).collect() })
@@ -173,7 +228,7 @@ fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> 
     let program = compile(directory, "worker", WORKER, &[])?;
     let (mut reader, writer) = pipe().context("can't make a pipe")?;
     let output = Arc::new(OwnedFd::from(writer));
-    let own = OwnStart::new(&program, &setup.scale.usable_pus, &output)?;
+    let own = OwnStart::new(&program, &setup.scale.usable_pus, &output, None)?;
     let mut pool = WorkerPool::start(&own.context, own.instances.clone(), 2)?;
     for _ in 0..own.instances.len() {
         own.microseconds_since(0, &mut reader)?;

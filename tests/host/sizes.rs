@@ -1,5 +1,6 @@
 //! The variables that tell a program the size of its job, and `--cores all`.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 use pjw_core::cpuset::CpuSet;
@@ -100,13 +101,12 @@ fn all_cores_are_what_the_machine_has_free() {
     assert!(again.status.success(), "what it has is everything that it can have: {again:?}");
 }
 
-#[test]
-fn an_openmp_program_starts_one_thread_per_core_of_its_job() {
+/// Builds a program that prints how many threads OpenMP starts. `None` if the compiler can't.
+fn openmp_program(dir: &Path) -> Option<String> {
     if !is_installed("cc") {
-        return;
+        return None;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let (source, program) = (dir.path().join("threads.c"), dir.path().join("threads"));
+    let (source, program) = (dir.join("threads.c"), dir.join("threads"));
     std::fs::write(
         &source,
         "#include <omp.h>\n#include <stdio.h>\nint main(void) {\n\
@@ -116,42 +116,68 @@ fn an_openmp_program_starts_one_thread_per_core_of_its_job() {
     let built = Command::new("cc").args(["-fopenmp", "-o"]).arg(&program).arg(&source).output().unwrap();
     if !built.status.success() {
         pjw_tests::skipping::skip("the C compiler has no OpenMP");
-        return;
+        return None;
     }
+    Some(program.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn an_openmp_program_starts_one_thread_per_core_of_its_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = openmp_program(dir.path()) else { return };
     let daemon = Daemon::start("");
-    let program = program.to_str().unwrap();
-    let words = ["run", "--cores", "1", "--", program];
+    let words = ["run", "--cores", "1", "--", &program];
     assert_eq!(text(&run(&daemon, &words, &[])), "1\n");
     assert_eq!(text(&run(&daemon, &words, &[("OMP_NUM_THREADS", "3")])), "3\n", "the user's own value");
     let all = daemon.status().node.cores.to_string();
     for proxy in ["never", "auto"] {
-        let words = ["spawn", "-n", "1", "--cores", "all", "--proxy", proxy, "--", program];
+        let words = ["spawn", "-n", "1", "--cores", "all", "--proxy", proxy, "--", &program];
         assert_eq!(text(&run(&daemon, &words, &[])), format!("{all}\n"), "{proxy}");
     }
-    if !has_two_cores() {
-        return;
-    }
-    let spawn = |map: &str, proxy: &str| {
-        let words = ["spawn", "-n", "2", "--local", "--json", "--map", map, "--proxy", proxy, "--", program];
+}
+
+#[test]
+fn instances_whose_parts_have_the_same_size_share_a_template_and_a_single_one_executes_its_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = openmp_program(dir.path()).filter(|_| has_two_cores()) else { return };
+    let daemon = Daemon::start("");
+    let cores: Vec<String> = daemon.status().cores.iter().take(2).map(|core| core.cpus.clone()).collect();
+    let equal = cores.join(";");
+    let unequal = format!("{};{}", cores[0], cores.join(","));
+    let spawn = |instances: &str, map: &str, proxy: &str| {
+        let words =
+            ["spawn", "-n", instances, "--local", "--json", "--map", map, "--proxy", proxy, "--", &program];
         run(&daemon, &words, &[])
     };
-    let first = daemon.status().cores[0].cpus.clone();
-    let second = daemon.status().cores[1].cpus.clone();
     let mode = |output: &Output| {
         let (text, json) = (text(output), text(output).find('{').unwrap_or_default());
         let mut threads: Vec<String> = text[..json].lines().map(str::to_owned).collect();
         threads.sort();
         let printed: serde_json::Value = serde_json::from_str(&text[json..]).unwrap();
-        (threads, printed["mode"].as_str().unwrap().to_owned(), printed["why"].as_str().unwrap().to_owned())
+        let word = |name: &str| printed[name].as_str().unwrap().to_owned();
+        (threads.join(" "), word("mode"), word("why"))
     };
-    let (threads, name, why) = mode(&spawn(&format!("{first};{second}"), "auto"));
-    let expected = if cfg!(target_arch = "x86_64") { "proxy" } else { "exec" };
-    assert_eq!((threads, name.as_str()), (vec!["1".to_owned(); 2], expected), "{why}");
-    let unequal = format!("{first};{first},{second}");
-    let (threads, name, why) = mode(&spawn(&unequal, "auto"));
-    assert_eq!((threads, name.as_str()), (vec!["1".to_owned(), "2".to_owned()], "exec"));
-    assert!(why.contains("different values of"), "{why}");
-    let refused = spawn(&unequal, "always");
+    let (threads, name, why) = mode(&spawn("2", &unequal, "auto"));
+    assert_eq!((threads.as_str(), name.as_str()), ("1 2", "exec"));
+    if cfg!(target_arch = "x86_64") {
+        assert!(why.contains("different values of"), "{why}");
+        // The constructor of the OpenMP library reads OMP_NUM_THREADS when the program is loaded.
+        for (instances, map, proxy, expected) in [
+            ("2", &equal, "auto", "1 1"),
+            ("4", &unequal, "auto", "1 1 2 2"),
+            ("5", &unequal, "always", "1 1 1 2 2"),
+        ] {
+            let (threads, name, why) = mode(&spawn(instances, map, proxy));
+            assert_eq!((threads.as_str(), name.as_str()), (expected, "proxy"), "-n {instances}: {why}");
+            assert!(why.contains("each instance is a fork"), "-n {instances}: {why}");
+        }
+        let three = spawn("3", &unequal, "always");
+        let (threads, _, why) = mode(&three);
+        assert_eq!(threads, "1 1 2", "{why}");
+        assert!(why.starts_with("2 of 3 instances are forks") && why.contains("a single instance"), "{why}");
+        assert!(String::from_utf8_lossy(&three.stderr).contains(&why), "{three:?}");
+    }
+    let refused = spawn("2", &unequal, "always");
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
     assert!(

@@ -191,6 +191,22 @@ fn a_result_that_cannot_be_printed_does_not_say_that_nothing_was_started() {
     assert!(error.contains("the instances were started, and the result can't be printed: "), "{error}");
 }
 
+#[test]
+fn a_pjwctl_that_was_started_with_sigchld_ignored_learns_how_its_instances_ended() {
+    // SIGKILL: what hangs here may not end by another signal.
+    let words = ["-s", "KILL", "60", "env", "--ignore-signal=CHLD"];
+    for proxy in ["never", "auto"] {
+        let mut limited = Command::new("timeout");
+        limited.args(words).arg(program_path("pjwctl")).args(["spawn", "--local", "-n", "2", "--json"]);
+        limited.args(["--proxy", proxy, "--", "/bin/sh", "-c", "exit %r"]).stdin(Stdio::null());
+        let output = limited.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{proxy}: {output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let exits = report["instances"].as_array().unwrap().iter().map(|instance| instance["exit"].as_i64());
+        assert_eq!(exits.collect::<Vec<_>>(), [Some(0), Some(1)], "{proxy}");
+    }
+}
+
 /// Runs `pjwctl spawn --local --json` with a proxy. Returns the exit code, the mode, why, and the exit codes of the instances.
 fn proxied(proxy: &str, line: &str, command: &[&str]) -> (Option<i32>, Value, Value, Vec<Value>) {
     let output = local(&format!("--proxy {proxy} --json {line} --"), command);
@@ -388,6 +404,23 @@ fn a_signal_to_pjwctl_reaches_all_instances() {
     kill(pid, Signal::SIGUSR1).unwrap();
     assert!(child.wait().unwrap().success());
     assert!((0..3).all(|rank| output().contains(&format!("got {rank}"))), "{}", output());
+}
+
+#[test]
+fn a_signal_that_keeps_instances_from_starting_is_in_the_exit_code_and_in_one_line() {
+    // The instances ignore SIGTERM and end with 0. The first one sends it to pjwctl, long before so many are started.
+    let mut ignoring = Command::new("env");
+    ignoring.arg("--ignore-signal=TERM").arg(program_path("pjwctl")).args(["spawn", "--local", "-n", "3000"]);
+    ignoring.args(["--json", "--", "/bin/sh", "-c", "[ $1 != 0 ] || kill -TERM $PPID", "sh", "%r"]);
+    let output = ignoring.stdin(Stdio::null()).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let instances = report["instances"].as_array().unwrap();
+    let (begun, others): (Vec<_>, Vec<_>) = instances.iter().partition(|instance| instance["pid"].is_u64());
+    assert!(!begun.is_empty() && !others.is_empty(), "{} begun", begun.len());
+    assert!(begun.iter().all(|instance| instance["exit"] == 0), "{begun:?}");
+    assert_eq!(output.status.code(), Some(128 + 15));
+    let line = format!("pjwctl: {} instances were not started after signal 15\n", others.len());
+    assert_eq!(text(&output.stderr), line);
 }
 
 #[test]

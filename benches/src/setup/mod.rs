@@ -1,6 +1,7 @@
 //! The setup of a bench that measures the daemon.
 
 pub mod effort;
+pub mod empty_cgroup;
 pub mod parts;
 pub mod scale;
 

@@ -30,6 +30,8 @@ impl Child {
     ///
     /// # Errors
     /// `ECHILD` if the process is no child of the calling process, or if the caller has already waited for its end.
+    /// Also `ECHILD`, after the end of the process, if the caller ignores `SIGCHLD`: the kernel then discards the exit
+    /// status.
     pub fn wait(&self) -> Result<ExitStatus, Errno> {
         loop {
             match self.wait_once(libc::WEXITED) {

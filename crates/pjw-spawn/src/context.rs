@@ -34,6 +34,18 @@ pub struct Context {
     spawners: Mutex<Vec<Sender<()>>>,
 }
 
+/// The copy has the same properties. It has started no process: dropping it kills no process that the original has
+/// started, and the other way round.
+impl Clone for Context {
+    fn clone(&self) -> Self {
+        Self {
+            setup: Arc::clone(&self.setup),
+            max_spawner_threads: self.max_spawner_threads,
+            spawners: Mutex::default(),
+        }
+    }
+}
+
 impl Context {
     /// Makes a context, which starts processes of the program `program` with an environment that is prepared in
     /// advance. `program` is a path, or a name without a slash, which is searched in the directories of `PATH`. The
@@ -152,7 +164,7 @@ impl Context {
     /// own.
     ///
     /// An instance is started by exec if it differs from the template in a property that a fork can't change, such as
-    /// the cgroup or the number of arguments. [`Batch::fork_error`](crate::Batch::fork_error) then returns the
+    /// the cgroup or the number of arguments, and if the template ends or can't be written to. [`Batch::fork_error`](crate::Batch::fork_error) then returns the
     /// reason. If the program can't have a template, all instances are started by exec, and
     /// [`Batch::template_error`](crate::Batch::template_error) returns the reason. A batch with a single instance
     /// uses no template. This call undoes an earlier call of [`Context::share_memory`].

@@ -41,5 +41,5 @@ pub use credentials::Credentials;
 pub use failure::{SpawnError, SpawnStep};
 pub use instance::{Instance, Stdio};
 pub use placement::Placement;
-pub use signals::reset_fault_signals;
+pub use signals::reset_launcher_signals;
 pub use template::{ArgumentError, Arguments};

@@ -8,13 +8,18 @@ use thiserror::Error;
 
 use crate::child::{Child, ExitStatus};
 use crate::context::Context;
+use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, Spare, Template, TemplateError};
+use crate::signals::child_status_is_discarded;
 
 /// A group of worker processes, and of spares that replace failed workers. A spare is a process of the same program
 /// that is stopped before `main` and uses no CPU. A worker has failed if a signal killed it, or if it exited with a
 /// status other than 0. [`WorkerPool::wait`] then turns a spare into a new worker, and later makes a new spare. A
 /// worker that exits with status 0 is not replaced.
+///
+/// Workers and spares are forked from a [`Template`], which is a process too. If this process is killed,
+/// [`WorkerPool::wait`] loads the template again as soon as a new process is needed.
 ///
 /// Dropping the pool ends the spares. The workers continue to run.
 #[derive(Debug)]
@@ -35,6 +40,8 @@ struct Worker {
     instance: Instance,
     /// `None` after it has ended and was not replaced.
     child: Option<Child>,
+    /// Whether it has failed and its replacement too, so that the replacement is to be tried again.
+    is_missing: bool,
 }
 
 /// Error: a [`WorkerPool`] can't be started. A pool consists of worker processes, and of spares: stopped processes
@@ -53,6 +60,12 @@ pub enum WorkerPoolError {
         /// The reason why the worker or the spare could not be started.
         error: ForkError,
     },
+    /// The calling process ignores `SIGCHLD`, or has set `SA_NOCLDWAIT`. The kernel then discards the exit status of
+    /// each worker, and the pool could not read whether a worker has failed.
+    #[error(
+        "the process ignores SIGCHLD: give the signal its default action, so that the end of a worker can be read"
+    )]
+    ChildSignalIgnored,
     /// The pidfds of the workers can't be watched by epoll(7). The variant contains the error number.
     #[error("the workers can't be watched: epoll: {}", .0.desc())]
     Watch(Errno),
@@ -67,7 +80,8 @@ pub struct EndedWorker {
     /// How the worker ended: its exit status, or the signal that killed it.
     pub exit: ExitStatus,
     /// Whether the worker was replaced. `None` if it exited with status 0: such a worker is not replaced.
-    /// `Some(Ok(()))` if a new worker runs in its place. `Some(Err(…))` if the replacement failed.
+    /// `Some(Ok(()))` if a new worker runs in its place. `Some(Err(…))` if the replacement failed. Each further call
+    /// of [`WorkerPool::wait`] then tries again, until [`WorkerPool::worker`] returns a new worker.
     pub replacement: Option<Result<(), ForkError>>,
 }
 
@@ -79,13 +93,16 @@ impl WorkerPool {
     ///
     /// # Errors
     /// If `instances` is empty, or if a worker or a spare can't be made. Also if the program can't have a
-    /// [`Template`], the process from which workers and spares are forked. Workers that were started already are
-    /// killed then.
+    /// [`Template`], the process from which workers and spares are forked, and if the calling process ignores
+    /// `SIGCHLD`. Workers that were started already are killed then.
     pub fn start(
         context: &Context,
         instances: Vec<Instance>,
         spares: usize,
     ) -> Result<Self, WorkerPoolError> {
+        if child_status_is_discarded() {
+            return Err(WorkerPoolError::ChildSignalIgnored);
+        }
         let Some(first) = instances.first() else {
             return Err(WorkerPoolError::Worker {
                 rank: 0,
@@ -94,7 +111,10 @@ impl WorkerPool {
         };
         let template = Template::load(context, first)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(WorkerPoolError::Watch)?;
-        let workers = instances.into_iter().map(|instance| Worker { instance, child: None }).collect();
+        let workers = instances
+            .into_iter()
+            .map(|instance| Worker { instance, child: None, is_missing: false })
+            .collect();
         let mut pool = Self { template, spares: VecDeque::new(), spare_count: spares, workers, epoll };
         let started = pool.start_all();
         if started.is_err() {
@@ -108,8 +128,7 @@ impl WorkerPool {
 
     fn start_all(&mut self) -> Result<(), WorkerPoolError> {
         for index in 0..self.workers.len() {
-            let child = self.template.fork(&self.workers[index].instance);
-            let child = child.map_err(|error| WorkerPoolError::Worker { rank: index, error })?;
+            let child = self.fork(index).map_err(|error| WorkerPoolError::Worker { rank: index, error })?;
             self.watch(index, child).map_err(WorkerPoolError::Watch)?;
         }
         let rank = self.workers.len();
@@ -119,8 +138,35 @@ impl WorkerPool {
     /// Makes the spares that are missing.
     fn refill(&mut self) -> Result<(), ForkError> {
         while self.spares.len() < self.spare_count {
-            self.spares.push_back(self.template.make_spare()?);
+            let spare = match self.template.make_spare() {
+                Err(ForkError::Ended) => {
+                    self.reload()?;
+                    self.template.make_spare()?
+                }
+                made => made?,
+            };
+            self.spares.push_back(spare);
         }
+        Ok(())
+    }
+
+    /// Forks the process of a worker.
+    fn fork(&mut self, index: usize) -> Result<Child, ForkError> {
+        match self.template.fork(&self.workers[index].instance) {
+            Err(ForkError::Ended) => {
+                self.reload()?;
+                self.template.fork(&self.workers[index].instance)
+            }
+            forked => forked,
+        }
+    }
+
+    /// Loads the template again after its process has ended. A message for a process of the old template has addresses
+    /// that are wrong for the new one, and the other way round, so the old spares end.
+    fn reload(&mut self) -> Result<(), ForkError> {
+        let first = self.workers.first().ok_or(ForkError::Ended)?;
+        self.template.reload(&first.instance).map_err(ForkError::NotReloaded)?;
+        self.spares.clear();
         Ok(())
     }
 
@@ -150,16 +196,19 @@ impl WorkerPool {
     /// any more.
     ///
     /// Replacing a worker uses up a spare: a stopped process that was made in advance. If no worker has ended yet,
-    /// this call first makes new spares for those that were used.
+    /// this call first tries again to replace the workers whose replacement has failed, and makes new spares for those
+    /// that were used. It tries once, before it waits: a caller whose replacement has failed gives a timeout and calls
+    /// again.
     ///
     /// # Errors
-    /// If epoll(7) or waitid(2) fails.
+    /// If epoll(7) or waitid(2) fails. waitid(2) fails with `ECHILD` if another part of the program has waited for the
+    /// end of a worker. A new worker replaces this worker all the same.
     pub fn wait(&mut self, timeout_ms: Option<u16>) -> Result<Option<EndedWorker>, Errno> {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,
             None => {
-                // An error shows again when a worker is replaced.
-                let _ = self.refill();
+                // An error shows again at the next call, or when a worker is replaced.
+                let _ = self.restore();
                 let timeout = timeout_ms.map_or(EpollTimeout::NONE, EpollTimeout::from);
                 let Some(index) = self.next_ended(timeout)? else { return Ok(None) };
                 index
@@ -167,15 +216,16 @@ impl WorkerPool {
         };
         let Some(worker) = self.workers.get_mut(index) else { return Ok(None) };
         let Some(child) = worker.child.take() else { return Ok(None) };
-        let exit = child.wait()?;
+        let exit = child.wait();
         // Closing the pidfd is not enough: a process that another thread is forking may have a copy of it, epoll(7).
         let _ = self.epoll.delete(&child);
         drop(child);
         let replacement = match exit {
-            ExitStatus::Code(0) => None,
-            _ => Some(self.replace(index)),
+            Ok(ExitStatus::Code(0)) => None,
+            // Another part of the program has taken the exit status. The worker may have failed.
+            Ok(_) | Err(_) => Some(self.replace(index)),
         };
-        Ok(Some(EndedWorker { index, exit, replacement }))
+        Ok(Some(EndedWorker { index, exit: exit?, replacement }))
     }
 
     /// Waits for the end of a worker. Returns its index.
@@ -191,18 +241,34 @@ impl WorkerPool {
         }
     }
 
+    /// Replaces the workers whose replacement has failed, and makes the spares that are missing.
+    fn restore(&mut self) -> Result<(), ForkError> {
+        for index in 0..self.workers.len() {
+            if self.workers[index].is_missing {
+                self.replace(index)?;
+            }
+        }
+        self.refill()
+    }
+
     fn replace(&mut self, index: usize) -> Result<(), ForkError> {
-        let instance = &self.workers[index].instance;
+        self.workers[index].is_missing = true;
         let child = match self.spares.pop_front() {
-            Some(spare) => match self.template.start_spare(spare, instance) {
+            Some(spare) => match self.template.start_spare(spare, &self.workers[index].instance) {
                 // The spare was killed.
-                Err(ForkError::Ended) => self.template.fork(instance)?,
+                Err(ForkError::Ended) => self.fork(index)?,
                 begun => begun?,
             },
-            None => self.template.fork(instance)?,
+            None => self.fork(index)?,
         };
-        let watched = self.watch(index, child);
-        let step = crate::SpawnStep::Clone;
-        watched.map_err(|errno| ForkError::Failed(crate::SpawnError { step, errno }))
+        if let Err(errno) = self.watch(index, child) {
+            if let Some(child) = self.workers[index].child.take() {
+                let _ = child.send_signal(libc::SIGKILL);
+                let _ = child.wait();
+            }
+            return Err(ForkError::Failed(SpawnError { step: SpawnStep::Clone, errno }));
+        }
+        self.workers[index].is_missing = false;
+        Ok(())
     }
 }

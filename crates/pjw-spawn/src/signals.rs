@@ -1,5 +1,5 @@
-//! The signals that the calling thread has blocked, as the kernel has them. The C library's functions leave out two
-//! signals of its own.
+//! The signals that the calling thread has blocked, as the kernel has them, and the actions of some signals. The C
+//! library's functions for blocked signals leave out two signals of its own.
 
 use nix::errno::Errno;
 
@@ -33,14 +33,29 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     old
 }
 
-/// Restores the default action of `SIGSEGV` and `SIGBUS` in the calling process: the signal kills the process. Rust's
-/// runtime installs handlers for these signals to report stack overflows. Such a handler ignores the first signal
-/// that another process sends, for example by kill(2). `pjwctl spawn` calls this function before it starts processes,
-/// so that already the first signal kills it.
-pub fn reset_fault_signals() {
-    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+/// Restores the default action of `SIGSEGV`, `SIGBUS` and `SIGCHLD` in the calling process. A program that starts
+/// processes and waits for their ends calls this function before it starts the first one. `pjwctl spawn` does.
+///
+/// - `SIGSEGV` and `SIGBUS`: Rust's runtime installs handlers for these signals to report stack overflows. Such a
+///   handler ignores the first signal that another process sends, for example by kill(2). With the default action,
+///   the first signal kills the process.
+/// - `SIGCHLD`: a process can inherit from its parent that this signal is ignored. The kernel then discards the exit
+///   status of each child, and [`Child::wait`](crate::Child::wait) fails with `ECHILD`: wait(2). Processes that are
+///   started after this call inherit the default action.
+pub fn reset_launcher_signals() {
+    for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGCHLD] {
         set_default(signal);
     }
+}
+
+/// Whether the kernel discards the exit status of each child of the calling process, because the process ignores
+/// `SIGCHLD` or has set `SA_NOCLDWAIT`: wait(2).
+pub(crate) fn child_status_is_discarded() -> bool {
+    // SAFETY: zero is a valid value of each field.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: a null pointer changes nothing, and `action` is room for the present action.
+    unsafe { libc::sigaction(libc::SIGCHLD, std::ptr::null(), &raw mut action) };
+    action.sa_sigaction == libc::SIG_IGN || action.sa_flags & libc::SA_NOCLDWAIT != 0
 }
 
 /// Gives a signal its default effect. In a process that shares memory with its parent, this concerns the process only: it has

@@ -4,7 +4,7 @@
 //! of descriptors of its own: the pidfds of many instances would be copied for each new process, and closed again.
 //!
 //! For one instance, a thread would take longer than it saves: [`start_one`] starts the instance from the calling thread,
-//! whose mask stays as it is.
+//! whose mask stays as it is. This instance sets its mask itself before it executes its program.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};

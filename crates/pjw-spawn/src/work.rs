@@ -79,7 +79,7 @@ impl Work {
             self.indexes.iter().filter_map(|index| self.instances.get(*index)?.placement.cpus.as_ref());
         let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
         let requested_mask = set_own_mask(&cpus).is_ok().then_some(cpus);
-        match Template::of_setup(Arc::clone(&self.setup), first, requested_mask) {
+        match Template::of_setup(Arc::clone(&self.setup), first, requested_mask, &self.is_cancelled) {
             Ok(template) => Some(template),
             Err(refusal) => {
                 let _ = self.refusal.set(refusal);
@@ -107,7 +107,7 @@ impl Work {
                     Ok(child)
                 }
                 Err(ForkError::Failed(error)) => Err(error),
-                Err(error @ (ForkError::Mismatch(_) | ForkError::Ended)) => {
+                Err(error) => {
                     let _ = self.mismatch.set(error);
                     spawner.start(instance)
                 }

@@ -69,7 +69,7 @@ fn check_instances(
 fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
     let (program, _dir) = program_without_libc();
     let context = Context::new(&program).unwrap().add_rank_variables().use_templates();
-    for (count, forked) in [(1, 0), (2, 2), (7, 7), (300, 300)] {
+    for (count, forked) in [(1, 0), (2, 2), (7, 7), (10_000, 10_000)] {
         assert_eq!(check_group(&context, count), (forked, None));
     }
     assert_eq!(check_group(&context.kill_when_launcher_ends(), 20), (20, None));

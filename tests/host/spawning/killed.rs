@@ -26,6 +26,14 @@ const SIGNALS: [&str; 22] = [
     "XFSZ", "VTALRM", "PROF", "PWR", "16", "29", "34", "50", "64",
 ];
 
+/// The signals that end a start, docs/spawn.md. Others wait until all instances have begun.
+const ENDING_SIGNALS: [&str; 5] = ["HUP", "INT", "QUIT", "TERM", "KILL"];
+const LATE: &str = "--proxy=late";
+const PROXIES: &[&str] = match cfg!(target_arch = "x86_64") {
+    true => &["--proxy=never", "--proxy=auto", LATE],
+    false => &["--proxy=never", "--proxy=auto"],
+};
+
 /// Random numbers: splitmix64.
 struct Random(u64);
 
@@ -79,17 +87,30 @@ fn tmpfs_mounts() -> BTreeSet<String> {
     mounts.lines().filter(|line| line.contains(" - tmpfs ")).map(str::to_owned).collect()
 }
 
+/// The number of instances that pjwctl starts in this test.
+const INSTANCES: usize = 40;
+
+/// The processes that a process has started and not waited for.
+fn child_count(pid: u32) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children =
+        tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    children.map(|pids| pids.split_whitespace().count()).sum()
+}
+
 /// Starts `pjwctl spawn` without core dumps: some of the signals make one.
-fn start_marked(daemon: Option<&Daemon>, options: &[&str], mark: &str) -> Child {
+fn start_marked(daemon: Option<(&Daemon, &str)>, words: &[&str], mark: &str) -> Child {
     let mut command = Command::new("sh");
     // nohup(1), or a shell that started this test in the background, lets it and its children ignore some signals.
     let as_usual = "ulimit -c 0; exec env --default-signal \"$@\"";
     command.args(["-c", as_usual, "sh"]).arg(program_path("pjwctl"));
     match daemon {
-        Some(daemon) => command.arg("--socket").arg(daemon.socket()).args(["spawn", "--cores", "1"]),
+        Some((daemon, cores)) => {
+            command.arg("--socket").arg(daemon.socket()).args(["spawn", "--cores", cores])
+        }
         None => command.args(["spawn", "--local"]),
     };
-    command.args(["-n", "40"]).args(options).args(["--", "sleep", "1000"]).env(MARK, mark);
+    command.args(["-n", &INSTANCES.to_string()]).args(words).env(MARK, mark);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
@@ -99,23 +120,46 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
     let mark = format!("spawn-{}", std::process::id());
     let mut random = Random::start();
     let mounts = tmpfs_mounts();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("multi");
+    std::fs::write(&file, "0-9,30-39 sleep 1000\n* sleep 1001\n").unwrap();
+    let multi = format!("--multi={}", file.display());
     let ways: &[&str] = match Uid::effective().is_root() {
-        true => &["", "--label", "--async", "--replicate"],
-        false => &["", "--label", "--async"],
+        true => &["", "--label", "--async", &multi, "--replicate"],
+        false => &["", "--label", "--async", &multi],
     };
+    // Two cores have two threads that start instances.
+    let cores: &[&str] = if daemon.status().node.cores > 1 { &["1", "2"] } else { &["1"] };
+    let (mut before, mut amid, mut after) = (0, 0, 0);
     for _ in 0..KILLS {
-        let daemon_of_job = (random.below(5) > 0).then_some(&daemon);
-        let way = random.one_of(ways);
-        let proxy = random.one_of(&["--proxy=never", "--proxy=auto"]);
-        let (signal, point) = (random.one_of(&SIGNALS), random.below(LAST_POINT_MICROSECONDS));
-        let case = format!("{proxy} {way}, SIG{signal} after {point} us");
-        let options: Vec<&str> = [proxy, way].into_iter().filter(|option| !option.is_empty()).collect();
-        let mut pjwctl = start_marked(daemon_of_job, &options, &mark);
+        let daemon_of_job = (random.below(5) > 0).then_some((&daemon, random.one_of(cores)));
+        let (way, proxy) = (random.one_of(ways), random.one_of(PROXIES));
+        // The program never calls pspawn_fork_here. So no instance begins, and only such a signal ends the start.
+        let signals: &[&str] = if proxy == LATE { &ENDING_SIGNALS } else { &SIGNALS };
+        let (signal, point) = (random.one_of(signals), random.below(LAST_POINT_MICROSECONDS));
+        // Half of the points follow the first process: what comes before it takes most of the time.
+        let follows_first = random.below(2) == 0;
+        let place = if follows_first { "the first process" } else { "the begin" };
+        let point = if follows_first { point / 4 } else { point };
+        let case = format!("{proxy} {way}, SIG{signal} {point} us after {place}");
+        let mut words = vec![proxy, way];
+        words.retain(|word| !word.is_empty());
+        words.extend(if way == multi { &[][..] } else { &["--", "sleep", "1000"] });
+        let mut pjwctl = start_marked(daemon_of_job, &words, &mark);
+        if follows_first {
+            wait_until(&format!("a process begins: {case}"), || child_count(pjwctl.id()) > 0);
+        }
         std::thread::sleep(Duration::from_micros(point));
+        let children = child_count(pjwctl.id());
+        match children {
+            0 => before += 1,
+            1..INSTANCES => amid += 1,
+            _ => after += 1,
+        }
         let send = format!("kill -{signal} {}", pjwctl.id());
         assert!(Command::new("sh").args(["-c", &send]).status().unwrap().success(), "{case}");
-        let status = wait_for("pjwctl ends", || pjwctl.try_wait().unwrap());
-        if way == "--async" {
+        let status = wait_for(&format!("pjwctl ends: {case}"), || pjwctl.try_wait().unwrap());
+        if way == "--async" && proxy != LATE {
             wait_until_empty(&format!("only instances are left: {case}"), || marked_without_instances(&mark));
             marked_processes(&mark).into_iter().for_each(|pid| drop(KillOnDrop(pid)));
         } else {
@@ -124,6 +168,23 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
         wait_until_empty(&format!("no instance is left: {case}"), || marked_processes(&mark));
         wait_until(&format!("the job is over: {case}"), || daemon.status().jobs.is_empty());
         assert_eq!(tmpfs_mounts(), mounts, "{case}");
+        println!("{case}: {children} processes had been started");
     }
+    println!(
+        "killed {before} times before the first process, {amid} times amid the start, {after} times after it"
+    );
     // The daemon's end checks that no cgroup is left.
+}
+
+#[test]
+fn a_signal_ends_the_start_of_a_program_that_never_calls_fork_here() {
+    let mark = format!("late-{}", std::process::id());
+    let mut pjwctl = start_marked(None, &[LATE, "--", "sleep", "1000"], &mark);
+    wait_until("the program sleeps", || {
+        marked_without_instances(&mark).len() < marked_processes(&mark).len()
+    });
+    let send = format!("kill -TERM {}", pjwctl.id());
+    assert!(Command::new("sh").args(["-c", &send]).status().unwrap().success());
+    assert!(!wait_for("pjwctl ends", || pjwctl.try_wait().unwrap()).success());
+    wait_until_empty("nothing is left", || marked_processes(&mark));
 }

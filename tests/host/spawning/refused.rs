@@ -266,6 +266,25 @@ fn a_program_that_is_gone_when_it_is_executed_is_reported_for_each_instance() {
 }
 
 #[test]
+fn one_instance_whose_arguments_are_too_long_fails_alone_and_a_line_has_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("multi");
+    // execve(2) takes strings of 131072 bytes with their NUL byte. Only the rank 10 has two digits.
+    std::fs::write(&file, format!("* true {}%r\n", "x".repeat(131_070))).unwrap();
+    for proxy in ["never", "auto"] {
+        let output = local(&format!("-n 11 --json --proxy {proxy} --multi {}", file.display()), &[]);
+        assert_eq!(output.status.code(), Some(126), "{proxy}: {output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let instances = report["instances"].as_array().unwrap();
+        assert!(instances[..10].iter().all(|instance| instance["exit"] == 0), "{proxy}: {report}");
+        assert_eq!((&instances[10]["step"], &instances[10]["errno"]), (&"exec".into(), &"E2BIG".into()));
+        let line = "pjwctl: instance 10 was not started: step exec failed: Argument list too long; make its arguments and \
+                    its environment smaller";
+        assert!(text(&output.stderr).lines().any(|said| said == line), "{proxy}: {output:?}");
+    }
+}
+
+#[test]
 fn a_search_for_libraries_in_many_places_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let directories: Vec<String> = (0..100)

@@ -18,14 +18,20 @@ pub(super) fn check_masks(instances: &[Instance]) -> Result<(), CheckError> {
     let mut checked = HashSet::new();
     for instance in instances.iter().filter(|other| checked.insert(Arc::as_ptr(&other.placement))) {
         let Some(cpus) = &instance.placement.cpus else { continue };
-        if let Some(why) = why_outside(cpus, &allowed) {
+        if let Some(why) = why_outside(cpus, &allowed, online) {
             return Err(CheckError::InvalidMask { rank: instance.rank, cpus: cpus.clone(), why, allowed });
         }
     }
     Ok(())
 }
 
-fn why_outside(cpus: &CpuSet, allowed: &CpuSet) -> Option<String> {
+/// Returns the CPUs that are online. `None` if the kernel does not tell.
+fn online() -> Option<CpuSet> {
+    std::fs::read_to_string(ONLINE).ok().and_then(|list| list.trim().parse().ok())
+}
+
+/// Returns what is wrong with the CPUs of a placement. `online` is called only if a CPU is not in `allowed`.
+fn why_outside(cpus: &CpuSet, allowed: &CpuSet, online: impl FnOnce() -> Option<CpuSet>) -> Option<String> {
     if cpus.is_empty() {
         return Some("a process needs at least one CPU".to_owned());
     }
@@ -33,9 +39,7 @@ fn why_outside(cpus: &CpuSet, allowed: &CpuSet) -> Option<String> {
     if outside.is_empty() {
         return None;
     }
-    let online: Option<CpuSet> =
-        std::fs::read_to_string(ONLINE).ok().and_then(|list| list.trim().parse().ok());
-    let offline = online.map(|online| outside.difference(&online)).unwrap_or_default();
+    let offline = online().map(|online| outside.difference(&online)).unwrap_or_default();
     Some(if offline.is_empty() {
         format!("this process may not run on {outside}")
     } else {
@@ -45,4 +49,28 @@ fn why_outside(cpus: &CpuSet, allowed: &CpuSet) -> Option<String> {
 
 fn unreadable(errno: Errno) -> CheckError {
     CheckError::SystemCall { what: "the affinity mask of this process can't be read", errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(cpus: &str, allowed: &str, online: Option<&str>) -> Option<String> {
+        let online = online.map(|list| list.parse().unwrap());
+        why_outside(&cpus.parse().unwrap(), &allowed.parse().unwrap(), || online)
+    }
+
+    #[test]
+    fn the_cpus_of_a_placement_that_are_offline_are_named() {
+        assert_eq!(why("1-2", "0-3", None), None);
+        assert_eq!(why("2-5", "0-3", Some("0-4")), Some("5 is not online".to_owned()));
+        assert_eq!(why("4-7", "", Some("0-3")), Some("4-7 is not online".to_owned()));
+    }
+
+    #[test]
+    fn a_cpu_that_is_online_and_outside_of_the_own_mask_is_named() {
+        assert_eq!(why("2-5", "0-3", Some("0-7")), Some("this process may not run on 4-5".to_owned()));
+        assert_eq!(why("5", "0-3", None), Some("this process may not run on 5".to_owned()));
+        assert_eq!(why("", "0-3", Some("0-3")), Some("a process needs at least one CPU".to_owned()));
+    }
 }

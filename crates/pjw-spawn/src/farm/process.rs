@@ -12,6 +12,7 @@ use pjw_core::ids::Pid;
 use super::error::FarmError;
 use super::functions::Fork;
 use crate::child::Child;
+use crate::signals::child_status_is_discarded;
 
 /// The exit status of a process of the farm whose function panicked, as Rust's programs have it.
 const PANICKED: i32 = 101;
@@ -22,11 +23,7 @@ pub(crate) fn check_master(allows_threads: bool) -> Result<(), FarmError> {
     if threads > 1 && !allows_threads {
         return Err(FarmError::MultipleThreads(threads));
     }
-    // SAFETY: zero is a valid value of each field.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: a null pointer changes nothing, and `action` is room for the present action.
-    unsafe { libc::sigaction(libc::SIGCHLD, std::ptr::null(), &raw mut action) };
-    if action.sa_sigaction == libc::SIG_IGN || action.sa_flags & libc::SA_NOCLDWAIT != 0 {
+    if child_status_is_discarded() {
         return Err(FarmError::ChildSignalIgnored);
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
@@ -54,8 +55,18 @@ impl Template {
     }
 
     /// As [`Template::load`].
-    pub(crate) fn of_setup(_: Arc<Setup>, _: &Instance, _: Option<CpuSet>) -> Result<Self, TemplateError> {
+    pub(crate) fn of_setup(
+        _: Arc<Setup>,
+        _: &Instance,
+        _: Option<CpuSet>,
+        _: &AtomicBool,
+    ) -> Result<Self, TemplateError> {
         Err(TemplateError::Unsupported)
+    }
+
+    /// Can't be called, because no value of this type exists.
+    pub(crate) fn reload(&mut self, _: &Instance) -> Result<(), TemplateError> {
+        match self.0 {}
     }
 
     /// On x86_64, returns the process id of the template: the process from which other processes of its program are

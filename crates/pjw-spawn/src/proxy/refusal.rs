@@ -64,11 +64,22 @@ pub enum ForkError {
     /// The instance differs from the template in a property that can't be changed after the template was
     /// loaded. The text names the property, such as `number of arguments`. The instance needs a template of
     /// its own, or exec.
-    #[error("the instance has another {0} than the template: it needs a template of its own")]
+    #[error("an instance has another {0} than the template")]
     Mismatch(&'static str),
+    /// The arguments and variables of the instance are so long that they are written into the memory of the template
+    /// by process_vm_writev(2), and the kernel forbids this call. The variant contains the error number. The instance
+    /// needs exec.
+    #[error(
+        "process_vm_writev, for long arguments, is forbidden here ({}): kernel.yama.ptrace_scope or a seccomp filter",
+        .0.desc()
+    )]
+    WriteForbidden(Errno),
     /// The process of the template or of the spare has ended. Further instances need a new template, or exec.
     #[error("the template has ended")]
     Ended,
+    /// The process of the template has ended, and the program can't be loaded again. The variant contains the reason.
+    #[error("the template has ended, and can't be loaded again: {0}")]
+    NotReloaded(TemplateError),
     /// The template still works, and the start of this instance failed. The variant contains the failed step.
     #[error(transparent)]
     Failed(#[from] SpawnError),

@@ -104,7 +104,8 @@ pub enum ProxyArg {
     Never,
     /// Instances are forks of a loaded program where that is possible and there are at least two; else each executes it
     Auto,
-    /// Instances are forks of a loaded program; nothing starts where that is not possible
+    /// Instances are forks of a loaded program; nothing starts if a check before the start finds that this is not
+    /// possible. An instance that can't be a fork later executes the program, and a line says so
     Always,
     /// Instances are forks of the program at its call of pspawn_fork_here, pjw_spawn(3); without that call each executes it
     Late,

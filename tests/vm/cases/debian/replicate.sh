@@ -69,6 +69,20 @@ for mode in never always; do
     eventually "nothing is left after kill -9 ($mode)" nothing_left
 done
 
+# Killed at random moments: before, while and after the copies are made and the instances are started. A shell lets commands
+# in the background ignore SIGINT and SIGQUIT, so these two are not among the signals.
+for round in $(seq 20); do
+    mode=$(shuf -n 1 -e never always) signal=$(shuf -n 1 -e HUP TERM KILL USR1 ABRT) delay=$(shuf -n 1 -i 200-1500)
+    pjwctl spawn --local -n 4 --map numa --replicate --proxy "$mode" -- sleep 1000 2>/tmp/said &
+    launcher=$!
+    sleep "$((delay / 1000)).$(printf %03d $((delay % 1000)))"
+    children=$(pgrep -c -P "$launcher")
+    kill -s "$signal" "$launcher"
+    wait "$launcher"
+    figure "round $round: SIG$signal after $delay ms with --proxy $mode, when pjwctl had $children children"
+    eventually "nothing is left after a signal at a random moment, round $round" nothing_left
+done
+
 pjwctl spawn --local -n 2 --map numa --replicate --async -- sleep 1000 2>/tmp/said
 check "with --async the mounts live as long as the instances" grep -qs mpol=bind "/proc/$(pgrep -n -x sleep)/mountinfo"
 pkill -x sleep

@@ -1,7 +1,7 @@
 //! The channel between the launcher and a template: a pair of sockets that keep the bounds of messages.
 
 use std::io::IoSlice;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -59,6 +59,12 @@ impl Channel {
                 return;
             }
         }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -4,6 +4,7 @@ mod channel;
 mod environment;
 mod late;
 mod load;
+mod memory;
 mod message;
 mod shape;
 mod spare;

@@ -2,10 +2,11 @@
 
 use super::channel::Channel;
 use super::load::tracee::{bytes_of, end};
+use super::memory::write;
 use super::message::block::MemoryMap;
 use super::message::image::Image;
 use super::message::{Message, Own};
-use super::template::{MAX_COPIED, Template, write};
+use super::template::{MAX_COPIED, Template};
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;

@@ -2,20 +2,20 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char};
-use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::{fmt, fs, mem};
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
 use super::load::tracee::end;
 use super::load::{Loaded, load, load_late};
+use super::memory::write;
 use super::message::block::{Block, MemoryMap};
 use super::message::image::{Image, Strings};
 use super::message::place::MAX_POINTERS;
@@ -97,18 +97,26 @@ impl Template {
     }
 
     /// Loads the kind of template that the context names. `requested_mask` is what the calling thread has requested by
-    /// sched_setaffinity(2). Instances with this mask inherit it.
+    /// sched_setaffinity(2). Instances with this mask inherit it. The wait for a call of `fork_here` ends when
+    /// `is_cancelled` is set.
     pub(crate) fn of_setup(
         setup: Arc<Setup>,
         first: &Instance,
         requested_mask: Option<CpuSet>,
+        is_cancelled: &AtomicBool,
     ) -> Result<Self, TemplateError> {
         let mut template = match setup.templates {
-            Some(TemplateKind::Late) => Self::late(setup, first),
+            Some(TemplateKind::Late) => Self::late(setup, first, is_cancelled),
             _ => Self::linked(setup, first),
         }?;
         template.inherited_mask = requested_mask;
         Ok(template)
+    }
+
+    /// Starts the process of a template of [`Template::load`] again, after it has ended.
+    pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
+        *self = Self::linked(Arc::clone(&self.setup), first)?;
+        Ok(())
     }
 
     fn linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
@@ -136,13 +144,13 @@ impl Template {
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
     pub fn load_until_fork_here(context: &Context, first_instance: &Instance) -> Result<Self, TemplateError> {
-        Self::late(Arc::clone(&context.setup), first_instance)
+        Self::late(Arc::clone(&context.setup), first_instance, &AtomicBool::new(false))
     }
 
-    fn late(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
+    fn late(setup: Arc<Setup>, first: &Instance, is_cancelled: &AtomicBool) -> Result<Self, TemplateError> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, variables) = texts(&mut layout, first);
-        let loaded = load_late(&setup, cgroup(&first.placement), &arguments, &variables)?;
+        let loaded = load_late(&setup, cgroup(&first.placement), &arguments, &variables, is_cancelled)?;
         Ok(Self::of_loaded(setup, layout, loaded, None, first))
     }
 
@@ -206,6 +214,8 @@ impl Template {
     /// # Errors
     /// - [`ForkError::Mismatch`] if the instance differs from the template in a fixed property, such as the cgroup.
     ///   The text of the error names the property.
+    /// - [`ForkError::WriteForbidden`] if the instance has long arguments or variables, and the kernel forbids to write
+    ///   them into the memory of the template.
     /// - [`ForkError::Ended`] if the process of the template has ended.
     /// - [`ForkError::Failed`] if the start of this instance failed. The template can make further instances.
     pub fn fork(&mut self, instance: &Instance) -> Result<Child, ForkError> {
@@ -256,19 +266,24 @@ impl Template {
             self.make_room(2 * strings.size())?;
         }
         let image = strings.at(self.strings.0);
+        own.random = self.next_random();
+        let changes = image.changes(&self.image, self.pointers_at());
+        if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
+            changes.into_iter().for_each(|(address, bytes)| self.message.copy(address, bytes));
+        } else {
+            // This sends what the message has, so the calls for this instance are added afterwards.
+            self.wait_until_idle()?;
+            let written = write(&self.loaded.child, &changes);
+            if !matches!(written, Ok(()) | Err(ForkError::WriteForbidden(_))) {
+                // A part of the strings may have been written: the next instance writes all of its own.
+                self.image = Image::default();
+            }
+            written?;
+        }
         let map = self.map_of(&image);
         if let Some(map) = map.filter(|_| map != self.map) {
             self.message.set_memory_map(&map);
             self.map = Some(map);
-        }
-        let before = mem::take(&mut self.image);
-        own.random = self.next_random();
-        let changes = image.changes(&before, self.pointers_at());
-        if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
-            changes.into_iter().for_each(|(address, bytes)| self.message.copy(address, bytes));
-        } else {
-            self.wait_until_idle()?;
-            write(&self.loaded.child, &changes)?;
         }
         self.message.make_instance(self.loaded.block, &self.start, own);
         self.image = image;
@@ -454,24 +469,6 @@ unsafe fn array<'a>(mut array: *const *const c_char) -> Vec<&'a CStr> {
         }
     }
     texts
-}
-
-/// Writes into the memory of a process that waits for a message.
-pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
-    let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
-    let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {
-        base: usize::try_from(*address).unwrap_or(0),
-        len: bytes.len(),
-    };
-    let remote: Vec<RemoteIoVec> = changes.iter().map(remote).collect();
-    let length: usize = remote.iter().map(|piece| piece.len).sum();
-    let pid = nix::unistd::Pid::from_raw(process.pid.0.cast_signed());
-    match process_vm_writev(pid, &local, &remote) {
-        Ok(written) if written == length => Ok(()),
-        Err(Errno::ESRCH) => Err(ForkError::Ended),
-        Ok(_) => Err(SpawnError { step: SpawnStep::Clone, errno: Errno::EFAULT }.into()),
-        Err(errno) => Err(SpawnError { step: SpawnStep::Clone, errno }.into()),
-    }
 }
 
 /// Opens the pidfd of a child that was not waited for.

@@ -1,5 +1,6 @@
 //! Advice about the start of a program that is dearer than it has to be.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -19,8 +20,10 @@ pub(super) fn print(programs: &[Program]) {
     print_lines(programs.iter().map(|program| (&program.context, program.instances.len() > 1)));
 }
 
-/// Prints such a line for each program whose instances could not be forks.
+/// Prints such a line for each program whose instances could not be forks. Instances of a program may have several contexts.
 pub(super) fn print_without_proxy<'a>(contexts: impl Iterator<Item = &'a Context>) {
+    let mut programs = BTreeSet::new();
+    let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));
     print_lines(contexts.map(|context| (context, false)));
 }
 

@@ -81,6 +81,8 @@ pub(super) struct InstanceState {
     pub(super) pid: Option<u32>,
     pub(super) exit: Option<ExitStatus>,
     pub(super) error: Option<SpawnError>,
+    /// Whether the instance has ended and waitid(2) did not tell how.
+    has_unknown_end: bool,
     child: Option<Child>,
 }
 
@@ -191,12 +193,18 @@ impl Group {
         Ok(())
     }
 
-    /// Prints the rest of labelled output, and how many failures were not printed.
+    /// Prints the rest of labelled output, how many failures were not printed, and how many instances a signal kept from
+    /// being started.
     pub(super) fn print_rest(&mut self) {
         self.labels.finish();
         if self.failure_lines > MAX_FAILURE_LINES {
             let more = self.failure_lines - MAX_FAILURE_LINES;
             output::print_error(&format!("{more} more instances failed; --json lists all"));
+        }
+        let not_started = self.states.iter().filter(|state| state.was_not_started()).count();
+        if let Some(signal) = self.ending.filter(|_| not_started > 0) {
+            let were = if not_started == 1 { "instance was" } else { "instances were" };
+            output::print_error(&format!("{not_started} {were} not started after signal {signal}"));
         }
     }
 
@@ -215,7 +223,7 @@ impl Group {
         if self.begun == 0 && self.states.iter().all(|state| state.error.is_none()) {
             return ExitCode::FAILURE;
         }
-        ExitCode::from(self.states.iter().map(InstanceState::code).max().unwrap_or(0))
+        ExitCode::from(self.states.iter().map(|state| state.code(self.ending)).max().unwrap_or(0))
     }
 
     /// Returns the time from the creation of the first process until the last one had begun its program.
@@ -306,23 +314,31 @@ impl Group {
 
     fn take_end(&mut self, rank: usize) {
         let Some(state) = self.states.get_mut(rank) else { return };
-        let Some(exit) = state.child.as_ref().and_then(|child| child.try_wait().ok().flatten()) else {
-            return;
+        let end = match state.child.as_ref().map(Child::try_wait) {
+            None | Some(Ok(None)) => return,
+            Some(Ok(Some(exit))) => Ok(exit),
+            // The pidfd stays readable, so an instance that counted as running would be looked at for ever.
+            Some(Err(errno)) => Err(errno),
         };
         if let Some(child) = state.child.take() {
             let _ = self.epoll.delete(&child);
         }
-        state.exit = Some(exit);
+        state.exit = end.ok();
+        state.has_unknown_end = end.is_err();
         self.running -= 1;
         let pid = state.pid.unwrap_or(0);
-        match exit {
-            ExitStatus::Code(0) => {}
-            ExitStatus::Code(code) => {
+        match end {
+            Ok(ExitStatus::Code(0)) => {}
+            Ok(ExitStatus::Code(code)) => {
                 self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}"));
             }
-            ExitStatus::Signal(signal) => {
+            Ok(ExitStatus::Signal(signal)) => {
                 self.print_failure(&format!("instance {rank} (pid {pid}) was ended by signal {signal}"));
             }
+            Err(errno) => self.print_failure(&format!(
+                "instance {rank} (pid {pid}) has ended, and its exit status is lost: waitid: {}",
+                errno.desc()
+            )),
         }
     }
 
@@ -381,14 +397,22 @@ impl Group {
 }
 
 impl InstanceState {
-    /// The exit code of the instance, as a shell has it. 0 for one that has not ended, or was not started after a signal.
-    fn code(&self) -> u8 {
+    /// Whether the instance was neither started nor refused.
+    fn was_not_started(&self) -> bool {
+        self.pid.is_none() && self.error.is_none()
+    }
+
+    /// The exit code of the instance, as a shell has it: also for one that was not started because of the signal `ending`. 0 for
+    /// one that has not ended, 1 for one whose exit status is lost.
+    fn code(&self, ending: Option<i32>) -> u8 {
+        let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
-            (Some(ExitStatus::Signal(signal)), _) => u8::try_from(signal).unwrap_or(0).saturating_add(128),
+            (Some(ExitStatus::Signal(signal)), _) => of_signal(signal),
             (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
             (None, Some(_)) => NOT_EXECUTABLE,
-            (None, None) => 0,
+            (None, None) if self.was_not_started() => ending.map_or(0, of_signal),
+            (None, None) => u8::from(self.has_unknown_end),
         }
     }
 }
@@ -423,6 +447,28 @@ mod tests {
             text == command.as_bytes()
         };
         std::fs::read_dir("/proc").unwrap().flatten().filter(is_it).count()
+    }
+
+    #[test]
+    fn an_instance_whose_exit_status_another_has_taken_counts_as_ended_and_as_failed() {
+        let instance = Instance {
+            rank: 0,
+            size: 1,
+            arguments: Arc::new(Arguments::parse(&["true"]).unwrap()),
+            variables: Vec::new(),
+            placement: Arc::new(Placement::default()),
+            stdio: Stdio::default(),
+        };
+        let program = Program { context: Context::new("true").unwrap(), instances: vec![instance] };
+        let mut group = Group::start(vec![program], Labels::default(), None).unwrap();
+        while group.states[0].child.is_none() {
+            group.take_results(0).unwrap();
+        }
+        let pid = nix::unistd::Pid::from_raw(group.states[0].pid.unwrap().cast_signed());
+        nix::sys::wait::waitpid(pid, None).unwrap();
+        group.wait_until_begun().unwrap();
+        group.wait_until_ended().unwrap();
+        assert_eq!((group.running, group.states[0].code(None), group.failure_lines), (0, 1, 1));
     }
 
     #[test]

@@ -32,7 +32,7 @@ use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{
     Arguments, CheckError, Context, Instance, Placement, Stdio, check_process_limits, raise_descriptor_limit,
-    reset_fault_signals,
+    reset_launcher_signals,
 };
 
 use super::connection::Warden;
@@ -52,6 +52,9 @@ const DESCRIPTORS_OF_LABELS: usize = 4;
 /// The descriptors that a program has open during the start: both ends of a socket pair. Another program's start counts
 /// them as open, and needs one for the set of watched descriptors and one for signals.
 const DESCRIPTORS_OF_PROGRAMS: usize = 4;
+
+/// A command whose program was found and whose arguments were parsed.
+type Prepared = (Context, RankedCommand, Arc<Arguments>);
 
 /// Starts the instances and waits for their end. With `--async` it does not wait.
 pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
@@ -81,15 +84,18 @@ pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCo
 
 /// Checks everything, and lets the start begin.
 fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)> {
-    reset_fault_signals();
+    reset_launcher_signals();
     let commands = commands::read(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
     if size == 0 {
         return Err(CheckError::NoInstances.into());
     }
     let size = u32::try_from(size)?;
-    let programs: Vec<(Context, RankedCommand, Arc<Arguments>)> =
+    let programs: Vec<Prepared> =
         commands.into_iter().map(|command| prepare(command, request)).collect::<anyhow::Result<_>>()?;
+    if request.proxy == ProxyArg::Always && programs.iter().any(|(_, command, _)| command.ranks.len() < 2) {
+        bail!("--proxy always needs at least 2 instances of a program: use --proxy auto");
+    }
     let mut labels = Labels::default();
     let descriptors = if request.prefix_output_with_rank { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
     // The number of threads that start them is known with the grant only.
@@ -100,13 +106,16 @@ fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)>
     let grant = Grant::obtain(warden, request, size, &name)?;
     let started = placements(&topology, &grant.cpus, request, size).and_then(|placements| {
         let used = &placements[..placements.len().min(size as usize)];
-        let sizes = InstanceSizes::new(&topology, used, &grant.cpu_count_variables);
+        let has_templates = request.proxy != ProxyArg::Never;
+        let sizes = InstanceSizes::new(&topology, used, &grant.cpu_count_variables, has_templates);
+        let programs = divide(programs, &sizes, placements.len());
+        raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
         let labelled = request.prefix_output_with_rank.then_some(&mut labels);
         let programs = with_instances(programs, size, &placements, &sizes, &grant, labelled)?;
-        let programs = with_templates(programs, request.proxy, &sizes)?;
+        let programs = with_templates(programs, request.proxy);
         check_programs(&programs)?;
         match request.proxy {
-            ProxyArg::Always => programs.iter().try_for_each(check_template)?,
+            ProxyArg::Always => check_templates(&programs, &sizes)?,
             ProxyArg::Never => advice::print(&programs),
             ProxyArg::Auto | ProxyArg::Late => {}
         }
@@ -151,23 +160,15 @@ fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
     Ok(mode)
 }
 
-/// Lets the instances be forks of loaded programs, as requested. Libraries read such variables as `OMP_NUM_THREADS` when the
-/// template is loaded, so instances with other values of them execute the program.
-fn with_templates(
-    programs: Vec<Program>,
-    proxy: ProxyArg,
-    sizes: &InstanceSizes,
-) -> anyhow::Result<Vec<Program>> {
-    let template: fn(Context) -> Context = match (proxy, sizes.unequal_variable()) {
-        (ProxyArg::Never, _) | (ProxyArg::Auto, Some(_)) => return Ok(programs),
-        (ProxyArg::Always, Some(name)) => {
-            bail!("{}; use --proxy auto or never, or parts of the same size", mode::unequal_values_text(name))
-        }
-        (ProxyArg::Auto | ProxyArg::Always, None) => Context::use_templates,
-        (ProxyArg::Late, _) => Context::use_fork_here_templates,
+/// Lets the instances be forks of loaded programs, as requested.
+fn with_templates(programs: Vec<Program>, proxy: ProxyArg) -> Vec<Program> {
+    let template: fn(Context) -> Context = match proxy {
+        ProxyArg::Never => return programs,
+        ProxyArg::Auto | ProxyArg::Always => Context::use_templates,
+        ProxyArg::Late => Context::use_fork_here_templates,
     };
     let program = |Program { context, instances }| Program { context: template(context), instances };
-    Ok(programs.into_iter().map(program).collect())
+    programs.into_iter().map(program).collect()
 }
 
 /// Checks each program, and the limits on processes for all programs together.
@@ -178,22 +179,27 @@ fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
     check_process_limits(instances, starters)
 }
 
-/// Loads the program once as a template, and ends the template: nothing is started if that is not possible.
-fn check_template(program: &Program) -> anyhow::Result<()> {
-    let [first, _, ..] = &program.instances[..] else {
-        bail!("--proxy always needs at least 2 instances of a program: use --proxy auto");
-    };
-    match Template::load(&program.context, first) {
-        Ok(_) => Ok(()),
-        Err(refusal) => bail!("{refusal}; use --proxy auto or never"),
+/// Loads each program once as a template, and ends the template: nothing is started if that is not possible. An instance that
+/// is the only one on a part of its size executes its program.
+fn check_templates(programs: &[Program], sizes: &InstanceSizes) -> anyhow::Result<()> {
+    let mut has_templates = false;
+    for program in programs {
+        let [first, _, ..] = &program.instances[..] else { continue };
+        if let Err(refusal) = Template::load(&program.context, first) {
+            bail!("{refusal}; use --proxy auto or never");
+        }
+        has_templates = true;
+    }
+    match sizes.unequal_variable().filter(|_| !has_templates) {
+        Some(name) => {
+            bail!("{}; use --proxy auto or never, or parts of the same size", mode::unequal_values_text(name))
+        }
+        None => Ok(()),
     }
 }
 
 /// Finds the program, and parses the arguments.
-fn prepare(
-    command: RankedCommand,
-    request: &SpawnArgs,
-) -> anyhow::Result<(Context, RankedCommand, Arc<Arguments>)> {
+fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
     let context = Context::new(&command.program)?.add_rank_variables();
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
     let context = match request.share {
@@ -255,8 +261,23 @@ fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result
     Ok(all[..wanted].iter().fold(CpuSet::new(), |cpus, core| cpus.union(core)))
 }
 
+/// Divides each program into one for each size of part, if its instances are to be forks of templates. The contexts get the
+/// variables that their instances have in common.
+fn divide(programs: Vec<Prepared>, sizes: &InstanceSizes, parts: usize) -> Vec<Prepared> {
+    let mut divided = Vec::new();
+    for (context, command, arguments) in programs {
+        let RankedCommand { ranks, program, arguments: words } = command;
+        for (part, ranks) in sizes.groups(ranks, parts) {
+            let context = sizes.set_common_variables(context.clone(), part);
+            let command = RankedCommand { ranks, program: program.clone(), arguments: words.clone() };
+            divided.push((context, command, Arc::clone(&arguments)));
+        }
+    }
+    divided
+}
+
 fn with_instances(
-    programs: Vec<(Context, RankedCommand, Arc<Arguments>)>,
+    programs: Vec<Prepared>,
     size: u32,
     placements: &[Arc<Placement>],
     sizes: &InstanceSizes,
@@ -273,7 +294,6 @@ fn with_instances(
             Some(directory) => context.set_variable("PJW_JOB_DIR", directory),
             None => context,
         };
-        let context = sizes.set_common_variables(context);
         let mut instances = Vec::with_capacity(command.ranks.len());
         for rank in command.ranks {
             let stdio = match &mut labels {

@@ -19,11 +19,11 @@ pub(super) struct TemplateUse {
     pub(super) unequal_variable: Option<String>,
 }
 
-/// Why instances with different values of a variable are no forks of one template.
+/// Why an instance that is the only one with its values of a variable is no fork of a template.
 pub(super) fn unequal_values_text(name: &str) -> String {
     format!(
-        "the parts have different sizes, so the instances have different values of {name}, which a program may read when it is \
-         loaded"
+        "the parts have different sizes, so instances have different values of {name}, which a program may read when it is \
+         loaded, and a single instance has no use for a template of its own"
     )
 }
 
@@ -80,7 +80,8 @@ impl Mode {
                     .to_owned()
             }
             Self::Proxy(templates) if templates.forked == templates.begun => {
-                "the program was loaded once, and each instance is a fork of it, which takes less CPU time than exec"
+                "the program was loaded once, and each instance is a fork of it, which takes less CPU time than exec for more \
+                 than a few instances"
                     .to_owned()
             }
             Self::Proxy(templates) => format!(

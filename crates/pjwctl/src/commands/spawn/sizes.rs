@@ -1,5 +1,6 @@
 //! The variables that tell each instance the size of its part, such as `OMP_NUM_THREADS`.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
@@ -16,16 +17,17 @@ const REMOVED: &str = "\0";
 pub(super) struct InstanceSizes {
     /// The variables of each part, with their values, in the order of the placements.
     of_parts: Vec<Vec<(String, String)>>,
-    /// Whether all parts have the same variables.
-    are_equal: bool,
+    /// Whether all instances of a context have the same variables, so that the context has them.
+    are_common: bool,
 }
 
 impl InstanceSizes {
-    /// Counts the cores and PUs of each part.
+    /// Counts the cores and PUs of each part. `has_templates` says whether instances are to be forks of templates.
     pub(super) fn new(
         topology: &Topology,
         placements: &[Arc<Placement>],
         variables: &[CpuCountVariable],
+        has_templates: bool,
     ) -> Self {
         let of_part = |placement: &Arc<Placement>| {
             let counts = CpuCounts::from_cpus(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
@@ -33,15 +35,31 @@ impl InstanceSizes {
         };
         let of_parts: Vec<_> = placements.iter().map(of_part).collect();
         let are_equal = of_parts.windows(2).all(|pair| pair[0] == pair[1]);
-        Self { of_parts, are_equal }
+        Self { of_parts, are_common: are_equal || has_templates }
     }
 
-    /// Sets the variables in the context if all parts have the same ones. Then a template has them too: the constructors of
-    /// libraries read such variables once, when the template is loaded. Otherwise removes inherited values.
-    pub(super) fn set_common_variables(&self, context: Context) -> Context {
-        let first = self.of_parts.first().into_iter().flatten();
-        first.fold(context, |context, (name, value)| {
-            context.set_variable(name, if self.are_equal { value } else { REMOVED })
+    /// Divides the ranks of a program into groups, each with the part whose variables the context of the group has. The
+    /// constructors of libraries read such variables once, when a template is loaded. So with templates, a group has instances
+    /// with the same variables only. `parts` is the number of all parts.
+    pub(super) fn groups(&self, ranks: Vec<u32>, parts: usize) -> Vec<(usize, Vec<u32>)> {
+        if !self.are_common {
+            return vec![(0, ranks)];
+        }
+        let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for rank in ranks {
+            let own = self.of_parts.get(rank as usize % parts);
+            let first = self.of_parts.iter().position(|other| Some(other) == own);
+            groups.entry(first.unwrap_or(0)).or_default().push(rank);
+        }
+        groups.into_iter().collect()
+    }
+
+    /// Sets the variables of a part in the context, if all its instances have the same ones. Otherwise removes inherited
+    /// values.
+    pub(super) fn set_common_variables(&self, context: Context, part: usize) -> Context {
+        let variables = self.of_parts.get(part).into_iter().flatten();
+        variables.fold(context, |context, (name, value)| {
+            context.set_variable(name, if self.are_common { value } else { REMOVED })
         })
     }
 
@@ -53,7 +71,7 @@ impl InstanceSizes {
 
     /// The variables of an instance on this part that its context does not have.
     pub(super) fn own_variables(&self, part: usize) -> Vec<CString> {
-        let own = self.of_parts.get(part).filter(|_| !self.are_equal).into_iter().flatten();
+        let own = self.of_parts.get(part).filter(|_| !self.are_common).into_iter().flatten();
         own.filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect()
     }
 }
@@ -63,12 +81,12 @@ mod tests {
     use super::*;
     use pjw_core::testing::regular_topology;
 
-    fn sizes(parts: &[&str]) -> InstanceSizes {
+    fn sizes(parts: &[&str], has_templates: bool) -> InstanceSizes {
         let placements: Vec<_> =
             parts.iter().map(|part| Arc::new(Placement::on_cpus(part.parse().unwrap()))).collect();
         let variables = ["PJWTEST_A=cores".parse().unwrap()];
         // Four cores of two PUs each: N and N + 4.
-        InstanceSizes::new(&regular_topology(1, 1, 1, 4, 2), &placements, &variables)
+        InstanceSizes::new(&regular_topology(1, 1, 1, 4, 2), &placements, &variables, has_templates)
     }
 
     fn texts(variables: Vec<CString>) -> Vec<String> {
@@ -77,20 +95,31 @@ mod tests {
 
     #[test]
     fn instances_on_parts_of_the_same_size_share_their_variables() {
-        let sizes = sizes(&["0,4", "1,5"]);
-        assert!(sizes.are_equal);
-        assert_eq!(sizes.unequal_variable(), None);
-        assert!(sizes.own_variables(0).is_empty());
+        for has_templates in [false, true] {
+            let sizes = sizes(&["0,4", "1,5"], has_templates);
+            assert_eq!(sizes.unequal_variable(), None);
+            assert!(sizes.own_variables(0).is_empty());
+            assert_eq!(sizes.groups(vec![0, 1, 2], 2), [(0, vec![0, 1, 2])]);
+        }
     }
 
     #[test]
-    fn instances_on_parts_of_other_sizes_have_variables_of_their_own() {
-        let sizes = sizes(&["0-1,4-5", "2,6"]);
-        assert!(!sizes.are_equal);
+    fn instances_that_execute_their_program_have_the_variables_of_their_parts() {
+        let sizes = sizes(&["0-1,4-5", "2,6"], false);
         assert_eq!(sizes.unequal_variable(), Some("PJWTEST_A"));
         let values = |part| texts(sizes.own_variables(part));
         assert_eq!(values(0)[0], "PJWTEST_A=2");
         assert_eq!(values(1)[0], "PJWTEST_A=1");
         assert_eq!(values(1)[1], "PJW_VARIABLES=PJWTEST_A=1");
+        assert_eq!(sizes.groups(vec![0, 1, 2], 2), [(0, vec![0, 1, 2])]);
+    }
+
+    #[test]
+    fn instances_of_a_template_have_parts_of_the_same_size() {
+        let sizes = sizes(&["0-1,4-5", "2,6", "3,7"], true);
+        assert_eq!(sizes.unequal_variable(), Some("PJWTEST_A"));
+        assert!((0..3).all(|part| sizes.own_variables(part).is_empty()));
+        let groups = sizes.groups((0..7).collect(), 3);
+        assert_eq!(groups, [(0, vec![0, 3, 6]), (1, vec![1, 2, 4, 5])]);
     }
 }

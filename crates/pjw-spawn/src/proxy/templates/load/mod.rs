@@ -7,16 +7,18 @@ pub(super) mod tracee;
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::Pid;
 
 use self::entry_stack::EntryStack;
 use self::linker::run_until_linked;
-use self::tracee::{Lost, Tracee, bytes_of};
+use self::tracee::{Lost, Tracee, bytes_of, end};
 use super::channel::Channel;
 use super::message::block::{Block, CODE_SIZE, MemoryMap, REPLY_SIZE, SIZE};
 use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
@@ -31,6 +33,8 @@ use crate::spawner::settings;
 
 /// The bits of a mode that give a program another user or group.
 const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+/// The time between two looks whether the start was cancelled, in milliseconds.
+const CANCEL_INTERVAL: u16 = 50;
 
 /// A process that waits for messages where its program is linked.
 #[derive(Debug)]
@@ -128,6 +132,7 @@ pub(super) fn load_late(
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
     environment: &[&CStr],
+    is_cancelled: &AtomicBool,
 ) -> Result<Loaded, TemplateError> {
     let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
     let variable = CString::new(format!("{}={}", CHANNEL_VARIABLE, other.as_raw_fd())).unwrap_or_default();
@@ -137,12 +142,7 @@ pub(super) fn load_late(
     let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
     // The program's end of the channel is then the only one.
     drop(other);
-    let Some(place) = channel.receive::<Place>().map_err(failed("recv"))? else {
-        return Err(match child.wait().map_err(failed("waitid"))? {
-            ExitStatus::Code(status) => TemplateError::Exited(status),
-            ExitStatus::Signal(signal) => TemplateError::Killed(signal),
-        });
-    };
+    let place = wait_until_fork_here(&child, &channel, is_cancelled).inspect_err(|_| end(&child))?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();
     Ok(Loaded {
         child,
@@ -155,6 +155,39 @@ pub(super) fn load_late(
         thread_id: Some(place.thread_id).filter(|address| *address != 0),
         robust_list: (place.robust_list, place.robust_list_length),
     })
+}
+
+/// Waits until a program says where it waits. The program decides how long this takes, so the wait ends with the start of
+/// the group.
+fn wait_until_fork_here(
+    child: &Child,
+    channel: &Channel,
+    is_cancelled: &AtomicBool,
+) -> Result<Place, TemplateError> {
+    wait_readable(channel, is_cancelled).map_err(failed("start"))?;
+    if let Some(place) = channel.receive::<Place>().map_err(failed("recv"))? {
+        return Ok(place);
+    }
+    // A program may close the channel long before its end.
+    wait_readable(child, is_cancelled).map_err(failed("start"))?;
+    Err(match child.wait().map_err(failed("waitid"))? {
+        ExitStatus::Code(status) => TemplateError::Exited(status),
+        ExitStatus::Signal(signal) => TemplateError::Killed(signal),
+    })
+}
+
+/// Waits until a descriptor is readable. Fails with `ECANCELED` when the start is cancelled.
+fn wait_readable(descriptor: &impl AsFd, is_cancelled: &AtomicBool) -> Result<(), Errno> {
+    loop {
+        if is_cancelled.load(Ordering::Relaxed) {
+            return Err(Errno::ECANCELED);
+        }
+        match poll(&mut [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)], CANCEL_INTERVAL) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 fn failed(step: &'static str) -> impl Fn(Errno) -> TemplateError {

@@ -18,7 +18,7 @@ fn is_alive(pid: u32) -> bool {
 }
 
 /// Waits until a process has ended.
-fn wait_for_end(pid: u32) {
+pub(super) fn wait_for_end(pid: u32) {
     let begin = std::time::Instant::now();
     while is_alive(pid) {
         assert!(begin.elapsed().as_secs() < 60, "process {pid} lives on");

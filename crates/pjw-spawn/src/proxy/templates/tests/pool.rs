@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 
 use super::*;
 use crate::ExitStatus;
-use crate::pool::WorkerPool;
+use crate::pool::{WorkerPool, WorkerPoolError};
+use crate::proxy::ForkError;
 
 /// Says its rank and its process id, and waits for a signal.
 const WORKER: &str = r#"
@@ -14,12 +16,16 @@ const WORKER: &str = r#"
 int main(int argc, char **argv) { printf("%s %d\n", argv[1], getpid()); fflush(stdout); for (;;) pause(); }
 "#;
 
-#[test]
-fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
-    let directory = tempfile::tempdir().unwrap();
-    let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]).add_rank_variables();
+/// Starts a pool of so many workers and spares of the program in the directory. Returns the pool, and the lines that the
+/// workers print.
+fn start_pool(
+    program: &Path,
+    workers: u32,
+    spares: usize,
+) -> (WorkerPool, impl Iterator<Item = String> + use<>) {
+    let context = context(program, &["A=1"]).add_rank_variables();
     let (first, reader) = with_output(instance(0, &["worker", "w%r"]));
-    let instances: Vec<_> = (0..3)
+    let instances: Vec<_> = (0..workers)
         .map(|rank| {
             let mut own = instance(rank, &["worker", "w%r"]);
             own.stdio = first.stdio.clone();
@@ -27,8 +33,52 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
         })
         .collect();
     drop(first);
-    let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
-    let mut pool = WorkerPool::start(&context, instances, 2).unwrap();
+    (
+        WorkerPool::start(&context, instances, spares).unwrap(),
+        BufReader::new(reader).lines().map(Result::unwrap),
+    )
+}
+
+/// Kills a worker. Returns what the pool says of it.
+fn kill_worker(pool: &mut WorkerPool, index: usize) -> Option<Result<(), ForkError>> {
+    pool.worker(index).unwrap().send_signal(libc::SIGKILL).unwrap();
+    let ended = pool.wait(None).unwrap().unwrap();
+    assert_eq!((ended.index, ended.exit), (index, ExitStatus::Signal(libc::SIGKILL)));
+    ended.replacement
+}
+
+/// Drops a pool, and then kills its workers, which run on.
+fn end_pool(pool: WorkerPool, workers: usize) {
+    let pids: Vec<u32> = (0..workers).map(|index| pool.worker(index).unwrap().pid.0).collect();
+    drop(pool);
+    for pid in pids {
+        kill_process(pid);
+        nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid.cast_signed()), None).unwrap();
+    }
+}
+
+/// The children of the calling thread, in the order of their creation.
+fn children() -> Vec<u32> {
+    let path = format!("/proc/self/task/{}/children", nix::unistd::gettid());
+    fs::read_to_string(path).unwrap().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// The template of the only pool of the calling thread: it is older than the spares.
+fn template_of(pool: &WorkerPool, workers: usize) -> u32 {
+    let is_worker = |pid: &u32| (0..workers).any(|index| pool.worker(index).unwrap().pid.0 == *pid);
+    children().into_iter().find(|pid| !is_worker(pid)).unwrap()
+}
+
+/// Kills a process, and waits until it has ended.
+fn kill_process(pid: u32) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::SIGKILL).unwrap();
+    life::wait_for_end(pid);
+}
+
+#[test]
+fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut pool, mut lines) = start_pool(&compile(directory.path(), "worker", WORKER, &[]), 3, 2);
     let mut begun: Vec<String> = lines.by_ref().take(3).collect();
     begun.sort();
     let pids: Vec<u32> = (0..3).map(|index| pool.worker(index).unwrap().pid.0).collect();
@@ -36,10 +86,7 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
     for round in 0..20 {
         let index = round % 3;
         let before = pool.worker(index).unwrap().pid;
-        pool.worker(index).unwrap().send_signal(libc::SIGKILL).unwrap();
-        let ended = pool.wait(None).unwrap().unwrap();
-        assert_eq!((ended.index, ended.exit), (index, ExitStatus::Signal(libc::SIGKILL)));
-        ended.replacement.unwrap().unwrap();
+        kill_worker(&mut pool, index).unwrap().unwrap();
         let now = pool.worker(index).unwrap().pid;
         assert_ne!(now, before);
         assert_eq!(lines.next().unwrap(), format!("w{index} {now}"));
@@ -51,16 +98,70 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
         assert!(pool.wait(Some(0)).unwrap().is_none());
         assert_eq!(pool.ready_spare_count(), 2);
     }
-    let workers: Vec<_> = (0..3).map(|index| pool.worker(index).unwrap().pid.0).collect();
-    for index in 0..3 {
-        pool.worker(index).unwrap().send_signal(libc::SIGKILL).unwrap();
-    }
-    drop(pool);
-    for pid in workers {
-        let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid.cast_signed()), None);
-    }
+    end_pool(pool, 3);
     // The last ends of the pipe are closed: no spare is left.
     assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn a_worker_is_replaced_although_the_next_spare_was_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut pool, mut lines) = start_pool(&compile(directory.path(), "worker", WORKER, &[]), 1, 2);
+    assert!(lines.next().unwrap().starts_with("w0 "));
+    let [_template, _worker, spare, other] = children()[..] else { panic!("{:?}", children()) };
+    kill_process(spare);
+    kill_worker(&mut pool, 0).unwrap().unwrap();
+    let now = pool.worker(0).unwrap().pid;
+    assert_ne!(now.0, other, "the worker is a new fork");
+    assert_eq!(lines.next().unwrap(), format!("w0 {now}"));
+    assert_eq!(pool.ready_spare_count(), 1);
+    end_pool(pool, 1);
+    assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn a_pool_whose_template_was_killed_loads_it_again_for_workers_and_spares() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "worker", WORKER, &[]);
+    for spares in [0, 1] {
+        let (mut pool, mut lines) = start_pool(&program, 2, spares);
+        assert_eq!(lines.by_ref().take(2).count(), 2);
+        for round in 0..4 {
+            if round % 2 == 0 {
+                kill_process(template_of(&pool, 2));
+            }
+            kill_worker(&mut pool, round % 2).unwrap().unwrap();
+            let now = pool.worker(round % 2).unwrap().pid;
+            assert_eq!(
+                lines.next().unwrap(),
+                format!("w{} {now}", round % 2),
+                "{spares} spares, round {round}"
+            );
+            assert!(pool.wait(Some(0)).unwrap().is_none());
+            assert_eq!(pool.ready_spare_count(), spares);
+        }
+        end_pool(pool, 2);
+        assert_eq!(lines.next(), None);
+    }
+}
+
+#[test]
+fn a_replacement_that_failed_is_tried_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (program, away) = (compile(directory.path(), "worker", WORKER, &[]), directory.path().join("away"));
+    let (mut pool, mut lines) = start_pool(&program, 1, 0);
+    assert!(lines.next().unwrap().starts_with("w0 "));
+    kill_process(template_of(&pool, 1));
+    fs::rename(&program, &away).unwrap();
+    let failed = kill_worker(&mut pool, 0).unwrap().unwrap_err();
+    assert!(failed.to_string().contains("No such file or directory"), "{failed}");
+    assert!(pool.wait(Some(0)).unwrap().is_none());
+    assert!(pool.worker(0).is_none());
+    fs::rename(&away, &program).unwrap();
+    assert!(pool.wait(Some(0)).unwrap().is_none());
+    let now = pool.worker(0).unwrap().pid;
+    assert_eq!(lines.next().unwrap(), format!("w0 {now}"));
+    end_pool(pool, 1);
 }
 
 #[test]
@@ -75,13 +176,47 @@ fn a_worker_that_is_done_is_not_replaced() {
 }
 
 #[test]
+fn a_worker_whose_exit_status_another_has_taken_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "worker", WORKER, &[]);
+    let mut pool =
+        WorkerPool::start(&context(&program, &[]), vec![instance(0, &["worker", "x"])], 0).unwrap();
+    let before = pool.worker(0).unwrap().pid;
+    pool.worker(0).unwrap().send_signal(libc::SIGKILL).unwrap();
+    pool.worker(0).unwrap().wait().unwrap();
+    assert_eq!(pool.wait(None).unwrap_err(), nix::errno::Errno::ECHILD);
+    assert_ne!(pool.worker(0).unwrap().pid, before);
+    assert!(pool.wait(Some(0)).unwrap().is_none());
+    pool.worker(0).unwrap().send_signal(libc::SIGKILL).unwrap();
+    assert_eq!(pool.worker(0).unwrap().wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
+}
+
+#[test]
+fn a_process_that_ignores_sigchld_can_have_no_pool() {
+    let (context, instances) = (context("/bin/true".as_ref(), &[]), vec![instance(0, &["true"])]);
+    // The action of a signal is the whole process's, so a process of its own ignores the signal.
+    // SAFETY: the new process only calls the function below and ends.
+    let process = unsafe { libc::fork() };
+    if process == 0 {
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        let refused = WorkerPool::start(&context, instances, 1);
+        let is_refused = matches!(refused, Err(WorkerPoolError::ChildSignalIgnored));
+        // SAFETY: as above.
+        unsafe { libc::_exit(if is_refused { 0 } else { 1 }) };
+    }
+    let process = nix::unistd::Pid::from_raw(process);
+    let end = nix::sys::wait::waitpid(process, None).unwrap();
+    assert_eq!(end, nix::sys::wait::WaitStatus::Exited(process, 0));
+}
+
+#[test]
 fn a_spare_sleeps_until_it_is_needed_and_ends_with_the_pool() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]);
     let mut template = crate::proxy::Template::load(&context, &instance(0, &["worker", "x"])).unwrap();
     let spares: Vec<_> = (0..3).map(|_| template.make_spare().unwrap()).collect();
-    let children = fs::read_to_string(format!("/proc/self/task/{}/children", nix::unistd::gettid())).unwrap();
-    let pids: Vec<&str> = children.split_whitespace().collect();
+    let pids = children();
     assert_eq!(pids.len(), 4, "a template and three spares");
     for pid in &pids {
         // 47 is recvmsg(2).

@@ -6,8 +6,8 @@ use std::process::Command;
 use nix::errno::Errno;
 
 use super::*;
-use crate::proxy::{Template, TemplateError};
-use crate::{SpawnError, SpawnStep};
+use crate::proxy::{ForkError, Template, TemplateError};
+use crate::{ExitStatus, SpawnError, SpawnStep};
 
 const TRUE: &str = "int main(void) { return 0; }";
 
@@ -114,7 +114,7 @@ fn a_forbidden_ptrace_is_told() {
     let program = compile(directory.path(), "true", TRUE, &[]);
     // The filter holds for this thread and its children only.
     let refused = std::thread::spawn(move || {
-        forbid_ptrace();
+        forbid(libc::SYS_ptrace);
         refusal(&program, &[])
     });
     let refused = refused.join().unwrap();
@@ -122,15 +122,41 @@ fn a_forbidden_ptrace_is_told() {
     assert!(refused.to_string().contains("ptrace_scope"), "{refused}");
 }
 
-/// Lets the kernel answer ptrace(2) of the calling thread with `EPERM`: seccomp(2).
-fn forbid_ptrace() {
+#[test]
+fn an_instance_with_long_arguments_is_executed_where_the_template_may_not_be_written_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = "#include <string.h>\nint main(int c, char **v) { return strlen(v[1]) % 251; }";
+    let program = compile(directory.path(), "length", source, &[]);
+    let lengths = [1, 2, 3, 1000, 4, 2000, 5];
+    let started = std::thread::spawn(move || {
+        // The filter holds for this thread and those that it starts.
+        forbid(libc::SYS_process_vm_writev);
+        let arguments = |length: usize| ["length".to_owned(), "x".repeat(length)];
+        let instances = (0..).zip(lengths).map(|(rank, length)| {
+            let arguments = arguments(length);
+            instance(rank, &arguments.each_ref().map(String::as_str))
+        });
+        let mut batch = context(&program, &["A=1"]).use_templates().start(instances.collect()).unwrap();
+        for (index, child) in batch.by_ref() {
+            let code = i32::try_from(lengths[index] % 251).unwrap();
+            assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(code)), "{} bytes", lengths[index]);
+        }
+        (batch.forked_count(), batch.fork_error())
+    });
+    let (forked, error) = started.join().unwrap();
+    assert_eq!((forked, error), (5, Some(ForkError::WriteForbidden(Errno::EPERM))));
+    assert!(error.unwrap().to_string().contains("ptrace_scope"));
+}
+
+/// Lets the kernel answer a system call of the calling thread with `EPERM`: seccomp(2).
+fn forbid(call: libc::c_long) {
     let statement =
         |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
-    let ptrace = u32::try_from(libc::SYS_ptrace).unwrap();
+    let call = u32::try_from(call).unwrap();
     let error = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
     let mut filter = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, ptrace),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, error),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];

@@ -1,0 +1,32 @@
+//! Writing into the memory of a template or a spare from the launcher.
+
+use std::io::IoSlice;
+
+use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_writev};
+
+use crate::child::Child;
+use crate::failure::{SpawnError, SpawnStep};
+use crate::proxy::refusal::ForkError;
+
+/// Writes bytes to addresses of a process that waits for a message.
+///
+/// # Errors
+/// [`ForkError::WriteForbidden`] if the kernel forbids the call. Nothing was written then.
+pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
+    let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
+    let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {
+        base: usize::try_from(*address).unwrap_or(0),
+        len: bytes.len(),
+    };
+    let remote: Vec<RemoteIoVec> = changes.iter().map(remote).collect();
+    let length: usize = remote.iter().map(|piece| piece.len).sum();
+    let pid = nix::unistd::Pid::from_raw(process.pid.0.cast_signed());
+    match process_vm_writev(pid, &local, &remote) {
+        Ok(written) if written == length => Ok(()),
+        Err(Errno::ESRCH) => Err(ForkError::Ended),
+        Err(errno @ (Errno::EPERM | Errno::ENOSYS)) => Err(ForkError::WriteForbidden(errno)),
+        Ok(_) => Err(SpawnError { step: SpawnStep::Clone, errno: Errno::EFAULT }.into()),
+        Err(errno) => Err(SpawnError { step: SpawnStep::Clone, errno }.into()),
+    }
+}
