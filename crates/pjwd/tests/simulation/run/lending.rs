@@ -204,7 +204,7 @@ impl Run {
         };
         lending
             .samples
-            .watch(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), lending.begin + now);
+            .set_lent_pus(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), lending.begin + now);
     }
 
     /// The time of the next sample, or of the end of a grace period, but after now. A report of the monitor wakes up the
