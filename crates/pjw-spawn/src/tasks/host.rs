@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+use pjw_core::ids::TASK_HOST_NAME;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
@@ -100,7 +101,7 @@ fn leave_parent(plan: &Plan) -> Result<(RawFd, OwnedFd), Failed> {
         end_with_launcher(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
     }
     // SAFETY: the name ends with a NUL byte.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"pjw-tasks".as_ptr()) };
+    unsafe { libc::prctl(libc::PR_SET_NAME, TASK_HOST_NAME.as_ptr()) };
     if plan.must_not_dump {
         // SAFETY: changes the address space only.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
