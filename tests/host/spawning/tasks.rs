@@ -1,5 +1,6 @@
 //! `pjwctl spawn --share memory`: instances in one address space, with all that instances of a group have.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -28,8 +29,8 @@ static volatile sig_atomic_t is_told;
 static void told(int signal) { (void)signal; is_told = 1; }
 int main(int argc, char **argv) {
     signal(SIGUSR1, told);
-    printf("%s %s %s %s %s\n", argc > 1 ? argv[1] : "-", getenv("PJW_RANK"), getenv("PJW_SIZE"), getenv("PJW_CPUS"),
-           getenv("PJW_TASKS") ? "shared" : "alone");
+    printf("%s %s %s %s %s %s\n", argc > 1 ? argv[1] : "-", getenv("PJW_RANK"), getenv("PJW_SIZE"), getenv("PJW_CPUS"),
+           getenv("PJW_GROUP") ? getenv("PJW_GROUP") : "-", getenv("PJW_TASKS") ? "shared" : "alone");
     fflush(stdout);
     if (argc > 1 && strcmp(argv[1], "quiet") == 0) { close(1); close(2); }
     if (argc > 2 && strcmp(argv[2], "wait") == 0) while (!is_told) usleep(1000);
@@ -39,13 +40,17 @@ int main(int argc, char **argv) {
 
 /// Compiles the program. `None` where tasks can't run.
 fn program(flags: &[&str]) -> Option<(PathBuf, TempDir)> {
+    compile(PROGRAM, flags)
+}
+
+fn compile(text: &str, flags: &[&str]) -> Option<(PathBuf, TempDir)> {
     if !cfg!(target_arch = "x86_64") {
         skip("tasks run on x86-64 only");
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("task.c"), dir.path().join("task"));
-    std::fs::write(&source, PROGRAM).unwrap();
+    std::fs::write(&source, text).unwrap();
     let built = Command::new("cc").args(flags).arg("-o").arg(&program).arg(&source).output().unwrap();
     if !built.status.success() {
         skip("cc can't link static programs here");
@@ -92,13 +97,44 @@ fn json_says_that_the_instances_share_their_memory() {
 }
 
 #[test]
+fn each_command_gives_its_instances_a_group_name_of_their_own() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    let mut names = Vec::new();
+    for share in ["--share memory", "", ""] {
+        let output = local(&format!("{share} -n 3 --"), &[program.to_str().unwrap()]);
+        let lines = sorted_lines(&output.stdout);
+        let of_ranks: BTreeSet<&str> = lines.iter().filter_map(|line| line.split(' ').nth(4)).collect();
+        assert_eq!((lines.len(), of_ranks.len()), (3, 1), "{output:?}");
+        names.extend(of_ranks.into_iter().map(str::to_owned));
+    }
+    assert!(names.iter().all(|name| name.len() > 1), "{names:?}");
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 3, "{names:?}");
+}
+
+#[test]
+fn the_stencil_runs_unchanged_with_and_without_shared_memory() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/pjw-spawn-c");
+    let source = std::fs::read_to_string(crates.join("examples/stencil.c")).unwrap();
+    let include = format!("-I{}", crates.join("include").display());
+    let Some((stencil, _dir)) = compile(&source, &["-O2", "-static-pie", &include]) else { return };
+    let [shared, alone] = ["--share memory", ""].map(|share| {
+        let output = local(&format!("{share} -n 4 --"), &[stencil.to_str().unwrap(), "64", "100"]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        text(&output.stdout)
+    });
+    assert!(shared.starts_with("sum "), "{shared}");
+    assert_eq!(shared, alone);
+}
+
+#[test]
 fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
     if !has_two_cores() {
         return;
     }
     let Some((program, _dir)) = program(&["-static-pie"]) else { return };
     for enforcement in Enforcement::available() {
-        let daemon = Daemon::start_with(enforcement, "interval = \"100ms\"\n");
+        let config = "interval = \"100ms\"\nrescan_interval = \"200ms\"\n";
+        let daemon = Daemon::start_with(enforcement, config);
         let job = daemon.job_id("tasks");
         let program = program.to_str().unwrap();
         let arguments = [
@@ -112,10 +148,16 @@ fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
         assert_eq!(instances.len(), 2);
         let guards: Vec<_> = instances.iter().map(|(pid, _)| crate::processes::KillOnDrop(*pid)).collect();
         assert_eq!(report["job"], job.as_str());
-        wait_until("the job has both", || {
-            let shown = text(&daemon.pjwctl(&["show", &job, "--json"]).stdout);
-            instances.iter().all(|(pid, _)| shown.contains(&pid.to_string()))
+        wait_until("the job has both, and the scan has found that they share their memory", || {
+            let shown = daemon.pjwctl(&["show", &job, "--json"]);
+            let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+            let member = |pid: u32| shown["members"].as_array().unwrap().iter().find(|one| one["pid"] == pid);
+            let space = |(pid, _): &(u32, CpuSet)| member(*pid).and_then(|one| one["address_space"].as_u64());
+            let spaces: Option<Vec<u64>> = instances.iter().map(space).collect();
+            spaces.is_some_and(|spaces| spaces.iter().all(|space| *space == spaces[0]))
         });
+        let shown = text(&daemon.pjwctl(&["show", &job]).stdout);
+        assert!(shown.contains("2 tasks share the address space of process"), "{shown}");
         for (pid, cpus) in &instances {
             assert_eq!(mask(*pid), *cpus, "{enforcement:?}");
         }
