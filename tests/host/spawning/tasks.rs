@@ -24,6 +24,7 @@ const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 static volatile sig_atomic_t is_told;
 static void told(int signal) { (void)signal; is_told = 1; }
@@ -33,6 +34,11 @@ int main(int argc, char **argv) {
            getenv("PJW_GROUP") ? getenv("PJW_GROUP") : "-", getenv("PJW_TASKS") ? "shared" : "alone");
     fflush(stdout);
     if (argc > 1 && strcmp(argv[1], "quiet") == 0) { close(1); close(2); }
+    if (argc > 1 && strcmp(argv[1], "brk") == 0 && sbrk(4096) == (void *)-1) {
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        abort();
+    }
     if (argc > 2 && strcmp(argv[2], "wait") == 0) while (!is_told) usleep(1000);
     return argc > 2 ? atoi(argv[2]) : 0;
 }
@@ -239,6 +245,30 @@ fn what_cannot_share_memory_starts_nothing_and_one_line_says_why() {
         assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
         assert!(error.starts_with("pjwctl: nothing was started: ") && error.contains(why), "{error}");
         assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_task_that_ends_abnormally_at_its_start_gets_a_hint_about_brk() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    let hint = "a task has no brk(2)";
+    // On a busy machine a task may live for longer than its start.
+    wait_until("a hint is printed once", || {
+        let output = shared("-n 2", &program, &["brk"]);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(134), 2), "{error}");
+        assert!(error.lines().all(|line| line.contains("was ended by signal 6")), "{error}");
+        assert!(error.matches(hint).count() <= 1, "{error}");
+        error.contains(hint)
+    });
+    // Another end of a task, and of an instance that has a heap of its own, gets none.
+    for (share, arguments, code) in
+        [("--share memory", ["-", "3"], 3), ("", ["-", "127"], 127), ("", ["brk", "0"], 0)]
+    {
+        let command: Vec<&str> = std::iter::once(program.to_str().unwrap()).chain(arguments).collect();
+        let output = local(&format!("{share} -n 1 --"), &command);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(!text(&output.stderr).contains(hint), "{output:?}");
     }
 }
 

@@ -34,6 +34,12 @@ const MANY: usize = 100;
 /// The time between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
+/// The time in which a task that can't do without brk(2) ends: its C library fails before `main`.
+const START_OF_A_TASK: Duration = Duration::from_secs(1);
+/// Why a task may have ended in that time. Which system calls a task makes is unknown.
+const BRK_HINT: &str = "; a task has no brk(2): a program that calls it, or is linked with a static glibc before 2.36, can end \
+                        like this (docs/tasks.md)";
+
 /// A program with the instances that execute it.
 pub(super) struct Program {
     pub(super) context: pjw_spawn::Context,
@@ -63,6 +69,8 @@ pub(super) struct Group {
     running: usize,
     begun: usize,
     failure_lines: usize,
+    /// Whether the user is to be told why a task may have ended at its start: once, and only of instances that share their memory.
+    has_brk_hint: bool,
     /// When the first process was made, and when the last one had begun its program.
     started_between: Option<(Duration, Duration)>,
     progress: Option<Instant>,
@@ -82,6 +90,7 @@ pub(super) struct InstanceState {
     pub(super) exit: Option<ExitStatus>,
     pub(super) error: Option<SpawnError>,
     child: Option<Child>,
+    began: Option<Instant>,
 }
 
 impl Group {
@@ -110,6 +119,7 @@ impl Group {
             running: 0,
             begun: 0,
             failure_lines: 0,
+            has_brk_hint: false,
             started_between: None,
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
             has_progress_line: false,
@@ -137,6 +147,7 @@ impl Group {
             }
         }
         let ranks = instances.iter().map(|instance| instance.rank).collect();
+        self.has_brk_hint |= context.shares_memory();
         let batch = context.start(instances)?;
         let number = BATCH | self.batches.len() as u64;
         self.contexts.push(context);
@@ -291,6 +302,7 @@ impl Group {
                 self.begun += 1;
                 self.running += 1;
                 state.pid = Some(child.pid.0);
+                state.began = Some(Instant::now());
                 if let Some(signal) = self.ending {
                     let _ = child.send_signal(signal);
                 }
@@ -315,13 +327,18 @@ impl Group {
         state.exit = Some(exit);
         self.running -= 1;
         let pid = state.pid.unwrap_or(0);
+        let is_hinted = self.has_brk_hint && state.may_have_missed_brk();
+        self.has_brk_hint &= !is_hinted;
+        let hint = if is_hinted { BRK_HINT } else { "" };
         match exit {
             ExitStatus::Code(0) => {}
             ExitStatus::Code(code) => {
-                self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}"));
+                self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}{hint}"));
             }
             ExitStatus::Signal(signal) => {
-                self.print_failure(&format!("instance {rank} (pid {pid}) was ended by signal {signal}"));
+                self.print_failure(&format!(
+                    "instance {rank} (pid {pid}) was ended by signal {signal}{hint}"
+                ));
             }
         }
     }
@@ -381,6 +398,18 @@ impl Group {
 }
 
 impl InstanceState {
+    /// Whether the instance ended soon after its start, as programs do that need brk(2).
+    fn may_have_missed_brk(&self) -> bool {
+        let is_such_an_end = match self.exit {
+            Some(ExitStatus::Code(code)) => code == i32::from(NOT_FOUND),
+            Some(ExitStatus::Signal(signal)) => {
+                [Signal::SIGABRT as i32, Signal::SIGSEGV as i32].contains(&signal)
+            }
+            None => false,
+        };
+        is_such_an_end && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
+    }
+
     /// The exit code of the instance, as a shell has it. 0 for one that has not ended, or was not started after a signal.
     fn code(&self) -> u8 {
         match (self.exit, self.error) {
