@@ -151,6 +151,10 @@ fn threads_that_map_and_unmap_all_the_time_are_named_with_a_remedy() {
     let text = daemon.pjwctl(&["show", &daemon.job_id("farm"), "--memory"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("wait for one another to map") && text.contains("GLIBC_TUNABLES"), "{text}");
+    let why = daemon.pjwctl(&["explain", &daemon.job_id("farm")]);
+    let why = String::from_utf8_lossy(&why.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(why.contains("wait for one another to map and unmap memory"), "{why}");
+    assert!(why.contains(&format!("pjwctl show {} --memory has the remedy", daemon.job_id("farm"))), "{why}");
 }
 
 #[test]
