@@ -133,6 +133,31 @@ fn the_stencil_runs_unchanged_with_and_without_shared_memory() {
 }
 
 #[test]
+fn a_static_program_of_rust_runs_as_tasks() {
+    if !cfg!(target_arch = "x86_64") {
+        skip("tasks run on x86-64 only");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("task.rs"), dir.path().join("task"));
+    // Threads, the heap, and a lock of the standard library.
+    let code = r#"fn main() {
+        let words = std::thread::spawn(|| (0..1000).map(|n| n.to_string()).collect::<Vec<_>>()).join().unwrap();
+        println!("{} {}", std::env::var("PJW_RANK").unwrap(), words.concat().len());
+    }"#;
+    std::fs::write(&source, code).unwrap();
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    rustc.args(["--edition", "2021", "-C", "target-feature=+crt-static", "-o"]).args([&program, &source]);
+    if !rustc.output().is_ok_and(|output| output.status.success()) {
+        skip("rustc can't link static programs here");
+        return;
+    }
+    let output = shared("-n 3", &program, &[]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(sorted_lines(&output.stdout), ["0 2890", "1 2890", "2 2890"]);
+}
+
+#[test]
 fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
     if !has_two_cores() {
         return;
