@@ -55,20 +55,20 @@ impl Bench {
         Ok(Self { effort, interrupt, directory, program, pus })
     }
 
-    /// Runs the work in all ways in turns. Returns the median of the first number of each way, in the order of
-    /// [`SharingWay::ALL`], and the last of the second numbers.
+    /// Runs the work in all ways in turns. Returns the medians of the first numbers of each way, in the order of
+    /// [`SharingWay::ALL`], and those of the second numbers, if the work has two.
     fn medians(&self, rounds: usize, work: &RankWork<'_>) -> anyhow::Result<([f64; 3], [Option<f64>; 3])> {
-        let mut values: [Vec<f64>; 3] = Default::default();
-        let mut seconds = [None; 3];
+        let mut values: [[Vec<f64>; 2]; 3] = Default::default();
         for _ in 0..rounds {
-            for ((way, values), second) in SharingWay::ALL.into_iter().zip(&mut values).zip(&mut seconds) {
+            for (way, values) in SharingWay::ALL.into_iter().zip(&mut values) {
                 self.interrupt.check()?;
                 let numbers = self.program.measure(way, work)?;
-                values.push(*numbers.first().context("a rank has printed nothing")?);
-                *second = numbers.get(1).copied();
+                numbers.first().context("a rank has printed nothing")?;
+                values.iter_mut().zip(numbers).for_each(|(values, number)| values.push(number));
             }
         }
-        Ok((values.map(|values| median(&values).unwrap_or(f64::NAN)), seconds))
+        let seconds = values.each_ref().map(|[_, seconds]| median(seconds));
+        Ok((values.map(|[values, _]| median(&values).unwrap_or(f64::NAN)), seconds))
     }
 }
 
@@ -115,57 +115,88 @@ fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let sizes = bench.effort.pick(&[0, 16][..], &[0, 4, 16, 64][..]);
     let count = bench.effort.pick(5, RANKS_ON_A_CORE);
-    let (mut figures, mut lines) = (Vec::new(), lines());
-    let mut misses = [None; 3];
+    let (mut figures, mut lines, mut lines_of_misses) = (Vec::new(), lines(), lines());
+    let mut why_uncounted = None;
     for &kib in sizes {
         let pus = bench.pus.get(..1).context("there is no core")?;
         let work = RankWork { part: "switch", count, argument: kib << 10, pus, socket: None };
         let (values, counted) = bench.medians(bench.effort.pick(1, 11), &work)?;
-        misses = counted;
         lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(kib), value)));
         figures.extend(beside(&format!("switch of {count} ranks on a core, {kib} KiB copied"), "us", values));
-    }
-    match misses.map(|misses| misses.filter(|misses| *misses >= 0.0)) {
-        [Some(tasks), Some(threads), Some(processes)] => {
-            figures.extend(beside("dTLB load misses of a switch", "misses", [tasks, threads, processes]));
+        let misses = counted.map(|misses| misses.context("a rank has printed no dTLB misses"));
+        let [tasks, threads, processes] = misses;
+        let misses = [tasks?, threads?, processes?];
+        // A negative number is that of an error.
+        why_uncounted = misses.into_iter().find(|misses| *misses < 0.0);
+        if why_uncounted.is_none() {
+            let name = format!("dTLB load misses of a switch of {count} ranks, {kib} KiB copied");
+            figures.extend(beside(&name, "misses", misses));
+            let lines = lines_of_misses.iter_mut().zip(misses);
+            lines.for_each(|((_, points), value)| points.push((f64::from(kib), value)));
         }
-        _ => print_line("skipped: dTLB misses: this machine has no such performance counter")?,
     }
-    write_chart("tasks-switch", "A switch between ranks on one core", "KiB copied", "us", lines.into())?;
+    let across = "KiB copied";
+    write_chart("tasks-switch", "A switch between ranks on one core", across, "us", lines.into())?;
+    match why_uncounted {
+        None => write_chart(
+            "tasks-dtlb",
+            "dTLB load misses of a switch",
+            across,
+            "misses",
+            lines_of_misses.into(),
+        )?,
+        Some(errno) => {
+            let error = std::io::Error::from_raw_os_error(format!("{:.0}", -errno).parse()?);
+            print_line(&format!(
+                "skipped: dTLB misses: perf_event_open(2) has no such counter here: {error}"
+            ))?;
+        }
+    }
     Ok(figures)
 }
 
-/// The start and the end of ranks that do nothing.
+/// Starts so many ranks, and waits for their ends.
+type Start<'a> = dyn Fn(u32) -> anyhow::Result<()> + 'a;
+
+/// The start and the end of ranks that do nothing. The process of the threads is started too, which the threads share.
 fn start(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
-    let ways: [(&str, &dyn Fn() -> anyhow::Result<()>); 3] = [
-        ("tasks", &|| bench.program.start_nothing(SharingWay::Tasks, STARTED)),
-        ("posix_spawn", &|| posix_spawn(bench.program.path())),
-        ("pjw-spawn without --share", &|| bench.program.start_nothing(SharingWay::Processes, STARTED)),
+    let counts = bench.effort.pick(&[STARTED][..], &[1, 5, 10, STARTED][..]);
+    let ways: [(&str, &Start<'_>); 4] = [
+        ("tasks", &|count| bench.program.start_nothing(SharingWay::Tasks, count)),
+        ("threads of a process", &|count| bench.program.start_nothing(SharingWay::Threads, count)),
+        ("posix_spawn", &|count| posix_spawn(bench.program.path(), count)),
+        ("pjw-spawn without --share", &|count| bench.program.start_nothing(SharingWay::Processes, count)),
     ];
-    let mut costs: [Vec<StartCost>; 3] = Default::default();
-    for _ in 0..bench.effort.pick(2, 101) {
-        for ((_, way), costs) in ways.iter().zip(&mut costs) {
-            bench.interrupt.check()?;
-            costs.push(StartCost::measure(STARTED, way)?);
+    let mut figures = Vec::new();
+    let mut lines = ways.map(|(name, _)| (name.to_owned(), Vec::new()));
+    for &count in counts {
+        let mut costs: [Vec<StartCost>; 4] = Default::default();
+        for _ in 0..bench.effort.pick(2, 101) {
+            for ((_, way), costs) in ways.iter().zip(&mut costs) {
+                bench.interrupt.check()?;
+                costs.push(StartCost::measure(count, || way(count))?);
+            }
+        }
+        let medians: Vec<StartCost> = costs.iter().filter_map(|costs| StartCost::median(costs)).collect();
+        let time = |cost: &StartCost| f64::from(count) * 1e6 / cost.rate;
+        for ((_, points), cost) in lines.iter_mut().zip(&medians) {
+            points.push((f64::from(count), time(cost)));
+        }
+        let tasks = medians.first().context("nothing was measured")?;
+        for ((name, _), other) in ways.iter().zip(&medians).skip(1) {
+            let title = |what| format!("start and end of {count} ranks: {what}");
+            figures.push(Figure::new(&title("CPU time of each"), tasks.cpu_us, "us", name, other.cpu_us));
+            figures.push(Figure::new(&title("time"), time(tasks), "us", name, time(other)));
         }
     }
-    let [tasks, others @ ..] = costs.map(|costs| StartCost::median(&costs));
-    let tasks = tasks.context("nothing was measured")?;
-    let mut figures = Vec::new();
-    for ((name, _), other) in ways.iter().skip(1).zip(others) {
-        let other = other.context("nothing was measured")?;
-        let title = |what| format!("start and end of {STARTED} ranks: {what}");
-        figures.push(Figure::new(&title("CPU time of each"), tasks.cpu_us, "us", name, other.cpu_us));
-        let times = [tasks, other].map(|cost| f64::from(STARTED) * 1e6 / cost.rate);
-        figures.push(Figure::new(&title("time"), times[0], "us", name, times[1]));
-    }
+    write_chart("tasks-start", "Start and end of ranks that do nothing", "ranks", "us", lines.into())?;
     Ok(figures)
 }
 
-/// Starts the program by posix_spawn(3), which the standard library uses, and waits for all.
-fn posix_spawn(program: &Path) -> anyhow::Result<()> {
+/// Starts `count` processes of the program by posix_spawn(3), which the standard library uses, and waits for all.
+fn posix_spawn(program: &Path, count: u32) -> anyhow::Result<()> {
     let start = |_| Command::new(program).arg("nothing").stdin(Stdio::null()).spawn();
-    let children: Vec<_> = (0..STARTED).map(start).collect::<Result<_, _>>()?;
+    let children: Vec<_> = (0..count).map(start).collect::<Result<_, _>>()?;
     for mut child in children {
         child.wait()?;
     }
@@ -189,18 +220,20 @@ fn map(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 
 /// The exchange of halos between two ranks on two cores.
 fn exchange(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
-    const NAMES: [&str; 3] = ["tasks, load and store", "processes, memory files", "processes, sockets"];
+    const NAMES: [&str; 4] =
+        ["tasks, load and store", "threads, load and store", "processes, memory files", "processes, sockets"];
     let sizes = bench.effort.pick(&[8][..], &[1, 8, 64, 512][..]);
     let mut figures = Vec::new();
     let mut lines = NAMES.map(|name| (name.to_owned(), Vec::new()));
     for &kib in sizes {
-        let mut values: [Vec<f64>; 3] = Default::default();
+        let mut values: [Vec<f64>; NAMES.len()] = Default::default();
         for round in 0..bench.effort.pick(1, 5) {
             let socket = bench.directory.path().join(format!("socket.{kib}.{round}"));
             let work =
                 RankWork { part: "exchange", count: 2, argument: kib << 10, pus: &bench.pus, socket: None };
             let ways = [
                 (SharingWay::Tasks, work),
+                (SharingWay::Threads, work),
                 (SharingWay::Processes, work),
                 (SharingWay::Processes, RankWork { socket: Some(&socket), ..work }),
             ];

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::wait_until;
@@ -13,14 +14,17 @@ use serde_json::Value;
 
 use crate::processes::is_installed;
 
-/// A program with four roles. It prints the pids of its processes.
+/// A program with six roles. It prints the pids of its processes.
 ///
 /// - `tasks`: four more processes in its address space.
+/// - `vforking-tasks`: the same, and the last of them starts processes as `slow-vfork` does.
 /// - `workers`: four forked workers.
 /// - `threads`: eight threads.
-/// - `vfork`: about 100 processes a second by vfork and exec.
+/// - `vfork`: about 100 processes a second by vfork and exec. It writes their number to the file of its second argument.
+/// - `slow-vfork`: one process after the other by vfork, each of which executes its program after five seconds.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -31,20 +35,33 @@ const PROGRAM: &str = r#"
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int task(void *unused) {
-    (void)unused;
+static void vfork_slowly(void) {
+    for (;;) {
+        int pid = vfork();
+        if (pid == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            usleep(5000000);
+            execl("/bin/true", "true", NULL);
+            _exit(1);
+        }
+        waitpid(pid, NULL, 0);
+    }
+}
+static int task(void *vforks) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (vforks != NULL) vfork_slowly();
     for (;;) pause();
 }
-static void *thread(void *unused) { task(unused); return 0; }
+static void *thread(void *unused) { (void)unused; task(NULL); return 0; }
 
 int main(int argc, char **argv) {
     const char *role = argc > 1 ? argv[1] : "";
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     printf("%d", getpid());
-    for (int i = 0; i < 4 && !strcmp(role, "tasks"); i++) {
+    int vforks = !strcmp(role, "vforking-tasks");
+    for (int i = 0; i < 4 && (vforks || !strcmp(role, "tasks")); i++) {
         char *stack = malloc(1 << 16);
-        printf(" %d", clone(task, stack + (1 << 16), CLONE_VM | SIGCHLD, NULL));
+        printf(" %d", clone(task, stack + (1 << 16), CLONE_VM | SIGCHLD, vforks && i == 3 ? &vforks : NULL));
     }
     for (int i = 0; i < 4 && !strcmp(role, "workers"); i++) {
         fflush(stdout);
@@ -58,12 +75,16 @@ int main(int argc, char **argv) {
     }
     printf("\n");
     fflush(stdout);
-    while (!strcmp(role, "vfork")) {
+    int file = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : -1;
+    for (int count = 1; !strcmp(role, "vfork"); count++) {
         int pid = vfork();
         if (pid == 0) { execl("/bin/true", "true", NULL); _exit(1); }
         waitpid(pid, NULL, 0);
+        char text[16];
+        if (pwrite(file, text, (size_t)sprintf(text, "%d", count), 0) < 0) return 1;
         usleep(8000);
     }
+    if (!strcmp(role, "slow-vfork")) vfork_slowly();
     for (;;) pause();
 }
 "#;
@@ -75,8 +96,9 @@ struct Program {
 }
 
 impl Program {
-    fn start(path: &std::path::Path, role: &str) -> Self {
-        let mut child = Command::new(path).arg(role).stdout(Stdio::piped()).spawn().unwrap();
+    fn start(path: &Path, role: &str) -> Self {
+        let mut command = Command::new(path);
+        let mut child = command.arg(role).arg(count_of_vforks(path)).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         Self { child, pids: line.split_whitespace().map(|pid| pid.parse().unwrap()).collect() }
@@ -90,8 +112,13 @@ impl Drop for Program {
     }
 }
 
+/// The file with the number of processes that the role `vfork` has started.
+fn count_of_vforks(path: &Path) -> PathBuf {
+    path.with_extension("vforks")
+}
+
 /// Compiles the program. `None` if there is no compiler.
-fn program() -> Option<(tempfile::TempDir, std::path::PathBuf)> {
+fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     if !is_installed("cc") {
         return None;
     }
@@ -104,16 +131,30 @@ fn program() -> Option<(tempfile::TempDir, std::path::PathBuf)> {
 }
 
 const CONFIG: &str = "interval = \"200ms\"\nrescan_interval = \"400ms\"";
+/// The interval of the configuration.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// The most answers, each an interval after the one before, in which a group may be missing. The daemon scans less often on a busy machine.
+const MOST_ANSWERS: u32 = 50;
 
-/// The processes of a job in each address space that several of them share, as `show` marks them.
-fn groups(daemon: &Daemon, job: &str) -> Vec<BTreeSet<u32>> {
+/// The processes of a job, each with the number of the address space that it shares, as `show` has them.
+fn members(daemon: &Daemon, job: &str) -> BTreeMap<u32, Option<u64>> {
     let shown = daemon.pjwctl(&["show", &daemon.job_id(job), "--json"]);
     let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let pid = |member: &Value| u32::try_from(member["pid"].as_u64().unwrap()).unwrap();
+    let members = shown["members"].as_array().unwrap().iter();
+    members.map(|member| (pid(member), member["address_space"].as_u64())).collect()
+}
+
+/// The processes of a job in each address space that several of them share.
+fn groups(daemon: &Daemon, job: &str) -> Vec<BTreeSet<u32>> {
+    groups_of(&members(daemon, job))
+}
+
+fn groups_of(members: &BTreeMap<u32, Option<u64>>) -> Vec<BTreeSet<u32>> {
     let mut groups: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-    for member in shown["members"].as_array().unwrap() {
-        if let Some(space) = member["address_space"].as_u64() {
-            let pid = u32::try_from(member["pid"].as_u64().unwrap()).unwrap();
-            groups.entry(space).or_default().insert(pid);
+    for (&pid, space) in members {
+        if let Some(space) = space {
+            groups.entry(*space).or_default().insert(pid);
         }
     }
     let mut groups: Vec<BTreeSet<u32>> = groups.into_values().collect();
@@ -123,26 +164,27 @@ fn groups(daemon: &Daemon, job: &str) -> Vec<BTreeSet<u32>> {
 
 fn recognises_groups_and_nothing_else(daemon: &Daemon) {
     let Some((_dir, path)) = program() else { return };
-    let (one, two) = (Program::start(&path, "tasks"), Program::start(&path, "tasks"));
-    let others = ["workers", "threads", "vfork"].map(|role| Program::start(&path, role));
+    let (one, two) = (Program::start(&path, "tasks"), Program::start(&path, "vforking-tasks"));
+    let others = ["workers", "threads", "vfork", "slow-vfork"].map(|role| Program::start(&path, role));
     let all: Vec<u32> =
         [&one, &two].into_iter().chain(&others).flat_map(|program| program.pids.clone()).collect();
-    assert_eq!((one.pids.len(), others[0].pids.len(), all.len()), (5, 5, 17));
+    assert_eq!((one.pids.len(), others[0].pids.len(), all.len()), (5, 5, 18));
     daemon.assign("mixed", 1, &all).unwrap();
     let mut expected: Vec<BTreeSet<u32>> =
         [&one, &two].map(|program| program.pids.iter().copied().collect()).into();
     expected.sort();
+    let mut answers = 0;
     wait_until("both groups are recognised", || {
+        // Two looks at a rescan are enough, which are four intervals.
+        answers += 1;
+        assert!(answers <= MOST_ANSWERS, "the groups were missed in many rescans");
+        std::thread::sleep(INTERVAL);
         let found = groups(daemon, "mixed");
         let is_part = |group: &BTreeSet<u32>| expected.iter().any(|whole| group.is_subset(whole));
         assert!(found.iter().all(is_part), "{found:?} are no groups of {expected:?}");
         found == expected
     });
-    // For some scans: nothing is missed or invented while vforks go on.
-    let until = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < until {
-        assert_eq!(groups(daemon, "mixed"), expected);
-    }
+    nothing_changes_while_vforks_go_on(daemon, &path, &expected, &[two.pids[4], others[3].pids[0]]);
     let text = daemon.pjwctl(&["show", &daemon.job_id("mixed")]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.matches("5 tasks share an address space").count() == 2, "{text}");
@@ -155,6 +197,39 @@ fn recognises_groups_and_nothing_else(daemon: &Daemon) {
     wait_until("two are left", || groups(daemon, "mixed").contains(&left));
     kill(one.pids[4]);
     wait_until("the group has ended", || groups(daemon, "mixed").len() == 1);
+}
+
+/// Nothing is missed or invented while at least 200 vforks go on, and until each of the two parents of slow vforks has had a
+/// child that was in six answers of the daemon in a row. Five intervals are between these answers, and a process that shares
+/// an address space is in a group after two looks of a rescan, which are two intervals apart.
+fn nothing_changes_while_vforks_go_on(
+    daemon: &Daemon,
+    program: &Path,
+    expected: &[BTreeSet<u32>],
+    parents: &[u32],
+) {
+    let mut answers: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut seen_long = BTreeSet::new();
+    wait_until("vforks have gone on for long enough", || {
+        std::thread::sleep(INTERVAL);
+        let members = members(daemon, "mixed");
+        assert_eq!(groups_of(&members), expected);
+        answers.retain(|pid, _| members.contains_key(pid));
+        for &pid in members.keys() {
+            *answers.entry(pid).or_default() += 1;
+            if answers[&pid] >= 6 {
+                seen_long.extend(parent_of(pid).filter(|parent| parents.contains(parent)));
+            }
+        }
+        let vforks = fs::read_to_string(count_of_vforks(program)).unwrap_or_default();
+        seen_long.len() == parents.len() && vforks.parse::<u32>().is_ok_and(|count| count >= 200)
+    });
+}
+
+/// The parent of a process, or `None` if the process has ended.
+fn parent_of(pid: u32) -> Option<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 fn kill(pid: u32) {

@@ -15,11 +15,13 @@ use crate::memory::memory;
 use crate::processes::is_installed;
 
 /// A program with four threads that are busy all the time: they map and unmap memory (`map`), or compute and write to one file
-/// (`write`), whose lock they wait for.
+/// (`write`), whose lock they wait for. As `tasks` it has four processes with its address space instead, which map and unmap memory.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,19 +43,33 @@ static void *work(void *unused) {
         }
     }
 }
+static int task(void *unused) {
+    prctl(PR_SET_PDEATHSIG, 9);
+    work(unused);
+    return 0;
+}
 int main(int argc, char **argv) {
     prctl(PR_SET_PDEATHSIG, 9);
-    if (argc > 2 && !strcmp(argv[1], "write")) {
+    if (argc < 3) return 1;
+    if (!strcmp(argv[1], "write")) {
         file = open(argv[2], O_CREAT | O_WRONLY, 0600);
         if (file < 0) abort();
     }
-    pthread_t id;
-    for (int i = 0; i < 4; i++) pthread_create(&id, NULL, work, NULL);
+    for (int i = 0; i < 4; i++) {
+        pthread_t id;
+        char *stack = malloc(1 << 16);
+        if (strcmp(argv[1], "tasks")) pthread_create(&id, NULL, work, NULL);
+        else if (clone(task, stack + (1 << 16), CLONE_VM | SIGCHLD, NULL) < 0) abort();
+    }
     for (;;) pause();
 }
 "#;
 
-struct Busy(Child);
+/// The program, and the pids of its processes.
+struct Busy {
+    child: Child,
+    pids: Vec<u32>,
+}
 
 impl Busy {
     /// Starts the program in a job of one core, in which the threads also wait for the PU.
@@ -67,53 +83,78 @@ impl Busy {
         assert!(built.unwrap().success());
         let mut command = Command::new(&program);
         let child = command.arg(role).arg(dir.join("file")).stdin(Stdio::null()).spawn().unwrap();
-        let busy = Self(child);
-        daemon.assign("farm", 1, &[busy.0.id()]).unwrap();
+        let mut busy = Self { child, pids: Vec::new() };
+        daemon.assign("farm", 1, &[busy.child.id()]).unwrap();
         wait_until("the daemon knows its five threads", || {
             let shown = daemon.pjwctl(&["show", &daemon.job_id("farm"), "--json"]);
             let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
-            shown["members"][0]["threads"].as_array().is_some_and(|threads| threads.len() == 5)
+            let members = shown["members"].as_array().unwrap();
+            busy.pids = members.iter().filter_map(|one| u32::try_from(one["pid"].as_u64()?).ok()).collect();
+            members.iter().map(|one| one["threads"].as_array().unwrap().len()).sum::<usize>() == 5
         });
         Some(busy)
     }
 
     fn waits_for_lock(&self) -> bool {
         let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
-        let pid = Pid(self.0.id());
-        let tids: Vec<Tid> = proc.tids(pid).unwrap();
-        let mut waits =
-            |tid: &Tid| proc.thread_activity(pid, *tid).is_ok_and(|activity| activity.waits_for_map_lock);
-        (0..1000).any(|_| tids.iter().any(&mut waits))
+        let threads = |&pid: &u32| proc.tids(Pid(pid)).unwrap().into_iter().map(move |tid| (Pid(pid), tid));
+        let threads: Vec<(Pid, Tid)> = self.pids.iter().flat_map(threads).collect();
+        let mut waits = |&(pid, tid): &(Pid, Tid)| {
+            proc.thread_activity(pid, tid).is_ok_and(|activity| activity.waits_for_map_lock)
+        };
+        (0..1000).any(|_| threads.iter().any(&mut waits))
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
+}
+
+/// The waits that the daemon finds in this role. `None` if they can't be seen here.
+fn found_waits(daemon: &Daemon, role: &str) -> Option<(Busy, Value)> {
+    let dir = tempfile::tempdir().unwrap();
+    let busy = Busy::start(dir.path(), role, daemon)?;
+    if !busy.waits_for_lock() {
+        skip("this kernel shows no user where a thread sleeps (/proc/PID/wchan)");
+        return None;
+    }
+    let mut found = Value::Null;
+    wait_until("the waits are found", || {
+        found = memory(daemon)["map_lock_waits"][0].clone();
+        !found.is_null()
+    });
+    Some((busy, found))
+}
+
+#[test]
+fn tasks_of_one_thread_each_that_map_and_unmap_memory_are_named_together() {
+    let daemon = Daemon::start("interval = \"100ms\"\n");
+    let Some((busy, found)) = found_waits(&daemon, "tasks") else { return };
+    let main = u64::from(busy.child.id());
+    let named: Vec<u64> = found["pids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect();
+    assert_eq!(busy.pids.len(), 5);
+    assert!((2..=4).contains(&named.len()) && !named.contains(&main), "{found}");
+    assert!(named.iter().all(|pid| busy.pids.iter().any(|task| u64::from(*task) == *pid)), "{found}");
+    assert!(found["text"].as_str().is_some_and(|text| text.contains("busy threads of processes")), "{found}");
 }
 
 #[test]
 fn threads_that_map_and_unmap_all_the_time_are_named_with_a_remedy() {
-    let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::start("interval = \"100ms\"\n");
-    let Some(busy) = Busy::start(dir.path(), "map", &daemon) else { return };
-    if !busy.waits_for_lock() {
-        skip("this kernel shows no user where a thread sleeps (/proc/PID/wchan)");
-        return;
-    }
-    let mut found = Value::Null;
-    wait_until("the waits are found", || {
-        found = memory(&daemon)["map_lock_waits"][0].clone();
-        !found.is_null()
-    });
-    assert_eq!(found["pids"], serde_json::json!([busy.0.id()]));
+    let Some((busy, found)) = found_waits(&daemon, "map") else { return };
+    assert_eq!(found["pids"], serde_json::json!([busy.child.id()]));
     // A thread that was active in no sample is not counted.
     assert!(found["threads"].as_u64().is_some_and(|threads| (2..=4).contains(&threads)), "{found}");
     let text = daemon.pjwctl(&["show", &daemon.job_id("farm"), "--memory"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("wait for one another to map") && text.contains("GLIBC_TUNABLES"), "{text}");
+    let why = daemon.pjwctl(&["explain", &daemon.job_id("farm")]);
+    let why = String::from_utf8_lossy(&why.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(why.contains("wait for one another to map and unmap memory"), "{why}");
+    assert!(why.contains(&format!("pjwctl show {} --memory has the remedy", daemon.job_id("farm"))), "{why}");
 }
 
 #[test]

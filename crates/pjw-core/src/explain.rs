@@ -210,14 +210,24 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     because
 }
 
-/// The sentence about the processes with which a process shares its address space. `None` if there are none.
+/// The sentence about the processes with which a process shares its address space. `None` if there are none. The host of
+/// tasks is not counted as one of them.
 fn address_space_text(state: &WardenState, member: &Member) -> Option<String> {
     let group = state.address_spaces.group_of(member.id)?;
-    let others: Vec<Pid> = state.address_spaces.pids_of(group).filter(|&pid| pid != member.id.pid).collect();
+    let is_host = |pid: &Pid| state.members.get(pid).is_some_and(Member::is_task_host);
+    let others = state.address_spaces.pids_of(group).filter(|pid| *pid != member.id.pid && !is_host(pid));
+    let others: Vec<Pid> = others.collect();
+    if others.is_empty() {
+        return None;
+    }
     let shown: Vec<String> = others.iter().take(8).map(Pid::to_string).collect();
     let more = others.len().saturating_sub(shown.len());
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let noun = if others.len() == 1 { "process" } else { "processes" };
+    if member.is_task_host() {
+        let (verb, shown) = (if others.len() == 1 { "uses" } else { "use" }, shown.join(", "));
+        return Some(format!("it owns the address space that {noun} {shown}{more} {verb}"));
+    }
     Some(format!(
         "it shares its address space with {noun} {}{more}: each is balanced as a process of its own, and their memory counts once",
         shown.join(", ")
@@ -227,7 +237,8 @@ fn address_space_text(state: &WardenState, member: &Member) -> Option<String> {
 /// The sentence about the address spaces that processes of a job share. `None` if there are none.
 fn shared_address_spaces_text(state: &WardenState, members: &[&Member]) -> Option<String> {
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-    let groups = members.iter().filter_map(|member| state.address_spaces.group_of(member.id));
+    let tasks = members.iter().filter(|member| !member.is_task_host());
+    let groups = tasks.filter_map(|member| state.address_spaces.group_of(member.id));
     groups.for_each(|group| *counts.entry(group).or_default() += 1);
     let counts: Vec<String> = counts.values().map(ToString::to_string).collect();
     (!counts.is_empty())

@@ -58,6 +58,31 @@ static void publish_variable(int rank, int size) {
     CHECK(pjw_tasks_barrier(LIMIT_MS) == 0);
 }
 
+#define BLOCKS 2000
+
+/* Each rank has a heap of its own: all fill their blocks at the same time, and find them as they left them. Some of the blocks are of a size
+ * for which malloc(3) calls mmap(2). */
+static void keep_heaps(int rank) {
+    static unsigned char *blocks[BLOCKS];
+    size_t sizes[BLOCKS];
+    int index, round;
+    for (round = 0; round < 3; round++) {
+        CHECK(pjw_tasks_barrier(LIMIT_MS) == 0);
+        for (index = 0; index < BLOCKS; index++) {
+            sizes[index] = index % 200 == 0 ? 200000 : 16 + (size_t)(index * 7 % 3000);
+            blocks[index] = malloc(sizes[index]);
+            CHECK(blocks[index] != NULL);
+            memset(blocks[index], 16 * rank + round + 1, sizes[index]);
+        }
+        CHECK(pjw_tasks_barrier(LIMIT_MS) == 0);
+        for (index = 0; index < BLOCKS; index++) {
+            size_t at;
+            for (at = 0; at < sizes[index]; at++) CHECK(blocks[index][at] == (unsigned char)(16 * rank + round + 1));
+            free(blocks[index]);
+        }
+    }
+}
+
 static void make_mistakes(int rank) {
     char name[PJW_TASKS_NAME_MAX + 1];
     memset(name, 'x', sizeof name - 1);
@@ -139,6 +164,7 @@ int main(int argc, char **argv) {
     CHECK(argc > 1 && pjw_tasks_shared() == (strcmp(argv[1], "shared") == 0));
     exchange(rank, size);
     publish_variable(rank, size);
+    keep_heaps(rank);
     make_mistakes(rank);
     compete(rank, size);
     check_children(argv[0]);

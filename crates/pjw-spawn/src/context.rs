@@ -192,6 +192,13 @@ impl Context {
         Ok(self)
     }
 
+    /// Returns whether the processes (instances) of this context will share one address space
+    /// ([`Context::share_memory`]).
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        self.setup.image.is_some()
+    }
+
     /// Configures this context so that its processes (instances) will be forked from a template that has already run
     /// a part of the program. The template is a process of the program that runs until it calls
     /// [`fork_here`](crate::proxy::fork_here), and stops in this call. Each instance continues after this call, with

@@ -1,5 +1,6 @@
 //! `pjwctl spawn --share memory`: instances in one address space, with all that instances of a group have.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -23,15 +24,21 @@ const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 static volatile sig_atomic_t is_told;
 static void told(int signal) { (void)signal; is_told = 1; }
 int main(int argc, char **argv) {
     signal(SIGUSR1, told);
-    printf("%s %s %s %s %s\n", argc > 1 ? argv[1] : "-", getenv("PJW_RANK"), getenv("PJW_SIZE"), getenv("PJW_CPUS"),
-           getenv("PJW_TASKS") ? "shared" : "alone");
+    printf("%s %s %s %s %s %s\n", argc > 1 ? argv[1] : "-", getenv("PJW_RANK"), getenv("PJW_SIZE"), getenv("PJW_CPUS"),
+           getenv("PJW_GROUP") ? getenv("PJW_GROUP") : "-", getenv("PJW_TASKS") ? "shared" : "alone");
     fflush(stdout);
     if (argc > 1 && strcmp(argv[1], "quiet") == 0) { close(1); close(2); }
+    if (argc > 1 && strcmp(argv[1], "brk") == 0 && sbrk(4096) == (void *)-1) {
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        abort();
+    }
     if (argc > 2 && strcmp(argv[2], "wait") == 0) while (!is_told) usleep(1000);
     return argc > 2 ? atoi(argv[2]) : 0;
 }
@@ -39,13 +46,17 @@ int main(int argc, char **argv) {
 
 /// Compiles the program. `None` where tasks can't run.
 fn program(flags: &[&str]) -> Option<(PathBuf, TempDir)> {
+    compile(PROGRAM, flags)
+}
+
+fn compile(text: &str, flags: &[&str]) -> Option<(PathBuf, TempDir)> {
     if !cfg!(target_arch = "x86_64") {
         skip("tasks run on x86-64 only");
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("task.c"), dir.path().join("task"));
-    std::fs::write(&source, PROGRAM).unwrap();
+    std::fs::write(&source, text).unwrap();
     let built = Command::new("cc").args(flags).arg("-o").arg(&program).arg(&source).output().unwrap();
     if !built.status.success() {
         skip("cc can't link static programs here");
@@ -92,13 +103,69 @@ fn json_says_that_the_instances_share_their_memory() {
 }
 
 #[test]
+fn each_command_gives_its_instances_a_group_name_of_their_own() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    let mut names = Vec::new();
+    for share in ["--share memory", "", ""] {
+        let output = local(&format!("{share} -n 3 --"), &[program.to_str().unwrap()]);
+        let lines = sorted_lines(&output.stdout);
+        let of_ranks: BTreeSet<&str> = lines.iter().filter_map(|line| line.split(' ').nth(4)).collect();
+        assert_eq!((lines.len(), of_ranks.len()), (3, 1), "{output:?}");
+        names.extend(of_ranks.into_iter().map(str::to_owned));
+    }
+    assert!(names.iter().all(|name| name.len() > 1), "{names:?}");
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 3, "{names:?}");
+}
+
+#[test]
+fn the_stencil_runs_unchanged_with_and_without_shared_memory() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/pjw-spawn-c");
+    let source = std::fs::read_to_string(crates.join("examples/stencil.c")).unwrap();
+    let include = format!("-I{}", crates.join("include").display());
+    let Some((stencil, _dir)) = compile(&source, &["-O2", "-static-pie", &include]) else { return };
+    let [shared, alone] = ["--share memory", ""].map(|share| {
+        let output = local(&format!("{share} -n 4 --"), &[stencil.to_str().unwrap(), "64", "100"]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        text(&output.stdout)
+    });
+    assert!(shared.starts_with("sum "), "{shared}");
+    assert_eq!(shared, alone);
+}
+
+#[test]
+fn a_static_program_of_rust_runs_as_tasks() {
+    if !cfg!(target_arch = "x86_64") {
+        skip("tasks run on x86-64 only");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("task.rs"), dir.path().join("task"));
+    // Threads, the heap, and a lock of the standard library.
+    let code = r#"fn main() {
+        let words = std::thread::spawn(|| (0..1000).map(|n| n.to_string()).collect::<Vec<_>>()).join().unwrap();
+        println!("{} {}", std::env::var("PJW_RANK").unwrap(), words.concat().len());
+    }"#;
+    std::fs::write(&source, code).unwrap();
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    rustc.args(["--edition", "2021", "-C", "target-feature=+crt-static", "-o"]).args([&program, &source]);
+    if !rustc.output().is_ok_and(|output| output.status.success()) {
+        skip("rustc can't link static programs here");
+        return;
+    }
+    let output = shared("-n 3", &program, &[]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(sorted_lines(&output.stdout), ["0 2890", "1 2890", "2 2890"]);
+}
+
+#[test]
 fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
     if !has_two_cores() {
         return;
     }
     let Some((program, _dir)) = program(&["-static-pie"]) else { return };
     for enforcement in Enforcement::available() {
-        let daemon = Daemon::start_with(enforcement, "interval = \"100ms\"\n");
+        let config = "interval = \"100ms\"\nrescan_interval = \"200ms\"\n";
+        let daemon = Daemon::start_with(enforcement, config);
         let job = daemon.job_id("tasks");
         let program = program.to_str().unwrap();
         let arguments = [
@@ -112,10 +179,16 @@ fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
         assert_eq!(instances.len(), 2);
         let guards: Vec<_> = instances.iter().map(|(pid, _)| crate::processes::KillOnDrop(*pid)).collect();
         assert_eq!(report["job"], job.as_str());
-        wait_until("the job has both", || {
-            let shown = text(&daemon.pjwctl(&["show", &job, "--json"]).stdout);
-            instances.iter().all(|(pid, _)| shown.contains(&pid.to_string()))
+        wait_until("the job has both, and the scan has found that they share their memory", || {
+            let shown = daemon.pjwctl(&["show", &job, "--json"]);
+            let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+            let member = |pid: u32| shown["members"].as_array().unwrap().iter().find(|one| one["pid"] == pid);
+            let space = |(pid, _): &(u32, CpuSet)| member(*pid).and_then(|one| one["address_space"].as_u64());
+            let spaces: Option<Vec<u64>> = instances.iter().map(space).collect();
+            spaces.is_some_and(|spaces| spaces.iter().all(|space| *space == spaces[0]))
         });
+        let shown = text(&daemon.pjwctl(&["show", &job]).stdout);
+        assert!(shown.contains("2 tasks share the address space of process"), "{shown}");
         for (pid, cpus) in &instances {
             assert_eq!(mask(*pid), *cpus, "{enforcement:?}");
         }
@@ -201,14 +274,45 @@ fn what_cannot_share_memory_starts_nothing_and_one_line_says_why() {
 }
 
 #[test]
+fn a_task_that_ends_abnormally_at_its_start_gets_a_hint_about_brk() {
+    let Some((program, _dir)) = program(&["-static-pie"]) else { return };
+    let hint = "a task has no brk(2)";
+    // On a busy machine a task may live for longer than its start.
+    wait_until("a hint is printed once", || {
+        let output = shared("-n 2", &program, &["brk"]);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(134), 2), "{error}");
+        assert!(error.lines().all(|line| line.contains("was ended by signal 6")), "{error}");
+        assert!(error.matches(hint).count() <= 1, "{error}");
+        error.contains(hint)
+    });
+    // Another end of a task, and of an instance that has a heap of its own, gets none.
+    for (share, arguments, code) in
+        [("--share memory", ["-", "3"], 3), ("", ["-", "127"], 127), ("", ["brk", "0"], 0)]
+    {
+        let command: Vec<&str> = std::iter::once(program.to_str().unwrap()).chain(arguments).collect();
+        let output = local(&format!("{share} -n 1 --"), &command);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(!text(&output.stderr).contains(hint), "{output:?}");
+    }
+}
+
+#[test]
 fn too_few_addresses_start_nothing() {
     let Some((program, _dir)) = program(&["-static-pie"]) else { return };
-    let mut shell = Command::new("sh");
-    let line = "ulimit -v 1000000; exec \"$0\" spawn --local -n 200 --share memory -- \"$1\"";
-    shell.args(["-c", line]).arg(program_path("pjwctl")).arg(&program).stdin(Stdio::null()).process_group(0);
-    let output = shell.output().unwrap();
-    let error = text(&output.stderr);
-    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
-    assert!(error.contains("(RLIMIT_AS)") && error.contains("ulimit -v"), "{error}");
-    assert!(output.stdout.is_empty());
+    // The kernel refuses the second one only when the host maps the memory: 4 stacks of 8 MiB are more than 20 MB.
+    for (limits, tasks, why) in [
+        ("ulimit -v 1000000", "200", &["(RLIMIT_AS)", "ulimit -v"][..]),
+        ("ulimit -s 8192; ulimit -d 20000", "4", &["Out of memory", "ulimit -d"]),
+    ] {
+        let mut shell = Command::new("sh");
+        let line = format!("{limits}; exec \"$0\" spawn --local -n {tasks} --share memory -- \"$1\"");
+        shell.args(["-c", &line]).arg(program_path("pjwctl")).arg(&program).stdin(Stdio::null());
+        let output = shell.process_group(0).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+        assert!(error.starts_with("pjwctl: nothing was started: "), "{error}");
+        assert!(why.iter().all(|part| error.contains(part)), "{error}");
+        assert!(output.stdout.is_empty());
+    }
 }

@@ -4,6 +4,7 @@
 //! `/proc/PID/stat`, in clock ticks since boot, proc(5)). A thread is identified in the same way. A cgroup is
 //! identified by its path and its inode.
 
+use core::ffi::CStr;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -193,6 +194,10 @@ impl Comm {
         &self.0[..end]
     }
 }
+
+/// The name (comm) of the process that owns the address space of the tasks of `pjwctl spawn --share memory`. The process
+/// shares this address space with the tasks, and only starts them and waits for their ends.
+pub const TASK_HOST_NAME: &CStr = c"pjw-tasks";
 
 impl fmt::Display for Comm {
     /// Prints the name with control characters and invalid UTF-8 escaped, so that a name can't send control

@@ -169,6 +169,8 @@ pub fn keeps_groups_together(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::machine::topology::RegularShape;
 
@@ -226,6 +228,67 @@ mod tests {
         assert_eq!(cores("0-7", &groups), [(1, Level::L3, "4-5".into()), (2, Level::NumaNode, "0-3".into())]);
         assert_eq!(cores("0-3", &groups), [(2, Level::NumaNode, "0-3".into())]);
         assert_eq!(cores("", &groups), []);
+    }
+
+    /// Two NUMA nodes of two L3 caches of three cores of two PUs.
+    fn larger_machine() -> Topology {
+        Topology::from_shape(RegularShape {
+            packages: 2,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 2,
+            cores_per_l3: 3,
+            pus_per_core: 2,
+        })
+    }
+
+    /// Up to seven threads: each ran last on a PU, and is pinned to it or not.
+    fn any_group() -> impl Strategy<Value = Vec<(u32, bool)>> {
+        proptest::collection::vec((0u32..24, proptest::bool::weighted(0.3)), 1..8)
+    }
+
+    proptest! {
+        #[test]
+        fn each_group_gets_a_core_for_each_thread_in_the_smallest_domain_that_has_them(
+            free in 0u16..1 << 12,
+            groups in proptest::collection::vec(any_group(), 1..4),
+        ) {
+            let machine = larger_machine();
+            let is_free = |index: &usize| free >> index & 1 == 1;
+            let cores = machine.cores().iter().map(|core| core.pus.clone()).enumerate();
+            let free: Vec<CpuSet> = cores.filter(|(index, _)| is_free(index)).map(|(_, pus)| pus).collect();
+            let thread = |&(pu, is_pinned): &(u32, bool)| {
+                ThreadPlace { last_cpu: Pu(pu), pinned_pu: is_pinned.then_some(Pu(pu)) }
+            };
+            let groups: Vec<AddressSpaceThreads> = (0..)
+                .zip(&groups)
+                .map(|(number, threads)| AddressSpaceThreads { number, threads: threads.iter().map(thread).collect() })
+                .collect();
+            let chosen = choose_group_cores(&machine, &free, &groups);
+            let mut taken = CpuSet::new();
+            for (number, GroupCores { level, cpus }) in &chosen {
+                let group = &groups[usize::try_from(*number).unwrap()];
+                prop_assert_eq!(machine.core_parts_in(cpus).count(), group.threads.len());
+                prop_assert_eq!(machine.whole_core_count(cpus) as usize, group.threads.len(), "whole cores");
+                prop_assert!(machine.domains(*level).any(|domain| cpus.is_subset(&domain.cpus)));
+                prop_assert!(!taken.intersects(cpus), "no core is chosen twice");
+                taken.extend(cpus.iter());
+                let is_own = group.cores_in_one_domain(&machine).as_ref() == Some(cpus);
+                let are_free = machine.core_parts_in(cpus).all(|core| free.contains(&core));
+                prop_assert!(is_own || are_free, "{} of {:?}", cpus, group);
+            }
+            // A group alone gets the smallest domain that has a free core for each thread.
+            let (alone, size) = (&groups[0], groups[0].threads.len());
+            if alone.threads.iter().all(|thread| thread.pinned_pu.is_none()) {
+                let has_cores = |level: &Level| {
+                    machine.domains(*level).any(|domain| {
+                        free.iter().filter(|core| core.is_subset(&domain.cpus)).count() >= size
+                    })
+                };
+                let smallest = [Level::L3, Level::NumaNode].into_iter().find(has_cores);
+                let chosen = choose_group_cores(&machine, &free, std::slice::from_ref(alone));
+                prop_assert_eq!(chosen.get(&0).map(|cores| cores.level), smallest);
+            }
+        }
     }
 
     #[test]

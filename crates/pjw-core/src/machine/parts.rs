@@ -106,6 +106,48 @@ pub fn divide_into_parts(
     }
 }
 
+/// Divides `cpus` (the PUs of a job) into parts by `rule` for `tasks` processes that share one address space. As
+/// [`divide_into_parts`], but the first `tasks` parts are in one L3 cache, or else in one NUMA node, if they fit there:
+///
+/// - [`DivisionRule::Even`]: each part needs as many cores as the smallest part of [`divide_into_parts`] has. If an L3
+///   cache or a NUMA node has so many cores of `cpus` for each task, only the cores in it are divided.
+/// - [`DivisionRule::Core`], [`DivisionRule::Pu`]: if there are more parts than tasks, parts in one L3 cache or NUMA
+///   node come first.
+/// - Other rules: no difference.
+///
+/// Of several L3 caches or NUMA nodes, the first one in hwloc's logical order is chosen.
+#[must_use]
+pub fn divide_for_tasks(topology: &Topology, cpus: &CpuSet, rule: &DivisionRule, tasks: u32) -> Vec<CpuSet> {
+    let count = usize::try_from(tasks).unwrap_or(usize::MAX).max(1);
+    match rule {
+        DivisionRule::Even => {
+            let cores = cores(topology, cpus);
+            let needed = (cores.len() / count).max(1).saturating_mul(count);
+            let inside = first_domain_with(topology, &cores, needed);
+            let inside = inside.map_or_else(|| cpus.clone(), |domain| domain.intersection(cpus));
+            divide_into_parts(topology, &inside, rule, tasks)
+        }
+        DivisionRule::Core | DivisionRule::Pu => {
+            let mut parts = divide_into_parts(topology, cpus, rule, tasks);
+            if let Some(domain) = first_domain_with(topology, &parts, count) {
+                parts.sort_by_key(|part| !part.is_subset(domain));
+            }
+            parts
+        }
+        DivisionRule::L3 | DivisionRule::NumaNode | DivisionRule::Lists(_) => {
+            divide_into_parts(topology, cpus, rule, tasks)
+        }
+    }
+}
+
+/// The PUs of the first L3 cache, or else of the first NUMA node, that contains at least `count` of these sets.
+fn first_domain_with<'t>(topology: &'t Topology, sets: &[CpuSet], count: usize) -> Option<&'t CpuSet> {
+    let contained = |cpus: &CpuSet| sets.iter().filter(|set| set.is_subset(cpus)).count();
+    [Level::L3, Level::NumaNode].into_iter().find_map(|level| {
+        topology.domains(level).map(|domain| &domain.cpus).find(|cpus| contained(cpus) >= count)
+    })
+}
+
 /// Returns the kernel's number of the NUMA node that contains all of `cpus`. `None` if no single NUMA node
 /// contains all of them, or if `cpus` is empty. Also `None` if the machine has only one NUMA node: the caller
 /// then has no choice between NUMA nodes.
@@ -187,6 +229,52 @@ mod tests {
         assert_eq!(even(100).len(), 8);
         assert_eq!(even(0).len(), 1);
         assert!(divide_into_parts(&machine, &CpuSet::new(), &DivisionRule::Even, 4).is_empty());
+    }
+
+    /// The parts of the tasks, and whether all of them are in one domain of the level.
+    fn task_parts(cpus: &str, map: &str, tasks: u32, level: Level) -> (Vec<String>, bool) {
+        let machine = machine();
+        let rule = if map == "even" { DivisionRule::Even } else { map.parse().unwrap() };
+        let mut parts = divide_for_tasks(&machine, &cpus.parse().unwrap(), &rule, tasks);
+        parts.truncate(tasks as usize);
+        let all = parts.iter().fold(CpuSet::new(), |all, part| all.union(part));
+        let is_in_one = machine.domains(level).any(|domain| all.is_subset(&domain.cpus));
+        (parts.iter().map(ToString::to_string).collect(), is_in_one)
+    }
+
+    #[test]
+    fn tasks_get_parts_in_one_l3_or_numa_node_where_they_fit() {
+        // Core 0 has the PUs 0 and 8. Node 0 has the cores 0-3, its first L3 cache the cores 0-1.
+        for (cores, tasks, level, is_in_one, why) in [
+            ("2-7,10-15", 4, Level::NumaNode, true, "two cores in node 0 and four in node 1"),
+            ("2-6,10-14", 2, Level::NumaNode, false, "each gets two of five cores: node 1 has three"),
+            ("0-2,8-10", 2, Level::L3, true, "each gets one of three cores"),
+            ("0-7,8-15", 4, Level::NumaNode, false, "each gets two cores, as requested"),
+            ("0-7,8-15", 2, Level::NumaNode, false, "each gets four cores"),
+            ("0-3,8-11", 2, Level::NumaNode, true, "all are in one node"),
+        ] {
+            let (parts, is_in_one_domain) = task_parts(cores, "even", tasks, level);
+            assert_eq!((parts.len(), is_in_one_domain), (tasks as usize, is_in_one), "{why}: {parts:?}");
+        }
+        assert_eq!(task_parts("0-15", "even", 100, Level::L3).0.len(), 8, "a core for several tasks");
+        assert!(divide_for_tasks(&machine(), &CpuSet::new(), &DivisionRule::Even, 4).is_empty());
+    }
+
+    #[test]
+    fn tasks_get_the_cores_or_pus_of_one_domain_first() {
+        for (map, tasks, level) in [
+            ("core", 2, Level::L3),
+            ("core", 4, Level::NumaNode),
+            ("pu", 3, Level::L3),
+            ("pu", 7, Level::NumaNode),
+        ] {
+            let (parts, is_in_one) = task_parts("2-7,10-15", map, tasks, level);
+            assert!(is_in_one && parts.len() == tasks as usize, "{map} {tasks}: {parts:?}");
+        }
+        let all = divide_for_tasks(&machine(), machine().cpus(), &DivisionRule::Pu, 3);
+        assert_eq!(all.len(), 16, "no part is lost");
+        assert!(!task_parts("0-15", "core", 5, Level::NumaNode).1, "five cores are in no node");
+        assert_eq!(task_parts("0-15", "12;3", 2, Level::NumaNode).0, ["12", "3"], "lists are kept");
     }
 
     #[test]

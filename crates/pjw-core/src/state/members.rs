@@ -11,7 +11,8 @@ mod busy_threads;
 pub use busy_threads::{MAX_SCANS_PER_FULL_READING, MIN_THREADS_FOR_PARTIAL_READING};
 
 use crate::basics::{
-    BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*,
+    BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, ids::TASK_HOST_NAME,
+    prelude::*,
 };
 use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyScope, DirtySet};
@@ -123,6 +124,14 @@ impl Member {
             some.map(|(&tid, thread)| (ThreadId { process: self.id, tid, start: thread.start }, thread));
         let all = tids.is_none().then(|| self.identified_threads()).into_iter().flatten();
         all.chain(some).filter(|(_, thread)| thread.is_alive())
+    }
+
+    /// Returns whether the process owns the address space of the tasks of `pjwctl spawn --share memory`. Such a process
+    /// is recognised by its name ([`TASK_HOST_NAME`]).
+    #[must_use]
+    pub fn is_task_host(&self) -> bool {
+        let first = self.threads.get(&Tid(self.id.pid.0));
+        first.is_some_and(|thread| thread.comm.as_bytes() == TASK_HOST_NAME.to_bytes())
     }
 
     /// Iterates over the threads of the process whose original affinity mask (the mask before pjw changed it)

@@ -1,11 +1,13 @@
 //! Processes that share an address space: placed in one L3 or NUMA node, and kept together when their job is resized or moved.
 
 use pjw_core::command::Command;
+use pjw_core::explain::{explain_job, explain_process};
+use pjw_core::ids::{Comm, Pid, TASK_HOST_NAME};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 
-use crate::machine::{Machine, ROOT, assign_of, machine_with, regular_topology, set};
+use crate::machine::{Machine, ROOT, assign_of, job, machine_with, regular_topology, set};
 
 /// A job `a` of so many cores, in which each of these processes runs all the time, and has been pinned. Those of each group share
 /// an address space, which is found afterwards.
@@ -125,29 +127,72 @@ fn an_idle_group_is_kept_together_where_it_ran_last() {
     assert!(set("6-7").is_subset(&grant), "{grant}");
 }
 
+/// Starts a process that owns the address space of tasks, as `pjwctl spawn --share memory` does. It ran last on this PU.
+fn spawn_task_host(machine: &mut Machine, pid: u32, pu: &str) {
+    machine.spawn(pid, 1, 0).comm = Comm::from(TASK_HOST_NAME.to_str().unwrap());
+    machine.assign("a", 8, &[pid]).unwrap();
+    machine.settle();
+    machine.bind(pid, pid, pu);
+}
+
+#[test]
+fn the_host_of_idle_tasks_does_not_divide_them() {
+    let pids = [10, 11, 12, 13, 14, 15];
+    let mut machine = busy_job(two_nodes(), 8, &pids, &[]);
+    spawn_task_host(&mut machine, 20, "0");
+    machine.share_memory(&[&[14, 15, 20]]);
+    machine.bind(14, 14, "6");
+    machine.bind(15, 15, "7");
+    run_for_seconds(&mut machine, 10, &[10, 11, 12, 13]);
+    let reasons = explain_job(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")]);
+    assert!(reasons.contains(&"of its processes, 2 share one address space".to_owned()), "{reasons:?}");
+    let reasons = explain_process(&machine.state, &machine.policy, Pid(14));
+    assert!(
+        reasons.iter().any(|reason| reason.starts_with("it shares its address space with process 15:")),
+        "{reasons:?}"
+    );
+    let reasons = explain_process(&machine.state, &machine.policy, Pid(20));
+    assert!(
+        reasons.contains(&"it owns the address space that processes 14, 15 use".to_owned()),
+        "{reasons:?}"
+    );
+    machine.assign("a", 5, &[]).unwrap();
+    let grant = set(&machine.grant("a"));
+    assert!(set("6-7").is_subset(&grant), "{grant}");
+}
+
 /// Two packages of three nodes of two cores: package 0 has the PUs 0-5. The job `a` has the two cores of node 0, and one of package 1.
 /// In package 1 it would lie in one package instead of two, but each of its cores in another node.
-fn fragmented(groups: &[&[u32]]) -> Machine {
+/// The processes 10 and 11 of the job run all the time if they are `busy`. The process 20 owns the address space of tasks.
+fn fragmented(groups: &[&[u32]], busy: &[u32]) -> Machine {
     let mut machine = machine_with(regular_topology(2, 3, 1, 2, 1), Policy::default());
-    let pids = [10, 11];
+    let pids = [10, 11, 20];
     pids.iter().for_each(|&pid| drop(machine.spawn(pid, 1, 0)));
+    machine.process(20).comm = Comm::from(TASK_HOST_NAME.to_str().unwrap());
     for (id, cpus) in [("a", "0-1,6"), ("b", "2-5,7,9,11")] {
         machine.command(Command::Assign(assign_of(id, Some(CpuRequest::Exactly(set(cpus)))))).unwrap();
     }
     machine.assign("a", 3, &pids).unwrap();
     machine.share_memory(groups);
-    run_for_seconds(&mut machine, 6, &pids);
+    run_for_seconds(&mut machine, 6, busy);
     assert_eq!(machine.grant("a"), "0-1,6");
     machine
 }
 
 #[test]
 fn no_move_divides_a_group() {
-    let grant_after_defragmentation = |groups: &[&[u32]]| {
-        let mut machine = fragmented(groups);
+    let grant_after_defragmentation = |groups: &[&[u32]], busy: &[u32]| {
+        let mut machine = fragmented(groups, busy);
         machine.command(Command::Defrag { caller: ROOT }).unwrap();
         machine.grant("a")
     };
-    assert_eq!(grant_after_defragmentation(&[]), "6,8,10");
-    assert_eq!(grant_after_defragmentation(&[&[10, 11]]), "0-1,6");
+    for busy in [&[10, 11][..], &[]] {
+        assert_eq!(grant_after_defragmentation(&[], busy), "6,8,10");
+        assert_eq!(grant_after_defragmentation(&[&[10, 11]], busy), "0-1,6");
+        assert_eq!(
+            grant_after_defragmentation(&[&[10, 11, 20]], busy),
+            "0-1,6",
+            "and the owner of the address space"
+        );
+    }
 }

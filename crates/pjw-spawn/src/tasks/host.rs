@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+use pjw_core::ids::TASK_HOST_NAME;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
@@ -65,7 +66,7 @@ struct Slot {
 
 struct Host<'a> {
     plan: &'a Plan,
-    socket: OwnedFd,
+    socket: BorrowedFd<'a>,
     file: OwnedFd,
     epoll: OwnedFd,
     /// Descriptors from this one on are the host's own.
@@ -82,38 +83,63 @@ type Failed = (SpawnStep, Errno);
 
 /// The life of the host.
 pub(super) fn run(plan: &Plan) -> ! {
-    let code = match Host::prepare(plan) {
-        Ok(mut host) => {
-            let directory = (&raw const *host.directory).expose_provenance() as u64;
-            let answer = Answer { directory, ..Answer::default() };
-            if send(host.socket.as_fd(), answer, None) { host.serve() } else { 1 }
-        }
-        Err((step, errno)) => {
-            // SAFETY: the descriptor is open, and closed by the end of the process only.
-            let socket = unsafe { BorrowedFd::borrow_raw(plan.socket) };
-            send(socket, Answer::failed(step, errno), None);
-            1
+    let code = match leave_parent(plan) {
+        Ok((first_own, socket)) => serve_requests(plan, first_own, socket.as_fd()),
+        Err(failed) => {
+            // SAFETY: the descriptor is open: it is closed only after it was copied to a higher number, which is the last step.
+            refuse(unsafe { BorrowedFd::borrow_raw(plan.socket) }, failed)
         }
     };
     // SAFETY: ends the process without the handlers of exit(3), which belong to the parent.
     unsafe { libc::_exit(code) }
 }
 
+/// Separates the host from its parent: its name, its core dumps, its descriptors. Returns the lowest number of a descriptor that
+/// may be the host's own, and the socket, which has such a number then.
+fn leave_parent(plan: &Plan) -> Result<(RawFd, OwnedFd), Failed> {
+    if plan.launcher != 0 {
+        end_with_launcher(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
+    }
+    // SAFETY: the name ends with a NUL byte.
+    unsafe { libc::prctl(libc::PR_SET_NAME, TASK_HOST_NAME.as_ptr()) };
+    if plan.must_not_dump {
+        // SAFETY: changes the address space only.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+    }
+    let first_own = close_descriptors(plan)?;
+    // SAFETY: makes a copy.
+    let socket = unsafe { libc::fcntl(plan.socket, libc::F_DUPFD_CLOEXEC, first_own) };
+    let socket = Errno::result(socket).map_err(|errno| (SpawnStep::Clone, errno))?;
+    // SAFETY: the copy is new, and nothing uses the number of the original from here on.
+    let socket = unsafe {
+        libc::close(plan.socket);
+        OwnedFd::from_raw_fd(socket)
+    };
+    Ok((first_own, socket))
+}
+
+/// Tells the parent that the host is ready, and serves its requests until their end. Returns the exit code.
+fn serve_requests(plan: &Plan, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 {
+    match Host::prepare(plan, first_own, socket) {
+        Ok(mut host) => {
+            let directory = (&raw const *host.directory).expose_provenance() as u64;
+            let answer = Answer { directory, ..Answer::default() };
+            if send(socket, answer, None) { host.serve() } else { 1 }
+        }
+        Err(failed) => refuse(socket, failed),
+    }
+}
+
+/// Tells the parent why there is no host. Returns the exit code.
+fn refuse(socket: BorrowedFd<'_>, (step, errno): Failed) -> i32 {
+    send(socket, Answer::failed(step, errno), None);
+    1
+}
+
 impl<'a> Host<'a> {
-    fn prepare(plan: &'a Plan) -> Result<Self, Failed> {
+    fn prepare(plan: &'a Plan, first_own: RawFd, socket: BorrowedFd<'a>) -> Result<Self, Failed> {
         let of_clone = |errno| (SpawnStep::Clone, errno);
-        if plan.launcher != 0 {
-            end_with_launcher(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
-        }
-        // SAFETY: the name ends with a NUL byte.
-        unsafe { libc::prctl(libc::PR_SET_NAME, c"pjw-tasks".as_ptr()) };
-        if plan.must_not_dump {
-            // SAFETY: changes the address space only.
-            unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
-        }
-        let first_own = close_descriptors(plan)?;
-        let [socket, file] = [plan.socket, plan.file].map(|descriptor| move_above(descriptor, first_own));
-        let (socket, file) = (socket.map_err(of_clone)?, file.map_err(of_clone)?);
+        let file = move_above(plan.file, first_own).map_err(of_clone)?;
         // SAFETY: has no precondition.
         let epoll = Errno::result(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map_err(of_clone)?;
         let epoll = move_above(epoll, first_own).map_err(of_clone)?;
@@ -174,7 +200,7 @@ impl<'a> Host<'a> {
     /// Ends the connection with the parent, which would wait for an answer for ever. Closes the streams that tasks inherited from
     /// the host: a pipe has its end when no process holds it.
     fn close_unneeded(&self) {
-        let _ = shutdown(&self.socket, Shutdown::Both);
+        let _ = shutdown(self.socket, Shutdown::Both);
         // SAFETY: epoll(7) forgets the descriptor with this call, and the event is ignored.
         unsafe {
             let (epoll, socket) = (self.epoll.as_raw_fd(), self.socket.as_raw_fd());
@@ -193,7 +219,7 @@ impl<'a> Host<'a> {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
             match recvmsg(
-                &self.socket,
+                self.socket,
                 &mut [IoSliceMut::new(&mut offset)],
                 &mut control,
                 RecvFlags::CMSG_CLOEXEC,
@@ -227,7 +253,7 @@ impl<'a> Host<'a> {
             + usize::from(request.head.has_cgroup);
         // The kernel leaves out descriptors above the limit of the host (`MSG_CTRUNC`, recvmsg(2)).
         if passed.iter().take(expected).any(Option::is_none) {
-            return send(self.socket.as_fd(), Answer::failed(SpawnStep::Stdio, Errno::EMFILE), None);
+            return send(self.socket, Answer::failed(SpawnStep::Stdio, Errno::EMFILE), None);
         }
         let mut passed = passed.iter().map(|descriptor| descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         let mut next = |is_passed| if is_passed { passed.next().unwrap_or(-1) } else { -1 };
@@ -236,7 +262,7 @@ impl<'a> Host<'a> {
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
         let born = match self.start(request, &descriptors) {
             Ok(born) => born,
-            Err((step, errno)) => return send(self.socket.as_fd(), Answer::failed(step, errno), None),
+            Err((step, errno)) => return send(self.socket, Answer::failed(step, errno), None),
         };
         let answer = match born.failure {
             None => Answer { pid: born.pid, ..Answer::default() },
@@ -244,7 +270,7 @@ impl<'a> Host<'a> {
         };
         // SAFETY: the table of slots keeps the descriptor open, if it is one.
         let pidfd = (born.pidfd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(born.pidfd) });
-        let is_sent = send(self.socket.as_fd(), answer, pidfd);
+        let is_sent = send(self.socket, answer, pidfd);
         if !is_sent {
             kill(born.pid);
         }

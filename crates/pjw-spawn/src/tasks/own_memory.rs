@@ -4,10 +4,8 @@ use std::ptr;
 
 use nix::errno::Errno;
 
-use super::page::PAGE;
+use super::page::{ADDRESSES, PAGE};
 
-/// The end of the addresses of a process on x86-64 with page tables of four levels: `TASK_SIZE` of the kernel.
-const ADDRESSES: u64 = 0x7fff_ffff_f000;
 /// The lowest address that may be mapped is higher than this page: `vm.mmap_min_addr`.
 const FIRST_ADDRESS: u64 = 4096;
 /// The most ranges that are remembered. pjwctl has about 80 mappings.

@@ -1,5 +1,6 @@
 //! Whether the tasks of a group find room in one address space, and why not.
 
+use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use thiserror::Error;
 
@@ -35,13 +36,25 @@ pub enum SpaceError {
         remedy: &'static str,
     },
     /// The host, a process that owns the address space, could not be made.
-    #[error(
-        "the process that owns the shared memory can't be made: {0}; start fewer tasks, or make the stack smaller with ulimit -s"
-    )]
+    #[error("the process that owns the shared memory can't be made: {0}; {remedy}", remedy = remedy_of_host(.0.errno))]
     Host(SpawnError),
     /// The context asks for something that tasks can't have.
     #[error("tasks with shared memory can't have {0}; start them without it")]
     Unsupported(&'static str),
+}
+
+/// What the user can do if there is no host.
+fn remedy_of_host(errno: Errno) -> &'static str {
+    match errno {
+        // The kernel does not say which of the limits it was: mmap(2).
+        Errno::ENOMEM => {
+            "start fewer tasks, make the stack smaller with ulimit -s, or raise a limit: ulimit -d (RLIMIT_DATA), ulimit -v \
+             (RLIMIT_AS), or the commit limit of a machine with vm.overcommit_memory=2 (vm.overcommit_ratio)"
+        }
+        Errno::EMFILE | Errno::ENFILE => "raise the limit of open descriptors with ulimit -n",
+        Errno::ESRCH => "it was killed; dmesg says whether the kernel did so for lack of memory",
+        _ => "start fewer tasks, or make the stack smaller with ulimit -s",
+    }
 }
 
 /// Checks whether so many tasks of a program find room in one address space.
@@ -49,7 +62,7 @@ pub(crate) fn check_room(image: &Image, tasks: usize) -> Result<(), SpaceError> 
     let error = |needed, limit, remedy| SpaceError::Room { tasks, needed, limit, remedy };
     let slot = SlotShape::new(&image.shape, stack_bytes());
     let Some(bytes) = slot.and_then(|slot| slot.bytes_of(tasks as u64)) else {
-        let remedy = "make the stack smaller with ulimit -s";
+        let remedy = "start fewer, or make the stack smaller with ulimit -s";
         return Err(error(
             "more addresses than there are".to_owned(),
             "the stack is large".to_owned(),

@@ -6,7 +6,7 @@
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::image::Shape;
-use super::page::PAGE;
+use super::page::{ADDRESSES, PAGE};
 
 /// What a page of the page table covers on x86-64.
 const COVERED: u64 = 2 << 20;
@@ -36,9 +36,10 @@ impl SlotShape {
         Some(Self { bytes, alignment, stack: program - stack_bytes, program })
     }
 
-    /// The addresses that so many slots need, with those that the alignment may lose.
+    /// The addresses that so many slots need, with those that the alignment may lose. `None` if a process has fewer.
     pub(super) fn bytes_of(&self, count: u64) -> Option<u64> {
-        self.bytes.checked_mul(count)?.checked_add(self.alignment)
+        let bytes = self.bytes.checked_mul(count)?.checked_add(self.alignment)?;
+        (bytes < ADDRESSES).then_some(bytes)
     }
 }
 
@@ -47,5 +48,20 @@ pub(super) fn stack_bytes() -> u64 {
     match getrlimit(Resource::RLIMIT_STACK) {
         Ok((RLIM_INFINITY, _)) | Err(_) => USUAL_STACK,
         Ok((soft, _)) => soft,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_find_room_only_in_the_addresses_of_a_process() {
+        // 4,000 stacks of 4 TiB are more than 47 bits, and less than 64 bits.
+        let stack = 4 << 40;
+        let slot = SlotShape { bytes: stack, alignment: COVERED, stack: GUARD, program: stack - PAGE };
+        assert_eq!(slot.bytes_of(10), Some(10 * stack + COVERED));
+        assert_eq!(slot.bytes_of(4_000), None);
+        assert_eq!(slot.bytes_of(u64::MAX), None);
     }
 }

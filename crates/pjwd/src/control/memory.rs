@@ -204,6 +204,23 @@ impl ControlService {
         }
     }
 
+    /// Adds what the latest reading of the job's memory has found about waits for the lock of an address space.
+    pub(super) fn with_map_lock_waits(
+        &self,
+        id: &JobId,
+        mut reasons: call::ExplainJobReply,
+    ) -> call::ExplainJobReply {
+        if self.begin_of_job(id).is_ok() {
+            let records = self.memory_records.borrow();
+            let sentences = records.map_lock_waits(id).iter().map(|waits| {
+                let sentence = waits.sentence();
+                format!("when its memory was last read: {sentence}; pjwctl show {id} --memory has the remedy")
+            });
+            reasons.grant_reasons.extend(sentences);
+        }
+        reasons
+    }
+
     /// Forgets the readings of a job that has ended, and withdraws the warning about it from the status.
     pub(super) fn forget_memory(&self, job: &JobId) {
         self.memory_records.borrow_mut().remove_job(job);
@@ -292,7 +309,7 @@ impl ControlService {
             history: records.samples(id).map(sample_to_wire).collect(),
             warning: records.shortage_warning(id).as_ref().map(status_warning_to_wire),
             far: Vec::new(),
-            map_lock_waits: reading.map_lock_waits.iter().map(map_lock_to_wire).collect(),
+            map_lock_waits: reading.map_lock_waits.iter().flatten().map(map_lock_to_wire).collect(),
         }
     }
 }

@@ -268,7 +268,7 @@ impl ControlService {
         let Answer::JobReasons(Some(reasons)) = self.query_loop(Query::JobReasons(id.clone())).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
-        Ok(Reply::JobReasons(reasons))
+        Ok(Reply::JobReasons(self.with_map_lock_waits(&id, reasons)))
     }
 
     async fn explain_pid(&self, request: call::ExplainPid) -> Result<Reply, CallError> {

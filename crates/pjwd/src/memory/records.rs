@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pjw_core::diagnosis::map_lock::MmapLockWaits;
 use pjw_core::diagnosis::memory::{MemoryShortage, WorkerMemory, predict_memory_shortage};
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
@@ -46,6 +47,8 @@ struct JobRecord {
     /// The latest reading of each kind.
     latest: BTreeMap<ReadingKind, Arc<JobReading>>,
     largest: u64,
+    /// What the latest reading has found that observed the threads.
+    map_lock_waits: Vec<MmapLockWaits>,
     shortage: Option<MemoryShortage>,
 }
 
@@ -86,6 +89,9 @@ impl MemoryRecords {
         };
         push_bounded(&mut record.samples, sample);
         record.largest = record.largest.max(reading.sum.pss);
+        if let Some(waits) = &reading.map_lock_waits {
+            record.map_lock_waits.clone_from(waits);
+        }
         if let Some(workers) = reading.workers {
             push_bounded(&mut record.workers, workers);
             record.shortage = predict_memory_shortage(record.workers.make_contiguous(), reading.available);
@@ -131,6 +137,13 @@ impl MemoryRecords {
     #[must_use]
     pub fn largest_memory_use(&self, job: &JobId) -> u64 {
         self.jobs.get(job).map_or(0, |record| record.largest)
+    }
+
+    /// Returns the address spaces of the job `job` whose threads wait for one another to map and unmap memory. They come
+    /// from the latest measurement that observed the threads. Empty if there was none, or if it found none.
+    #[must_use]
+    pub fn map_lock_waits(&self, job: &JobId) -> &[MmapLockWaits] {
+        self.jobs.get(job).map_or(&[], |record| &record.map_lock_waits)
     }
 
     /// Returns a warning if the job `job` will probably run out of memory soon. The prediction compares the growth of
@@ -192,7 +205,7 @@ mod tests {
             peak: None,
             available,
             workers: Some(WorkerMemory { at: since_boot, workers: 8, own }),
-            map_lock_waits: Vec::new(),
+            map_lock_waits: None,
             gone: 0,
             denied: Vec::new(),
         }
@@ -252,6 +265,25 @@ mod tests {
             records.recent_reading(&job(), ReadingKind::Pages, Nanos(seconds * 1_000_000_000)).is_some()
         };
         assert!(recent(409) && !recent(411), "a reading that waited for a CPU is new when it ends");
+    }
+
+    #[test]
+    fn waits_for_the_map_lock_are_known_until_threads_are_observed_again() {
+        let waits = MmapLockWaits {
+            pids: [pjw_core::ids::Pid(7)].into(),
+            threads: 4,
+            blocked_permille: 300,
+            system_permille: 900,
+        };
+        let mut records = MemoryRecords::default();
+        for (second, observed, known) in
+            [(1, None, 0), (2, Some(vec![waits]), 1), (3, None, 1), (4, Some(Vec::new()), 0)]
+        {
+            let reading = JobReading { map_lock_waits: observed, ..reading(second, GIB, GIB) };
+            records.add(&job(), "12:00", reading);
+            assert_eq!(records.map_lock_waits(&job()).len(), known, "{second}");
+        }
+        assert!(records.map_lock_waits(&"b".parse().unwrap()).is_empty());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 # A job on both NUMA nodes: new processes go where --within-job says, each to a core of its own. A process whose memory is on the
-# other node is named.
+# other node is named. Processes that share an address space are on one node.
 . /cases/words
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
@@ -49,6 +49,53 @@ end fill
 start packed
 eventually "with packed all are in one node" are_in_one_node $started
 end packed
+
+# The tasks of a job, by the node of the one CPU to which each is pinned: `node0` and `node1`.
+count_tasks() {
+    node0=0
+    node1=0
+    for pid in $(family "$1"); do
+        read -r comm <"/proc/$pid/comm" && [ "$comm" = busy-tasks ] || continue
+        mask=$(masks "$pid")
+        case $mask in '' | *[!0-9]*) continue ;; esac
+        if [ "$mask" -le 7 ]; then node0=$((node0 + 1)); else node1=$((node1 + 1)); fi
+    done
+}
+tasks_are_on_one_node() {
+    count_tasks "$1"
+    [ "$node0 $node1" = "4 0" ] || [ "$node0 $node1" = "0 4" ]
+}
+is_pinned() { [ "$(field "$1" pinned)" = "$2" ]; }
+# One more process computes, so one of the nodes has only three idle cores.
+rm -f /tmp/begin
+pjwctl run --cores 8 --job together -- sh -c "sh -c '$busy' & until [ -e /tmp/begin ]; do sleep 1; done; busy-tasks" &
+started=$!
+eventually "the job of the tasks holds the machine" holds manual:together
+eventually "the other process is pinned" is_pinned manual:together 1
+: >/tmp/begin
+eventually "four tasks in one address space are pinned on one node" tasks_are_on_one_node $started
+end together
+rm -f /tmp/begin
+
+# Six cores are on both nodes, and four tasks fit in one.
+pjwctl spawn --cores 6 --job spawned -n 4 --share memory -- busy-tasks alone &
+started=$!
+eventually "the job of the spawned tasks holds cores" holds manual:spawned
+# are_placed: the CPUs of all four tasks are in one node.
+are_placed() {
+    placed=
+    count=0
+    for pid in $(family $started); do
+        read -r comm <"/proc/$pid/comm" && [ "$comm" = busy-tasks ] || continue
+        count=$((count + 1))
+        for cpu in $(masks "$pid"); do placed=${placed:+$placed,}$cpu; done
+    done
+    [ $count = 4 ] && in_one_node "$placed"
+}
+eventually "four spawned tasks are placed on one node" are_placed
+check "their job has cores on both nodes" eval '! in_one_node "$(cpus manual:spawned)"'
+check "no CPU belongs to two spawned tasks" eval '[ -z "$(members "$placed" | sort | uniq -d)" ]'
+end spawned
 
 pjwctl run --cores 8 --job far -- sh -c 'taskset -c 8 dd if=/dev/zero of=/dev/null bs=100M & wait' &
 started=$!

@@ -10,7 +10,9 @@ impl WardenState {
     /// node, because they use the same memory. There is one group for each address space that a process of the job
     /// shares with another process (clone(2) with `CLONE_VM`). The group has the busy threads of the job in this
     /// address space. If no thread is busy, the group has one thread of each process instead, because this thread may
-    /// become busy soon. It is the living thread with the lowest tid, which is usually the main thread.
+    /// become busy soon. It is the living thread with the lowest tid, which is usually the main thread. The process that
+    /// owns the address space of tasks ([`Member::is_task_host`](crate::state::Member::is_task_host)) is left out then:
+    /// it has nothing to compute.
     #[must_use]
     pub fn address_space_threads_of(&self, id: &JobId) -> Vec<AddressSpaceThreads> {
         if self.address_spaces.groups().next().is_none() {
@@ -25,7 +27,7 @@ impl WardenState {
                 let place = ThreadPlace { last_cpu: thread.last_cpu, pinned_pu };
                 if thread.demand.is_hot {
                     busy.entry(group).or_default().push(place);
-                } else if index == 0 {
+                } else if index == 0 && !member.is_task_host() {
                     idle.entry(group).or_default().push(place);
                 }
             }

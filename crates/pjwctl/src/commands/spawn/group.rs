@@ -10,13 +10,12 @@ use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::Signal;
-use pjw_core::cpuset::CpuSet;
 use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
 
+use super::instance::{BRK_HINT, InstanceState, remedy};
 use super::labels::Labels;
 use super::mode::TemplateUse;
 use super::signals::{Received, Signals};
-use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
 use crate::output;
 
 /// The kinds of descriptors, in the upper half of their number in the epoll set. The lower half is an index.
@@ -63,6 +62,8 @@ pub(super) struct Group {
     running: usize,
     begun: usize,
     failure_lines: usize,
+    /// Whether the user is to be told why a task may have ended at its start: once, and only of instances that share their memory.
+    has_brk_hint: bool,
     /// When the first process was made, and when the last one had begun its program.
     started_between: Option<(Duration, Duration)>,
     progress: Option<Instant>,
@@ -72,18 +73,6 @@ pub(super) struct Group {
     executed: Vec<usize>,
     /// What the finished batches tell of their templates.
     templates: TemplateUse,
-}
-
-/// What is known of an instance.
-#[derive(Debug, Default)]
-pub(super) struct InstanceState {
-    pub(super) cpus: CpuSet,
-    pub(super) pid: Option<u32>,
-    pub(super) exit: Option<ExitStatus>,
-    pub(super) error: Option<SpawnError>,
-    /// Whether the instance has ended and waitid(2) did not tell how.
-    has_unknown_end: bool,
-    child: Option<Child>,
 }
 
 impl Group {
@@ -112,6 +101,7 @@ impl Group {
             running: 0,
             begun: 0,
             failure_lines: 0,
+            has_brk_hint: false,
             started_between: None,
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
             has_progress_line: false,
@@ -139,6 +129,7 @@ impl Group {
             }
         }
         let ranks = instances.iter().map(|instance| instance.rank).collect();
+        self.has_brk_hint |= context.shares_memory();
         let batch = context.start(instances)?;
         let number = BATCH | self.batches.len() as u64;
         self.contexts.push(context);
@@ -299,6 +290,7 @@ impl Group {
                 self.begun += 1;
                 self.running += 1;
                 state.pid = Some(child.pid.0);
+                state.began = Some(Instant::now());
                 if let Some(signal) = self.ending {
                     let _ = child.send_signal(signal);
                 }
@@ -327,13 +319,18 @@ impl Group {
         state.has_unknown_end = end.is_err();
         self.running -= 1;
         let pid = state.pid.unwrap_or(0);
+        let is_hinted = self.has_brk_hint && state.may_have_missed_brk();
+        self.has_brk_hint &= !is_hinted;
+        let hint = if is_hinted { BRK_HINT } else { "" };
         match end {
             Ok(ExitStatus::Code(0)) => {}
             Ok(ExitStatus::Code(code)) => {
-                self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}"));
+                self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}{hint}"));
             }
             Ok(ExitStatus::Signal(signal)) => {
-                self.print_failure(&format!("instance {rank} (pid {pid}) was ended by signal {signal}"));
+                self.print_failure(&format!(
+                    "instance {rank} (pid {pid}) was ended by signal {signal}{hint}"
+                ));
             }
             Err(errno) => self.print_failure(&format!(
                 "instance {rank} (pid {pid}) has ended, and its exit status is lost: waitid: {}",
@@ -393,42 +390,6 @@ impl Group {
         if std::mem::take(&mut self.has_progress_line) {
             let _ = io::stderr().write_all(b"\r\x1b[K");
         }
-    }
-}
-
-impl InstanceState {
-    /// Whether the instance was neither started nor refused.
-    fn was_not_started(&self) -> bool {
-        self.pid.is_none() && self.error.is_none()
-    }
-
-    /// The exit code of the instance, as a shell has it: also for one that was not started because of the signal `ending`. 0 for
-    /// one that has not ended, 1 for one whose exit status is lost.
-    fn code(&self, ending: Option<i32>) -> u8 {
-        let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
-        match (self.exit, self.error) {
-            (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
-            (Some(ExitStatus::Signal(signal)), _) => of_signal(signal),
-            (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
-            (None, Some(_)) => NOT_EXECUTABLE,
-            (None, None) if self.was_not_started() => ending.map_or(0, of_signal),
-            (None, None) => u8::from(self.has_unknown_end),
-        }
-    }
-}
-
-/// What to do about an instance that was not started.
-fn remedy(errno: Errno) -> &'static str {
-    match errno {
-        Errno::ENOENT => "the program, or the interpreter that it names, is gone",
-        Errno::E2BIG => "make its arguments and its environment smaller",
-        Errno::ENOEXEC => "it needs a format that the kernel knows, or a first line with #!",
-        Errno::EAGAIN => "a limit of processes was reached: see pids.max of the cgroup, and ulimit -u",
-        Errno::ENOMEM => "the memory is exhausted: start fewer",
-        Errno::EMFILE => "too many descriptors are open: see ulimit -n",
-        Errno::ENOSYS => "Linux 5.5 or later on x86_64 or aarch64 is needed",
-        Errno::EACCES | Errno::EPERM => "check the permissions of the program and its directories",
-        _ => "the man pages of clone3(2) and execve(2) have the causes",
     }
 }
 

@@ -10,6 +10,7 @@ mod commands;
 mod elf;
 mod grant;
 mod group;
+mod instance;
 mod labels;
 mod library_search;
 mod mode;
@@ -25,7 +26,7 @@ use std::time::Duration;
 use anyhow::bail;
 use nix::time::{ClockId, clock_gettime};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::parts::{DivisionRule, divide_into_parts, numa_node_containing};
+use pjw_core::parts::{DivisionRule, divide_for_tasks, divide_into_parts, numa_node_containing};
 use pjw_core::topology::Topology;
 use pjw_core::within_job::arrange_parts;
 use pjw_linux::topology::{self, TopologySource};
@@ -233,7 +234,12 @@ fn placements(
         Some(cores) => first_cores(topology, granted, cores)?,
     };
     let map = request.map.clone().unwrap_or_default();
-    let parts = divide_into_parts(topology, &cpus, &map, size);
+    // A rule for the processes of the job chooses the nodes, also those of tasks.
+    let divide = match request.share {
+        Some(ShareArg::Memory) if request.within_job.is_none() => divide_for_tasks,
+        _ => divide_into_parts,
+    };
+    let parts = divide(topology, &cpus, &map, size);
     let parts = arrange_parts(topology, parts, request.within_job.map(Into::into).unwrap_or_default());
     if let Some(part) = parts.iter().find(|part| !part.is_subset(granted)) {
         bail!(
@@ -313,4 +319,54 @@ fn with_instances(
         result.push(Program { context, instances });
     }
     Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use pjw_core::topology::{Level, RegularShape};
+
+    use super::*;
+    use crate::cli::{Cli, CliCommand};
+
+    /// The parts of the instances of `pjwctl spawn` with these options, on all of two NUMA nodes of four cores.
+    fn parts(options: &str, granted: &str) -> Vec<CpuSet> {
+        let line = format!("pjwctl spawn {options} -- program");
+        let Ok(cli) = Cli::parse_args(line.split_whitespace().map(OsString::from)) else { panic!("{line}") };
+        let CliCommand::Spawn(request) = cli.command else { panic!("not spawn") };
+        let topology = two_nodes();
+        let size = request.instances.unwrap();
+        let placements = placements(&topology, &granted.parse().unwrap(), &request, size).unwrap();
+        placements.iter().take(size as usize).map(|placement| placement.cpus.clone().unwrap()).collect()
+    }
+
+    fn two_nodes() -> Topology {
+        Topology::from_shape(RegularShape {
+            packages: 2,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 1,
+            cores_per_l3: 4,
+            pus_per_core: 1,
+        })
+    }
+
+    #[test]
+    fn tasks_are_placed_in_one_numa_node_and_other_instances_in_the_order_of_the_machine() {
+        let nodes = |options: &str, granted: &str| {
+            let parts = parts(options, granted);
+            let topology = two_nodes();
+            topology
+                .domains(Level::NumaNode)
+                .filter(|node| parts.iter().any(|part| part.intersects(&node.cpus)))
+                .count()
+        };
+        for options in ["-n 4", "-n 4 --map core"] {
+            assert_eq!(nodes(options, "2-7"), 2, "{options}");
+            assert_eq!(nodes(&format!("{options} --share memory"), "2-7"), 1, "{options}");
+            assert_eq!(nodes(&format!("{options} --share memory --within-job rr"), "2-7"), 2, "{options}");
+        }
+        assert_eq!(nodes("-n 4 --share memory", "0-7"), 2, "each has two cores");
+        assert_eq!(nodes("-n 4 --share memory --map core", "0-7"), 1);
+    }
 }

@@ -4,7 +4,8 @@ use anyhow::anyhow;
 use pjw_spawn::ExitStatus;
 use serde::Serialize;
 
-use super::group::{Group, InstanceState};
+use super::group::Group;
+use super::instance::InstanceState;
 use super::mode::Mode;
 use crate::cli::JsonArg;
 use crate::output;

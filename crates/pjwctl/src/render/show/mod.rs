@@ -5,6 +5,7 @@ mod memory;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use pjw_core::ids::TASK_HOST_NAME;
 use pjw_ipc::wire::{Event, Job, Member, Memory, Thread};
 use serde::Serialize;
 
@@ -107,26 +108,37 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         + &wrap_text(&threads, term.width, "  ", "  ")
 }
 
-/// A line for each address space that several processes share.
+/// A line for each address space that several processes share. The process that owns the address space of tasks is named
+/// beside them.
 fn shared_address_spaces(members: &[Member], term: Terminal) -> String {
     let mut pids: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut hosts: BTreeMap<u32, u32> = BTreeMap::new();
     for member in members {
-        if let Some(space) = member.address_space {
+        let Some(space) = member.address_space else { continue };
+        if member.comm.as_bytes() == TASK_HOST_NAME.to_bytes() {
+            hosts.insert(space, member.pid);
+        } else {
             pids.entry(space).or_default().push(member.pid);
         }
     }
-    let line = |pids: &Vec<u32>| {
+    let line = |(space, pids): (&u32, &Vec<u32>)| {
         let shown: Vec<String> = pids.iter().take(MAX_PIDS_IN_A_LINE).map(u32::to_string).collect();
         let more = pids.len().saturating_sub(MAX_PIDS_IN_A_LINE);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let count = u64::try_from(pids.len()).unwrap_or(u64::MAX);
-        let with = if pids.len() == 1 { " with a process outside of this job" } else { "" };
+        let space = match (hosts.get(space), pids.len()) {
+            (Some(host), _) => {
+                format!("the address space of process {host} ({})", TASK_HOST_NAME.to_string_lossy())
+            }
+            (None, 1) => "an address space with a process outside of this job".to_owned(),
+            (None, _) => "an address space".to_owned(),
+        };
         let (tasks, verb) =
             (count_with_noun(count, "task", "tasks"), if pids.len() == 1 { "shares" } else { "share" });
-        let text = format!("{tasks} {verb} an address space{with}: {}{more}", shown.join(", "));
+        let text = format!("{tasks} {verb} {space}: {}{more}", shown.join(", "));
         wrap_text(&text, term.width, "  ", "    ")
     };
-    pids.values().map(line).collect()
+    pids.iter().map(line).collect()
 }
 
 fn member(member: &Member, names: &UserNames, term: Terminal) -> String {

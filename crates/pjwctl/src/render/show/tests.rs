@@ -80,3 +80,32 @@ fn the_json_is_the_job_with_members_and_history() {
     assert_eq!(json, expected);
     assert_eq!(json["members"][0]["threads"][1]["pinned"], serde_json::Value::Null);
 }
+
+#[test]
+fn the_owner_of_an_address_space_is_named_beside_the_tasks() {
+    let member = |pid, comm: &str, space| Member {
+        pid,
+        comm: comm.into(),
+        address_space: Some(space),
+        ..sample().members.remove(0)
+    };
+    for (members, expected) in [
+        (
+            vec![member(10, "pjw-tasks", 1), member(11, "a", 1), member(12, "a", 1)],
+            "  2 tasks share the address space of process 10 (pjw-tasks): 11, 12\n",
+        ),
+        (
+            vec![member(10, "pjw-tasks", 1), member(11, "a", 1)],
+            "  1 task shares the address space of process 10 (pjw-tasks): 11\n",
+        ),
+        (vec![member(11, "a", 1), member(12, "a", 1)], "  2 tasks share an address space: 11, 12\n"),
+        (
+            vec![member(11, "a", 1)],
+            "  1 task shares an address space with a process outside of this job: 11\n",
+        ),
+    ] {
+        let text = job_details_text(&JobDetails { members, ..sample() }, &names(), PLAIN);
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains("address space")).collect();
+        assert_eq!(lines, [expected.trim_end()], "{text}");
+    }
+}

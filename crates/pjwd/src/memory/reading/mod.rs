@@ -87,8 +87,9 @@ pub struct JobReading {
     pub available: u64,
     /// The private memory of the worker processes of the job. `None` in an estimate.
     pub workers: Option<WorkerMemory>,
-    /// The address spaces whose threads wait for one another to map and unmap memory. Empty in an estimate.
-    pub map_lock_waits: Vec<MmapLockWaits>,
+    /// The address spaces whose threads wait for one another to map and unmap memory. `None` if the threads were not
+    /// observed: always in an estimate.
+    pub map_lock_waits: Option<Vec<MmapLockWaits>>,
     /// The number of processes that ended before their memory was read.
     pub gone: u32,
     /// The processes whose memory could not be read, each with the reason.
@@ -173,7 +174,7 @@ pub fn measure_job_memory(
         peak: cgroup.as_ref().filter(|job| job.is_own).and_then(|job| read_memory_peak(&job.cgroup)),
         available: available(&mut proc, cgroup.as_ref()),
         workers: None,
-        map_lock_waits: Vec::new(),
+        map_lock_waits: None,
         gone: u32::try_from(processes.len() - alive.len()).unwrap_or(u32::MAX),
         denied: Vec::new(),
     };
@@ -254,7 +255,7 @@ fn read_pages(
     let sizes = read.values().chain(unknown).map(|process| process.uss);
     reading.workers = Some(WorkerMemory::from_unique_set_sizes(reading.at.since_boot, sizes));
     if watches_threads {
-        reading.map_lock_waits = map_lock::find_waits(proc, processes, &spaces, is_wanted);
+        reading.map_lock_waits = Some(map_lock::find_waits(proc, processes, &spaces, is_wanted));
     }
     Ok(())
 }

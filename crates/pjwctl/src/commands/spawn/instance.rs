@@ -1,0 +1,77 @@
+//! What is known of one instance, and what its end says.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
+use pjw_core::cpuset::CpuSet;
+use pjw_spawn::{Child, ExitStatus, SpawnError};
+
+use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
+
+/// The time in which a task that can't do without brk(2) ends: its C library fails before `main`.
+const START_OF_A_TASK: Duration = Duration::from_secs(1);
+/// Why a task may have ended in that time. Which system calls a task makes is unknown.
+pub(super) const BRK_HINT: &str = "; a task has no brk(2): a program that calls it, or is linked with a static glibc before 2.36, can end \
+                        like this (docs/tasks.md)";
+
+/// What is known of an instance.
+#[derive(Debug, Default)]
+pub(super) struct InstanceState {
+    pub(super) cpus: CpuSet,
+    pub(super) pid: Option<u32>,
+    pub(super) exit: Option<ExitStatus>,
+    pub(super) error: Option<SpawnError>,
+    /// Whether the instance has ended and waitid(2) did not tell how.
+    pub(super) has_unknown_end: bool,
+    pub(super) child: Option<Child>,
+    pub(super) began: Option<Instant>,
+}
+
+impl InstanceState {
+    /// Whether the instance was neither started nor refused.
+    pub(super) fn was_not_started(&self) -> bool {
+        self.pid.is_none() && self.error.is_none()
+    }
+
+    /// Whether the instance ended soon after its start, as programs do that need brk(2).
+    pub(super) fn may_have_missed_brk(&self) -> bool {
+        let is_such_an_end = match self.exit {
+            Some(ExitStatus::Code(code)) => code == i32::from(NOT_FOUND),
+            Some(ExitStatus::Signal(signal)) => {
+                [Signal::SIGABRT as i32, Signal::SIGSEGV as i32].contains(&signal)
+            }
+            None => false,
+        };
+        is_such_an_end && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
+    }
+
+    /// The exit code of the instance, as a shell has it: also for one that was not started because of the signal `ending`. 0 for
+    /// one that has not ended, 1 for one whose exit status is lost.
+    pub(super) fn code(&self, ending: Option<i32>) -> u8 {
+        let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
+        match (self.exit, self.error) {
+            (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
+            (Some(ExitStatus::Signal(signal)), _) => of_signal(signal),
+            (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
+            (None, Some(_)) => NOT_EXECUTABLE,
+            (None, None) if self.was_not_started() => ending.map_or(0, of_signal),
+            (None, None) => u8::from(self.has_unknown_end),
+        }
+    }
+}
+
+/// What to do about an instance that was not started.
+pub(super) fn remedy(errno: Errno) -> &'static str {
+    match errno {
+        Errno::ENOENT => "the program, or the interpreter that it names, is gone",
+        Errno::E2BIG => "make its arguments and its environment smaller",
+        Errno::ENOEXEC => "it needs a format that the kernel knows, or a first line with #!",
+        Errno::EAGAIN => "a limit of processes was reached: see pids.max of the cgroup, and ulimit -u",
+        Errno::ENOMEM => "the memory is exhausted: start fewer",
+        Errno::EMFILE => "too many descriptors are open: see ulimit -n",
+        Errno::ENOSYS => "Linux 5.5 or later on x86_64 or aarch64 is needed",
+        Errno::EACCES | Errno::EPERM => "check the permissions of the program and its directories",
+        _ => "the man pages of clone3(2) and execve(2) have the causes",
+    }
+}
