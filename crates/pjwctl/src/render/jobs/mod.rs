@@ -6,16 +6,15 @@ use pjw_ipc::wire::Job;
 
 use super::{Terminal, UserNames, core_map::job_symbol, style, text, user_name};
 
-/// The headings. The first two, `cpus` and `class` are texts, the others numbers. Only a table with a job that is not of the
-/// class normal has the last column.
-const HEADINGS: [&str; 11] =
-    ["job", "owner", "cores", "cpus", "procs", "threads", "hot", "pinned", "viol", "since", "class"];
+/// The headings. The first two and `cpus` are texts, the others numbers.
+const HEADINGS: [&str; 10] =
+    ["job", "owner", "cores", "cpus", "procs", "threads", "hot", "pinned", "viol", "since"];
 /// The maximum width of a user name. `show` has the whole name.
 const OWNER_WIDTH: usize = 10;
 /// The maximum number of lines of a CPU list. `show` has the whole list.
 const LIST_LINES: usize = 3;
 /// The maximum width of a list of lent or borrowed CPUs. `show` has the whole lists.
-const MOVED_WIDTH: usize = 12;
+const MOVED_WIDTH: usize = 50;
 /// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
@@ -29,24 +28,24 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 /// Returns a table with one row per job: its id, owner, CPUs, and numbers of processes and threads. Each row begins
 /// with the letter or digit that stands for the job in the core map of `pjwctl status`. `names` contains the names of
 /// the users that own the jobs. The column `since` shows how long ago, at the time `now`, pjw detected or created the
-/// job.
+/// job. Below the table, a line for each job that is not of the class normal says its class, and what it lends or
+/// borrows.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
-    let rows: Vec<[String; 11]> = jobs.iter().map(|job| cells(job, names, now)).collect();
-    let columns = if rows.iter().all(|row| row[10].is_empty()) { 10 } else { 11 };
+    let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
     let widest = |column: usize| {
         let cells = rows.iter().map(|row| text::char_count(&row[column]));
         cells.chain([text::char_count(HEADINGS[column])]).max().unwrap_or(0)
     };
-    let others: usize = (0..columns).filter(|column| ![0, 3].contains(column)).map(widest).sum();
+    let others: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(widest).sum();
     // A letter and a blank begin each row, and a blank follows each column but the last.
-    let width_left = term.width.saturating_sub(2 + others + columns - 1);
+    let width_left = term.width.saturating_sub(2 + others + 9);
     let ids = widest(0).min(width_left.saturating_sub(widest(3)).max(width_left / 2)).max(MIN_WIDTH);
     let lists = width_left.saturating_sub(ids).max(MIN_WIDTH);
 
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(&HEADINGS[..columns]);
+    table.set_header(HEADINGS);
     let mut leads = vec![" ".to_owned()];
     for (n, row) in rows.into_iter().enumerate() {
         let [id, owner, cores, cpus, rest @ ..] = row;
@@ -55,17 +54,31 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
         let height = id.lines().count().max(cpus.lines().count()).max(1);
         leads.push(style::apply_style(job_symbol(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
         leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));
-        table.add_row([id, owner, cores, cpus].into_iter().chain(rest).take(columns).map(Cell::new));
+        table.add_row([id, owner, cores, cpus].into_iter().chain(rest).map(Cell::new));
     }
     for (n, column) in table.column_iter_mut().enumerate() {
         column.set_padding((u16::from(n > 0), 0));
-        let is_text = [0, 1, 3, 10].contains(&n);
+        let is_text = [0, 1, 3].contains(&n);
         column.set_cell_alignment(if is_text { CellAlignment::Left } else { CellAlignment::Right });
     }
-    leads.iter().zip(table.lines()).map(|(lead, line)| format!("{lead} {}\n", line.trim_end())).collect()
+    let rows = leads.iter().zip(table.lines()).map(|(lead, line)| format!("{lead} {}\n", line.trim_end()));
+    rows.chain(class_lines(jobs)).collect()
 }
 
-fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 11] {
+/// A line for each job that is not of the class normal: its letter in the core map, its class, and what it lends or borrows.
+fn class_lines(jobs: &[Job]) -> impl Iterator<Item = String> {
+    let with_class = jobs.iter().enumerate().filter(|(_, job)| job.class != "normal");
+    with_class.map(|(n, job)| {
+        let class = text::escape_control_characters(&job.class);
+        let moved = [("lends", &job.lent), ("borrows", &job.borrowed)].into_iter();
+        let moved = moved.filter(|(_, cpus)| !cpus.is_empty());
+        let moved =
+            moved.map(|(verb, cpus)| format!(", {verb} {}", text::shorten_cpu_list(cpus, MOVED_WIDTH)));
+        format!("{} is {class}{}\n", job_symbol(n), moved.collect::<String>())
+    })
+}
+
+fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
     let cores = if job.requested_cores == 0 { "-".to_owned() } else { job.requested_cores.to_string() };
     // For a job without cores, the reason distinguishes the cases.
     let cpus = if job.cpus.is_empty() {
@@ -84,19 +97,7 @@ fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 11] {
         job.pinned.to_string(),
         job.violations.to_string(),
         text::age_text(&job.since, now),
-        class_text(job),
     ]
-}
-
-/// What a job lends or borrows now, or else its class. Empty for a job of the class normal.
-fn class_text(job: &Job) -> String {
-    let moved = [("lends", &job.lent), ("borrows", &job.borrowed)];
-    let moved = moved.iter().find(|(_, cpus)| !cpus.is_empty());
-    match moved {
-        Some((verb, cpus)) => format!("{verb} {}", text::shorten_cpu_list(cpus, MOVED_WIDTH)),
-        None if job.class == "normal" => String::new(),
-        None => text::escape_control_characters(&job.class),
-    }
 }
 
 /// The text in lines of at most `width` columns, broken after a character for which `may_end` is true. A part without
