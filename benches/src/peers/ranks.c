@@ -62,6 +62,13 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+/* Memory of one rank. It is no thread-local variable: the C library would clear it at the start of each thread. */
+static char *buffer(size_t bytes) {
+    char *at = malloc(bytes);
+    if (at == NULL) fail("malloc");
+    return at;
+}
+
 static double sum(const double *values) {
     double total = 0;
     int rank;
@@ -128,10 +135,10 @@ static double switches(void) {
 /* Between two switches each rank copies `argument` bytes: microseconds of a switch beside the copy, and misses of the TLB, or -errno
  * if there is no counter for them. */
 static void switch_ranks(struct board *b, int rank) {
-    static __thread char from[1 << 18], to[1 << 18];
+    char *from = buffer(1 << 18), *to = buffer(1 << 18);
     int yields, round, counter = open_counter();
     double begin, before, misses, time[2], total[2] = {0, 0}, missed = 0;
-    memset(from, rank, sizeof from);
+    memset(from, rank, 1 << 18);
     for (yields = 0; yields < 2; yields++) {
         meet();
         begin = now();
@@ -154,6 +161,8 @@ static void switch_ranks(struct board *b, int rank) {
         if (yields) missed = sum(b->values);
         meet();
     }
+    free(from);
+    free(to);
     if (rank == 0) printf("%f %f\n", 1e6 * (time[1] - time[0]) / (total[1] - total[0]), counter < 0 ? counter : missed / total[1]);
 }
 
@@ -205,7 +214,7 @@ static int connect_ranks(int rank) {
 
 /* Microseconds of an exchange of `argument` bytes between two ranks: each writes its halo, and reads that of the other. */
 static void exchange(struct board *b, int rank) {
-    static __thread char own[1 << 20], received[1 << 20];
+    char *own = buffer(1 << 20), *received = buffer(1 << 20);
     int socket = path != NULL ? connect_ranks(rank) : -1, other = 1 - rank;
     unsigned long round;
     double begin;
@@ -230,6 +239,8 @@ static void exchange(struct board *b, int rank) {
     }
     b->values[rank] = 1e6 * (now() - begin) / EXCHANGES;
     meet();
+    free(own);
+    free(received);
     if (rank == 0) printf("%f\n", sum(b->values) / count);
 }
 

@@ -187,8 +187,10 @@ fn tasks_of_a_job_keep_to_their_parts_and_end_with_a_signal_to_each() {
             let spaces: Option<Vec<u64>> = instances.iter().map(space).collect();
             spaces.is_some_and(|spaces| spaces.iter().all(|space| *space == spaces[0]))
         });
-        let shown = text(&daemon.pjwctl(&["show", &job]).stdout);
-        assert!(shown.contains("2 tasks share the address space of process"), "{shown}");
+        wait_until("their host is known too", || {
+            let shown = text(&daemon.pjwctl(&["show", &job]).stdout);
+            shown.contains("2 tasks share the address space of process")
+        });
         for (pid, cpus) in &instances {
             assert_eq!(mask(*pid), *cpus, "{enforcement:?}");
         }
