@@ -226,8 +226,11 @@ fn a_borrower_gets_a_signal_and_keeps_the_core_for_the_grace_time() {
     web.background(SPIN);
     // On a busy machine, a process at idle priority may not run its handler for some time.
     wait_until("the borrower has got the signal", || told.exists() || has_pending_sigwinch(borrower));
-    assert!(mask(borrower).intersects(&own), "it keeps the core for a while: {}", mask(borrower));
     wait_until("the core is back", || lent(&daemon, "web").is_empty() && !mask(borrower).intersects(&own));
+    let kinds = kinds_of_events(&daemon);
+    let first = |kind: &str| kinds.iter().position(|known| known == kind);
+    assert!(first("revoked") < first("returned"), "told first, then taken: {kinds:?}");
+    assert_eq!(kinds.iter().filter(|kind| *kind == "revoked").count(), 1, "told once: {kinds:?}");
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
-        draft.state.lineage.scan_queue.still_runs(process.id.pid);
+        draft.state.lineage.scan_queue.found_running(process.id.pid);
     }
     for request in &snapshot.affinity_requests {
         let pid = request.target.map_or(request.caller_pid, |target| Pid(target.0));
@@ -70,6 +70,8 @@ pub(crate) fn forget_gone(draft: &mut Draft<'_>) {
     };
     gone.into_iter().for_each(|pid| state.forget_gone(pid));
     if draft.full {
+        let is_running = |pid| draft.seen.processes.get(&pid).and_then(Observed::present).is_some();
+        draft.state.lineage.scan_queue.retain_exiting(is_running);
         forget_unread_masks(draft);
     }
 }

@@ -474,7 +474,7 @@ impl WardenState {
     /// Removes a process that a scan found gone. The exit event of the process may be unread, and the fork events of
     /// its last children too.
     pub(crate) fn forget_gone(&mut self, pid: Pid) {
-        self.lineage.scan_queue.has_ended(pid);
+        self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()
             && let Some((process, is_member)) = tracked_in(&self.members, &self.processes_to_restore, pid)
         {

@@ -55,7 +55,8 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
         of_job("ambiguous-rule", text, "change one of the rules, so that no process matches both")
     });
     let unmatched = unmatched_rule_warning(state, job).map(|text| {
-        of_job("unmatched-rule", text, "start the service, or correct the rule of the provision (for a program of a person, add user=NAME)")
+        of_job("unmatched-rule", text, "start the service, or correct the rule of the provision: a rule with comm alone recognises no process of a user id from \
+             first_person_uid on, so add user=NAME for one (DynamicUser and nobody too)")
     });
     ambiguous.into_iter().chain(unmatched).collect()
 }

@@ -334,7 +334,10 @@ fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving
         let is_leaving = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
         let leaves: CpuSet =
             leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu)).collect();
-        let stays: CpuSet = cpus.iter().filter(|&pu| is_leaving(&pu) && !leaving.contains_key(&pu)).collect();
+        let stays: CpuSet = before
+            .iter()
+            .filter(|&pu| cpus.contains(pu) && is_leaving(&pu) && !leaving.contains_key(&pu))
+            .collect();
         for (owner, cpus) in by_owner(draft.state, &stays) {
             let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));

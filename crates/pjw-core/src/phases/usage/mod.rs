@@ -215,7 +215,7 @@ fn read_outside_parents(draft: &mut Draft<'_>) {
     let at_exit = at_exit.iter().filter(|(pid, _)| !snapshot.cpu_times.contains_key(pid));
     let parents = snapshot.cpu_times.iter().filter(|(pid, _)| !members.contains_key(pid));
     for (&pid, times) in parents.chain(at_exit.map(|(pid, times)| (pid, times))) {
-        usage.read_outside_parent(pid, times, |job| most_ns.get(job).copied().unwrap_or(0));
+        usage.read_outside_parent(pid, times, now, |job| most_ns.get(job).copied().unwrap_or(0));
     }
 }
 

@@ -187,7 +187,7 @@ impl Lineage {
     fn note_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
         self.outside.remove(&child);
         self.of_unknown_descent.remove(&child);
-        self.scan_queue.has_ended(child);
+        self.scan_queue.forget_exiting(child);
         if self.descendants.contains_key(&child) {
             return;
         }

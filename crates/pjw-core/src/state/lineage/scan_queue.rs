@@ -68,7 +68,7 @@ impl ScanQueue {
     }
 
     /// Records that a scan has found the process running. If its first thread has exited, another scan follows soon.
-    pub(crate) fn still_runs(&mut self, pid: Pid) {
+    pub(crate) fn found_running(&mut self, pid: Pid) {
         let Some(scans_left) = self.exiting.get_mut(&pid) else { return };
         *scans_left -= 1;
         if *scans_left == 0 {
@@ -77,9 +77,14 @@ impl ScanQueue {
         self.of_jobs.insert(pid);
     }
 
-    /// Records that the process has ended, or that a new process has its pid.
-    pub(crate) fn has_ended(&mut self, pid: Pid) {
+    /// Records that the process has ended, or that a new process has its pid: no scan must follow.
+    pub(crate) fn forget_exiting(&mut self, pid: Pid) {
         self.exiting.remove(&pid);
+    }
+
+    /// Records that a full scan has ended: the processes for which `is_running` is false have ended.
+    pub(crate) fn retain_exiting(&mut self, is_running: impl Fn(Pid) -> bool) {
+        self.exiting.retain(|&pid, _| is_running(pid));
     }
 
     /// Returns how soon the daemon must scan the processes in the queue. `None` if no process must be scanned

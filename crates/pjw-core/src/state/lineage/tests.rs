@@ -231,16 +231,16 @@ fn a_process_whose_first_thread_exits_before_the_others_is_scanned_again_until_i
     let mut scans = 0;
     state.apply_process_events(&[exit(10)]);
     while queue(&mut state).contains(&Pid(10)) {
-        state.lineage.scan_queue.still_runs(Pid(10));
+        state.lineage.scan_queue.found_running(Pid(10));
         scans += 1;
     }
     assert_eq!(scans, 9, "one for the event, and eight while other threads run");
 
     state.apply_process_events(&[exit(10)]);
     assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
-    state.lineage.scan_queue.still_runs(Pid(10));
+    state.lineage.scan_queue.found_running(Pid(10));
     assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
     state.forget_gone(Pid(10));
-    state.lineage.scan_queue.still_runs(Pid(10));
+    state.lineage.scan_queue.found_running(Pid(10));
     assert_eq!(queue(&mut state), BTreeSet::new(), "another process has the pid");
 }

@@ -309,6 +309,8 @@ impl UsageState {
     /// Takes over the CPU times of a living process of the job `job`, and adds the growth to the job. `parent` is its real
     /// parent now.
     pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessTimes) {
+        // It still runs, although its first thread may have exited.
+        self.exit_times.remove(&id.pid);
         let Some(open) = self.jobs.get_mut(job) else { return };
         let known =
             self.processes.get_mut(&id.pid).filter(|known| known.start == id.start && known.job == *job);
@@ -382,6 +384,7 @@ impl UsageState {
         &mut self,
         pid: Pid,
         times: &ProcessTimes,
+        now: Nanos,
         most_ns: impl Fn(&JobId) -> u64,
     ) {
         let Some(known) = self.outside_parents.get_mut(&pid).filter(|known| known.start == times.start)
@@ -389,12 +392,12 @@ impl UsageState {
             // Another process had the pid.
             self.outside_parents.remove(&pid);
             if self.child_counts.contains_key(&pid) {
-                self.outside_parents.insert(pid, OutsideParent::first_read(times));
+                self.outside_parents.insert(pid, OutsideParent::first_read(times, now));
             }
             self.note_expected(pid);
             return;
         };
-        let rest = known.read(times);
+        let rest = known.read(times, now);
         self.note_expected(pid);
         let Some((job, rest_ns)) = rest else { return };
         if rest_ns <= most_ns(&job)

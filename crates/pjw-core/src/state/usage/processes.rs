@@ -51,6 +51,9 @@ pub(super) struct OutsideParent {
     children_ns: u64,
     /// The CPU time of the ended children that belonged to jobs, as far as the jobs have got it.
     of_jobs_ns: u64,
+    /// Two readings that are at least [`MARK_INTERVAL_NS`] apart, the older first: each with its time and
+    /// [`OutsideParent::other_children_ns`].
+    marks: [(Nanos, i64); 2],
     /// The child whose end is not settled: the parent may not have waited for it yet.
     ended: Option<EndedChild>,
 }
@@ -66,31 +69,52 @@ struct EndedChild {
     is_unread: bool,
 }
 
+/// The kernel tells user time and system time in ticks of 10 ms, and cuts both. So the growth of their sum may seem this
+/// much smaller than it is.
+const CUT_NS: i64 = 20_000_000;
+/// The end of a child is known at the latest this long after it, in ns: the daemon may be behind on a busy machine.
+const MARK_INTERVAL_NS: u64 = 2_000_000_000;
+
 impl OutsideParent {
-    pub(super) fn first_read(times: &ProcessTimes) -> Self {
-        Self { start: times.start, children_ns: times.children_ns, of_jobs_ns: 0, ended: None }
+    pub(super) fn first_read(times: &ProcessTimes, now: Nanos) -> Self {
+        let mark = (now, times.children_ns.cast_signed());
+        Self {
+            start: times.start,
+            children_ns: times.children_ns,
+            of_jobs_ns: 0,
+            marks: [mark; 2],
+            ended: None,
+        }
     }
 
-    /// The CPU time of the children that the parent has waited for, except what jobs have got of it. Negative if the parent
-    /// has not yet waited for an ended child.
+    /// The CPU time of the children that the parent has waited for, except what jobs have got of it. Less than before if
+    /// the parent has not yet waited for an ended child.
     pub(super) fn other_children_ns(&self) -> i64 {
         self.children_ns.cast_signed().saturating_sub(self.of_jobs_ns.cast_signed())
     }
 
     /// Records that a child ended of which its job has got `known_ns`. `before_ns` is [`Self::other_children_ns`] when
-    /// the child was last read.
+    /// the child was last read. If that is long ago, the child was idle since, and the parent may have waited for other
+    /// children: a later value counts then.
     pub(super) fn end_child(&mut self, job: JobId, known_ns: u64, before_ns: Option<i64>, is_unread: bool) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
-        let before_ns = before_ns.or(pending_ns).unwrap_or_else(|| self.other_children_ns());
+        let before_ns = match before_ns {
+            Some(before_ns) => before_ns.max(self.marks[0].1),
+            None => pending_ns.unwrap_or_else(|| self.other_children_ns()),
+        };
         self.of_jobs_ns += known_ns;
         let ended = EndedChild { job, before_ns, is_unread };
         self.ended = Some(match self.ended.take() {
-            Some(earlier) if earlier.job == ended.job => EndedChild {
-                before_ns: earlier.before_ns.min(ended.before_ns),
-                is_unread: earlier.is_unread || ended.is_unread,
-                job: ended.job,
-            },
-            _ => ended,
+            Some(earlier) => {
+                // The rests of two jobs can't be told apart: none gets them.
+                let is_told_apart = earlier.job == ended.job || !(earlier.is_unread && ended.is_unread);
+                EndedChild {
+                    before_ns: earlier.before_ns.min(ended.before_ns),
+                    is_unread: (earlier.is_unread || ended.is_unread) && is_told_apart,
+                    job: if ended.is_unread { ended.job } else { earlier.job },
+                }
+            }
+            None => ended,
         });
     }
 
@@ -113,20 +137,22 @@ impl OutsideParent {
         self.ended = None;
     }
 
-    /// Takes over a reading. Returns the job of a child that ended unread, with the time that was not read of it.
-    pub(super) fn read(&mut self, times: &ProcessTimes) -> Option<(JobId, u64)> {
+    /// Takes over a reading at the time `now`, in ns since boot. Returns the job of a child that ended unread, with the time
+    /// that was not read of it.
+    pub(super) fn read(&mut self, times: &ProcessTimes, now: Nanos) -> Option<(JobId, u64)> {
         self.children_ns = self.children_ns.max(times.children_ns);
         let other_ns = self.other_children_ns();
-        let ended = self.ended.take_if(|ended| {
-            let rest_ns = other_ns.saturating_sub(ended.before_ns);
-            // Until the parent has waited for the child, it has less time than before.
-            rest_ns > 0 || rest_ns == 0 && !ended.is_unread
-        })?;
-        let rest_ns = u64::try_from(other_ns.saturating_sub(ended.before_ns)).unwrap_or(0);
-        ended.is_unread.then(|| {
+        let ended = self.ended.take_if(|ended| other_ns.saturating_sub(ended.before_ns) >= -CUT_NS);
+        let rest_ns = ended.as_ref().map_or(0, |ended| other_ns.saturating_sub(ended.before_ns));
+        let rest_ns = u64::try_from(rest_ns).unwrap_or(0);
+        let of_unread = ended.filter(|ended| ended.is_unread && rest_ns > 0).map(|ended| {
             self.of_jobs_ns += rest_ns;
             (ended.job, rest_ns)
-        })
+        });
+        if now.0.saturating_sub(self.marks[1].0.0) >= MARK_INTERVAL_NS {
+            self.marks = [self.marks[1], (now, self.other_children_ns())];
+        }
+        of_unread
     }
 }
 

@@ -5,6 +5,8 @@ use crate::basics::StartTime;
 use crate::testing::job;
 
 const MS: u64 = 1_000_000;
+/// The time of each reading that does not depend on the time.
+const NOW: Nanos = Nanos(0);
 const SHELL: Pid = Pid(10);
 const ROOT: Pid = Pid(20);
 const CHILD: Pid = Pid(30);
@@ -78,14 +80,14 @@ fn a_parent_outside_of_the_job_tells_the_rest_of_a_child_that_ended_unread() {
     let (mut usage, a) = begun();
     let plausible = |_: &JobId| 2000 * MS;
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
-    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
+    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
     usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
     assert_eq!(cpu_ms(&usage, &a), 1005, "it has not waited yet");
-    usage.read_outside_parent(SHELL, &times(0, 52_505), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 52_505), NOW, plausible);
     assert_eq!(cpu_ms(&usage, &a), 2505);
-    usage.read_outside_parent(SHELL, &times(0, 53_000), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 53_000), NOW, plausible);
     assert_eq!(cpu_ms(&usage, &a), 2505, "no child of the job has ended since");
 }
 
@@ -94,12 +96,12 @@ fn what_a_parent_outside_got_before_the_end_of_its_child_is_found_is_the_time_of
     let (mut usage, a) = begun();
     let plausible = |_: &JobId| 2000 * MS;
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
     usage.note_time_of_outside_parent(ROOT);
     // Read for another child of the shell, after the shell has waited for this one.
-    usage.read_outside_parent(SHELL, &times(0, 51_505), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 51_505), NOW, plausible);
     usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 51_505), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 51_505), NOW, plausible);
     assert_eq!(cpu_ms(&usage, &a), 1505);
 }
 
@@ -109,25 +111,88 @@ fn each_of_two_children_that_ended_unread_gets_its_rest_once() {
     let plausible = |_: &JobId| 2000 * MS;
     for (pid, own_ms) in [(ROOT, 100), (CHILD, 200)] {
         usage.read_process(&a, id(pid), SHELL, &times(own_ms, 0));
-        usage.read_outside_parent(SHELL, &times(0, 0), plausible);
+        usage.read_outside_parent(SHELL, &times(0, 0), NOW, plausible);
         usage.note_time_of_outside_parent(pid);
     }
     usage.end_process(ROOT, None);
     usage.end_process(CHILD, None);
-    usage.read_outside_parent(SHELL, &times(0, 120), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 120), NOW, plausible);
     assert_eq!(cpu_ms(&usage, &a), 300, "the shell has waited for one of them");
-    usage.read_outside_parent(SHELL, &times(0, 350), plausible);
+    usage.read_outside_parent(SHELL, &times(0, 350), NOW, plausible);
     assert_eq!(cpu_ms(&usage, &a), 350);
     assert_eq!(usage.expected_parents().count(), 0);
+}
+
+#[test]
+fn an_end_is_settled_although_the_kernel_cuts_the_times_of_the_parent() {
+    let (mut usage, a) = begun();
+    let plausible = |_: &JobId| 20_000 * MS;
+    usage.read_process(&a, id(ROOT), SHELL, &times(105, 0));
+    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
+    usage.note_time_of_outside_parent(ROOT);
+    usage.end_process(ROOT, None);
+    // The shell has got 105 ms, of which user and system time are cut to ticks.
+    usage.read_outside_parent(SHELL, &times(0, 50_090), NOW, plausible);
+    assert_eq!(usage.expected_parents().count(), 0);
+    usage.read_outside_parent(SHELL, &times(0, 60_000), NOW, plausible);
+    assert_eq!(cpu_ms(&usage, &a), 105, "what follows is the time of other children");
+}
+
+#[test]
+fn what_the_parent_got_while_its_child_was_idle_is_the_time_of_other_children() {
+    let (mut usage, a) = begun();
+    let plausible = |_: &JobId| 20_000 * MS;
+    let at = |second: u64| Nanos(second * 1_000 * MS);
+    usage.read_process(&a, id(ROOT), SHELL, &times(100, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), at(1), plausible);
+    usage.note_time_of_outside_parent(ROOT);
+    // Read for a busy child of the shell, of another job.
+    for second in 2..=10 {
+        usage.read_outside_parent(SHELL, &times(0, 1_000), at(second), plausible);
+    }
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 1_130), at(11), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 130);
+}
+
+#[test]
+fn the_rests_of_two_jobs_that_cannot_be_told_apart_go_to_none() {
+    let (mut usage, a) = begun();
+    let b = job("b");
+    usage.begin(&b, Nanos(1_000 * MS));
+    let plausible = |_: &JobId| 20_000 * MS;
+    for (job, pid) in [(&a, ROOT), (&b, CHILD)] {
+        usage.read_process(job, id(pid), SHELL, &times(100, 0));
+        usage.read_outside_parent(SHELL, &times(0, 0), NOW, plausible);
+        usage.note_time_of_outside_parent(pid);
+    }
+    usage.end_process(ROOT, None);
+    usage.end_process(CHILD, None);
+    usage.read_outside_parent(SHELL, &times(0, 290), NOW, plausible);
+    assert_eq!((cpu_ms(&usage, &a), cpu_ms(&usage, &b)), (100, 100));
+    assert_eq!(usage.expected_parents().count(), 0);
+}
+
+#[test]
+fn times_that_were_read_when_only_the_first_thread_had_exited_are_not_the_last_ones() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(100, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+    let events = [ProcessEvent::Exit { pid: ROOT }];
+    usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(200, 0))]));
+    usage.read_process(&a, id(ROOT), SHELL, &times(900, 0));
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 1_500), NOW, |_| 20_000 * MS);
+    assert_eq!(cpu_ms(&usage, &a), 1500);
 }
 
 #[test]
 fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 90_000), |_| 2000 * MS);
+    usage.read_outside_parent(SHELL, &times(0, 90_000), NOW, |_| 2000 * MS);
     assert_eq!(cpu_ms(&usage, &a), 1005);
 }
 
@@ -135,11 +200,11 @@ fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent()
 fn the_growing_time_of_a_child_passes_from_ended_parent_to_ended_parent() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.read_process(&a, id(CHILD), ROOT, &times(3000, 0));
     usage.end_process(CHILD, None);
     usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 3105), |_| 2000 * MS);
+    usage.read_outside_parent(SHELL, &times(0, 3105), NOW, |_| 2000 * MS);
     assert_eq!(cpu_ms(&usage, &a), 3105);
 }
 
@@ -194,7 +259,7 @@ fn the_cgroup_counts_where_it_knows_more() {
 fn a_job_that_is_taken_leaves_nothing_behind() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     assert!(usage.take(&a).is_some());
     assert_eq!(usage, UsageState::default());
 }
@@ -203,7 +268,7 @@ fn a_job_that_is_taken_leaves_nothing_behind() {
 fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_process_nor_its_parent() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
     assert_eq!(usage.processes_to_read_after(&events), BTreeSet::from([SHELL, ROOT]));
     usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(8, 1200))]));
@@ -216,7 +281,7 @@ fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_p
     usage.end_process(CHILD, None);
     let parents = usage.take_exit_times_of_parents();
     assert_eq!(parents, [(SHELL, times(0, 1308))]);
-    parents.iter().for_each(|(pid, times)| usage.read_outside_parent(*pid, times, |_| 2000 * MS));
+    parents.iter().for_each(|(pid, times)| usage.read_outside_parent(*pid, times, NOW, |_| 2000 * MS));
     assert_eq!(cpu_ms(&usage, &a), 1308, "its parent had waited for it");
     assert_eq!(usage.take_exit_times_of_parents(), []);
 }
@@ -225,12 +290,12 @@ fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_p
 fn what_was_read_of_a_parent_after_the_exit_of_its_child_is_not_taken_for_the_last_time_of_the_parent() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     let events = [ProcessEvent::Exit { pid: CHILD }];
     usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(6, 1200))]));
     usage.end_process(ROOT, None);
     assert_eq!(cpu_ms(&usage, &a), 1206);
-    usage.read_outside_parent(SHELL, &times(0, 1900), |_| 2000 * MS);
+    usage.read_outside_parent(SHELL, &times(0, 1900), NOW, |_| 2000 * MS);
     assert_eq!(cpu_ms(&usage, &a), 1900);
 }
 
@@ -242,18 +307,18 @@ fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
     usage.read_process(&b, id(Pid(40)), Pid(41), &times(1, 0));
     for pid in (100..200).map(Pid) {
         usage.read_process(&a, id(pid), SHELL, &times(10, 0));
-        usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+        usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     }
     (100..199).map(Pid).for_each(|pid| usage.end_process(pid, None));
     assert_eq!(usage.jobs_with_unread_end().count(), 1, "of one parent");
-    usage.read_outside_parent(SHELL, &times(0, 991), |_| 2000 * MS);
+    usage.read_outside_parent(SHELL, &times(0, 991), NOW, |_| 2000 * MS);
     assert_eq!((cpu_ms(&usage, &a), usage.jobs_with_unread_end().count()), (1001, 0));
     assert!(usage.outside_parents.contains_key(&SHELL), "a child lives");
     usage.end_process(Pid(199), None);
     assert!(usage.outside_parents.contains_key(&SHELL), "it has not waited yet");
-    usage.read_outside_parent(SHELL, &times(0, 1001), |_| 2000 * MS);
-    usage.read_outside_parent(SHELL, &times(0, 1002), |_| 2000 * MS);
-    assert_eq!((cpu_ms(&usage, &a), usage.outside_parents.len(), usage.expected_from.len()), (1002, 0, 0));
+    usage.read_outside_parent(SHELL, &times(0, 1001), NOW, |_| 2000 * MS);
+    usage.read_outside_parent(SHELL, &times(0, 1002), NOW, |_| 2000 * MS);
+    assert_eq!((cpu_ms(&usage, &a), usage.outside_parents.len(), usage.expected_from.len()), (1001, 0, 0));
     assert_eq!(usage.child_counts, BTreeMap::from([(Pid(41), 1)]));
 }
 
@@ -261,7 +326,7 @@ fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
 fn a_parent_that_never_waits_for_its_children_is_forgotten_with_the_job() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.end_process(ROOT, Some(&times(9, 0)));
     assert!(usage.outside_parents.contains_key(&SHELL), "its time would look like that of a later child");
     assert!(usage.take(&a).is_some());
@@ -272,7 +337,7 @@ fn a_parent_that_never_waits_for_its_children_is_forgotten_with_the_job() {
 fn a_parent_outside_that_ends_before_it_is_read_is_forgotten() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.end_process(ROOT, None);
     assert_eq!(usage.expected_parents().collect::<Vec<_>>(), [SHELL]);
     usage.expect_nothing_from([SHELL, Pid(77)].into_iter());
@@ -284,7 +349,7 @@ fn a_parent_outside_that_ends_before_it_is_read_is_forgotten() {
 fn a_process_whose_parent_ended_is_a_child_of_another_one() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.read_process(&a, id(ROOT), Pid(1), &times(6, 0));
     assert_eq!((usage.outside_parents.len(), usage.child_counts.clone()), (0, BTreeMap::from([(Pid(1), 1)])));
 }
