@@ -101,6 +101,10 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     }
     find_processes(&mut warden, has_events);
     release(&mut warden, has_events, &mut undone)?;
+    if warden.state().unknown_masks.is_search_pending() {
+        // While changes were planned, a cycle that changes nothing had one scan.
+        observe(&mut warden, 1, has_events);
+    }
     let unknown = unknown_masks(&warden);
     undone.is_complete = unknown.is_empty();
     undone.remarks.extend(mask_remarks(warden.state(), &unknown));

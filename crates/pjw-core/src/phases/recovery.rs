@@ -14,7 +14,7 @@ use crate::state::{Holder, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, EndCondition, Event,
     EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Mode, Observed, Ownership,
-    Placement, PriorityClass, Process, Warning, own_cgroups::CgroupPlace,
+    Placement, PriorityClass, Process, UnknownMaskRecord, Warning, own_cgroups::CgroupPlace,
 };
 
 /// A found cgroup, and what the scan says about it.
@@ -101,6 +101,10 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     let (text, cpus, undone) = match fate {
         Fate::Kept(cpus) => {
             keep(draft, candidate, &cpus);
+            if !draft.state.topology.cpus().is_subset(&cpus) {
+                let found = UnknownMaskRecord::CpusetFound { job: job.clone(), cpus: cpus.clone() };
+                unknown_masks::record(draft, found);
+            }
             (format!("found in {path} without a record; it keeps {}", cpus_text(&cpus)), Some(cpus), None)
         }
         Fate::Removed(why) => {

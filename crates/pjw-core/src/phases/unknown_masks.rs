@@ -5,7 +5,9 @@ use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Uid, enclosing_paths, prelude
 use crate::phases::draft::Draft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
 use crate::state::{KnownProcess, MaskEntry, MaskWriter, Member, WardenState};
-use crate::terms::{GrantedBy, Observed, Policy, Process, Record, UnknownMask, UnknownMaskRecord, Warning};
+use crate::terms::{
+    GrantedBy, JobId, Observed, Policy, Process, Record, UnknownMask, UnknownMaskRecord, Warning,
+};
 
 /// The largest number of processes that a warning about a job names.
 const MAX_NAMED: usize = 8;
@@ -26,6 +28,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     continue_search(draft);
     find_descendants(draft);
     find_orphans_of_root(draft);
+    find_hidden_masks(draft);
     update_found(draft);
     avoid_cpus_of_found(draft.state);
     let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
@@ -33,7 +36,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 }
 
 /// Applies a record to the masks of unknown origin, and adds it to the records for the journal.
-fn record(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
+pub(super) fn record(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
     draft.state.unknown_masks.apply_record(record.clone());
     draft.out.records.push(Record::UnknownMasks(record));
 }
@@ -222,6 +225,43 @@ fn find_orphans_of_root(draft: &mut Draft<'_>) {
     for (pid, first_thread) in orphans {
         note(draft, pid, UnknownMask { first_thread, other_threads: BTreeSet::new() });
     }
+}
+
+/// Finds the masks that a cpuset without a record had hidden. While the earlier daemon made a cpuset, masks may have kept the job on
+/// the same PUs. Inside the cpuset, such a mask looks like no mask. It shows when the process is outside after the release.
+fn find_hidden_masks(draft: &mut Draft<'_>) {
+    let state = &mut *draft.state;
+    if state.unknown_masks.found_cpusets().is_empty() {
+        return;
+    }
+    let cpusets = state.unknown_masks.found_cpusets().clone();
+    let WardenState { unknown_masks, processes_to_restore, .. } = state;
+    let restoring =
+        processes_to_restore.values().filter_map(|member| Some((member, cpusets.get(&member.job)?)));
+    unknown_masks.released_mut().extend(restoring.map(|(member, cpus)| (member.id, cpus.clone())));
+    let released = core::mem::take(unknown_masks.released_mut());
+    for (process, cpus) in released {
+        if draft.state.tracked(process.pid).is_some_and(|member| member.id == process) {
+            draft.state.unknown_masks.released_mut().insert(process, cpus);
+            continue;
+        }
+        let Some(known) = draft.state.process(process.pid).filter(|known| known.id == process) else {
+            continue;
+        };
+        let first_thread = known.first_thread_mask.clone().filter(|mask| *mask == cpus);
+        let read = draft.seen.processes.get(&process.pid).and_then(Observed::present);
+        let threads = read.and_then(|read| read.threads.as_ref()).into_iter().flatten();
+        let others = threads.filter(|thread| thread.tid.0 != process.pid.0 && thread.effective_mask == cpus);
+        let other_threads = others.map(|thread| thread.effective_mask.clone()).collect();
+        note(draft, process.pid, UnknownMask { first_thread, other_threads });
+    }
+    let state = &*draft.state;
+    let is_left = |job: &&JobId| {
+        let mut restoring = state.processes_to_restore.values();
+        !state.jobs.contains_key(job) && !restoring.any(|member| member.job == **job)
+    };
+    let left: Vec<JobId> = cpusets.keys().filter(is_left).cloned().collect();
+    left.into_iter().for_each(|job| record(draft, UnknownMaskRecord::CpusetLeft { job }));
 }
 
 /// Drops the processes that have ended, and the masks that were changed.

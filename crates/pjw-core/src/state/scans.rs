@@ -45,8 +45,10 @@ impl WardenState {
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
         if is_full {
-            let (mut pids_to_read_threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
+            let (mut pids_to_read_threads_of, mut cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
             pids_to_read_threads_of.extend(self.unknown_masks.pids_with_other_threads());
+            pids_to_read_threads_of.extend(self.unknown_masks.unread());
+            cgroups.extend(self.cgroups_around(self.unknown_masks.unread()));
             let busy_threads = BTreeMap::new();
             let (scope, idle_watch) = (ScanScope::Full, Arc::default());
             return ScanRequest { scope, pids_to_read_threads_of, busy_threads, cgroups, idle_watch };
@@ -120,7 +122,8 @@ impl WardenState {
         let are_served = self.jobs.without_cores().next().is_none();
         let is_open = !self.processes_to_restore.is_empty()
             || !self.released_masks.is_empty()
-            || !self.cpusets.has_nothing_pending();
+            || !self.cpusets.has_nothing_pending()
+            || self.unknown_masks.is_search_pending();
         self.fork_events_complete_since.is_some() && are_served && !is_open
     }
 

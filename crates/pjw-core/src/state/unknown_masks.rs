@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 
 use crate::basics::{CpuSet, Pid, ProcessId, prelude::*};
 use crate::state::MAX_FORK_RECORDS;
-use crate::terms::{ProcessEvent, UnknownMask, UnknownMaskRecord};
+use crate::terms::{JobId, ProcessEvent, UnknownMask, UnknownMaskRecord};
 
 /// The search for masks of unknown origin after records were lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,6 +34,11 @@ pub struct UnknownMasks {
     search: Search,
     /// The found processes with their masks.
     found: BTreeMap<ProcessId, UnknownMask>,
+    /// The jobs that were found by their cpusets, each with the PUs of the cpuset. A mask with exactly these PUs may be hidden until
+    /// the job ends.
+    found_cpusets: BTreeMap<JobId, CpuSet>,
+    /// The released processes of these jobs, each with the PUs of the cpuset.
+    released: BTreeMap<ProcessId, CpuSet>,
     /// The descendants of found processes by their fork events, each with the masks of which it may have inherited one.
     inherited: BTreeMap<Pid, Arc<BTreeSet<CpuSet>>>,
     /// The forks since the search is due: parent and child. The parent may be found later.
@@ -172,6 +177,16 @@ impl UnknownMasks {
         self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending()
     }
 
+    /// The jobs that were found by their cpusets, with the PUs of the cpusets.
+    pub(crate) fn found_cpusets(&self) -> &BTreeMap<JobId, CpuSet> {
+        &self.found_cpusets
+    }
+
+    /// The released processes of jobs that were found by their cpusets, so that the caller can change the list.
+    pub(crate) fn released_mut(&mut self) -> &mut BTreeMap<ProcessId, CpuSet> {
+        &mut self.released
+    }
+
     /// The processes of which another thread than the first one has a mask of unknown origin: a full scan reads their threads.
     pub(crate) fn pids_with_other_threads(&self) -> impl Iterator<Item = Pid> {
         let with_others = self.found.iter().filter(|(_, mask)| !mask.other_threads.is_empty());
@@ -185,6 +200,8 @@ impl UnknownMasks {
             UnknownMaskRecord::Searched => self.search = Search::Done,
             UnknownMaskRecord::Found { process, mask } => drop(self.found.insert(process, mask)),
             UnknownMaskRecord::Settled { process } => drop(self.found.remove(&process)),
+            UnknownMaskRecord::CpusetFound { job, cpus } => drop(self.found_cpusets.insert(job, cpus)),
+            UnknownMaskRecord::CpusetLeft { job } => drop(self.found_cpusets.remove(&job)),
         }
     }
 
@@ -194,6 +211,9 @@ impl UnknownMasks {
         let lost = self.is_search_pending().then_some(UnknownMaskRecord::RecordsLost);
         let found = self.found.iter();
         let found = found.map(|(&process, mask)| UnknownMaskRecord::Found { process, mask: mask.clone() });
-        lost.into_iter().chain(found)
+        let cpusets = self.found_cpusets.iter();
+        let cpusets = cpusets
+            .map(|(job, cpus)| UnknownMaskRecord::CpusetFound { job: job.clone(), cpus: cpus.clone() });
+        lost.into_iter().chain(cpusets).chain(found)
     }
 }

@@ -177,6 +177,18 @@ pub enum UnknownMaskRecord {
         /// The process.
         process: ProcessId,
     },
+    /// The job was found by its cpuset, without a record. A mask with exactly the PUs of the cpuset is hidden by it.
+    CpusetFound {
+        /// The job.
+        job: JobId,
+        /// The PUs of the cpuset.
+        cpus: CpuSet,
+    },
+    /// The job has ended, and its processes are outside of its cpuset.
+    CpusetLeft {
+        /// The job.
+        job: JobId,
+    },
 }
 
 /// A record of the journal, from which a restarted daemon restores its state. A record describes one change: of

@@ -8,6 +8,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobSource};
 use pjw_core::policy::Policy;
 use pjw_core::record::Record;
+use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::ProcessEvent;
 use pjw_core::time::Nanos;
 
@@ -176,6 +177,21 @@ fn a_process_that_is_born_during_the_search_is_named() {
 }
 
 #[test]
+fn a_search_whose_next_scan_is_not_made_is_completed_by_the_next_full_scan() {
+    let mut machine = with_a_lost_mask();
+    for _ in 0..2 {
+        let scan = machine.state.periodic_scan_request();
+        assert_eq!(scan.scope, ScanScope::Full);
+        machine.last = Some(machine.cycle(&scan, &[]));
+    }
+    assert_eq!(
+        named(&machine),
+        [7],
+        "as in the mode observe, where a cycle with planned changes has one scan"
+    );
+}
+
+#[test]
 fn a_process_that_gets_cores_again_is_named_after_the_release() {
     let mut machine = with_a_named_process();
     machine.assign("b", 3, &[7]).unwrap();
@@ -282,6 +298,40 @@ fn a_worker_thread_that_is_bound_is_named_while_the_job_lives_and_until_it_is_wi
     machine.bind(7, 70, "0-7");
     machine.settle();
     assert_eq!(named(&machine), [0; 0]);
+}
+
+#[test]
+fn a_mask_that_a_cpuset_had_hidden_is_named_after_the_release() {
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
+    for restarts in [false, true] {
+        let policy = Policy { cpuset_support: cpuset_support.clone(), ..Policy::default() };
+        let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+        for pid in [7, 8, 9] {
+            machine.spawn(pid, 1, USER);
+        }
+        machine.assign("a", 2, &[7, 8]).unwrap();
+        // While the daemon made the cpuset, a mask kept process 7 on the same cores.
+        machine.bind(7, 7, "0-1");
+        machine.lose_state();
+        machine.settle();
+        assert_eq!((machine.member(7).as_str(), named(&machine)), ("manual:a by JobCpuset", vec![]));
+        if restarts {
+            restart(&mut machine);
+            machine.settle();
+        }
+        machine.release("a").unwrap();
+        machine.settle();
+        assert_eq!((machine.effective_mask(7, 7).as_str(), named(&machine)), ("0-1", vec![7]));
+        assert_eq!(machine.effective_mask(8, 8), "0-7");
+        machine.bind(7, 7, "0-7");
+        machine.settle();
+        assert_eq!(named(&machine), [0; 0]);
+        assert!(machine.state.records().iter().all(|record| !matches!(record, Record::UnknownMasks(_))));
+    }
 }
 
 #[test]
