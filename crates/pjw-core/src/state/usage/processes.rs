@@ -106,11 +106,11 @@ impl OutsideParent {
         let ended = EndedChild { job, before_ns, is_unread };
         self.ended = Some(match self.ended.take() {
             Some(earlier) => {
-                // The rests of two jobs can't be told apart: none gets them.
-                let is_told_apart = earlier.job == ended.job || !(earlier.is_unread && ended.is_unread);
+                // The rests of two jobs have one sum: none of the jobs gets it.
+                let are_separable = earlier.job == ended.job || !(earlier.is_unread && ended.is_unread);
                 EndedChild {
                     before_ns: earlier.before_ns.min(ended.before_ns),
-                    is_unread: (earlier.is_unread || ended.is_unread) && is_told_apart,
+                    is_unread: (earlier.is_unread || ended.is_unread) && are_separable,
                     job: if ended.is_unread { ended.job } else { earlier.job },
                 }
             }

@@ -156,7 +156,7 @@ fn what_the_parent_got_while_its_child_was_idle_is_the_time_of_other_children() 
 }
 
 #[test]
-fn the_rests_of_two_jobs_that_cannot_be_told_apart_go_to_none() {
+fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     let (mut usage, a) = begun();
     let b = job("b");
     usage.begin(&b, Nanos(1_000 * MS));
