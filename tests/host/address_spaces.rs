@@ -2,17 +2,18 @@
 //! others by vfork(2) all the time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::sys::stat::Mode;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
-use crate::processes::is_installed;
+use crate::processes::{is_installed, kill_process};
 
 /// A program with six roles. It prints the pids of its processes.
 ///
@@ -21,7 +22,8 @@ use crate::processes::is_installed;
 /// - `workers`: four forked workers.
 /// - `threads`: eight threads.
 /// - `vfork`: about 100 processes a second by vfork and exec. It writes their number to the file of its second argument.
-/// - `slow-vfork`: one process after the other by vfork, each of which executes its program after five seconds.
+/// - `slow-vfork`: one process after the other by vfork, each of which executes its program when the test has opened the FIFO
+///   of the third argument.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -35,12 +37,14 @@ const PROGRAM: &str = r#"
 #include <sys/wait.h>
 #include <unistd.h>
 
+static const char *fifo;
 static void vfork_slowly(void) {
     for (;;) {
         int pid = vfork();
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            usleep(5000000);
+            // Waits until the test opens the other end, fifo(7).
+            close(open(fifo, O_RDONLY));
             execl("/bin/true", "true", NULL);
             _exit(1);
         }
@@ -55,7 +59,8 @@ static int task(void *vforks) {
 static void *thread(void *unused) { (void)unused; task(NULL); return 0; }
 
 int main(int argc, char **argv) {
-    const char *role = argc > 1 ? argv[1] : "";
+    const char *role = argc > 3 ? argv[1] : "";
+    fifo = argc > 3 ? argv[3] : "";
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     printf("%d", getpid());
     int vforks = !strcmp(role, "vforking-tasks");
@@ -75,7 +80,7 @@ int main(int argc, char **argv) {
     }
     printf("\n");
     fflush(stdout);
-    int file = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : -1;
+    int file = argc > 3 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : -1;
     for (int count = 1; !strcmp(role, "vfork"); count++) {
         int pid = vfork();
         if (pid == 0) { execl("/bin/true", "true", NULL); _exit(1); }
@@ -98,7 +103,8 @@ struct Program {
 impl Program {
     fn start(path: &Path, role: &str) -> Self {
         let mut command = Command::new(path);
-        let mut child = command.arg(role).arg(count_of_vforks(path)).stdout(Stdio::piped()).spawn().unwrap();
+        command.arg(role).arg(count_of_vforks(path)).arg(fifo_of_vforks(path));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         Self { child, pids: line.split_whitespace().map(|pid| pid.parse().unwrap()).collect() }
@@ -117,7 +123,12 @@ fn count_of_vforks(path: &Path) -> PathBuf {
     path.with_extension("vforks")
 }
 
-/// Compiles the program. `None` if there is no compiler.
+/// The FIFO that holds up the children of the role `slow-vfork`.
+fn fifo_of_vforks(path: &Path) -> PathBuf {
+    path.with_extension("fifo")
+}
+
+/// Compiles the program, and makes its FIFO. `None` if there is no compiler.
 fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     if !is_installed("cc") {
         return None;
@@ -127,14 +138,13 @@ fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     fs::write(&source, PROGRAM).unwrap();
     let built = Command::new("cc").arg("-pthread").arg("-o").args([&program, &source]).status().unwrap();
     assert!(built.success());
+    nix::unistd::mkfifo(&fifo_of_vforks(&program), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
     Some((dir, program))
 }
 
 const CONFIG: &str = "interval = \"200ms\"\nrescan_interval = \"400ms\"";
 /// The interval of the configuration.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// The most answers, each an interval after the one before, in which a group may be missing. The daemon scans less often on a busy machine.
-const MOST_ANSWERS: u32 = 50;
 
 /// The processes of a job, each with the number of the address space that it shares, as `show` has them.
 fn members(daemon: &Daemon, job: &str) -> BTreeMap<u32, Option<u64>> {
@@ -173,12 +183,7 @@ fn recognises_groups_and_nothing_else(daemon: &Daemon) {
     let mut expected: Vec<BTreeSet<u32>> =
         [&one, &two].map(|program| program.pids.iter().copied().collect()).into();
     expected.sort();
-    let mut answers = 0;
     wait_until("both groups are recognised", || {
-        // Two looks at a rescan are enough, which are four intervals.
-        answers += 1;
-        assert!(answers <= MOST_ANSWERS, "the groups were missed in many rescans");
-        std::thread::sleep(INTERVAL);
         let found = groups(daemon, "mixed");
         let is_part = |group: &BTreeSet<u32>| expected.iter().any(|whole| group.is_subset(whole));
         assert!(found.iter().all(is_part), "{found:?} are no groups of {expected:?}");
@@ -192,16 +197,16 @@ fn recognises_groups_and_nothing_else(daemon: &Daemon) {
     let why = String::from_utf8_lossy(&why.stdout).into_owned();
     assert!(why.contains("shares its address space with processes"), "{why}");
     // The end of a task ends its membership, and that of the last but one the group.
-    one.pids[1..4].iter().for_each(|&pid| kill(pid));
+    one.pids[1..4].iter().for_each(|&pid| kill_process(pid));
     let left: BTreeSet<u32> = [one.pids[0], one.pids[4]].into();
     wait_until("two are left", || groups(daemon, "mixed").contains(&left));
-    kill(one.pids[4]);
+    kill_process(one.pids[4]);
     wait_until("the group has ended", || groups(daemon, "mixed").len() == 1);
 }
 
-/// Nothing is missed or invented while at least 200 vforks go on, and until each of the two parents of slow vforks has had a
-/// child that was in six answers of the daemon in a row. Five intervals are between these answers, and a process that shares
-/// an address space is in a group after two looks of a rescan, which are two intervals apart.
+/// Nothing is missed or invented while at least 200 vforks go on, and until each of the two parents of slow vforks has had two
+/// children, one after the other, that were in six answers of the daemon in a row. Five intervals are between these answers,
+/// and a process that shares an address space is in a group after two looks of a rescan, which are two intervals apart.
 fn nothing_changes_while_vforks_go_on(
     daemon: &Daemon,
     program: &Path,
@@ -209,20 +214,30 @@ fn nothing_changes_while_vforks_go_on(
     parents: &[u32],
 ) {
     let mut answers: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut seen_long = BTreeSet::new();
+    let mut seen_long: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut ended = BTreeSet::new();
     wait_until("vforks have gone on for long enough", || {
         std::thread::sleep(INTERVAL);
         let members = members(daemon, "mixed");
         assert_eq!(groups_of(&members), expected);
         answers.retain(|pid, _| members.contains_key(pid));
-        for &pid in members.keys() {
+        for &pid in members.keys().filter(|pid| !ended.contains(*pid)) {
             *answers.entry(pid).or_default() += 1;
-            if answers[&pid] >= 6 {
-                seen_long.extend(parent_of(pid).filter(|parent| parents.contains(parent)));
+            if answers[&pid] >= 6
+                && let Some(parent) = parent_of(pid).filter(|parent| parents.contains(parent))
+            {
+                seen_long.insert(parent, pid);
             }
         }
+        let are_seen = seen_long.len() == parents.len();
+        if are_seen && ended.is_empty() {
+            // The first children execute their program and end, and each parent starts another child.
+            ended.extend(std::mem::take(&mut seen_long).into_values());
+            drop(File::options().write(true).open(fifo_of_vforks(program)).unwrap());
+            return false;
+        }
         let vforks = fs::read_to_string(count_of_vforks(program)).unwrap_or_default();
-        seen_long.len() == parents.len() && vforks.parse::<u32>().is_ok_and(|count| count >= 200)
+        are_seen && vforks.parse::<u32>().is_ok_and(|count| count >= 200)
     });
 }
 
@@ -230,11 +245,6 @@ fn nothing_changes_while_vforks_go_on(
 fn parent_of(pid: u32) -> Option<u32> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
-fn kill(pid: u32) {
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
 }
 
 #[test]

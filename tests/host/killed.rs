@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Gid, Pid, Uid, setgid, setuid};
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid, setgid, setuid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_linux::cgroup::{CgroupMounts, CpusetMount};
@@ -20,7 +20,7 @@ use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 
-use crate::processes::{Shell, has_two_cores, mask, masks};
+use crate::processes::{Shell, has_two_cores, is_ended, kill_process, mask, masks};
 use crate::walls::undone::MachineState;
 
 const DEFAULT_ROUNDS: u64 = 5;
@@ -134,11 +134,6 @@ fn process_with_a_second_thread() {
     }
 }
 
-fn is_ended(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    status.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
-}
-
 /// A number from the time, so that each run kills at other moments.
 fn random(below: u64) -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -147,10 +142,6 @@ fn random(below: u64) -> u64 {
 
 fn rounds() -> u64 {
     std::env::var("PJW_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(DEFAULT_ROUNDS)
-}
-
-fn kill_process(pid: u32) {
-    let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
 }
 
 /// Gives commands until the daemon is killed. In every second round the daemon is killed within a moment of the first
@@ -352,51 +343,56 @@ impl Killed {
     }
 }
 
-/// The state of the machine, if it can be read.
+/// The state of the machine before the jobs of a test, if it can be read.
 fn machine_state() -> Option<MachineState> {
-    find_hierarchy().is_ok().then(|| MachineState::read(None))
+    find_hierarchy().is_ok().then(MachineState::read_before)
 }
 
-/// Waits after the last round until the machine is as it was, with all cgroups and threads. `own` are the cgroups of the daemon.
-fn check_machine(before: Option<&MachineState>, round: u64, own: &OwnCgroupNames) {
-    if let Some(before) = before.filter(|_| round + 1 == rounds()) {
+/// Waits until the machine is as it was, with all cgroups and threads. `own` are the cgroups of the daemon.
+fn check_machine(before: Option<&MachineState>, own: &OwnCgroupNames) {
+    if let Some(before) = before {
         before.wait_until_restored_beside(own);
     }
 }
 
-fn start_daemon(enforcement: Enforcement) -> Daemon {
-    Daemon::start_with(enforcement, INTERVAL)
+/// Starts a daemon, and reads the state of the machine before.
+fn start_daemon(enforcement: Enforcement) -> (Daemon, Option<MachineState>) {
+    let mut daemon = Daemon::prepare_with(enforcement, INTERVAL);
+    let machine = machine_state();
+    daemon.spawn();
+    (daemon, machine)
 }
 
 fn kill_rounds(enforcement: Enforcement) {
-    let machine = machine_state();
     let mut found = 0;
     for round in 0..rounds() {
+        let (daemon, machine) = start_daemon(enforcement);
         // In the order in which they are dropped again: the daemon first.
-        let mut killed = Killed::at_any_moment(start_daemon(enforcement), round);
+        let mut killed = Killed::at_any_moment(daemon, round);
         found += changed(&killed.forkers, &killed.before).len();
         undo(&mut killed, round % 2 == 0, false);
         let Killed { forkers, before, daemon, .. } = &killed;
         wait_until_empty(&format!("no cgroup is left in round {round}"), || remaining_cgroups(daemon.tag()));
         wait_until_empty(&format!("everything is as before in round {round}"), || changed(forkers, before));
-        check_machine(machine.as_ref(), round, &killed.own_cgroups);
+        check_machine(machine.as_ref(), &killed.own_cgroups);
     }
     // In the first round the daemon is killed after the answer to a command, so that there is a job.
     assert!(found > 0, "there was nothing to undo");
 }
 
 fn kill_rounds_with_lost_state(enforcement: Enforcement) {
-    let machine = machine_state();
     let mut found = 0;
     for round in 0..rounds() {
-        // In the order in which they are dropped again: the daemon first.
         let with_a_daemon = round % 2 == 0;
         let by_masks = with_a_daemon && enforcement == Enforcement::Affinity;
         // By the lock file a daemon knows that the directory is lost. A daemon beside another has no lock file.
         let alone =
             (by_masks && round % 4 == 0).then(|| Daemon::start_alone(enforcement, INTERVAL)).flatten();
         let is_garbage = by_masks && alone.is_none();
-        let daemon = alone.unwrap_or_else(|| start_daemon(enforcement));
+        // A daemon that keeps its jobs by masks changes nothing of the machine before the first command.
+        let with_state = |daemon| (daemon, machine_state());
+        let (daemon, machine) = alone.map_or_else(|| start_daemon(enforcement), with_state);
+        // In the order in which they are dropped again: the daemon first.
         let mut killed = Killed::at_any_moment(daemon, round);
         found += changed(&killed.forkers, &killed.before).len();
         if is_garbage {
@@ -434,7 +430,7 @@ fn kill_rounds_with_lost_state(enforcement: Enforcement) {
             assert!(Command::new("sh").args(["-c", command]).output().unwrap().status.success(), "{command}");
         }
         wait_until_empty("the named commands widen the masks", || changed(forkers, before));
-        check_machine(machine.as_ref(), round, &killed.own_cgroups);
+        check_machine(machine.as_ref(), &killed.own_cgroups);
     }
     // In the first round the daemon is killed after the answer to a command, so that there is a job.
     assert!(found > 0, "there was nothing to undo");

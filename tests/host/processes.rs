@@ -7,6 +7,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 
@@ -57,8 +59,7 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         self.input = None;
-        let group = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
-        let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
         let _ = self.child.wait();
     }
 }
@@ -68,9 +69,19 @@ pub struct KillOnDrop(pub u32);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        let pid = nix::unistd::Pid::from_raw(self.0.cast_signed());
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        kill_process(self.0);
     }
+}
+
+/// Kills a process. It may have ended.
+pub fn kill_process(pid: u32) {
+    let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+}
+
+/// Whether a process has ended: it is gone, or a zombie for which its parent has not waited.
+pub fn is_ended(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    status.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
 }
 
 /// Returns the mask of a process. Empty if the process has ended.

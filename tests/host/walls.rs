@@ -19,7 +19,14 @@ use crate::processes::{has_cpusets, has_two_cores};
 /// Starts a daemon that keeps its jobs by cpusets. `None`, with a report, if this machine has no cpusets or only one
 /// core.
 fn start_daemon(config: &str) -> Option<Daemon> {
-    (has_two_cores() && has_cpusets()).then(|| Daemon::start_with(Enforcement::Cpuset, config))
+    let mut daemon = prepare_daemon(config)?;
+    daemon.spawn();
+    Some(daemon)
+}
+
+/// The same, without the start. No daemon of another test exists any more when this function returns.
+fn prepare_daemon(config: &str) -> Option<Daemon> {
+    (has_two_cores() && has_cpusets()).then(|| Daemon::prepare_with(Enforcement::Cpuset, config))
 }
 
 /// Returns the cgroup of a job, as in `/proc/PID/cgroup`.

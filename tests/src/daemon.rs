@@ -95,6 +95,13 @@ impl Daemon {
         daemon
     }
 
+    /// Prepares a daemon with the configuration `config` that keeps its jobs by `enforcement`, and waits until no other
+    /// daemon of this program exists. [`Daemon::spawn`] starts it. Before, a test reads the state that is to be restored.
+    #[must_use]
+    pub fn prepare_with(enforcement: Enforcement, config: &str) -> Self {
+        Self::new(&format!("{}{config}", enforcement.config_line()))
+    }
+
     fn new(config: &str) -> Self {
         let lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let daemon = PrivateDaemon::new(program_dir(), config).expect("a temporary directory");
@@ -105,14 +112,16 @@ impl Daemon {
     /// Starts a daemon with the configuration `config` that keeps its jobs by `enforcement`.
     #[must_use]
     pub fn start_with(enforcement: Enforcement, config: &str) -> Self {
-        Self::start(&format!("{}{config}", enforcement.config_line()))
+        let mut daemon = Self::prepare_with(enforcement, config);
+        daemon.spawn();
+        daemon
     }
 
     /// Starts a daemon that does not run beside another one, and so takes the lock of this user, or of the machine for root.
     /// `None`, with a report, if another daemon holds the lock.
     #[must_use]
     pub fn start_alone(enforcement: Enforcement, config: &str) -> Option<Self> {
-        let mut daemon = Self::new(&format!("{}{config}", enforcement.config_line()));
+        let mut daemon = Self::prepare_with(enforcement, config);
         daemon.daemon.refuse_to_run_beside();
         match daemon.daemon.start(&[], || Ok::<(), io::Error>(())) {
             Ok(()) => Some(daemon),

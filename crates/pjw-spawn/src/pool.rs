@@ -71,6 +71,24 @@ pub enum WorkerPoolError {
     Watch(Errno),
 }
 
+/// Error: [`WorkerPool::wait`] can't wait for the end of a worker.
+#[derive(Debug, Error)]
+pub enum WorkerPoolWaitError {
+    /// No limit of time was given, no worker runs, and at least one worker has failed and could not be replaced. The
+    /// variant contains the first reason. A further call of [`WorkerPool::wait`] tries again to replace the workers.
+    #[error(
+        "no worker runs, and a worker that failed can't be replaced: {0}; remove the cause and wait again"
+    )]
+    NotReplaced(ForkError),
+    /// No limit of time was given, and all workers have exited with status 0. No worker will end any more.
+    #[error("no worker runs: all workers have exited with status 0")]
+    AllDone,
+    /// epoll(7) or waitid(2) has failed. The variant contains the error number. waitid(2) fails with `ECHILD` if another
+    /// part of the program has waited for the end of a worker. A new worker replaces this worker all the same.
+    #[error("the end of a worker can't be read: {}", .0.desc())]
+    SystemCall(#[from] Errno),
+}
+
 /// A worker process that has ended, as [`WorkerPool::wait`] returns it: which worker, how it ended, and whether it
 /// was replaced.
 #[derive(Debug)]
@@ -138,13 +156,7 @@ impl WorkerPool {
     /// Makes the spares that are missing.
     fn refill(&mut self) -> Result<(), ForkError> {
         while self.spares.len() < self.spare_count {
-            let spare = match self.template.make_spare() {
-                Err(ForkError::Ended) => {
-                    self.reload()?;
-                    self.template.make_spare()?
-                }
-                made => made?,
-            };
+            let spare = self.make_process(|template, _| template.make_spare())?;
             self.spares.push_back(spare);
         }
         Ok(())
@@ -152,12 +164,21 @@ impl WorkerPool {
 
     /// Forks the process of a worker.
     fn fork(&mut self, index: usize) -> Result<Child, ForkError> {
-        match self.template.fork(&self.workers[index].instance) {
+        self.make_process(|template, workers| template.fork(&workers[index].instance))
+    }
+
+    /// Makes a process from the template. If the process of the template has ended, loads the template again and makes the
+    /// process from the new one.
+    fn make_process<T>(
+        &mut self,
+        make: impl Fn(&mut Template, &[Worker]) -> Result<T, ForkError>,
+    ) -> Result<T, ForkError> {
+        match make(&mut self.template, &self.workers) {
             Err(ForkError::Ended) => {
                 self.reload()?;
-                self.template.fork(&self.workers[index].instance)
+                make(&mut self.template, &self.workers)
             }
-            forked => forked,
+            made => made,
         }
     }
 
@@ -192,23 +213,28 @@ impl WorkerPool {
 
     /// Waits until a worker ends, and returns this worker. If the worker has failed, a new worker replaces it. A
     /// worker has failed if a signal killed it, or if its exit status is not 0. Returns `None` if no worker has ended
-    /// within `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit: for ever if no worker runs
+    /// within `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit, and fails if no worker runs
     /// any more.
     ///
     /// Replacing a worker uses up a spare: a stopped process that was made in advance. If no worker has ended yet,
     /// this call first tries again to replace the workers whose replacement has failed, and makes new spares for those
-    /// that were used. It tries once, before it waits: a caller whose replacement has failed gives a timeout and calls
-    /// again.
+    /// that were used. It tries each worker once, before it waits, also if another one can't be replaced: a caller whose
+    /// replacement has failed gives a timeout and calls again.
     ///
     /// # Errors
-    /// If epoll(7) or waitid(2) fails. waitid(2) fails with `ECHILD` if another part of the program has waited for the
-    /// end of a worker. A new worker replaces this worker all the same.
-    pub fn wait(&mut self, timeout_ms: Option<u16>) -> Result<Option<EndedWorker>, Errno> {
+    /// If epoll(7) or waitid(2) fails. If `timeout_ms` is `None` and no worker runs, because each has exited with status 0
+    /// or can't be replaced.
+    pub fn wait(&mut self, timeout_ms: Option<u16>) -> Result<Option<EndedWorker>, WorkerPoolWaitError> {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,
             None => {
-                // An error shows again at the next call, or when a worker is replaced.
-                let _ = self.restore();
+                let restored = self.restore();
+                if timeout_ms.is_none() && self.workers.iter().all(|worker| worker.child.is_none()) {
+                    let is_missing = self.workers.iter().any(|worker| worker.is_missing);
+                    let error = restored.err().filter(|_| is_missing);
+                    return Err(error.map_or(WorkerPoolWaitError::AllDone, WorkerPoolWaitError::NotReplaced));
+                }
+                // Otherwise an error shows again at the next call, or when a worker is replaced.
                 let timeout = timeout_ms.map_or(EpollTimeout::NONE, EpollTimeout::from);
                 let Some(index) = self.next_ended(timeout)? else { return Ok(None) };
                 index
@@ -241,14 +267,18 @@ impl WorkerPool {
         }
     }
 
-    /// Replaces the workers whose replacement has failed, and makes the spares that are missing.
+    /// Replaces the workers whose replacement has failed, and makes the spares that are missing. Tries all. Returns the
+    /// first error.
     fn restore(&mut self) -> Result<(), ForkError> {
+        let mut first = Ok(());
         for index in 0..self.workers.len() {
             if self.workers[index].is_missing {
-                self.replace(index)?;
+                let replaced = self.replace(index);
+                first = first.and(replaced);
             }
         }
-        self.refill()
+        let refilled = self.refill();
+        first.and(refilled)
     }
 
     fn replace(&mut self, index: usize) -> Result<(), ForkError> {
@@ -270,5 +300,13 @@ impl WorkerPool {
         }
         self.workers[index].is_missing = false;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl WorkerPool {
+    /// The instance from which the next replacement of a worker is made: a test changes it, as if the machine had changed.
+    pub(crate) fn instance_mut(&mut self, index: usize) -> &mut Instance {
+        &mut self.workers[index].instance
     }
 }

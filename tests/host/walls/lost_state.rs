@@ -7,8 +7,8 @@ use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::wait_until;
 
 use super::undone::MachineState;
-use super::{cgroup_of_job, history, start_daemon, warning_texts};
-use crate::processes::{KillOnDrop, Shell, core_count, has_cpusets, mask};
+use super::{cgroup_of_job, history, prepare_daemon, start_daemon, warning_texts};
+use crate::processes::{KillOnDrop, Shell, core_count, mask};
 
 /// A shell with a child that is in a job's cpuset, and the daemon that made the cpuset.
 struct Lost {
@@ -23,12 +23,10 @@ struct Lost {
 
 /// A job, whose daemon was killed and whose record is lost.
 fn lost_job() -> Option<Lost> {
-    if !has_cpusets() {
-        return None;
-    }
+    let mut daemon = prepare_daemon("interval = \"50ms\"\n")?;
     let mut shell = Shell::start();
-    let before = MachineState::read(None);
-    let mut daemon = start_daemon("interval = \"50ms\"\n")?;
+    let before = MachineState::read_before();
+    daemon.spawn();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap().to_string();
     let cgroup = cgroup_of_job(&daemon, "a");
     let child = shell.background("sleep 1000");

@@ -15,8 +15,10 @@ use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 use serde_json::{Value, json};
 
-use super::{all_cpus, cgroup_dir, cgroup_of_job, enforcement, move_process, read_file, start_daemon};
-use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, mask, masks};
+use super::{
+    all_cpus, cgroup_dir, cgroup_of_job, enforcement, move_process, prepare_daemon, read_file, start_daemon,
+};
+use crate::processes::{KillOnDrop, Shell, has_two_cores, mask, masks};
 
 /// Cgroups of other tests, which may run at the same time and remove these cgroups themselves.
 const OTHER_TESTS_CGROUPS: [&str; 3] = ["/made-by-test", "/slurm_doctor", "/pjw_test"];
@@ -28,12 +30,24 @@ pub(crate) struct MachineState {
 }
 
 impl MachineState {
-    /// Reads the state of the machine. Of the cgroups of daemons, only those of the daemon with the names `own` are read:
-    /// another test may make and remove others at the same time.
-    pub(crate) fn read(own: Option<&OwnCgroupNames>) -> Self {
+    /// Reads the state before the jobs of a test, of which the daemon must have its turn already: what the daemon of another test
+    /// has changed is put back by then. A thread is left out if its mask or its cgroup changes meanwhile: hwloc binds a
+    /// thread that reads the topology to one PU after the other.
+    pub(crate) fn read_before() -> Self {
+        let first = Self::read(None);
+        let mut state = Self::read(None);
+        state.threads.retain(|thread, at| first.threads.get(thread) == Some(at));
+        state
+    }
+
+    /// Reads the state of the machine, without the process of the tests: its threads read the topology. Of the cgroups of
+    /// daemons, only those of the daemon with the names `own` are read: another test may make and remove others at the same
+    /// time.
+    fn read(own: Option<&OwnCgroupNames>) -> Self {
         let mut state = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
         state.add_cgroup(&find_hierarchy().unwrap().root(), own);
-        for pid in numeric_entries(Path::new("/proc")) {
+        let is_other = |pid: &u32| *pid != std::process::id();
+        for pid in numeric_entries(Path::new("/proc")).into_iter().filter(is_other) {
             for tid in numeric_entries(Path::new(&format!("/proc/{pid}/task"))) {
                 let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
                 if let (Some(stat), Some(cgroup)) = (parse_stat(&stat), cgroup_of_process(tid)) {
@@ -112,7 +126,7 @@ impl Jobs {
         let last = mask(pids[2]).last().unwrap();
         affinity::set_mask(Tid(pids[2]), &last.into()).unwrap();
         let _ends = pids[2..].iter().map(|&pid| KillOnDrop(pid)).collect();
-        Self { shells, pids, before: MachineState::read(None), _ends }
+        Self { shells, pids, before: MachineState::read_before(), _ends }
     }
 
     /// Assigns each shell to a job, and starts a child in job a.
@@ -142,13 +156,18 @@ impl Jobs {
     }
 }
 
+/// Processes for jobs, and a daemon that was started when the state of the machine had been read. In the order in which they
+/// are dropped again: the daemon first.
+fn jobs_and_daemon(config: &str) -> Option<(Jobs, Daemon)> {
+    let mut daemon = prepare_daemon(config)?;
+    let jobs = Jobs::new();
+    daemon.spawn();
+    Some((jobs, daemon))
+}
+
 #[test]
 fn a_release_restores_masks_and_cgroups_and_removes_the_cpuset() {
-    if !has_cpusets() {
-        return;
-    }
-    let mut jobs = Jobs::new();
-    let Some(daemon) = start_daemon("") else { return };
+    let Some((mut jobs, daemon)) = jobs_and_daemon("") else { return };
     let _late = jobs.start(&daemon);
     for job in ["a", "b"] {
         daemon.release(job).unwrap();
@@ -163,11 +182,7 @@ fn a_release_restores_masks_and_cgroups_and_removes_the_cpuset() {
 
 #[test]
 fn release_all_leaves_nothing_behind() {
-    if !has_cpusets() {
-        return;
-    }
-    let mut jobs = Jobs::new();
-    let Some(daemon) = start_daemon("") else { return };
+    let Some((mut jobs, daemon)) = jobs_and_daemon("") else { return };
     let _late = jobs.start(&daemon);
     let output = daemon.pjwctl(&["release", "--all"]);
     assert!(output.status.success(), "{output:?}");
@@ -231,11 +246,7 @@ fn a_job_that_is_named_like_a_file_of_a_cgroup_is_kept_and_released_without_a_tr
 
 #[test]
 fn release_all_without_a_daemon_removes_the_cpusets_of_a_killed_daemon() {
-    if !has_cpusets() {
-        return;
-    }
-    let mut jobs = Jobs::new();
-    let Some(mut daemon) = start_daemon("interval = \"50ms\"\n") else { return };
+    let Some((mut jobs, mut daemon)) = jobs_and_daemon("interval = \"50ms\"\n") else { return };
     let _late = jobs.start(&daemon);
     daemon.kill();
     // A process that another program has moved to another cgroup stays there.

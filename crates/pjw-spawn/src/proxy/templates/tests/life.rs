@@ -18,12 +18,18 @@ fn is_alive(pid: u32) -> bool {
 }
 
 /// Waits until a process has ended.
-pub(super) fn wait_for_end(pid: u32) {
+fn wait_for_end(pid: u32) {
     let begin = std::time::Instant::now();
     while is_alive(pid) {
         assert!(begin.elapsed().as_secs() < 60, "process {pid} lives on");
         std::thread::yield_now();
     }
+}
+
+/// Kills a process, and waits until it has ended.
+pub(super) fn kill_process(pid: u32) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::SIGKILL).unwrap();
+    wait_for_end(pid);
 }
 
 #[test]
@@ -61,12 +67,7 @@ fn a_template_that_was_killed_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]);
     let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(template.pid().0.cast_signed()),
-        nix::sys::signal::Signal::SIGKILL,
-    )
-    .unwrap();
-    wait_for_end(template.pid().0);
+    kill_process(template.pid().0);
     assert_eq!(template.fork(&instance(0, &["sleep"])).unwrap_err(), ForkError::Ended);
 }
 

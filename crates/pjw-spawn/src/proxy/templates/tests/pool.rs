@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::*;
 use crate::ExitStatus;
-use crate::pool::{WorkerPool, WorkerPoolError};
+use crate::pool::{WorkerPool, WorkerPoolError, WorkerPoolWaitError};
 use crate::proxy::ForkError;
 
 /// Says its rank and its process id, and waits for a signal.
@@ -52,7 +52,7 @@ fn end_pool(pool: WorkerPool, workers: usize) {
     let pids: Vec<u32> = (0..workers).map(|index| pool.worker(index).unwrap().pid.0).collect();
     drop(pool);
     for pid in pids {
-        kill_process(pid);
+        life::kill_process(pid);
         nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid.cast_signed()), None).unwrap();
     }
 }
@@ -69,10 +69,10 @@ fn template_of(pool: &WorkerPool, workers: usize) -> u32 {
     children().into_iter().find(|pid| !is_worker(pid)).unwrap()
 }
 
-/// Kills a process, and waits until it has ended.
-fn kill_process(pid: u32) {
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::SIGKILL).unwrap();
-    life::wait_for_end(pid);
+/// Changes the mask of the next process of a worker to a PU that no machine has, as if the PU of the worker were offline.
+fn take_offline(pool: &mut WorkerPool, index: usize) {
+    let instance = pool.instance_mut(index);
+    *instance = on(instance.clone(), "8000");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_worker_is_replaced_although_the_next_spare_was_killed() {
     let (mut pool, mut lines) = start_pool(&compile(directory.path(), "worker", WORKER, &[]), 1, 2);
     assert!(lines.next().unwrap().starts_with("w0 "));
     let [_template, _worker, spare, other] = children()[..] else { panic!("{:?}", children()) };
-    kill_process(spare);
+    life::kill_process(spare);
     kill_worker(&mut pool, 0).unwrap().unwrap();
     let now = pool.worker(0).unwrap().pid;
     assert_ne!(now.0, other, "the worker is a new fork");
@@ -128,7 +128,7 @@ fn a_pool_whose_template_was_killed_loads_it_again_for_workers_and_spares() {
         assert_eq!(lines.by_ref().take(2).count(), 2);
         for round in 0..4 {
             if round % 2 == 0 {
-                kill_process(template_of(&pool, 2));
+                life::kill_process(template_of(&pool, 2));
             }
             kill_worker(&mut pool, round % 2).unwrap().unwrap();
             let now = pool.worker(round % 2).unwrap().pid;
@@ -151,7 +151,7 @@ fn a_replacement_that_failed_is_tried_again() {
     let (program, away) = (compile(directory.path(), "worker", WORKER, &[]), directory.path().join("away"));
     let (mut pool, mut lines) = start_pool(&program, 1, 0);
     assert!(lines.next().unwrap().starts_with("w0 "));
-    kill_process(template_of(&pool, 1));
+    life::kill_process(template_of(&pool, 1));
     fs::rename(&program, &away).unwrap();
     let failed = kill_worker(&mut pool, 0).unwrap().unwrap_err();
     assert!(failed.to_string().contains("No such file or directory"), "{failed}");
@@ -165,6 +165,63 @@ fn a_replacement_that_failed_is_tried_again() {
 }
 
 #[test]
+fn a_worker_that_cannot_be_replaced_keeps_no_other_and_no_spare_from_being_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let (program, away) = (compile(directory.path(), "worker", WORKER, &[]), directory.path().join("away"));
+    let (mut pool, mut lines) = start_pool(&program, 3, 1);
+    assert_eq!(lines.by_ref().take(3).count(), 3);
+    let template = template_of(&pool, 3);
+    take_offline(&mut pool, 0);
+    let failed = kill_worker(&mut pool, 0).unwrap().unwrap_err();
+    assert!(matches!(failed, ForkError::Failed(_)), "{failed}");
+    life::kill_process(template);
+    fs::rename(&program, &away).unwrap();
+    for index in [1, 2] {
+        assert!(matches!(kill_worker(&mut pool, index), Some(Err(ForkError::NotReloaded(_)))));
+    }
+    let error = pool.wait(None).unwrap_err();
+    assert!(
+        matches!(error, WorkerPoolWaitError::NotReplaced(ForkError::Failed(_))),
+        "the first error: {error}"
+    );
+    fs::rename(&away, &program).unwrap();
+    // The second time, a spare is used up by the worker that can't be replaced.
+    for _ in 0..2 {
+        assert!(pool.wait(Some(0)).unwrap().is_none());
+        assert!(pool.worker(0).is_none());
+        assert_eq!(pool.ready_spare_count(), 1);
+    }
+    let mut begun: Vec<String> = lines.by_ref().take(2).collect();
+    begun.sort();
+    assert_eq!(begun, [1, 2].map(|index| format!("w{index} {}", pool.worker(index).unwrap().pid)));
+    *pool.instance_mut(0) = pool.instance_mut(1).clone();
+    assert!(pool.wait(Some(0)).unwrap().is_none());
+    assert_eq!(lines.next().unwrap(), format!("w1 {}", pool.worker(0).unwrap().pid));
+    end_pool(pool, 3);
+    assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn a_wait_without_a_limit_fails_if_no_worker_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut pool, mut lines) = start_pool(&compile(directory.path(), "worker", WORKER, &[]), 1, 1);
+    assert!(lines.next().unwrap().starts_with("w0 "));
+    let good = pool.instance_mut(0).clone();
+    take_offline(&mut pool, 0);
+    kill_worker(&mut pool, 0).unwrap().unwrap_err();
+    for _ in 0..2 {
+        let error = pool.wait(None).unwrap_err();
+        assert!(matches!(error, WorkerPoolWaitError::NotReplaced(ForkError::Failed(_))), "{error}");
+        assert!(error.to_string().contains("no worker runs"), "{error}");
+    }
+    assert!(pool.wait(Some(0)).unwrap().is_none(), "with a limit the wait ends");
+    *pool.instance_mut(0) = good;
+    assert!(pool.wait(Some(0)).unwrap().is_none());
+    assert_eq!(lines.next().unwrap(), format!("w0 {}", pool.worker(0).unwrap().pid));
+    end_pool(pool, 1);
+}
+
+#[test]
 fn a_worker_that_is_done_is_not_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "true", "int main(void) { return 0; }", &[]);
@@ -173,6 +230,7 @@ fn a_worker_that_is_done_is_not_replaced() {
     assert!(ended.exit == ExitStatus::Code(0) && ended.replacement.is_none());
     assert!(pool.worker(0).is_none());
     assert!(pool.wait(Some(0)).unwrap().is_none());
+    assert!(matches!(pool.wait(None), Err(WorkerPoolWaitError::AllDone)));
 }
 
 #[test]
@@ -184,7 +242,8 @@ fn a_worker_whose_exit_status_another_has_taken_is_replaced() {
     let before = pool.worker(0).unwrap().pid;
     pool.worker(0).unwrap().send_signal(libc::SIGKILL).unwrap();
     pool.worker(0).unwrap().wait().unwrap();
-    assert_eq!(pool.wait(None).unwrap_err(), nix::errno::Errno::ECHILD);
+    let error = pool.wait(None).unwrap_err();
+    assert!(matches!(error, WorkerPoolWaitError::SystemCall(nix::errno::Errno::ECHILD)), "{error}");
     assert_ne!(pool.worker(0).unwrap().pid, before);
     assert!(pool.wait(Some(0)).unwrap().is_none());
     pool.worker(0).unwrap().send_signal(libc::SIGKILL).unwrap();
