@@ -341,6 +341,8 @@ fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving
         for (owner, cpus) in by_owner(draft.state, &stays) {
             let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
+            // A demand that comes and goes is damped, also if no core moves.
+            takers.insert(owner);
         }
         let lost = before.difference(cpus);
         let unannounced: CpuSet = lost.iter().filter(|pu| !is_leaving(pu)).collect();
