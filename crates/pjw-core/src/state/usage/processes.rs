@@ -107,10 +107,10 @@ impl OutsideParent {
         self.ended = Some(match self.ended.take() {
             Some(earlier) => {
                 // The rests of two jobs can't be told apart: none gets them.
-                let is_told_apart = earlier.job == ended.job || !(earlier.is_unread && ended.is_unread);
+                let is_distinguishable = earlier.job == ended.job || !(earlier.is_unread && ended.is_unread);
                 EndedChild {
                     before_ns: earlier.before_ns.min(ended.before_ns),
-                    is_unread: (earlier.is_unread || ended.is_unread) && is_told_apart,
+                    is_unread: (earlier.is_unread || ended.is_unread) && is_distinguishable,
                     job: if ended.is_unread { ended.job } else { earlier.job },
                 }
             }
