@@ -258,7 +258,7 @@ fn open_journal(
     let begun = journal.begin(&mut recovered);
     // The lock file tells of the loss until the journal does.
     if begun.is_ok() || !recovered.has_lost_records {
-        let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id));
+        let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id, begun.is_ok()));
         noted.context("can't write the lock file")?;
     }
     recovered.remarks.extend(begun.err().map(|fault| fault.to_string()));
@@ -414,73 +414,4 @@ fn serve_until_stopped(
 }
 
 #[cfg(test)]
-mod tests {
-    use pjw_core::record::{Record, UnknownMaskRecord};
-    use pjw_core::testing::regular_topology;
-    use pjw_ipc::client::Client;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn records_in_another_directory_and_lost_records_are_told_and_those_in_the_same_directory_are_read() {
-        let above = tempfile::tempdir().unwrap();
-        let path = |name: &str| above.path().join(name);
-        let start = |name: &str| {
-            let (locks, state_dir) = (path("lock"), path(name));
-            let holder = LockHolder::for_this_process(None, &state_dir);
-            let mut lock = DaemonLock::acquire(&locks, &path("none"), holder).unwrap();
-            directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
-            let (_, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
-            let remedies: Vec<String> = warnings.into_iter().map(|warning| warning.remedy).collect();
-            let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
-            (recovered.records.contains(&lost), remedies.concat())
-        };
-        assert_eq!(start("one"), (false, String::new()), "the first start");
-        std::os::unix::fs::symlink(path("one"), path("link")).unwrap();
-        assert_eq!(start("link"), (false, String::new()), "another path of the same directory");
-        let (is_lost, remedy) = start("two");
-        let expected = format!("start pjwd with --state-dir {}", path("link").display());
-        assert!(is_lost && remedy.ends_with(&expected), "{remedy}");
-        std::fs::remove_dir_all(path("two")).unwrap();
-        assert_eq!(start("two"), (true, String::new()));
-        assert_eq!(
-            start("two"),
-            (true, String::new()),
-            "the journal has the loss until a daemon has searched"
-        );
-        std::fs::remove_file(path("two").join("state.json")).unwrap();
-        std::fs::write(path("two").join("journal.jsonl"), "").unwrap();
-        assert_eq!(start("two"), (true, String::new()), "both files are as of a daemon that never ran");
-    }
-
-    #[test]
-    fn a_panic_of_the_loop_ends_the_daemon() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let owned = bind(&path).unwrap();
-        let topology = regular_topology(1, 1, 1, 2, 1);
-        let (_publisher, published) = StatusPublisher::new("here".to_owned(), &topology);
-        let (outbox, inbox) = message_channel().unwrap();
-        let (_sender, settings) = watch::channel(ControlSettings::default());
-        let (control, record_events) = ControlService::new(outbox.clone(), published, settings);
-        let (ready, started) = oneshot::channel();
-        let (alive, ended) = oneshot::channel::<()>();
-        let loop_handle = std::thread::spawn(move || {
-            let _lives = alive;
-            ready.send(()).unwrap();
-            let mut client = Client::connect(&path).unwrap();
-            client.call::<Value>("GetStatus", &json!({})).unwrap();
-            drop(inbox);
-            std::panic::resume_unwind(Box::new("a bug"));
-        });
-        let (_meter, metrics_receiver) = MetricsRecorder::new(&Settings::default());
-        let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
-        let listener = owned.dup_listener().unwrap();
-        let own_files = WatchedFiles::new(None, SocketFile::Own(owned), dir.path().to_owned());
-        let failure =
-            serve_until_stopped(listener, own_files, control, record_events, loop_thread).unwrap_err();
-        assert!(failure.to_string().contains("the event loop ended by itself"), "{failure}");
-        assert!(loop_handle.join().is_err());
-    }
-}
+mod tests;

@@ -105,9 +105,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
         // While changes were planned, a cycle that changes nothing had one scan.
         observe(&mut warden, 1, has_events);
     }
-    let unknown = unknown_masks(&warden);
-    undone.is_complete = unknown.is_empty();
-    undone.remarks.extend(mask_remarks(warden.state(), &unknown));
+    add_unknown_masks(warden.state(), &mut undone);
     job_files::remove_files_of_all_jobs(state_dir);
     warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
     Ok(undone)
@@ -120,13 +118,15 @@ fn without_records(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<Relea
     let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
     warden.state_mut().unknown_masks.request_search();
     find_processes(&mut warden, false);
-    let unknown = unknown_masks(&warden);
-    let mut remarks = vec![format!(
+    let remarks = vec![format!(
         "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
         state_dir.display()
     )];
-    remarks.extend(mask_remarks(warden.state(), &unknown));
-    Ok(ReleaseSummary { released_jobs: Vec::new(), remarks, is_complete: false })
+    let mut undone = ReleaseSummary { remarks, ..ReleaseSummary::default() };
+    add_unknown_masks(warden.state(), &mut undone);
+    // A daemon may have its records elsewhere.
+    undone.is_complete = false;
+    Ok(undone)
 }
 
 /// The policy without batch systems and pinning.
@@ -211,20 +211,24 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: 
     }
 }
 
-/// The processes whose masks an earlier daemon may have set, and which no record explains.
-fn unknown_masks<J: Journal>(warden: &Warden<LinuxMachine, J>) -> BTreeSet<Pid> {
-    warden.state().unknown_masks.processes().map(|process| process.pid).collect()
-}
-
-/// A sentence for each process, with the command that widens its mask.
-fn mask_remarks(state: &WardenState, pids: &BTreeSet<Pid>) -> Vec<String> {
+/// Adds a sentence for each process whose mask an earlier daemon may have set, with the command that widens the mask. The
+/// release is complete if there is no such process, and if the search for such processes is complete.
+fn add_unknown_masks(state: &WardenState, undone: &mut ReleaseSummary) {
+    let pids: BTreeSet<Pid> = state.unknown_masks.processes().map(|process| process.pid).collect();
+    let is_search_pending = state.unknown_masks.is_search_pending();
+    undone.is_complete = pids.is_empty() && !is_search_pending;
     let all = state.topology.cpus();
-    let remark = |pid: &Pid| {
+    undone.remarks.extend(pids.iter().map(|pid| {
         format!(
             "the mask of process {pid} may be that of an earlier pjwd: taskset -pac {all} {pid} widens it"
         )
-    };
-    pids.iter().map(remark).collect()
+    }));
+    if is_search_pending {
+        undone.remarks.push(
+            "not all processes could be searched for masks of an earlier pjwd: run pjwd --release-all again"
+                .to_owned(),
+        );
+    }
 }
 
 /// Runs a cycle with a full scan. After lost events, the descent of later processes is known again.
@@ -273,4 +277,22 @@ fn narrow_cpusets(state: &WardenState) -> impl Iterator<Item = &str> {
             !cpuset.effective_cpus.is_empty() && !online.is_subset(&cpuset.effective_cpus)
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::testing::regular_topology;
+
+    use super::*;
+
+    #[test]
+    fn a_release_is_complete_only_after_the_search_for_unknown_masks() {
+        let mut state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &policy().housekeeping_cpus);
+        let mut undone = ReleaseSummary::default();
+        add_unknown_masks(&state, &mut undone);
+        assert!(undone.is_complete && undone.remarks.is_empty());
+        state.unknown_masks.request_search();
+        add_unknown_masks(&state, &mut undone);
+        assert!(!undone.is_complete && undone.remarks[0].contains("run pjwd --release-all again"));
+    }
 }

@@ -103,7 +103,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
             keep(draft, candidate, &cpus);
             if !draft.state.topology.cpus().is_subset(&cpus) {
                 let found = UnknownMaskRecord::CpusetFound { job: job.clone(), cpus: cpus.clone() };
-                unknown_masks::record(draft, found);
+                unknown_masks::apply_and_journal(draft, found);
             }
             (format!("found in {path} without a record; it keeps {}", cpus_text(&cpus)), Some(cpus), None)
         }

@@ -15,11 +15,17 @@ const MAX_NAMED: usize = 8;
 const MAX_NAMED_MASKS: usize = 4096;
 
 /// Begins a search that is due, if the scan is full. This comes before the membership of processes is decided: the members so far
-/// are those that the journal names.
+/// are those that the journal names. After a restart, this also comes before cores are given.
 pub(crate) fn begin_search(draft: &mut Draft<'_>) {
+    if draft.state.unknown_masks.is_list_changed() {
+        avoid_cpus_of_found(draft.state);
+    }
     if draft.full {
         let WardenState { unknown_masks, members, processes_to_restore, .. } = &mut *draft.state;
-        unknown_masks.begin_search(|| members.keys().chain(processes_to_restore.keys()).copied().collect());
+        let begun = unknown_masks.begin_search(|| {
+            members.values().chain(processes_to_restore.values()).map(|member| member.id).collect()
+        });
+        draft.out.records.extend(begun.map(Record::UnknownMasks));
     }
 }
 
@@ -30,19 +36,26 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     find_orphans_of_root(draft);
     find_hidden_masks(draft);
     update_found(draft);
-    avoid_cpus_of_found(draft.state);
-    let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
-    draft.out.warnings.extend(warning(draft.state, &pids));
+    let is_changed = draft.state.unknown_masks.take_list_change();
+    // A process that joins or leaves a job has a record.
+    if is_changed || draft.full || !draft.out.records.is_empty() {
+        avoid_cpus_of_found(draft.state);
+    }
+    if is_changed {
+        let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
+        draft.state.unknown_masks.warning = warning(draft.state, &pids);
+    }
+    draft.out.warnings.extend(draft.state.unknown_masks.warning.clone());
 }
 
 /// Applies a record to the masks of unknown origin, and adds it to the records for the journal.
-pub(super) fn record(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
+pub(super) fn apply_and_journal(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
     draft.state.unknown_masks.apply_record(record.clone());
     draft.out.records.push(Record::UnknownMasks(record));
 }
 
-/// Notes the masks of unknown origin of a process. Masks that were noted before stay.
-fn note(draft: &mut Draft<'_>, pid: Pid, mut mask: UnknownMask) {
+/// Adds masks of unknown origin to those that the list has of a process.
+fn add_found(draft: &mut Draft<'_>, pid: Pid, mut mask: UnknownMask) {
     let Some(process) = draft.state.process(pid).map(|known| known.id) else { return };
     if let Some((known, noted)) = draft.state.unknown_masks.mask_of(pid)
         && known == process
@@ -54,30 +67,35 @@ fn note(draft: &mut Draft<'_>, pid: Pid, mut mask: UnknownMask) {
         }
     }
     if !mask.is_empty() {
-        record(draft, UnknownMaskRecord::Found { process, mask });
+        apply_and_journal(draft, UnknownMaskRecord::Found { process, mask });
     }
 }
 
 /// The search has two steps. The full scan that begins it chooses the processes. The next scan reads their threads and the cpusets
 /// around them: a mask that a cpuset limits is not of unknown origin.
 fn continue_search(draft: &mut Draft<'_>) {
-    if draft.full && draft.state.unknown_masks.is_search_empty() {
+    if draft.full && draft.state.unknown_masks.is_choice_pending() {
         let known = draft.state.processes.values();
         let chosen = known.filter(|known| is_to_read(draft.state, draft.policy, known));
         let chosen = chosen.map(|known| known.process.id.pid).collect();
-        draft.state.unknown_masks.set_unread(chosen);
+        draft.state.unknown_masks.choose(chosen, draft.now.since_boot);
     }
-    let mut unread: BTreeSet<Pid> = draft.state.unknown_masks.unread().collect();
+    let unread = draft.state.unknown_masks.unread();
     let read: Vec<(Pid, UnknownMask)> =
-        unread.iter().filter_map(|&pid| Some((pid, read_mask(draft, pid)?))).collect();
+        unread.filter_map(|pid| Some((pid, read_mask(draft, pid)?))).collect();
     for (pid, mask) in read {
-        unread.remove(&pid);
-        note(draft, pid, mask);
+        draft.state.unknown_masks.note_read(pid);
+        add_found(draft, pid, mask);
     }
-    draft.state.unknown_masks.set_unread(unread);
-    let Some(children) = draft.state.unknown_masks.end_search() else { return };
-    children.into_iter().for_each(|pid| find_descendant(draft, pid, true));
-    record(draft, UnknownMaskRecord::Searched);
+    let Some(ended) = draft.state.unknown_masks.end_search() else { return };
+    ended.children.into_iter().for_each(|pid| find_descendant(draft, pid, true));
+    // Fork events may have been lost. Parents first, because a process is found by its parent.
+    let known = draft.state.processes.values();
+    let born_later = known.filter(|known| known.first_seen > ended.chosen_at).map(|known| known.process.id);
+    let mut born_later: Vec<ProcessId> = born_later.collect();
+    born_later.sort_by_key(|process| (process.start, process.pid));
+    born_later.into_iter().for_each(|process| find_descendant(draft, process.pid, true));
+    apply_and_journal(draft, UnknownMaskRecord::Searched);
     // The search may have read cgroups of other processes than those of jobs.
     let of_jobs = draft.state.job_cgroup_paths();
     draft.state.cgroups.retain(|path, _| of_jobs.contains(path));
@@ -94,8 +112,8 @@ fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> boo
     if is_system || !is_served {
         return false;
     }
-    if state.tracked(pid).is_some() {
-        return !state.unknown_masks.is_recorded(pid);
+    if let Some(member) = state.tracked(pid) {
+        return !state.unknown_masks.is_recorded(member.id);
     }
     let online = state.pool.online_cpus();
     process.first_thread_mask.as_ref().is_some_and(|mask| !online.is_subset(mask))
@@ -114,11 +132,12 @@ fn read_mask(draft: &Draft<'_>, pid: Pid) -> Option<UnknownMask> {
         if member.threads.is_empty() || is_unread {
             return None;
         }
-        let is_unknown = |entry: &MaskEntry| has_unknown_original(state, entry);
+        let unknown_original =
+            |entry: &MaskEntry| has_unknown_original(&online, entry).then(|| entry.original_mask().clone());
         return Some(if is_bound_by_scheduler {
             UnknownMask::default()
         } else {
-            originals(member, is_unknown)
+            originals(member, unknown_original)
         });
     }
     let process = draft.seen.processes.get(&pid)?.present()?;
@@ -139,25 +158,27 @@ fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a C
     })
 }
 
-/// Whether a release of the thread puts a mask back that no record explains: the first reading found it, and it is narrower than
-/// the cpuset.
-fn has_unknown_original(state: &WardenState, entry: &MaskEntry) -> bool {
+/// Whether a release of the thread puts a mask back that no record explains: the first reading found it, and it lacks an online PU.
+/// After a restart, the journal has the mask without the request that the first reading found.
+fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
     let original = entry.original_mask();
-    let mut requests = entry.known_requests();
-    !state.topology.cpus().is_subset(original)
-        && requests.any(|request| {
-            request.writer == MaskWriter::Program
-                && request.requested_at == Nanos(0)
-                && request.mask == *original
-        })
+    let of_program = || entry.known_requests().filter(|request| request.writer == MaskWriter::Program);
+    !online.is_subset(original)
+        && (of_program().next().is_none()
+            || of_program().any(|request| request.requested_at == Nanos(0) && request.mask == *original))
 }
 
-/// Those original masks of the threads of a tracked process that fulfil a condition.
-fn originals(member: &Member, is_wanted: impl Fn(&MaskEntry) -> bool) -> UnknownMask {
+/// Whether two masks are the same as far as a scan can tell: sched_getaffinity(2) leaves out offline PUs.
+fn is_same(online: &CpuSet, one: &CpuSet, other: &CpuSet) -> bool {
+    let common = one.intersection(online);
+    one == other || (!common.is_empty() && common == other.intersection(online))
+}
+
+/// What `mask_of` returns for the threads of a tracked process.
+fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) -> UnknownMask {
     let mut mask = UnknownMask::default();
     for (thread, known) in member.living_threads() {
-        let Some(entry) = known.mask_entry.as_ref().filter(|entry| is_wanted(entry)) else { continue };
-        let original = entry.original_mask().clone();
+        let Some(original) = known.mask_entry.as_ref().and_then(&mask_of) else { continue };
         if thread.tid.0 == member.id.pid.0 {
             mask.first_thread = Some(original);
         } else {
@@ -191,30 +212,40 @@ fn find_descendant(draft: &mut Draft<'_>, pid: Pid, was_searched: bool) {
         state.unknown_masks.masks_for_child(parent.id.pid)
     };
     let masks = state.unknown_masks.inherited_by(pid).or_else(by_parent);
+    let online = state.pool.online_cpus();
+    // The mask of the ancestor is kept: a scan leaves out the offline PUs of the mask of the child.
+    let of_ancestor = |mask: &CpuSet| {
+        let mut masks = masks.as_deref().into_iter().flatten();
+        masks.find(|other| is_same(&online, other, mask)).cloned()
+    };
     let mask = if let Some(member) = state.tracked(pid) {
-        let Some(masks) = masks else { return };
-        originals(member, |entry| masks.contains(entry.original_mask()))
+        originals(member, |entry| of_ancestor(entry.original_mask()))
     } else if known.is_new || was_searched {
-        let is_of_user = |other: &ProcessId| {
-            state.process(other.pid).is_some_and(|other| other.uid == process.uid && is_older(other))
+        let mask = process.first_thread_mask.as_ref();
+        let first_thread = if masks.is_some() {
+            mask.and_then(of_ancestor)
+        } else {
+            mask.and_then(|mask| mask_of_orphan(state, known, mask))
         };
-        let found = state.unknown_masks.found();
-        let is_orphan = masks.is_none() && is_orphan_of_unknown_descent(state, known);
-        let is_unknown = |mask: &&CpuSet| match &masks {
-            Some(masks) => masks.contains(*mask),
-            None => {
-                is_orphan
-                    && found
-                        .iter()
-                        .any(|(other, found)| is_of_user(other) && found.all().any(|found| found == *mask))
-            }
-        };
-        let first_thread = process.first_thread_mask.as_ref().filter(is_unknown).cloned();
         UnknownMask { first_thread, other_threads: BTreeSet::new() }
     } else {
         return;
     };
-    note(draft, pid, mask);
+    add_found(draft, pid, mask);
+}
+
+/// The mask of unknown origin that an orphan of unknown descent may have inherited: that of an older process of its user.
+fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> Option<CpuSet> {
+    if !is_orphan_of_unknown_descent(state, known) {
+        return None;
+    }
+    let (online, orphan) = (state.pool.online_cpus(), &known.process);
+    let may_be_ancestor = |other: &ProcessId| {
+        let other = state.process(other.pid);
+        other.is_some_and(|other| other.uid == orphan.uid && other.id.start <= orphan.id.start)
+    };
+    let found = state.unknown_masks.found().iter().filter(|(process, _)| may_be_ancestor(process));
+    found.flat_map(|(_, found)| found.all()).find(|found| is_same(&online, found, mask)).cloned()
 }
 
 fn find_orphans_of_root(draft: &mut Draft<'_>) {
@@ -223,7 +254,7 @@ fn find_orphans_of_root(draft: &mut Draft<'_>) {
     let orphans: Vec<(Pid, Option<CpuSet>)> =
         orphans.map(|known| (known.process.id.pid, known.process.first_thread_mask.clone())).collect();
     for (pid, first_thread) in orphans {
-        note(draft, pid, UnknownMask { first_thread, other_threads: BTreeSet::new() });
+        add_found(draft, pid, UnknownMask { first_thread, other_threads: BTreeSet::new() });
     }
 }
 
@@ -253,7 +284,7 @@ fn find_hidden_masks(draft: &mut Draft<'_>) {
         let threads = read.and_then(|read| read.threads.as_ref()).into_iter().flatten();
         let others = threads.filter(|thread| thread.tid.0 != process.pid.0 && thread.effective_mask == cpus);
         let other_threads = others.map(|thread| thread.effective_mask.clone()).collect();
-        note(draft, process.pid, UnknownMask { first_thread, other_threads });
+        add_found(draft, process.pid, UnknownMask { first_thread, other_threads });
     }
     let state = &*draft.state;
     let is_left = |job: &&JobId| {
@@ -261,12 +292,13 @@ fn find_hidden_masks(draft: &mut Draft<'_>) {
         !state.jobs.contains_key(job) && !restoring.any(|member| member.job == **job)
     };
     let left: Vec<JobId> = cpusets.keys().filter(is_left).cloned().collect();
-    left.into_iter().for_each(|job| record(draft, UnknownMaskRecord::CpusetLeft { job }));
+    left.into_iter().for_each(|job| apply_and_journal(draft, UnknownMaskRecord::CpusetLeft { job }));
 }
 
-/// Drops the processes that have ended, and the masks that were changed.
+/// Drops the processes that have ended, and the masks that were changed, among the processes that the scan covers.
 fn update_found(draft: &mut Draft<'_>) {
     let found = draft.state.unknown_masks.found().iter();
+    let found = found.filter(|(process, _)| draft.full || draft.seen.processes.contains_key(&process.pid));
     let changed: Vec<(ProcessId, UnknownMask)> = found
         .filter_map(|(&process, mask)| {
             let left = mask_left(draft, process, mask);
@@ -274,7 +306,7 @@ fn update_found(draft: &mut Draft<'_>) {
         })
         .collect();
     for (process, mask) in changed {
-        record(
+        apply_and_journal(
             draft,
             if mask.is_empty() {
                 UnknownMaskRecord::Settled { process }
@@ -302,23 +334,27 @@ fn mask_left(draft: &Draft<'_>, process: ProcessId, noted: &UnknownMask) -> Unkn
     if known.id != process {
         return UnknownMask::default();
     }
+    let online = state.pool.online_cpus();
+    let is_in =
+        |present: Option<&CpuSet>, mask: &CpuSet| present.is_some_and(|other| is_same(&online, other, mask));
+    let mut left = noted.clone();
     if let Some(member) = state.tracked(process.pid) {
         let is_unread = member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
         if member.threads.is_empty() || is_unread {
-            return noted.clone();
+            return left;
         }
-        let mut left = originals(member, |_| true);
-        left.first_thread = left.first_thread.filter(|mask| noted.first_thread.as_ref() == Some(mask));
-        left.other_threads.retain(|mask| noted.other_threads.contains(mask));
+        let originals = originals(member, |entry| Some(entry.original_mask().clone()));
+        left.first_thread = left.first_thread.filter(|mask| is_in(originals.first_thread.as_ref(), mask));
+        left.other_threads
+            .retain(|mask| originals.other_threads.iter().any(|other| is_same(&online, other, mask)));
         return left;
     }
-    let mut left = noted.clone();
-    left.first_thread = left.first_thread.filter(|mask| known.first_thread_mask.as_ref() == Some(mask));
+    left.first_thread = left.first_thread.filter(|mask| is_in(known.first_thread_mask.as_ref(), mask));
     let read = draft.seen.processes.get(&process.pid).and_then(Observed::present);
     if let Some(threads) = read.and_then(|read| read.threads.as_ref()) {
         let others = threads.iter().filter(|thread| thread.tid.0 != process.pid.0);
         let masks: BTreeSet<&CpuSet> = others.map(|thread| &thread.effective_mask).collect();
-        left.other_threads.retain(|mask| masks.contains(mask));
+        left.other_threads.retain(|mask| masks.iter().any(|other| is_same(&online, other, mask)));
     }
     left
 }

@@ -6,9 +6,9 @@
 
 use alloc::sync::Arc;
 
-use crate::basics::{CpuSet, Pid, ProcessId, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
 use crate::state::MAX_FORK_RECORDS;
-use crate::terms::{JobId, ProcessEvent, UnknownMask, UnknownMaskRecord};
+use crate::terms::{JobId, ProcessEvent, UnknownMask, UnknownMaskRecord, Warning};
 
 /// The search for masks of unknown origin after records were lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,14 +17,35 @@ enum Search {
     #[default]
     Done,
     /// The next full scan begins the search.
-    Due,
+    Due {
+        /// As in `Running`, if an earlier run of the daemon began the search.
+        recorded: Option<BTreeSet<ProcessId>>,
+    },
     /// A full scan has begun the search.
     Running {
-        /// The processes whose membership is recorded: their masks are recorded too.
-        recorded: BTreeSet<Pid>,
-        /// The processes of which the threads and the cpusets are still to be read. `None` before the processes are chosen.
-        unread: Option<BTreeSet<Pid>>,
+        /// The processes whose membership is recorded from before the loss: their masks are recorded too.
+        recorded: BTreeSet<ProcessId>,
+        /// The processes to read. `None` before they are chosen.
+        choice: Option<Choice>,
     },
+}
+
+/// The processes that a search reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Choice {
+    /// The time at which the scan began from which the processes were chosen.
+    chosen_at: Nanos,
+    /// The processes of which the threads and the cpusets are still to be read.
+    unread: BTreeSet<Pid>,
+}
+
+/// The processes that may have inherited a mask of unknown origin while the search ran.
+pub(crate) struct EndedSearch {
+    /// The processes that were forked by found processes, parents first.
+    pub(crate) children: Vec<Pid>,
+    /// The time of the scan from which the processes of the search were chosen. The search did not read a process that was
+    /// first seen later.
+    pub(crate) chosen_at: Nanos,
 }
 
 /// The processes that have affinity masks of unknown origin. An earlier run of the daemon may have set such a mask, and no journal
@@ -34,6 +55,10 @@ pub struct UnknownMasks {
     search: Search,
     /// The found processes with their masks.
     found: BTreeMap<ProcessId, UnknownMask>,
+    /// Whether `found` has changed since the last call of `take_list_change`.
+    is_list_changed: bool,
+    /// The warning about the found processes, as of the last change of the list. It is kept because its text is long.
+    pub(crate) warning: Option<Warning>,
     /// The jobs that were found by their cpusets, each with the PUs of the cpuset. A mask with exactly these PUs may be hidden until
     /// the job ends.
     found_cpusets: BTreeMap<JobId, CpuSet>,
@@ -48,8 +73,14 @@ pub struct UnknownMasks {
 impl UnknownMasks {
     /// Requests a search for masks of unknown origin, because journal records of an earlier run of the daemon were lost. The
     /// next full scan begins the search.
+    /// A search that is pending keeps the list of processes whose masks are recorded.
     pub fn request_search(&mut self) {
-        self.search = Search::Due;
+        let recorded = match core::mem::take(&mut self.search) {
+            Search::Done => None,
+            Search::Due { recorded } => recorded,
+            Search::Running { recorded, .. } => Some(recorded),
+        };
+        self.search = Search::Due { recorded };
     }
 
     /// Returns whether a search was requested and is not complete.
@@ -108,56 +139,75 @@ impl UnknownMasks {
         self.forks_during_search.clear();
     }
 
-    /// Begins the search if it is due. `recorded` are the processes whose membership was read from the journal.
-    pub(crate) fn begin_search(&mut self, recorded: impl FnOnce() -> BTreeSet<Pid>) {
-        if self.search == Search::Due {
-            self.search = Search::Running { recorded: recorded(), unread: None };
-        }
+    /// Begins the search if it is due. `members` are the members that the journal names. Returns the record for the journal,
+    /// unless an earlier run of the daemon wrote it.
+    pub(crate) fn begin_search(
+        &mut self,
+        members: impl FnOnce() -> BTreeSet<ProcessId>,
+    ) -> Option<UnknownMaskRecord> {
+        let Search::Due { recorded: earlier } = &mut self.search else { return None };
+        let earlier = earlier.take();
+        let is_resumed = earlier.is_some();
+        let recorded = earlier.unwrap_or_else(members);
+        let record = (!is_resumed).then(|| UnknownMaskRecord::SearchBegun { recorded: recorded.clone() });
+        self.search = Search::Running { recorded, choice: None };
+        record
     }
 
     /// Whether the search runs and its processes are not chosen yet.
-    pub(crate) fn is_search_empty(&self) -> bool {
-        matches!(self.search, Search::Running { unread: None, .. })
+    pub(crate) fn is_choice_pending(&self) -> bool {
+        matches!(self.search, Search::Running { choice: None, .. })
     }
 
-    /// Whether the membership of the process was read from the journal, as far as the search knows.
-    pub(crate) fn is_recorded(&self, pid: Pid) -> bool {
-        matches!(&self.search, Search::Running { recorded, .. } if recorded.contains(&pid))
+    /// Whether the membership of the process is recorded from before the loss, as far as the search knows.
+    pub(crate) fn is_recorded(&self, process: ProcessId) -> bool {
+        matches!(&self.search, Search::Running { recorded, .. } if recorded.contains(&process))
     }
 
-    /// Sets the processes that are still to be read.
-    pub(crate) fn set_unread(&mut self, pids: BTreeSet<Pid>) {
-        if let Search::Running { unread, .. } = &mut self.search {
-            *unread = Some(pids);
+    /// Sets the processes that the search reads, chosen from a scan that began at `chosen_at`.
+    pub(crate) fn choose(&mut self, unread: BTreeSet<Pid>, chosen_at: Nanos) {
+        if let Search::Running { choice, .. } = &mut self.search {
+            *choice = Some(Choice { chosen_at, unread });
+        }
+    }
+
+    /// Notes that the threads and the cpusets of the process were read.
+    pub(crate) fn note_read(&mut self, pid: Pid) {
+        if let Search::Running { choice: Some(choice), .. } = &mut self.search {
+            choice.unread.remove(&pid);
         }
     }
 
     /// The processes of which the search still has to read the threads and the cpusets.
     pub(crate) fn unread(&self) -> impl Iterator<Item = Pid> {
         let unread = match &self.search {
-            Search::Running { unread, .. } => unread.as_ref(),
+            Search::Running { choice: Some(choice), .. } => Some(&choice.unread),
             _ => None,
         };
         unread.into_iter().flatten().copied()
     }
 
-    /// Ends the search if nothing is left to read. Returns the children that were forked meanwhile by found processes; `None`
-    /// if the search does not end now.
-    pub(crate) fn end_search(&mut self) -> Option<Vec<Pid>> {
-        let is_complete =
-            matches!(&self.search, Search::Running { unread: Some(pids), .. } if pids.is_empty());
-        if !is_complete {
-            return None;
-        }
+    /// Ends the search if nothing is left to read. Returns what may have inherited a mask meanwhile; `None` if the search does
+    /// not end now.
+    pub(crate) fn end_search(&mut self) -> Option<EndedSearch> {
+        let chosen_at = match &self.search {
+            Search::Running { choice: Some(choice), .. } if choice.unread.is_empty() => choice.chosen_at,
+            _ => return None,
+        };
         self.search = Search::Done;
         let forks = core::mem::take(&mut self.forks_during_search);
-        Some(
-            forks
-                .into_iter()
-                .filter(|&(parent, child)| self.inherit(parent, child))
-                .map(|(_, child)| child)
-                .collect(),
-        )
+        let forks = forks.into_iter().filter(|&(parent, child)| self.inherit(parent, child));
+        Some(EndedSearch { children: forks.map(|(_, child)| child).collect(), chosen_at })
+    }
+
+    /// Whether the list of found processes has changed since the last call of [`UnknownMasks::take_list_change`].
+    pub(crate) fn is_list_changed(&self) -> bool {
+        self.is_list_changed
+    }
+
+    /// Returns whether the list of found processes has changed since the last call of this function.
+    pub(crate) fn take_list_change(&mut self) -> bool {
+        core::mem::take(&mut self.is_list_changed)
     }
 
     /// The found processes with their masks.
@@ -195,8 +245,13 @@ impl UnknownMasks {
 
     /// Applies a record, when the record is made and on replay after a restart.
     pub(crate) fn apply_record(&mut self, record: UnknownMaskRecord) {
+        self.is_list_changed |=
+            matches!(record, UnknownMaskRecord::Found { .. } | UnknownMaskRecord::Settled { .. });
         match record {
             UnknownMaskRecord::RecordsLost => self.request_search(),
+            UnknownMaskRecord::SearchBegun { recorded } => {
+                self.search = Search::Due { recorded: Some(recorded) };
+            }
             UnknownMaskRecord::Searched => self.search = Search::Done,
             UnknownMaskRecord::Found { process, mask } => drop(self.found.insert(process, mask)),
             UnknownMaskRecord::Settled { process } => drop(self.found.remove(&process)),
@@ -208,7 +263,13 @@ impl UnknownMasks {
     /// Returns the records from which this value can be restored. The records of forked processes are not restored: a restart
     /// scans all processes.
     pub(crate) fn records(&self) -> impl Iterator<Item = UnknownMaskRecord> {
-        let lost = self.is_search_pending().then_some(UnknownMaskRecord::RecordsLost);
+        let lost = match &self.search {
+            Search::Done => None,
+            Search::Due { recorded: None } => Some(UnknownMaskRecord::RecordsLost),
+            Search::Due { recorded: Some(recorded) } | Search::Running { recorded, .. } => {
+                Some(UnknownMaskRecord::SearchBegun { recorded: recorded.clone() })
+            }
+        };
         let found = self.found.iter();
         let found = found.map(|(&process, mask)| UnknownMaskRecord::Found { process, mask: mask.clone() });
         let cpusets = self.found_cpusets.iter();

@@ -163,6 +163,12 @@ impl UnknownMask {
 pub enum UnknownMaskRecord {
     /// Records of an earlier run of the daemon were lost. A search for masks that it may have set is pending.
     RecordsLost,
+    /// A full scan began the search. A restarted daemon begins it again, with the same list.
+    SearchBegun {
+        /// The processes whose membership is recorded from before the loss. The search does not read them: their masks are
+        /// recorded too.
+        recorded: BTreeSet<ProcessId>,
+    },
     /// The search is complete.
     Searched,
     /// The process has masks of unknown origin. Replaces an earlier record of the process.

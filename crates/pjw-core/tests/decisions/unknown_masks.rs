@@ -1,18 +1,22 @@
 //! Masks that an earlier daemon may have set and that no record explains: which processes are named, and for how long. They
 //! are named by the warning `unknown-masks`, and stay in the journal.
 
-use pjw_core::command::Command;
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::devices::{Device, DeviceClass, MachineDetails};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobSource};
 use pjw_core::policy::Policy;
-use pjw_core::record::Record;
+use pjw_core::record::{Record, UnknownMaskRecord};
 use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::ProcessEvent;
+use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, in_cgroup, job, machine, machine_with, regular_topology};
+use crate::machine::{
+    Machine, ROOT, assign_of, in_cgroup, job, machine, machine_with, regular_topology, set,
+};
 
 /// The user of the processes.
 const USER: u32 = 1001;
@@ -360,4 +364,121 @@ fn the_cores_of_named_processes_are_given_last() {
     machine.settle();
     machine.assign("c", 2, &[10]).unwrap();
     assert_eq!(machine.grant("c"), "0-1");
+}
+
+#[test]
+fn the_cores_of_named_processes_are_given_last_also_in_the_first_cycle_of_a_daemon() {
+    let mut machine = with_a_named_process();
+    machine.spawn(9, 1, USER);
+    restart(&mut machine);
+    machine.assign("b", 2, &[9]).unwrap();
+    assert_eq!(machine.grant("b"), "2-3");
+}
+
+#[test]
+fn the_cores_of_named_processes_are_last_also_near_a_device() {
+    let card = Device {
+        class: DeviceClass::Gpu,
+        names: vec!["card0".to_owned()],
+        pci_address: String::new(),
+        model: String::new(),
+        local_cpus: set("0-1"),
+        numa_nodes: vec![0],
+    };
+    let details = MachineDetails { devices: vec![card], ..MachineDetails::default() };
+    let mut machine = with_a_named_process();
+    let records = machine.state.records();
+    machine.state = WardenState::new(machine.state.topology.clone().with_details(details), &CpuSet::new());
+    records.into_iter().for_each(|record| machine.state.apply_record(record));
+    machine.settle();
+    for (id, cores, cpus) in [("a", 2, "2-3"), ("b", 5, "0,4-7")] {
+        let request = assign_of(id, Some(CpuRequest::Cores(cores)));
+        let near_device = Some("card0".to_owned());
+        machine.command(Command::Assign(AssignCommand { near_device, ..request })).unwrap();
+        assert_eq!(machine.grant(id), cpus, "process 7 may run on 0-1");
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_within_the_search_leaves_the_search_to_the_next_one() {
+    for is_rewritten in [false, true] {
+        let mut machine = machine();
+        in_cgroup(machine.spawn(7, 1, USER), "slurm:5", "/slurm/job_5", Some(CpuRequest::Cores(2)));
+        machine.settle();
+        machine.lose_state();
+        let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
+        machine.state.apply_record(lost.clone());
+        let first = machine.state.scan_request(true);
+        let decision = machine.cycle(&first, &[]);
+        assert!(machine.state.unknown_masks.is_search_pending());
+        let appended = [vec![lost], decision.records].concat();
+        let journal = if is_rewritten { machine.state.records() } else { appended };
+        machine.lose_state();
+        journal.into_iter().for_each(|record| machine.state.apply_record(record));
+        machine.settle();
+        machine.settle_with(&[Command::ReleaseAll { caller: ROOT }]);
+        machine.policy.sources.remove(&JobSource::Slurm);
+        machine.settle();
+        assert_eq!((machine.effective_mask(7, 7).as_str(), named(&machine)), ("0-1", vec![7]));
+    }
+}
+
+#[test]
+fn a_search_for_a_cpuset_without_a_record_is_in_the_journal() {
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
+    let mut machine =
+        machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+    machine.spawn(7, 1, USER);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.clone_thread(7, 70);
+    machine.bind(7, 70, "1");
+    machine.lose_state();
+    let first = machine.state.scan_request(true);
+    let journal = machine.cycle(&first, &[]).records;
+    assert!(machine.state.unknown_masks.is_search_pending());
+    machine.state = WardenState::new(machine.state.topology.clone(), &CpuSet::new());
+    journal.into_iter().for_each(|record| machine.state.apply_record(record));
+    machine.find_cpusets();
+    machine.settle();
+    assert_eq!((machine.member(7).as_str(), named(&machine)), ("manual:a by JobCpuset", vec![7]));
+}
+
+#[test]
+fn a_name_stays_while_a_cpu_of_the_mask_is_offline() {
+    let mut machine = with_a_named_process();
+    machine.switch_off("1");
+    machine.settle();
+    assert_eq!((machine.effective_mask(7, 7).as_str(), named(&machine)), ("0", vec![7]));
+    machine.spawn(8, 7, USER);
+    machine.settle();
+    machine.switch_off("");
+    machine.settle();
+    assert_eq!(machine.effective_mask(8, 8), "0-1");
+    assert_eq!(named(&machine), [7, 8]);
+    machine.bind(7, 7, "0");
+    machine.settle();
+    assert_eq!(named(&machine), [8]);
+}
+
+#[test]
+fn a_process_that_is_born_during_the_search_is_named_by_its_parent_after_lost_events() {
+    let mut machine = with_a_lost_mask();
+    with_fork_events(&mut machine);
+    let first = machine.state.scan_request(true);
+    let first = machine.cycle(&first, &[]);
+    machine.advance(1_000_000_000);
+    fork(&mut machine, 7, 8);
+    fork(&mut machine, 8, 9);
+    machine.state.forget_fork_records();
+    for _ in 0..2 {
+        let born = machine.scan_only(&[8, 9]);
+        let _ = machine.decide(&born, &[]);
+    }
+    let _ = machine.cycle(&first.next_scan.unwrap(), &[]);
+    machine.settle();
+    assert_eq!(named(&machine), [7, 8, 9]);
 }

@@ -7,7 +7,8 @@
 //!
 //! A damaged file never stops the daemon. A file from another boot is dropped. An unreadable file is set aside. An
 //! incomplete last line is a batch whose changes were never made. The numbers of the batches tell that a file was removed
-//! or emptied: they have no gap, and a batch without records follows each `state.json`.
+//! or emptied: they have no gap, and `journal.jsonl` always has the last batch that `state.json` includes or a later one. So a
+//! shorter `journal.jsonl` is renamed into place too.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -40,6 +41,8 @@ const SCHEMA: u32 = 1;
 const BEGIN_OF_BATCH: &[u8] = b"{\"boot_id\":\"";
 /// The journal is rewritten after it has grown by this many bytes.
 const REWRITE_BYTES: u64 = 1 << 20;
+/// A removed or replaced `journal.jsonl` is opened again this many times.
+const MAX_ATTEMPTS: usize = 10;
 /// The space that is reserved at once, beside what is needed.
 const RESERVED_BYTES: u64 = 256 << 10;
 /// The largest state file in bytes. This program writes no larger file.
@@ -199,6 +202,29 @@ impl FileJournal {
         }
     }
 
+    /// Puts a file with one batch without records in the place of `journal.jsonl`. A daemon that is killed meanwhile leaves the
+    /// old file or the new one.
+    fn replace_lines(&mut self) -> io::Result<()> {
+        let fresh = self.dir.join("journal.jsonl.new");
+        directories::remove_file_if_exists(&fresh)?;
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create_new(true).mode(0o600);
+        let (boot_id, records) = (Cow::from(&self.boot_id), Cow::from(&[][..]));
+        let line = line_of(&Batch { boot_id, number: self.last + 1, records })?;
+        let replaced = directories::open_own_file(&fresh, &mut options).and_then(|file| {
+            let mut lines = lock(file, |_| false)?;
+            lines.write_all(&line)?;
+            std::fs::rename(&fresh, self.path())?;
+            Ok(lines)
+        });
+        if replaced.is_err() {
+            let _ = std::fs::remove_file(&fresh);
+        }
+        self.lines = replaced?;
+        (self.last, self.length, self.reserved) = (self.last + 1, line.len() as u64, 0);
+        Ok(())
+    }
+
     fn path(&self) -> PathBuf {
         self.dir.join(LINES)
     }
@@ -230,17 +256,26 @@ pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
 /// Opens and locks the file of the batches.
 fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
-    let mut options = OpenOptions::new();
-    options.read(true).append(true).create(true).mode(0o600);
-    let file = directories::open_own_file(&path, &mut options)
-        .map_err(|error| JournalError::new("open", &path, &error))?;
-    let lines = lock(file, |_| false).map_err(|errno| JournalError {
+    let refused = |why: String| JournalError {
         operation: "lock",
         path: path.clone(),
-        why: if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() },
+        why,
         remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
-    })?;
-    Ok((path, lines))
+    };
+    for _ in 0..MAX_ATTEMPTS {
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600);
+        let file = directories::open_own_file(&path, &mut options)
+            .map_err(|error| JournalError::new("open", &path, &error))?;
+        let locked = lock(file, |_| false).map_err(|errno| {
+            refused(if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() })
+        })?;
+        // The process that held the lock may have replaced the file.
+        if is_name_of(&path, &locked) {
+            return Ok((path, locked));
+        }
+    }
+    Err(refused("it is replaced again and again".to_owned()))
 }
 
 impl Journal for FileJournal {
@@ -275,15 +310,13 @@ impl Journal for FileJournal {
         if !is_name_of(&self.path(), &self.lines) {
             self.make_again()?;
         }
-        let (last, is_empty) = (self.last, self.length == 0);
-        if is_empty {
-            // Before the other file, so that a daemon that is killed between the two leaves no gap.
-            self.append_batch(&[])?;
-        }
+        let is_empty = self.length == 0;
+        // Before the other file, which names this batch.
+        self.append_batch(&[])?;
         let state = StateFile {
             schema: SCHEMA,
             boot_id: Cow::from(&self.boot_id),
-            last,
+            last: self.last,
             is_followed: true,
             records: Cow::from(records),
         };
@@ -299,9 +332,7 @@ impl Journal for FileJournal {
         }
         self.state = inode_of(&path);
         if !is_empty {
-            self.lines.set_len(0).map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
-            (self.length, self.reserved) = (0, 0);
-            self.append_batch(&[])?;
+            self.replace_lines().map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
         }
         if was_removed {
             warn!(

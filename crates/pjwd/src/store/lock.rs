@@ -70,7 +70,7 @@ pub struct LockHolder {
     /// and for `pjwd --release-all`.
     #[serde(default)]
     journal_of_boot: Option<String>,
-    /// Whether the journal had both files from its begin. False for earlier versions.
+    /// Whether the journal had both files from its begin. False for earlier versions, and if `state.json` could not be written.
     #[serde(default)]
     has_state_file: bool,
     /// The last journal that an earlier process made. `None` as soon as this process has made its own.
@@ -98,7 +98,7 @@ impl LockHolder {
         let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let text = |path: &Path| full(path).to_string_lossy().into_owned();
         let (socket, state_dir) = (socket.map(text), text(state_dir));
-        let (pid, has_state_file) = (std::process::id(), true);
+        let (pid, has_state_file) = (std::process::id(), false);
         Self { pid, socket, state_dir, journal_of_boot: None, has_state_file, earlier_journal: None }
     }
 
@@ -243,11 +243,13 @@ impl DaemonLock {
     }
 
     /// Records in the lock file that this process has made its journal (the records of its changes) in the current
-    /// boot. `boot_id` is the id of this boot. The next pjwd needs this entry for [`DaemonLock::earlier_state_dir`].
+    /// boot. `boot_id` is the id of this boot. `has_state_file` says whether the file `state.json` was written. The next pjwd
+    /// needs this entry for [`DaemonLock::earlier_state_dir`] and [`DaemonLock::has_earlier_state_file`].
     ///
     /// # Errors
     /// If the lock file can't be written.
-    pub fn record_boot_id(&mut self, boot_id: &str) -> io::Result<()> {
+    pub fn record_boot_id(&mut self, boot_id: &str, has_state_file: bool) -> io::Result<()> {
+        self.holder.has_state_file = has_state_file;
         self.holder.journal_of_boot = Some(boot_id.to_owned());
         self.holder.earlier_journal = None;
         self.write_holder()

@@ -83,7 +83,10 @@ pub fn allocate_for_groups(
     let Some(device) = request.near_device.as_deref().and_then(|name| topology.device_by_name(name)) else {
         return Ok(anywhere);
     };
-    let near = available.intersection(&device.local_cpus).union(&available.intersection(&present));
+    let mut near = available.intersection(&device.local_cpus).union(&available.intersection(&present));
+    if !anywhere.cpus.intersects(&avoided) {
+        near = near.difference(&avoided);
+    }
     Ok(near_device(device, anywhere, make_offer(&near).ok()))
 }
 

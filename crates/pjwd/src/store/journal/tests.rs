@@ -78,15 +78,42 @@ fn a_rewrite_replaces_only_earlier_records() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = reopen(dir.path());
     journal.append(&[ended("old")]).unwrap();
-    let before = std::fs::read(dir.path().join("journal.jsonl")).unwrap();
     journal.rewrite(&[ended("kept")]).unwrap();
     journal.append(&[ended("new")]).unwrap();
     drop(journal);
     assert_eq!(reopen(dir.path()).1.records, [ended("kept"), ended("new")]);
-    // The daemon was killed between the rename and the truncation. The old batches are still there and must not
-    // count again.
-    std::fs::write(dir.path().join("journal.jsonl"), before).unwrap();
-    assert_eq!(reopen(dir.path()).1.records, [ended("kept")]);
+}
+
+#[test]
+fn a_daemon_that_ends_within_a_rewrite_leaves_a_complete_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = dir.path().join("journal.jsonl");
+    let (mut journal, mut found) = reopen(dir.path());
+    journal.begin(&mut found).unwrap();
+    journal.append(&[ended("old")]).unwrap();
+    let mut before = File::open(&lines).unwrap();
+    journal.rewrite(&[ended("kept")]).unwrap();
+    assert!(!is_name_of(&lines, &before), "the file is replaced, and never empty");
+    drop(journal);
+    // Killed between the two renames: the old batches are still there and must not count again.
+    let mut text = Vec::new();
+    before.read_to_end(&mut text).unwrap();
+    std::fs::write(&lines, text).unwrap();
+    let (mut journal, found) = reopen(dir.path());
+    assert_eq!((found.records, found.has_lost_records), (vec![ended("kept")], false));
+    // The second file can't be written.
+    let blocked = dir.path().join("journal.jsonl.new");
+    std::fs::create_dir(&blocked).unwrap();
+    assert!(journal.rewrite(&[ended("later")]).unwrap_err().to_string().contains("can't shorten"));
+    journal.append(&[ended("new")]).unwrap();
+    drop(journal);
+    let (mut journal, found) = reopen(dir.path());
+    assert_eq!((found.records, found.has_lost_records), (vec![ended("later"), ended("new")], false));
+    std::fs::remove_dir(blocked).unwrap();
+    journal.rewrite(&[ended("last")]).unwrap();
+    drop(journal);
+    let (_, found) = reopen(dir.path());
+    assert_eq!((found.records, found.has_lost_records), (vec![ended("last")], false));
 }
 
 /// The journal of a daemon with records in both files, which was killed.
