@@ -7,7 +7,7 @@
 use alloc::sync::Arc;
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
-use crate::state::MAX_FORK_RECORDS;
+use crate::state::lineage::MAX_FORK_RECORDS;
 use crate::terms::{JobId, ProcessEvent, UnknownMask, UnknownMaskRecord, Warning};
 
 /// The search for masks of unknown origin after records were lost.
