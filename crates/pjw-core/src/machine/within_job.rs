@@ -59,9 +59,9 @@ impl WithinJob {
         }
     }
 
-    /// Returns a phrase for users that says to which NUMA node a new process goes by this rule, such as `to the
-    /// NUMA node of the parent`. `pjwctl explain` prints the phrase after the words `a new busy process goes`.
-    /// `Default` has no such phrase: the result is `no NUMA node is chosen for it`.
+    /// Returns a phrase for users that names the NUMA node on which this rule places a new process, such as `to the
+    /// NUMA node of the parent`. `pjwctl explain` prints the phrase after the words `a new busy process goes`. The rule
+    /// `Default` places no process. Its phrase is `no NUMA node is chosen for it`, which `explain` prints alone.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {

@@ -92,10 +92,8 @@ impl AffinityMonitor {
     /// call of this function. Does not wait. The requests are in a ring buffer in shared memory, so that reading them
     /// takes no system call.
     ///
-    /// While the ring buffer is full, requests are lost. The BPF program counts the lost requests in a BPF map. If
-    /// the returned requests filled at least half of the ring buffer, this function reads this count with bpf(2). If
-    /// they filled less, the returned count is 0: requests stay in the ring buffer until this function reads them, so
-    /// the ring buffer was not full since the last call.
+    /// While the ring buffer is full, requests are lost. The result has the number of requests that were lost since
+    /// the last call.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;
@@ -105,7 +103,8 @@ impl AffinityMonitor {
             read += RING_HEADER_BYTES + record.len();
             drained.requests.extend(parse(&record));
         }
-        // Records are lost only while the ring buffer is full.
+        // Records are lost only while the ring buffer is full, and stay there until they are read. So a ring buffer that is
+        // less than half full was not full since the last call, and the BPF map with the count need not be read.
         if read >= RING_BYTES / 2
             && let Ok([_, _, _, lost]) = self.orders.get(&0, 0)
         {

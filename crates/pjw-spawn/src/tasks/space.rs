@@ -45,8 +45,8 @@ const COMM_BYTES: usize = 16;
 ///
 /// Dropping this value does not end the tasks. The host ends after the last task.
 ///
-/// Two things differ after [`Context::kill_when_launcher_ends`]. Dropping this value kills the host, while the tasks
-/// continue to run. When the thread that made the address space ends, the kernel kills the tasks.
+/// If [`Context::kill_when_launcher_ends`] was called before, the kernel kills the tasks when the thread that made this
+/// value (the launcher) ends. Dropping this value then kills the host at once, and the running tasks continue.
 #[derive(Debug)]
 pub struct Space {
     setup: Arc<Setup>,

@@ -63,8 +63,8 @@ struct BoundedThread {
 
 impl RealtimePriority {
     /// Makes a [`RealtimePriority`] for `threads`. These are threads of this process, each with a name for the log.
-    /// The CPU time of the threads is limited from the time `now` on. The threads keep their normal priority until
-    /// [`RealtimePriority::set_enabled`] is called.
+    /// The threads keep their normal priority until [`RealtimePriority::set_enabled`] is called. A thread that uses more
+    /// than its share of CPU time loses the real-time priority for some time. The share is measured from `now` on.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {

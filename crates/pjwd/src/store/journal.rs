@@ -244,9 +244,10 @@ impl FileJournal {
     }
 }
 
-/// Returns whether the directory `dir` contains the journal: the files in which pjwd records its changes. If
-/// `has_state_file` is true, `state.json` must be there, because the daemon wrote it when it started. Otherwise, one of the two
-/// files is enough: earlier versions write `state.json` later.
+/// Returns whether the directory `dir` contains the journal of an earlier daemon: the files `state.json` and
+/// `journal.jsonl`, in which pjwd records its changes. `has_state_file` says whether this daemon wrote `state.json` when
+/// it started. If true, `state.json` must exist. If false, one of the two files is enough, because earlier versions of
+/// pjwd write `state.json` later.
 #[must_use]
 pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
     let exists = |name: &str| dir.join(name).exists();

@@ -39,9 +39,11 @@ impl WardenState {
             .collect()
     }
 
-    /// Returns the PUs of those groups of [`Self::address_space_threads_of`] that are in one L3 cache or in one
-    /// NUMA node, one set for each group. For each thread, the set has the PU to which pjw pinned the thread, or
-    /// else the PU on which the thread ran last. If the job gets fewer PUs, it keeps these PUs before other PUs
+    /// Returns a set of PUs for each group of threads of the job `id` that runs within one L3 cache or one NUMA node.
+    /// The threads of a group share an address space ([`Self::address_space_threads_of`]). For each thread, the set
+    /// has the PU to which pjw pinned the thread, or else the PU on which the thread ran last.
+    ///
+    /// If the job must give up PUs, it keeps the PUs of these sets as long as possible
     /// ([`allocate_for_groups`](crate::allocate::allocate_for_groups)).
     #[must_use]
     pub fn undivided_groups_of(&self, id: &JobId) -> Vec<CpuSet> {
