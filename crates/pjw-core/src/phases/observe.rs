@@ -22,7 +22,9 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     note_online(draft, &snapshot.online);
     update_cgroups(draft);
     if draft.full {
-        let places = draft.state.job_cgroup_paths();
+        let mut places = draft.state.job_cgroup_paths();
+        // The search for masks of unknown origin reads these in this scan.
+        places.extend(draft.state.cgroups_around(draft.state.unknown_masks.unread()));
         draft.state.cgroups.retain(|path, _| places.contains(path));
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {

@@ -132,8 +132,12 @@ fn read_mask(draft: &Draft<'_>, pid: Pid) -> Option<UnknownMask> {
         if member.threads.is_empty() || is_unread {
             return None;
         }
-        let unknown_original =
-            |entry: &MaskEntry| has_unknown_original(&online, entry).then(|| entry.original_mask().clone());
+        let unknown_original = |entry: &MaskEntry| {
+            let original = entry.original_mask();
+            let is_unknown =
+                has_unknown_original(&online, entry) && !is_recorded_original(state, member, original);
+            is_unknown.then(|| original.clone())
+        };
         return Some(if is_bound_by_scheduler {
             UnknownMask::default()
         } else {
@@ -166,6 +170,15 @@ fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
     !online.is_subset(original)
         && (of_program().next().is_none()
             || of_program().any(|request| request.requested_at == Nanos(0) && request.mask == *original))
+}
+
+/// Whether a recorded process of the same job had this mask before the job. The member may be its child, and has inherited it.
+fn is_recorded_original(state: &WardenState, member: &Member, original: &CpuSet) -> bool {
+    let recorded = state.members_of(&member.job).filter(|other| state.unknown_masks.is_recorded(other.id));
+    recorded
+        .flat_map(|other| other.threads.values())
+        .filter_map(|thread| thread.mask_entry.as_ref())
+        .any(|entry| entry.original_mask() == original)
 }
 
 /// Whether two masks are the same as far as a scan can tell: sched_getaffinity(2) leaves out offline PUs.

@@ -183,6 +183,8 @@ fn a_process_that_is_born_during_the_search_is_named() {
 #[test]
 fn a_search_whose_next_scan_is_not_made_is_completed_by_the_next_full_scan() {
     let mut machine = with_a_lost_mask();
+    machine.spawn(20, 1, USER).cgroup = "/containers/one".into();
+    machine.world().write_cpuset("/containers/one", Some(&"4-5".parse::<CpuSet>().unwrap()));
     for _ in 0..2 {
         let scan = machine.state.periodic_scan_request();
         assert_eq!(scan.scope, ScanScope::Full);
@@ -191,7 +193,7 @@ fn a_search_whose_next_scan_is_not_made_is_completed_by_the_next_full_scan() {
     assert_eq!(
         named(&machine),
         [7],
-        "as in the mode observe, where a cycle with planned changes has one scan"
+        "as in the mode observe, where a cycle with planned changes has one scan; the process of a container is not named"
     );
 }
 
@@ -272,6 +274,8 @@ fn a_mask_that_the_journal_explains_is_not_named() {
     machine.lose_state();
     records.into_iter().for_each(|record| machine.state.apply_record(record));
     machine.state.unknown_masks.request_search();
+    // Born while no daemon ran.
+    machine.spawn(9, 7, USER);
     machine.settle();
     assert_eq!(named(&machine), [0; 0], "the programs had these masks before the job");
 }

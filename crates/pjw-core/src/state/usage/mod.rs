@@ -309,8 +309,10 @@ impl UsageState {
     /// Takes over the CPU times of a living process of the job `job`, and adds the growth to the job. `parent` is its real
     /// parent now.
     pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessTimes) {
-        // It still runs, although its first thread may have exited.
-        self.exit_times.remove(&id.pid);
+        // Its first thread may have exited before the others: then it has run on since.
+        if self.exit_times.get(&id.pid).is_some_and(|read| read.times != *times) {
+            self.exit_times.remove(&id.pid);
+        }
         let Some(open) = self.jobs.get_mut(job) else { return };
         let known =
             self.processes.get_mut(&id.pid).filter(|known| known.start == id.start && known.job == *job);

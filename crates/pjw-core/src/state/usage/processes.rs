@@ -65,8 +65,13 @@ struct EndedChild {
     /// [`OutsideParent::other_children_ns`] when the child was last read. What the parent has more now is the rest of
     /// the time of the child.
     before_ns: i64,
+    /// The same value some seconds ago, if that is later. Since its last reading, an idle child has used nothing, but the
+    /// parent may have waited for other children.
+    recent_ns: i64,
     /// Whether the last CPU times of the child are unknown.
     is_unread: bool,
+    /// Whether children of several jobs ended unread: the parent has one sum of their times, so that none of the jobs gets it.
+    is_of_several_jobs: bool,
 }
 
 /// The kernel tells user time and system time in ticks of 10 ms, and cuts both. So the growth of their sum may seem this
@@ -94,26 +99,25 @@ impl OutsideParent {
     }
 
     /// Records that a child ended of which its job has got `known_ns`. `before_ns` is [`Self::other_children_ns`] when
-    /// the child was last read. If that is long ago, the child was idle since, and the parent may have waited for other
-    /// children: a later value counts then.
+    /// the child was last read.
     pub(super) fn end_child(&mut self, job: JobId, known_ns: u64, before_ns: Option<i64>, is_unread: bool) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
         let before_ns = match before_ns {
-            Some(before_ns) => before_ns.max(self.marks[0].1),
+            Some(before_ns) => before_ns,
             None => pending_ns.unwrap_or_else(|| self.other_children_ns()),
         };
+        let recent_ns = before_ns.max(self.marks[0].1);
         self.of_jobs_ns += known_ns;
-        let ended = EndedChild { job, before_ns, is_unread };
+        let ended = EndedChild { job, before_ns, recent_ns, is_unread, is_of_several_jobs: false };
         self.ended = Some(match self.ended.take() {
-            Some(earlier) => {
-                // The rests of two jobs have one sum: none of the jobs gets it.
-                let are_separable = earlier.job == ended.job || !(earlier.is_unread && ended.is_unread);
-                EndedChild {
-                    before_ns: earlier.before_ns.min(ended.before_ns),
-                    is_unread: (earlier.is_unread || ended.is_unread) && are_separable,
-                    job: if ended.is_unread { ended.job } else { earlier.job },
-                }
-            }
+            Some(earlier) => EndedChild {
+                before_ns: earlier.before_ns.min(ended.before_ns),
+                recent_ns: earlier.recent_ns.min(ended.recent_ns),
+                is_unread: earlier.is_unread || ended.is_unread,
+                is_of_several_jobs: earlier.is_of_several_jobs
+                    || (earlier.job != ended.job && earlier.is_unread && ended.is_unread),
+                job: if ended.is_unread { ended.job } else { earlier.job },
+            },
             None => ended,
         });
     }
@@ -142,10 +146,15 @@ impl OutsideParent {
     pub(super) fn read(&mut self, times: &ProcessTimes, now: Nanos) -> Option<(JobId, u64)> {
         self.children_ns = self.children_ns.max(times.children_ns);
         let other_ns = self.other_children_ns();
-        let ended = self.ended.take_if(|ended| other_ns.saturating_sub(ended.before_ns) >= -CUT_NS);
-        let rest_ns = ended.as_ref().map_or(0, |ended| other_ns.saturating_sub(ended.before_ns));
-        let rest_ns = u64::try_from(rest_ns).unwrap_or(0);
-        let of_unread = ended.filter(|ended| ended.is_unread && rest_ns > 0).map(|ended| {
+        let rest_of = |ended: &EndedChild| {
+            let recent_ns = other_ns.saturating_sub(ended.recent_ns);
+            // If the end was found late, the recent value already has the time of the child.
+            if recent_ns >= -CUT_NS { recent_ns } else { other_ns.saturating_sub(ended.before_ns) }
+        };
+        let ended = self.ended.take_if(|ended| rest_of(ended) >= -CUT_NS);
+        let rest_ns = u64::try_from(ended.as_ref().map_or(0, rest_of)).unwrap_or(0);
+        let of_one_job = ended.filter(|ended| ended.is_unread && !ended.is_of_several_jobs && rest_ns > 0);
+        let of_unread = of_one_job.map(|ended| {
             self.of_jobs_ns += rest_ns;
             (ended.job, rest_ns)
         });

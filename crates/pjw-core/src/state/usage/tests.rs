@@ -156,18 +156,50 @@ fn what_the_parent_got_while_its_child_was_idle_is_the_time_of_other_children() 
 }
 
 #[test]
+fn the_end_of_a_child_may_be_found_seconds_after_its_parent_got_its_time() {
+    let (mut usage, a) = begun();
+    let plausible = |_: &JobId| 20_000 * MS;
+    let at = |second: u64| Nanos(second * 1_000 * MS);
+    usage.read_process(&a, id(ROOT), SHELL, &times(10_000, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), at(1), plausible);
+    usage.note_time_of_outside_parent(ROOT);
+    for second in 2..=8 {
+        usage.read_outside_parent(SHELL, &times(0, 10_050), at(second), plausible);
+    }
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 10_050), at(9), plausible);
+    assert_eq!((cpu_ms(&usage, &a), usage.expected_parents().count()), (10_050, 0));
+    usage.read_outside_parent(SHELL, &times(0, 30_000), at(10), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 10_050);
+}
+
+#[test]
+fn times_that_are_still_the_same_when_the_scan_is_used_are_the_last_ones() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(100, 0));
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+    usage.note_exit_times(&[ProcessEvent::Exit { pid: ROOT }], BTreeMap::from([(ROOT, times(200, 0))]));
+    usage.read_process(&a, id(ROOT), SHELL, &times(200, 0));
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 1_500), NOW, |_| 20_000 * MS);
+    assert_eq!(cpu_ms(&usage, &a), 200, "what the parent got besides is the time of other children");
+}
+
+#[test]
 fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     let (mut usage, a) = begun();
     let b = job("b");
     usage.begin(&b, Nanos(1_000 * MS));
     let plausible = |_: &JobId| 20_000 * MS;
-    for (job, pid) in [(&a, ROOT), (&b, CHILD)] {
-        usage.read_process(job, id(pid), SHELL, &times(100, 0));
+    let third = Pid(31);
+    for (job, pid) in [(&a, ROOT), (&b, CHILD), (&b, third)] {
+        usage.read_process(job, id(pid), SHELL, &times(if pid == ROOT { 100 } else { 50 }, 0));
         usage.read_outside_parent(SHELL, &times(0, 0), NOW, plausible);
         usage.note_time_of_outside_parent(pid);
     }
-    usage.end_process(ROOT, None);
-    usage.end_process(CHILD, None);
+    for pid in [ROOT, CHILD, third] {
+        usage.end_process(pid, None);
+    }
     usage.read_outside_parent(SHELL, &times(0, 290), NOW, plausible);
     assert_eq!((cpu_ms(&usage, &a), cpu_ms(&usage, &b)), (100, 100));
     assert_eq!(usage.expected_parents().count(), 0);
