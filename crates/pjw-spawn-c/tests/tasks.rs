@@ -99,6 +99,8 @@ fn the_stencil_computes_the_same_with_pointers_and_with_memory_files() {
     assert_eq!(shared, alone);
 }
 
+const PAGES_OF_50: [&str; 2] = ["50", "128"];
+
 #[test]
 fn page_tables_of_fifty_tasks_are_near_those_of_fifty_threads() {
     let directory = tempfile::tempdir().unwrap();
@@ -106,19 +108,34 @@ fn page_tables_of_fifty_tasks_are_near_those_of_fifty_threads() {
     let Some(program) = compile("../../benches/src/peers/ranks.c", directory.path()) else { return };
     let kib = |text: &str| text.trim().parse::<f64>().unwrap_or_else(|_| panic!("no number: {text}"));
     // Where the kernel places the stacks differs from run to run, so one run of each may differ by a tenth.
-    let median = |mut figures: Vec<f64>| {
+    let median = |run: &dyn Fn() -> f64| {
+        let mut figures: Vec<f64> = (0..5).map(|_| run()).collect();
         figures.sort_by(f64::total_cmp);
-        figures[figures.len() / 2]
+        figures[2]
     };
-    let of_tasks = || kib(&run_ranks(&program, &["pages", "ranks", "50", "128"], true, 50));
-    let of_threads = || {
-        let output = Command::new(&program).args(["pages", "threads", "50", "128"]).output().unwrap();
+    // The address space of the tasks begins as a copy of that of the process that starts them, and other tests run in this one.
+    let tasks = median(&|| {
+        let mut own = Command::new(std::env::current_exe().unwrap());
+        own.args(["--exact", "fifty_tasks_in_a_process_of_their_own", "--ignored", "--nocapture"]);
+        let output = own.env("RANKS", &program).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        kib(text.lines().find_map(|line| line.strip_prefix("page tables:")).unwrap_or(&text))
+    });
+    let threads = median(&|| {
+        let output = Command::new(&program).args(["pages", "threads"]).args(PAGES_OF_50).output().unwrap();
         kib(&String::from_utf8_lossy(&output.stdout))
-    };
-    let tasks = median((0..5).map(|_| of_tasks()).collect());
-    let threads = median((0..5).map(|_| of_threads()).collect());
+    });
     println!("tasks {tasks} KiB, threads {threads} KiB");
     assert!(tasks <= 1.2 * threads, "tasks {tasks} KiB, threads {threads} KiB");
+}
+
+#[test]
+#[ignore = "a part of page_tables_of_fifty_tasks_are_near_those_of_fifty_threads"]
+fn fifty_tasks_in_a_process_of_their_own() {
+    let program = std::env::var_os("RANKS").expect("the other test sets it");
+    let arguments = ["pages", "ranks"].into_iter().chain(PAGES_OF_50);
+    let figure = run_ranks(Path::new(&program), &arguments.collect::<Vec<_>>(), true, 50);
+    println!("\npage tables:{figure}");
 }
 
 #[test]
