@@ -43,6 +43,12 @@ const BARE_WITH_MASK: &str = "bare vfork, mask and exec";
 const POSIX_SPAWN: &str = "posix_spawn without a mask";
 const WRAPPER: &str = "taskset -c PU PROGRAM";
 
+/// Which of `count` ways has this turn in this round. Each way follows each other one equally often: a way that follows taskset
+/// finds cold caches.
+fn at_turn(turn: usize, round: usize, count: usize) -> usize {
+    (turn * (1 + round % (count - 1)) + round) % count
+}
+
 fn main() -> anyhow::Result<()> {
     let setup = Setup::prepare()?;
     let directory = tempfile::tempdir().context("can't make a directory for the program")?;
@@ -75,9 +81,8 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     let mut times = [OWN, BARE, BARE_WITH_MASK, POSIX_SPAWN, WRAPPER].map(|name| (name, Vec::new()));
     for round in 0..setup.effort.pick(5, 1000) {
         setup.interrupt.check()?;
-        // Each way follows each other one equally often: a way that follows taskset finds cold caches.
         for turn in 0..times.len() {
-            let at = (turn * (1 + round % (times.len() - 1)) + round) % times.len();
+            let at = at_turn(turn, round, times.len());
             let (name, times) = &mut times[at];
             let before = now_ns()?;
             match *name {
@@ -133,7 +138,7 @@ fn delays_in_cgroup(setup: &Setup, directory: &Path, program: &Path) -> anyhow::
     for round in 0..setup.effort.pick(5, 1000) {
         setup.interrupt.check()?;
         for turn in 0..times.len() {
-            let at = (turn * (1 + round % (times.len() - 1)) + round) % times.len();
+            let at = at_turn(turn, round, times.len());
             let (name, times) = &mut times[at];
             let before = now_ns()?;
             match *name {

@@ -31,7 +31,7 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
 /// programs are not included.
 #[must_use]
 pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
-    let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);
+    let people = state.jobs.owners().filter(|&owner| policy.is_person(owner));
     let unassigned = |owner| {
         let processes = state.processes.processes_of_user(owner).map(|known| &known.process);
         processes.filter(|process| is_free(state, policy, process)).map(|process| process.id.pid).collect()
@@ -89,7 +89,7 @@ fn update_unassigned(draft: &mut Draft<'_>) -> BTreeSet<Uid> {
 fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
     let (state, policy) = (&*draft.state, draft.policy);
     is_free(state, policy, process)
-        && process.uid.0 >= policy.first_person_uid
+        && policy.is_person(process.uid)
         && state.jobs.of_owner(process.uid).next().is_some()
 }
 

@@ -181,6 +181,14 @@ pub struct Policy {
     pub lending: LendingPolicy,
 }
 
+impl Policy {
+    /// Whether the user id `user` belongs to a person, not to root or a service ([`Policy::first_person_uid`]).
+    #[must_use]
+    pub fn is_person(&self, user: Uid) -> bool {
+        user.0 >= self.first_person_uid
+    }
+}
+
 impl Default for Policy {
     fn default() -> Self {
         Self {

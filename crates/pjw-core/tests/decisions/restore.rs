@@ -30,7 +30,7 @@ fn give_cpuset(m: &mut Machine, cpus: &str) {
 }
 
 /// A machine with cpusets, and a kernel that keeps requested masks or forgets them.
-fn machine_with_cpusets(affinity_persists: bool) -> Machine {
+pub(crate) fn machine_with_cpusets(affinity_persists: bool) -> Machine {
     let cpuset_support =
         CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists, ..CpusetSupport::default() };
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })

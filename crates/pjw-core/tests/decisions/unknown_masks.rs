@@ -3,20 +3,17 @@
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::devices::{Device, DeviceClass, MachineDetails};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobSource};
-use pjw_core::policy::Policy;
 use pjw_core::record::{Record, UnknownMaskRecord};
 use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::ProcessEvent;
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
-use crate::machine::{
-    Machine, ROOT, assign_of, in_cgroup, job, machine, machine_with, regular_topology, set,
-};
+use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, set};
+use crate::restore::machine_with_cpusets;
 
 /// The user of the processes.
 const USER: u32 = 1001;
@@ -282,13 +279,7 @@ fn a_mask_that_the_journal_explains_is_not_named() {
 
 #[test]
 fn a_worker_thread_that_is_bound_is_named_while_the_job_lives_and_until_it_is_widened() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    let mut machine =
-        machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+    let mut machine = machine_with_cpusets(true);
     machine.spawn(7, 1, USER);
     machine.assign("a", 2, &[7]).unwrap();
     machine.clone_thread(7, 70);
@@ -310,14 +301,8 @@ fn a_worker_thread_that_is_bound_is_named_while_the_job_lives_and_until_it_is_wi
 
 #[test]
 fn a_mask_that_a_cpuset_had_hidden_is_named_after_the_release() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
     for restarts in [false, true] {
-        let policy = Policy { cpuset_support: cpuset_support.clone(), ..Policy::default() };
-        let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+        let mut machine = machine_with_cpusets(true);
         for pid in [7, 8, 9] {
             machine.spawn(pid, 1, USER);
         }
@@ -429,13 +414,7 @@ fn a_daemon_that_is_killed_within_the_search_leaves_the_search_to_the_next_one()
 
 #[test]
 fn a_search_for_a_cpuset_without_a_record_is_in_the_journal() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Legacy,
-        affinity_persists: true,
-        ..CpusetSupport::default()
-    };
-    let mut machine =
-        machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+    let mut machine = machine_with_cpusets(true);
     machine.spawn(7, 1, USER);
     machine.assign("a", 2, &[7]).unwrap();
     machine.clone_thread(7, 70);

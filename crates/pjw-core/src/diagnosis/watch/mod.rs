@@ -111,7 +111,7 @@ impl ScanPair<'_> {
         let unassigned_process = |process: &Process, role: BatchRole| {
             let threads: Vec<ObservedThread> = self.threads_of(process.id.pid, &readings).collect();
             let threads = if threads.is_empty() { first_thread(process) } else { threads };
-            let by_system = process.uid == Uid::ROOT || process.uid.0 < self.policy.first_person_uid;
+            let by_system = process.uid == Uid::ROOT || !self.policy.is_person(process.uid);
             UnassignedProcess {
                 pid: process.id.pid,
                 uid: process.uid,

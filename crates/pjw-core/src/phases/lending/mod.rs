@@ -205,7 +205,7 @@ fn is_lent_by_owner(state: &WardenState, core: &Core) -> bool {
     holders.filter_map(|id| state.jobs.get(id)).any(|job| may_lend(job).is_some())
 }
 
-/// Whether the borrower of the core was told that the core is taken back.
+/// Whether the return of the core is announced to its borrower: a grace period runs.
 fn is_announced(state: &WardenState, core: &Core) -> bool {
     core.iter().any(|pu| state.lending.grace_period_end(pu).is_some())
 }

@@ -166,10 +166,9 @@ fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) 
 /// Whether the rule of a provision recognises a process. A person can give any name to a program, so a rule that names
 /// only a program recognises no process of a person. Except in the daemon of one user: it manages no other processes.
 pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Process) -> bool {
-    let may_be_of_person = policy.only_managed_user.is_some()
-        || process.uid.0 < policy.first_person_uid
-        || !rule.has_only_comm();
-    may_be_of_person && rule.matches(process.uid, process.comm, process.cgroup.as_deref())
+    let is_of_other_person = policy.only_managed_user.is_none() && policy.is_person(process.uid);
+    let is_trusted = !is_of_other_person || !rule.has_only_comm();
+    is_trusted && rule.matches(process.uid, process.comm, process.cgroup.as_deref())
 }
 
 fn by_environment<'a>(
