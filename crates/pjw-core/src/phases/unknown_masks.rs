@@ -128,8 +128,7 @@ fn read_mask(draft: &Draft<'_>, pid: Pid) -> Option<UnknownMask> {
     // The scheduler binds its tasks inside the cpusets that it makes. pjw changes no mask there.
     let is_bound_by_scheduler = known.job_marks.job_of_cgroup().is_some() && possible != online;
     if let Some(member) = state.tracked(pid) {
-        let is_unread = member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
-        if member.threads.is_empty() || is_unread {
+        if has_unread_threads(member) {
             return None;
         }
         let unknown_original = |entry: &MaskEntry| {
@@ -185,6 +184,11 @@ fn is_recorded_original(state: &WardenState, member: &Member, original: &CpuSet)
 fn is_same(online: &CpuSet, one: &CpuSet, other: &CpuSet) -> bool {
     let common = one.intersection(online);
     one == other || (!common.is_empty() && common == other.intersection(online))
+}
+
+/// Whether the masks of the process are not known completely yet.
+fn has_unread_threads(member: &Member) -> bool {
+    member.threads.is_empty() || member.living_threads().any(|(_, thread)| thread.mask_entry.is_none())
 }
 
 /// What `mask_of` returns for the threads of a tracked process.
@@ -352,8 +356,7 @@ fn mask_left(draft: &Draft<'_>, process: ProcessId, noted: &UnknownMask) -> Unkn
         |present: Option<&CpuSet>, mask: &CpuSet| present.is_some_and(|other| is_same(&online, other, mask));
     let mut left = noted.clone();
     if let Some(member) = state.tracked(process.pid) {
-        let is_unread = member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
-        if member.threads.is_empty() || is_unread {
+        if has_unread_threads(member) {
             return left;
         }
         let originals = originals(member, |entry| Some(entry.original_mask().clone()));
