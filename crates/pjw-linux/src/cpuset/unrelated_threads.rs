@@ -28,9 +28,19 @@ pub(crate) struct UnrelatedThreads {
     /// Threads whose masks name PUs of a partition. The masks are restored when the partition ends while this
     /// warden runs.
     pending: Vec<BoundThread>,
-    /// The cgroup that was removed last while masks were pending, and until when the kernel may still change masks
-    /// because of that.
-    removed: Option<(String, Instant)>,
+    /// The partitions: the PUs of each, by the path of its cgroup. A restarted warden knows a partition from its end on.
+    partitions: BTreeMap<String, CpuSet>,
+    /// The partition that was removed last, while the kernel may still change masks because of that.
+    removed: Option<RemovedPartition>,
+}
+
+/// A partition whose cgroup was removed.
+#[derive(Debug)]
+struct RemovedPartition {
+    path: String,
+    cpus: CpuSet,
+    /// Until when the kernel may still change masks.
+    until: Instant,
 }
 
 /// How long the kernel may take to give the CPUs of a removed partition back: it ends the partition after rmdir(2), in
@@ -70,7 +80,7 @@ impl UnrelatedThreads {
     /// `affinity_persists`: whether affinity survives cpuset writes, as in
     /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
     pub(crate) fn new(affinity_persists: bool) -> Self {
-        Self { affinity_persists, pending: Vec::new(), removed: None }
+        Self { affinity_persists, pending: Vec::new(), partitions: BTreeMap::new(), removed: None }
     }
 
     /// The threads with masks of their own that the change would affect. Empty if it affects none.
@@ -79,30 +89,46 @@ impl UnrelatedThreads {
         context: &mut CpusetContext<'_>,
         change: &CpusetChange,
     ) -> Vec<BoundThread> {
-        let reached = !self.affinity_persists && affects_unrelated(context, change);
-        if reached { self.find_bound(context) } else { Vec::new() }
+        if self.affinity_persists || !affects_unrelated(context, change) {
+            return Vec::new();
+        }
+        let Some(job_cpuset) = changed_cpuset(change) else { return Vec::new() };
+        let (path, cpus) = (&job_cpuset.path, &job_cpuset.spec.cpus);
+        let is_created = matches!(change, CpusetChange::Create { .. });
+        if job_cpuset.spec.isolated && !is_created {
+            // A restarted warden has not made the partition itself.
+            self.partitions.insert(path.clone(), cpus.clone());
+        }
+        if matches!(change, CpusetChange::Remove { .. }) {
+            self.note_removed(path);
+        }
+        let bound = self.find_bound(context);
+        if job_cpuset.spec.isolated && is_created {
+            self.partitions.insert(path.clone(), cpus.clone());
+        } else {
+            self.partitions.remove(path);
+        }
+        bound
     }
 
-    /// Notes that the cgroup at `path` was removed. Its partition may have had the PUs of masks that are pending.
+    /// Notes that the cgroup at `path` was removed. If it was a partition, the kernel resets masks soon after.
     pub(crate) fn note_removed(&mut self, path: &str) {
-        if !self.pending.is_empty() {
-            self.removed = Some((path.to_owned(), Instant::now() + REMOVAL_DELAY));
+        if let Some(cpus) = self.partitions.remove(path) {
+            let until = Instant::now() + REMOVAL_DELAY;
+            self.removed = Some(RemovedPartition { path: path.to_owned(), cpus, until });
         }
     }
 
-    /// Restores the pending masks after a cgroup was removed. The kernel may replace a restored mask until it has ended
+    /// Restores the pending masks after a partition was removed. The kernel may replace a restored mask until it has ended
     /// the partition, so the masks stay pending for that time.
     pub(crate) fn restore_after_removal(&mut self, context: &mut CpusetContext<'_>) {
-        let Some((path, until)) = self.removed.take() else { return };
+        let Some(removed) = &self.removed else { return };
+        let (path, is_last) = (removed.path.clone(), removed.until <= Instant::now());
         let pending = self.still_pending(context, &mut EffectiveCpus::new());
-        let restored = pending.clone();
-        self.restore(context, pending, &path);
-        if Instant::now() < until && !restored.is_empty() {
-            let left: BTreeSet<Tid> = self.pending.iter().map(|bound| bound.tid).collect();
-            let done = restored.into_iter().filter(|bound| !left.contains(&bound.tid));
-            self.pending.extend(done.map(|bound| BoundThread { effective: bound.mask.clone(), ..bound }));
-            self.removed = Some((path, until));
+        if is_last {
+            self.removed = None;
         }
+        self.restore(context, pending, &path);
     }
 
     /// Restores the recorded masks. Except threads in the changed cpuset, at `path`: their masks are planned.
@@ -112,20 +138,26 @@ impl UnrelatedThreads {
         }
         self.pending.clear();
         let mut cache = EffectiveCpus::new();
+        let partitions = self.partitions();
+        // The kernel may reset a restored mask once more.
+        let all_stay_pending = self.removed.is_some();
         for BoundThread { pid, tid, start, mask, effective } in bound {
             let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
-            if now == mask || is_cgroup_within(&current, path) {
+            if is_cgroup_within(&current, path) {
                 continue;
             }
-            // Only the kernel sets a mask to exactly the cgroup's effective CPUs.
-            if now != effective && now != *effective_cached(context.hierarchy, &mut cache, current) {
-                continue;
+            let mut effective = effective;
+            if now != mask {
+                let cpuset = effective_cached(context.hierarchy, &mut cache, current);
+                if now != effective && !is_reset_mask(&now, cpuset, &partitions) {
+                    continue;
+                }
+                if let Err(errno) = affinity::set_mask(tid, &mask) {
+                    tracing::debug!(pid = pid.0, tid = tid.0, %mask, %errno, "the mask is restored when its CPUs are available");
+                }
+                effective = affinity::get_mask(tid).unwrap_or_default();
             }
-            if let Err(errno) = affinity::set_mask(tid, &mask) {
-                tracing::debug!(pid = pid.0, tid = tid.0, %mask, %errno, "the mask is restored when its CPUs are available");
-            }
-            let effective = affinity::get_mask(tid).unwrap_or_default();
-            if effective != mask {
+            if effective != mask || all_stay_pending {
                 self.pending.push(BoundThread { pid, tid, start, mask, effective });
             }
         }
@@ -135,6 +167,7 @@ impl UnrelatedThreads {
     /// are skipped.
     fn find_bound(&mut self, context: &mut CpusetContext<'_>) -> Vec<BoundThread> {
         let online = online_mask();
+        let partitions = self.partitions();
         let mut cache = EffectiveCpus::new();
         let mut bound = self.still_pending(context, &mut cache);
         let pending: BTreeSet<Tid> = bound.iter().map(|bound| bound.tid).collect();
@@ -148,7 +181,8 @@ impl UnrelatedThreads {
                 let Some(path) = context.proc.cpuset_path(pid).filter(|_| !stat.is_kernel_thread) else {
                     continue;
                 };
-                if mask != *effective_cached(context.hierarchy, &mut cache, path) {
+                let cpuset = effective_cached(context.hierarchy, &mut cache, path);
+                if !is_reset_mask(&mask, cpuset, &partitions) {
                     bound.push(BoundThread { pid, tid, start: stat.start, effective: mask.clone(), mask });
                 }
             }
@@ -162,15 +196,32 @@ impl UnrelatedThreads {
         context: &mut CpusetContext<'_>,
         cache: &mut EffectiveCpus,
     ) -> Vec<BoundThread> {
+        let partitions = self.partitions();
         let mut pending = std::mem::take(&mut self.pending);
         pending.retain(|bound| {
             let found = current_state(context.proc, bound.pid, bound.tid, bound.start);
             found.is_some_and(|(path, now)| {
-                now == bound.effective || now == *effective_cached(context.hierarchy, cache, path)
+                now == bound.effective
+                    || is_reset_mask(&now, effective_cached(context.hierarchy, cache, path), &partitions)
             })
         });
         pending
     }
+
+    /// The PUs of each partition, also of the one that was removed last.
+    fn partitions(&self) -> Vec<CpuSet> {
+        let removed = self.removed.iter().map(|removed| &removed.cpus);
+        self.partitions.values().chain(removed).cloned().collect()
+    }
+}
+
+/// Whether a mask is one to which only the kernel sets threads: all effective CPUs of the thread's cgroup. Mask and
+/// effective CPUs are read one after the other, and a partition may end between the two: the CPUs of whole partitions
+/// may be in one of them alone.
+fn is_reset_mask(mask: &CpuSet, effective: &CpuSet, partitions: &[CpuSet]) -> bool {
+    let differing = mask.difference(effective).union(&effective.difference(mask));
+    let whole = partitions.iter().filter(|partition| partition.is_subset(&differing));
+    differing == whole.fold(CpuSet::new(), |all, partition| all.union(partition))
 }
 
 /// A thread's current cgroup and mask. `None` if the thread has ended.

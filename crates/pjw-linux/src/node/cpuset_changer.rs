@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::gettid;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
 use pjw_core::ids::Tid;
 
 use crate::cpuset::{CpusetContext, REMOVAL_DELAY, UnrelatedThreads, apply_change};
@@ -157,6 +157,9 @@ impl CpusetChanger {
         hierarchy: &CpusetMount,
         max_wait: Duration,
     ) -> CpusetOutcome {
+        if !self.affinity_persists && matches!(&action.change, CpusetChange::Remove { .. }) {
+            self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
+        }
         match &mut self.worker {
             Worker::Caller(context) => context.change(action, hierarchy),
             Worker::Thread(thread) => thread.change(action, hierarchy, max_wait),

@@ -95,3 +95,33 @@ fn a_mask_is_restored_when_its_cpus_are_available_again() {
     assert_eq!(fixture.remove(&rest), DONE);
     threaded.end();
 }
+
+/// The kernel ends the partition of a removed cgroup some time after the removal. The masks of all threads may be read
+/// before that end, and the CPUs of their cgroups after it.
+#[test]
+fn a_mask_without_the_cpus_of_an_ending_partition_is_the_kernels() {
+    let Some(mut fixture) = fixture() else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let taken = fixture.last();
+    let rest = fixture.all.difference(&taken);
+    let mut isolated = job_cpuset("alone", &taken);
+    isolated.spec.isolated = true;
+    let top = tempfile::tempdir().unwrap();
+    fixture.hierarchy = CpusetMount::unified(top.path().to_owned());
+    let is_recorded = |fixture: &mut Fixture, change| {
+        before(fixture, &change).iter().any(|bound| bound.pid == process.pid)
+    };
+    let create = CpusetChange::Create {
+        job_cpuset: isolated.clone(),
+        owner: OWNER,
+        initial_processes: Vec::new(),
+    };
+    assert!(!is_recorded(&mut fixture, create));
+
+    for tid in fixture.proc.tids(process.pid).unwrap() {
+        affinity::set_mask(tid, &rest).unwrap();
+    }
+    let remove = CpusetChange::Remove { job_cpuset: isolated };
+    assert!(!is_recorded(&mut fixture, remove), "the partition is still there for the masks alone");
+    threaded.end();
+}
