@@ -6,9 +6,11 @@
 //! job in a cpuset does not need the fast path: its children are born in the cpuset. Where the mask is right, that scan may
 //! wait: it would take a PU from the child or its parent while the child executes its program.
 //!
-//! No file of a newborn process is read: while the process executes another program, a reader of its `stat` waits
-//! (some milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some
-//! ticks late. A zombie can't be distinguished from a running process.
+//! The `stat` of a newborn process is not read: while the process executes another program, a reader waits (some
+//! milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some ticks late.
+//! A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its mask does
+//! not follow from the requests that pjw knows: a program may have requested the mask, or the process may be in a cpuset of
+//! its own.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
@@ -96,18 +98,31 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// - `state` does not contain the ancestor.
 /// - pjw is moving the ancestor to another cgroup.
-/// - The process can't have inherited its mask from the ancestor. The program may have requested the mask, or the
-///   process may have been forked in another cgroup. The next scan reads the mask and the cgroup.
+/// - The process can't have inherited its mask from the ancestor, and `cpuset_paths` does not say that the process is in
+///   the cgroup of the ancestor. The next scan reads the mask and the cgroup. In the cgroup of the ancestor, the program
+///   requested the mask.
+///
+/// `cpuset_paths` has the cgroups of the processes that [`outside_by_unknown_request`] returned: their paths in the
+/// hierarchy with the cpuset controller, by pid.
 #[must_use]
-pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
+pub fn snapshot_of_mismatches(
+    state: &WardenState,
+    probe: MaskProbe,
+    cpuset_paths: &BTreeMap<Pid, String>,
+) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
         .filter_map(|forked| {
-            let descendant = state.lineage.descendant(forked.id.pid)?;
+            let pid = forked.id.pid;
+            let descendant = state.lineage.descendant(pid)?;
             let parent = state.process(descendant.ancestor)?;
-            is_predicted(state, descendant, parent.id, &forked.effective_mask)
-                .then(|| (forked.id.pid, Observed::Present(process_from_parent(parent, forked))))
+            let is_in_same_cpuset =
+                || cpuset_paths.get(&pid).is_some_and(|path| parent.cgroup.as_deref() == Some(path));
+            let is_explained = !state.cpusets.delayed_changes.is_moving(parent.id)
+                && (is_predicted(state, descendant, parent.id, &forked.effective_mask)
+                    || is_in_same_cpuset());
+            is_explained.then(|| (pid, Observed::Present(process_from_parent(parent, forked))))
         })
         .collect();
     let scope = ScanScope::Partial(processes.keys().copied().collect());
@@ -124,12 +139,32 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
     }
 }
 
+/// Returns the newly forked processes that may use PUs outside of their job, and whose masks are from no request that pjw
+/// knows. Their parents may have requested the masks a moment ago, without pjw's knowledge. Or the processes may be in other
+/// cgroups than their parents. So [`snapshot_of_mismatches`] needs their cgroups. `expected` has the masks that the
+/// processes should have, and `probe` the masks that they have.
+#[must_use]
+pub fn outside_by_unknown_request(
+    state: &WardenState,
+    expected: &BTreeMap<Pid, ExpectedMask>,
+    probe: &MaskProbe,
+) -> BTreeSet<Pid> {
+    let is_unknown = |forked: &&ForkMaskMismatch| {
+        let pid = forked.id.pid;
+        let descendant = state.lineage.descendant(pid);
+        let Some((new, parent)) = descendant.and_then(|new| Some((new, state.process(new.ancestor)?))) else {
+            return false;
+        };
+        expected.get(&pid).is_some_and(|expected| !forked.effective_mask.is_subset(&expected.mask))
+            && !is_predicted(state, new, parent.id, &forked.effective_mask)
+    };
+    probe.mismatches.iter().filter(is_unknown).map(|forked| forked.id.pid).collect()
+}
+
 /// Whether a new process in the cgroup of `parent` has the mask `seen` because of a request that it may have inherited.
 fn is_predicted(state: &WardenState, new: &Descendant, parent: ProcessId, seen: &CpuSet) -> bool {
     let limits = state.present_mask_limits(parent.pid);
-    let mut inherited = new.inherited_mask_requests.iter();
-    let is_moving = state.cpusets.delayed_changes.is_moving(parent);
-    !is_moving && inherited.any(|request| limits.show(&request.mask, seen))
+    new.inherited_mask_requests.iter().any(|request| limits.show(&request.mask, seen))
 }
 
 fn process_from_parent(

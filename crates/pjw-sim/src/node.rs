@@ -410,6 +410,12 @@ impl MachineInterface for SimMachineInterface {
         MaskProbe { taken_at: world.moment(), online: self.online.clone(), mismatches }
     }
 
+    fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String> {
+        let world = self.world.borrow();
+        let path = |&pid: &Pid| Some((pid, world.processes.get(&pid)?.cgroup.clone()));
+        pids.iter().filter_map(path).collect()
+    }
+
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = std::mem::take(&mut self.world.borrow_mut().events);
         events.retain(|_| !self.faults.occurs(self.faults.silent_event_loss_permille));

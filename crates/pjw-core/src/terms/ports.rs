@@ -36,6 +36,10 @@ pub trait MachineInterface {
     /// longer ago than [`crate::basics::ids::ProcessId::MIN_PID_REUSE_TIME`].
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe;
 
+    /// Reads the cgroups of these processes: their paths in the hierarchy with the cpuset controller, by pid. A process
+    /// that has exited is left out. The call may wait for a move of processes between cgroups.
+    fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String>;
+
     /// Reads the process events that the kernel has sent since the last call, without waiting. Called after
     /// each scan. The events then include the fork event of every process that the scan read, unless events
     /// were lost.

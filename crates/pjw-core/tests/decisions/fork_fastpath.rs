@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{
     defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
-    snapshot_of_mismatches,
+    outside_by_unknown_request, snapshot_of_mismatches,
 };
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
@@ -51,7 +51,7 @@ fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
     let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, effective_mask: set(mask) };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     fork(machine, child, 7);
-    let snapshot = snapshot_of_mismatches(&machine.state, probe);
+    let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
     machine.decide(&snapshot, &[]).plan.mask_actions
 }
 
@@ -137,7 +137,7 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let forked =
         ForkMaskMismatch { id: ProcessId { pid: Pid(9), start: StartTime(200) }, effective_mask: set("0-7") };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
-    let seen = snapshot_of_mismatches(&machine.state, probe).processes.remove(&Pid(9));
+    let seen = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes.remove(&Pid(9));
     let Some(Observed::Present(process)) = seen else { panic!("it was not reported") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
 }
@@ -234,7 +234,32 @@ fn a_child_whose_mask_does_not_follow_from_the_requests_of_its_parent_is_left_to
         let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
         let mismatches = vec![ForkMaskMismatch { id, effective_mask: set(mask) }];
         let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
-        let processes = snapshot_of_mismatches(&machine.state, probe).processes;
+        let processes = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes;
         assert_eq!(processes.is_empty(), is_left_out, "{mask}");
+    }
+}
+
+#[test]
+fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_the_cgroup_of_its_parent() {
+    for (cgroup, mask, actions) in [("/", "0-3", 1), ("/other", "0-3", 0), ("/", "1", 0)] {
+        let mut machine = with_a_parent();
+        let snapshot = machine.scan();
+        fork(&mut machine, 9, 7);
+        let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
+        let mismatches = vec![ForkMaskMismatch { id, effective_mask: set(mask) }];
+        let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
+        let expected = expected_fork_masks(&machine.state);
+        let unknown = outside_by_unknown_request(&machine.state, &expected, &probe);
+        let paths: BTreeMap<Pid, String> = unknown.iter().map(|&pid| (pid, cgroup.to_owned())).collect();
+        assert_eq!(paths.contains_key(&Pid(9)), mask != "1", "a mask within the cores is no reason to hurry");
+
+        let snapshot = snapshot_of_mismatches(&machine.state, probe, &paths);
+        let plan = machine.decide(&snapshot, &[]).plan;
+        assert_eq!(plan.mask_actions.len(), actions, "in {cgroup} with {mask}");
+        for action in &plan.mask_actions {
+            assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &set("0-1")));
+            let entry = machine.state.mask_entry(&action.thread).unwrap();
+            assert_eq!(entry.original_mask(), &set("0-3"), "a release puts back what the program requested");
+        }
     }
 }

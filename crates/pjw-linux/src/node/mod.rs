@@ -442,6 +442,11 @@ impl MachineInterface for LinuxMachine {
         MaskProbe { taken_at, online: self.online.clone(), mismatches }
     }
 
+    fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String> {
+        let paths = pids.iter().filter_map(|&pid| Some((pid, self.cache.proc.cpuset_path(pid)?)));
+        paths.collect()
+    }
+
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = Vec::new();
         let EventLoss { events_lost, still_dropping } =

@@ -1,7 +1,7 @@
 //! Processes that end, or change their masks, between two scans of one cycle.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -41,6 +41,10 @@ impl<F: FnMut(usize)> ports::MachineInterface for InterleavedNode<F> {
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
         self.node.probe_masks(expected)
+    }
+
+    fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String> {
+        self.node.read_cpuset_paths(pids)
     }
 
     fn read_process_events(&mut self) -> ProcessEventBatch {
