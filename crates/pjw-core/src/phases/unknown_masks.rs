@@ -87,6 +87,9 @@ fn continue_search(draft: &mut Draft<'_>) {
         draft.state.unknown_masks.note_read(pid);
         add_found(draft, pid, mask);
     }
+    if draft.full {
+        draft.state.unknown_masks.note_full_scan();
+    }
     let Some(ended) = draft.state.unknown_masks.end_search() else { return };
     ended.children.into_iter().for_each(|pid| find_descendant(draft, pid, true));
     // Fork events may have been lost. Parents first, because a process is found by its parent.
@@ -279,7 +282,7 @@ fn find_orphans_of_root(draft: &mut Draft<'_>) {
 /// the same PUs. Inside the cpuset, such a mask looks like no mask. It shows when the process is outside after the release.
 fn find_hidden_masks(draft: &mut Draft<'_>) {
     let state = &mut *draft.state;
-    if state.unknown_masks.found_cpusets().is_empty() {
+    if state.unknown_masks.found_cpusets().is_empty() && state.unknown_masks.released_mut().is_empty() {
         return;
     }
     let cpusets = state.unknown_masks.found_cpusets().clone();
@@ -296,11 +299,15 @@ fn find_hidden_masks(draft: &mut Draft<'_>) {
         let Some(known) = draft.state.process(process.pid).filter(|known| known.id == process) else {
             continue;
         };
-        let first_thread = known.first_thread_mask.clone().filter(|mask| *mask == cpus);
+        let online = draft.state.pool.online_cpus();
+        let is_hidden = |mask: &&CpuSet| is_same(&online, mask, &cpus);
+        // The PUs of the cpuset: a scan leaves out the offline PUs of the mask.
+        let first_thread = known.first_thread_mask.as_ref().filter(is_hidden).map(|_| cpus.clone());
         let read = draft.seen.processes.get(&process.pid).and_then(Observed::present);
         let threads = read.and_then(|read| read.threads.as_ref()).into_iter().flatten();
-        let others = threads.filter(|thread| thread.tid.0 != process.pid.0 && thread.effective_mask == cpus);
-        let other_threads = others.map(|thread| thread.effective_mask.clone()).collect();
+        let mut others = threads.filter(|thread| thread.tid.0 != process.pid.0);
+        let is_one_hidden = others.any(|thread| is_hidden(&&thread.effective_mask));
+        let other_threads = is_one_hidden.then(|| cpus.clone()).into_iter().collect();
         add_found(draft, process.pid, UnknownMask { first_thread, other_threads });
     }
     let state = &*draft.state;

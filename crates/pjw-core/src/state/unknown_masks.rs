@@ -10,6 +10,9 @@ use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
 use crate::state::lineage::MAX_FORK_RECORDS;
 use crate::terms::{JobId, ProcessEvent, UnknownMask, UnknownMaskRecord, Warning};
 
+/// The number of full scans, after the one that chose the processes, in which a search tries to read them.
+const MAX_SEARCH_SCANS: u32 = 4;
+
 /// The search for masks of unknown origin after records were lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Search {
@@ -37,6 +40,8 @@ struct Choice {
     chosen_at: Nanos,
     /// The processes of which the threads and the cpusets are still to be read.
     unread: BTreeSet<Pid>,
+    /// The number of full scans since the processes were chosen.
+    full_scans: u32,
 }
 
 /// The processes that may have inherited a mask of unknown origin while the search ran.
@@ -167,7 +172,7 @@ impl UnknownMasks {
     /// Sets the processes that the search reads, chosen from a scan that began at `chosen_at`.
     pub(crate) fn choose(&mut self, unread: BTreeSet<Pid>, chosen_at: Nanos) {
         if let Search::Running { choice, .. } = &mut self.search {
-            *choice = Some(Choice { chosen_at, unread });
+            *choice = Some(Choice { chosen_at, unread, full_scans: 0 });
         }
     }
 
@@ -175,6 +180,17 @@ impl UnknownMasks {
     pub(crate) fn note_read(&mut self, pid: Pid) {
         if let Search::Running { choice: Some(choice), .. } = &mut self.search {
             choice.unread.remove(&pid);
+        }
+    }
+
+    /// Counts a full scan of the search. After [`MAX_SEARCH_SCANS`], the search ends without the processes that could not be
+    /// read: while a search is pending, each rescan is a full one.
+    pub(crate) fn note_full_scan(&mut self) {
+        if let Search::Running { choice: Some(choice), .. } = &mut self.search {
+            choice.full_scans += 1;
+            if choice.full_scans > MAX_SEARCH_SCANS {
+                choice.unread.clear();
+            }
         }
     }
 
@@ -276,5 +292,23 @@ impl UnknownMasks {
         let cpusets = cpusets
             .map(|(job, cpus)| UnknownMaskRecord::CpusetFound { job: job.clone(), cpus: cpus.clone() });
         lost.into_iter().chain(cpusets).chain(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_ends_without_the_processes_that_can_not_be_read() {
+        let mut masks = UnknownMasks::default();
+        masks.request_search();
+        let _ = masks.begin_search(BTreeSet::new);
+        masks.choose(BTreeSet::from([Pid(7)]), Nanos(1));
+        for _ in 0..=MAX_SEARCH_SCANS {
+            assert!(masks.end_search().is_none());
+            masks.note_full_scan();
+        }
+        assert!(masks.end_search().is_some() && !masks.is_search_pending());
     }
 }

@@ -328,6 +328,20 @@ fn a_mask_that_a_cpuset_had_hidden_is_named_after_the_release() {
 }
 
 #[test]
+fn a_mask_that_a_cpuset_had_hidden_is_named_also_if_a_cpu_of_it_is_offline() {
+    let mut machine = machine_with_cpusets(true);
+    machine.spawn(7, 1, USER);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.bind(7, 7, "0-1");
+    machine.lose_state();
+    machine.settle();
+    machine.world().online = set("0,2-7");
+    machine.release("a").unwrap();
+    machine.settle();
+    assert_eq!(named(&machine), [7]);
+}
+
+#[test]
 fn a_process_outside_of_all_jobs_that_bound_only_its_workers_is_not_named() {
     let mut machine = with_a_lost_mask();
     machine.spawn(9, 1, USER);

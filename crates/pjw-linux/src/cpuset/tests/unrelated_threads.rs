@@ -108,14 +108,10 @@ fn a_mask_without_the_cpus_of_an_ending_partition_is_the_kernels() {
     isolated.spec.isolated = true;
     let top = tempfile::tempdir().unwrap();
     fixture.hierarchy = CpusetMount::unified(top.path().to_owned());
-    let is_recorded = |fixture: &mut Fixture, change| {
-        before(fixture, &change).iter().any(|bound| bound.pid == process.pid)
-    };
-    let create = CpusetChange::Create {
-        job_cpuset: isolated.clone(),
-        owner: OWNER,
-        initial_processes: Vec::new(),
-    };
+    let is_recorded =
+        |fixture: &mut Fixture, change| before(fixture, &change).iter().any(|bound| bound.pid == process.pid);
+    let create =
+        CpusetChange::Create { job_cpuset: isolated.clone(), owner: OWNER, initial_processes: Vec::new() };
     assert!(!is_recorded(&mut fixture, create));
 
     for tid in fixture.proc.tids(process.pid).unwrap() {

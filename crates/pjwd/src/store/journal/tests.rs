@@ -150,6 +150,23 @@ fn a_removed_or_emptied_file_is_a_loss_of_records_that_stays_in_the_journal() {
 }
 
 #[test]
+fn a_loss_stays_in_the_journal_if_the_daemon_ends_before_it_has_written_the_state() {
+    let dir = tempfile::tempdir().unwrap();
+    with_records_in_both_files(dir.path());
+    let mut lines = OpenOptions::new().append(true).open(dir.path().join("journal.jsonl")).unwrap();
+    lines.write_all(b"garbage\n").unwrap();
+    drop(lines);
+    // In place of the file that `begin` writes first.
+    std::fs::create_dir(dir.path().join("state.json.new")).unwrap();
+    let (mut journal, mut found) = reopen(dir.path());
+    assert!(journal.begin(&mut found).is_err());
+    drop(journal);
+    let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
+    let (_, found) = reopen(dir.path());
+    assert!(!found.has_lost_records && found.records.contains(&lost), "{found:?}");
+}
+
+#[test]
 fn an_emptied_journal_of_a_daemon_that_never_rewrote_it_is_a_loss() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, mut found) = reopen(dir.path());
