@@ -30,13 +30,13 @@ pub(crate) struct UnrelatedThreads {
     pending: Vec<BoundThread>,
     /// The partitions: the PUs of each, by the path of its cgroup. A restarted warden knows a partition from its end on.
     partitions: BTreeMap<String, CpuSet>,
-    /// The partition that was removed last, while the kernel may still change masks because of that.
-    removed: Option<RemovedPartition>,
+    /// The partition that ended last, while the kernel may still change masks because of that.
+    ended: Option<EndedPartition>,
 }
 
-/// A partition whose cgroup was removed.
+/// A partition that has ended, or that ends because its cgroup was removed.
 #[derive(Debug)]
-struct RemovedPartition {
+struct EndedPartition {
     path: String,
     cpus: CpuSet,
     /// Until when the kernel may still change masks.
@@ -80,7 +80,7 @@ impl UnrelatedThreads {
     /// `affinity_persists`: whether affinity survives cpuset writes, as in
     /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
     pub(crate) fn new(affinity_persists: bool) -> Self {
-        Self { affinity_persists, pending: Vec::new(), partitions: BTreeMap::new(), removed: None }
+        Self { affinity_persists, pending: Vec::new(), partitions: BTreeMap::new(), ended: None }
     }
 
     /// The threads with masks of their own that the change would affect. Empty if it affects none.
@@ -99,34 +99,34 @@ impl UnrelatedThreads {
             // A restarted warden has not made the partition itself.
             self.partitions.insert(path.clone(), cpus.clone());
         }
-        if matches!(change, CpusetChange::Remove { .. }) {
-            self.note_removed(path);
+        let becomes_partition = job_cpuset.spec.isolated && is_created;
+        if !becomes_partition {
+            self.note_ended(path);
         }
         let bound = self.find_bound(context);
-        if job_cpuset.spec.isolated && is_created {
+        if becomes_partition {
             self.partitions.insert(path.clone(), cpus.clone());
-        } else {
-            self.partitions.remove(path);
         }
         bound
     }
 
-    /// Notes that the cgroup at `path` was removed. If it was a partition, the kernel resets masks soon after.
-    pub(crate) fn note_removed(&mut self, path: &str) {
+    /// Notes that the partition at `path` ends, or that its cgroup was removed. The kernel then resets masks, now or soon. No
+    /// effect if there is no partition at `path`.
+    pub(crate) fn note_ended(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
             let until = Instant::now() + REMOVAL_DELAY;
-            self.removed = Some(RemovedPartition { path: path.to_owned(), cpus, until });
+            self.ended = Some(EndedPartition { path: path.to_owned(), cpus, until });
         }
     }
 
-    /// Restores the pending masks after a partition was removed. The kernel may replace a restored mask until it has ended
+    /// Restores the pending masks after a partition has ended. The kernel may replace a restored mask until it has ended
     /// the partition, so the masks stay pending for that time.
-    pub(crate) fn restore_after_removal(&mut self, context: &mut CpusetContext<'_>) {
-        let Some(removed) = &self.removed else { return };
-        let (path, is_last) = (removed.path.clone(), removed.until <= Instant::now());
+    pub(crate) fn restore_after_end(&mut self, context: &mut CpusetContext<'_>) {
+        let Some(ended) = &self.ended else { return };
+        let (path, is_last) = (ended.path.clone(), ended.until <= Instant::now());
         let pending = self.still_pending(context, &mut EffectiveCpus::new());
         if is_last {
-            self.removed = None;
+            self.ended = None;
         }
         self.restore(context, pending, &path);
     }
@@ -140,7 +140,7 @@ impl UnrelatedThreads {
         let mut cache = EffectiveCpus::new();
         let partitions = self.partitions();
         // The kernel may reset a restored mask once more.
-        let all_stay_pending = self.removed.is_some();
+        let all_stay_pending = self.ended.is_some();
         for BoundThread { pid, tid, start, mask, effective } in bound {
             let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
             if is_cgroup_within(&current, path) {
@@ -208,10 +208,10 @@ impl UnrelatedThreads {
         pending
     }
 
-    /// The PUs of each partition, also of the one that was removed last.
+    /// The PUs of each partition, also of the one that ended last.
     fn partitions(&self) -> Vec<CpuSet> {
-        let removed = self.removed.iter().map(|removed| &removed.cpus);
-        self.partitions.values().chain(removed).cloned().collect()
+        let ended = self.ended.iter().map(|ended| &ended.cpus);
+        self.partitions.values().chain(ended).cloned().collect()
     }
 }
 

@@ -92,8 +92,8 @@ impl ChangeContext {
 
     fn restore_masks(&mut self, removed: &[String], hierarchy: &CpusetMount) {
         let Self { proc, systemd, unrelated_threads } = self;
-        removed.iter().for_each(|path| unrelated_threads.note_removed(path));
-        unrelated_threads.restore_after_removal(&mut CpusetContext { proc, hierarchy, systemd });
+        removed.iter().for_each(|path| unrelated_threads.note_ended(path));
+        unrelated_threads.restore_after_end(&mut CpusetContext { proc, hierarchy, systemd });
     }
 
     /// Serves requests until the calling thread has ended.
@@ -157,7 +157,9 @@ impl CpusetChanger {
         hierarchy: &CpusetMount,
         max_wait: Duration,
     ) -> CpusetOutcome {
-        if !self.affinity_persists && matches!(&action.change, CpusetChange::Remove { .. }) {
+        if !self.affinity_persists
+            && !matches!(&action.change, CpusetChange::MoveIn { .. } | CpusetChange::MoveBack { .. })
+        {
             self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
         }
         match &mut self.worker {
