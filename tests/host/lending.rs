@@ -2,37 +2,39 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::sys::cpu_time::process_cpu_time;
 use pjw_tests::cpusets::remaining_cgroups;
-use pjw_tests::daemon::Daemon;
+use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until};
 
-use crate::processes::{Shell, has_two_cores, mask};
+use crate::processes::{Shell, has_two_cores, is_installed, is_root, mask};
 
 const LENDING: &str = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"200ms\"\n";
 const SPIN: &str = "sh -c 'while :; do :; done'";
 
 /// A daemon that lends. `None`, with a report, if this machine can't lend.
 fn lending_daemon(config: &str) -> Option<Daemon> {
-    if !has_two_cores() {
-        return None;
-    }
-    let daemon = Daemon::start(config);
+    has_two_cores().then(|| Daemon::start(config)).filter(lends)
+}
+
+/// Whether the daemon lends cores of owners. If not, reports that the test is skipped.
+fn lends(daemon: &Daemon) -> bool {
     let job = daemon.job_id("probe");
     assert!(daemon.pjwctl(&["assign", &job, "--cores", "1", "--class", "besteffort"]).status.success());
     let text = String::from_utf8(daemon.pjwctl(&["explain", &job]).stdout).unwrap();
     daemon.release("probe").unwrap();
     if text.contains("it borrows free cores only") {
         skip(text.replace('\n', " "));
-        return None;
+        return false;
     }
-    Some(daemon)
+    true
 }
 
 fn assign(daemon: &Daemon, job: &str, class: &str, cores: &str, shell: &Shell) {
@@ -236,6 +238,44 @@ fn a_borrower_gets_a_signal_and_keeps_the_core_for_the_grace_time() {
 }
 
 #[test]
+fn a_borrower_that_pjwd_may_not_signal_is_one_warning_and_one_line_in_the_log() {
+    if !is_root() || !is_installed("setpriv") || !has_two_cores() {
+        return;
+    }
+    let config = format!("{LENDING}revocation_signal = \"SIGWINCH\"\n");
+    let mut daemon = Daemon::prepare_with(Enforcement::Cpuset, &config);
+    daemon.spawn_by(&["setpriv", "--bounding-set", "-kill", "--"]);
+    if !lends(&daemon) {
+        return;
+    }
+    let mut command = Command::new("sh");
+    command.uid(65_534).gid(65_534);
+    let (mut web, mut batch) = (Shell::start(), Shell::from_command(command));
+    let borrower = batch.background(SPIN);
+    assign(&daemon, "web", "guaranteed", "1", &web);
+    assign(&daemon, "batch", "besteffort", "64", &batch);
+    let warnings = || -> Vec<_> {
+        let warnings = daemon.status().warnings.into_iter();
+        warnings.filter(|warning| warning.code == "revocation-signal").collect()
+    };
+    for round in 0..2 {
+        wait_until("the idle core is lent", || !lent(&daemon, "web").is_empty());
+        let spinner = web.background(SPIN);
+        wait_until("the core is back", || lent(&daemon, "web").is_empty());
+        wait_until("the status has a warning", || !warnings().is_empty());
+        let told = warnings();
+        assert!(told.len() == 1 && told[0].job == daemon.job_id("batch"), "round {round}: {told:?}");
+        assert!(told[0].text.contains("SIGWINCH") && told[0].text.contains("EPERM"), "{told:?}");
+        assert!(told[0].remedy.contains("CAP_KILL"), "{told:?}");
+        web.run(&format!("kill {spinner}; wait; echo"));
+    }
+    assert_eq!(daemon.log().matches("did not get SIGWINCH").count(), 1, "{}", daemon.log());
+    wait_until("the process itself goes on", || runs(borrower));
+    daemon.release("batch").unwrap();
+    wait_until("the warning ends with the job", || warnings().is_empty());
+}
+
+#[test]
 fn run_of_a_borrower_without_a_core_begins_its_command_when_a_core_is_free() {
     let Some(mut daemon) = lending_daemon(&format!("{LENDING}starved = \"freeze\"\n")) else { return };
     let other = Shell::start();
@@ -314,7 +354,7 @@ fn a_rule_that_matches_no_process_and_a_process_that_matches_two_rules_are_one_w
     provision("one", "comm=pjw_both");
     provision("two", &format!("comm=pjw_both,user={}", nix::unistd::getuid()));
     assert_eq!(texts("unmatched-rule").len(), 2, "neither has a process");
-    let mut shell = Shell::from_command(std::process::Command::new(&program));
+    let mut shell = Shell::from_command(Command::new(&program));
     shell.run("echo");
     assert!(daemon.pjwctl(&["reload"]).status.success(), "it scans all processes");
     wait_until("the first provision has the process", || {
@@ -346,7 +386,7 @@ fn the_configuration_promises_cores_to_a_service_that_is_recognised_when_it_star
     // A program of this name: sh, under another name.
     let program = daemon.dir().join("pjw_web");
     fs::copy("/bin/sh", &program).unwrap();
-    let mut shell = Shell::from_command(std::process::Command::new(&program));
+    let mut shell = Shell::from_command(Command::new(&program));
     shell.run("echo");
     assert!(daemon.pjwctl(&["reload"]).status.success(), "it scans all processes");
     wait_until("the service is recognised", || mask(shell.pid()).to_string() == promised.cpus);

@@ -80,6 +80,7 @@ fn an_unknown_key_in_a_unit_is_noticed() {
 fn the_service_has_the_capabilities_that_the_warden_needs() {
     let service = shipped("pjwd.service").unwrap();
     for needed in [
+        "CAP_KILL",
         "CAP_SYS_NICE",
         "CAP_SYS_PTRACE",
         "CAP_DAC_READ_SEARCH",

@@ -6,5 +6,6 @@ pub mod map_lock;
 pub(crate) mod memory_files;
 pub mod memory_use;
 pub mod procfs;
+pub mod signal;
 pub mod thread_group;
 mod vfork;

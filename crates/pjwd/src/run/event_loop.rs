@@ -22,6 +22,7 @@ use pjw_linux::{node::LinuxMachine, node::thaw_jobs, sys::clock, sys::own_usage:
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
+mod borrower_warnings;
 mod core_maps;
 mod lending;
 mod process_events;
@@ -32,6 +33,7 @@ mod reload;
 mod reports;
 mod warnings;
 
+use borrower_warnings::BorrowerWarnings;
 use refusals::{is_user_refusal, user_refusals};
 
 use super::lateness::{LongestCycleDelay, reaction_time};
@@ -113,8 +115,7 @@ pub struct EventLoop {
     owner_samples: OwnerCpuSampler,
     /// The warnings about provisions of the configuration that were refused.
     provision_warnings: Vec<Warning>,
-    /// The warnings about borrowers with a real-time priority, as of the last scan of the processes of jobs.
-    borrower_warnings: Vec<Warning>,
+    borrower_warnings: BorrowerWarnings,
 }
 
 /// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of the
@@ -194,7 +195,7 @@ impl EventLoop {
             own_commands: Vec::new(),
             owner_samples: OwnerCpuSampler::default(),
             provision_warnings: Vec::new(),
-            borrower_warnings: Vec::new(),
+            borrower_warnings: BorrowerWarnings::default(),
         }
     }
 

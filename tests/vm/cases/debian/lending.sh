@@ -1,5 +1,7 @@
 # Lent cores under systemd and cgroup v2: the configuration promises cores to a unit, a besteffort job borrows those that the unit
-# leaves idle, at idle priority, and loses them when the unit works. A release undoes everything.
+# leaves idle, at idle priority, and loses them when the unit works. A borrower of a plain user gets the revocation signal. A
+# release undoes everything.
+# deadline: 480
 . /cases/words
 
 lent() { field manual:web lent; }
@@ -25,6 +27,8 @@ has_event() { pjwctl events --json | tr -d ' ' | grep -q "\"event\":\"$1\""; }
 explains() { pjwctl explain web | tr '\n' ' ' | tr -s ' ' | grep -q "$1"; }
 is_back() { [ "$(cgroup_of "$batch")" = "$before" ] && [ "$(masks $(family "$batch"))" = 0-15 ]; }
 no_borrower_left() { [ -z "$(find /sys/fs/cgroup/pjw_besteffort.slice -mindepth 1 -type d 2>/dev/null)" ]; }
+has_noted() { [ -s /home/alice/told ]; }
+has_warning() { pjwctl status --json | grep -q "$1"; }
 web_is_free() { [ "$(masks $(family "$web"))" = 0-15 ]; }
 
 # The unit reads a line from a pipe, and then four of its processes compute as long as a file is there.
@@ -39,7 +43,7 @@ mkfifo /run/web.pipe
 chmod +x /usr/local/bin/web
 printf '[Service]\nExecStart=/usr/local/bin/web\n' >/etc/systemd/system/web.service
 systemctl daemon-reload
-start_pjw '[lending]' 'enabled = true' 'buffer = 1' 'lend_after = "500ms"' \
+start_pjw '[lending]' 'enabled = true' 'buffer = 1' 'lend_after = "500ms"' 'revocation_signal = "SIGWINCH"' \
     '[[provision]]' 'name = "web"' 'cores = 4' 'match = "unit=web.service"'
 check "the cores are promised before the unit runs" holds manual:web
 web_cpus=$(cpus manual:web)
@@ -79,9 +83,8 @@ rm /run/work
 eventually "they are lent again when the unit is idle" is_lent
 
 hot=$(pgrep -P "$batch" | head -n 1)
-warns_of_priority() { pjwctl status --json | grep -q realtime-borrower; }
 check "a process of the borrower takes a real-time priority" chrt -r -p 1 "$hot"
-eventually "status warns of the priority" warns_of_priority
+eventually "status warns of the priority" has_warning realtime-borrower
 eventually "nothing is lent to it" is_returned
 check "it gives the priority up" chrt -o -p 0 "$hot"
 
@@ -89,6 +92,21 @@ check "the borrower is released" pjwctl release batch
 check "nothing is lent" is_returned
 eventually "its processes are where they were, with their masks" is_back
 eventually "no cgroup of a borrower is left" no_borrower_left
+
+as alice sh -c 'trap "echo told >>told" WINCH; echo $$ >pid; while :; do :; done' >&2 &
+eventually "a program of a user begins" test -s /home/alice/pid
+noter=$(cat /home/alice/pid)
+check "it becomes a borrower" pjwctl assign noter --cores 8 --class besteffort --pid "$noter"
+eventually "cores of the unit are lent to it" is_lent
+touch /run/work
+echo >/run/web.pipe
+eventually "the user's program gets the signal when the unit works" has_noted
+eventually "the unit has its cores again" is_returned
+check "pjwd was allowed to send the signal" sh -c '! pjwctl status --json | grep -q revocation-signal'
+rm /run/work
+
+check "it is released" pjwctl release noter
+kill "$noter"
 check "the unit keeps its cores" [ "$(cpus manual:web)" = "$web_cpus" ]
 check "the unit thaws borrowers after its end" sh -c 'systemctl show pjwd.service -p ExecStopPost | grep -q -e --thaw'
 systemctl stop pjwd.service

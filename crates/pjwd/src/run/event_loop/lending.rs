@@ -1,13 +1,16 @@
 //! The event loop and lent cores: the samples of their owners, and the signal to their borrowers.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::kill;
-use nix::unistd::Pid as NixPid;
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::job::{Job, Ownership};
+use pjw_core::ids::Pid;
+use pjw_core::job::{Job, JobId, Ownership};
 use pjw_core::plan::Warning;
 use pjw_core::state::Member;
+use pjw_linux::proc::signal::send_signal;
 use pjw_linux::sys::realtime::scheduling_policy;
 use pjw_linux::sys::{clock, cpu_time::process_cpu_time};
 use tracing::debug;
@@ -47,7 +50,8 @@ impl EventLoop {
         };
         let warning_of = |job: &Job| {
             let is_frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
-            let is_known = self.borrower_warnings.iter().any(|known| known.job.as_ref() == Some(&job.id));
+            let is_known =
+                self.borrower_warnings.realtime.iter().any(|known| known.job.as_ref() == Some(&job.id));
             // A frozen thread uses no CPU time, so it is no longer hot.
             let only_hot = !(is_frozen && is_known);
             let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_hot))?;
@@ -65,25 +69,54 @@ impl EventLoop {
     /// borrowers that lose cores. After a scan of the processes of jobs, also looks for borrowers with a real-time priority.
     pub(super) fn watch_lending(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
-            self.borrower_warnings = self.realtime_borrower_warnings();
-            let borrowers = self.borrower_warnings.iter().filter_map(|warning| warning.job.clone()).collect();
+            let warnings = self.realtime_borrower_warnings();
+            let borrowers = warnings.iter().filter_map(|warning| warning.job.clone()).collect();
+            self.borrower_warnings.realtime = warnings;
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
         }
         self.owner_samples
             .set_lent_pus(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), Instant::now());
-        let Some(signal) = self.config.settings().revocation_signal else { return };
+        self.send_revocation_signal(events);
+    }
+
+    /// Sends the configured signal to the borrowers that lose cores by `events`. Keeps a warning about each of them that
+    /// may not be signalled.
+    fn send_revocation_signal(&mut self, events: &[Event]) {
         let state = self.warden.state();
+        let warnings = &mut self.borrower_warnings.unsignalled;
+        let Some(signal) = self.config.settings().revocation_signal else { return warnings.clear() };
+        warnings.retain(|job, _| state.jobs.get(job).is_some_and(Job::is_borrower));
         let revoked = events.iter().filter(|event| event.kind == EventKind::Revoked);
-        for job in
-            revoked.filter_map(|event| state.jobs.get(event.job.as_ref()?)).filter(|job| job.is_borrower())
-        {
-            for member in state.members_of(&job.id) {
-                let pid = i32::try_from(member.id.pid.0).map(NixPid::from_raw);
-                // A process may have ended since the last scan.
-                if let Some(Err(error)) = pid.ok().map(|pid| kill(pid, signal)) {
-                    debug!(job = %job.id, pid = member.id.pid.0, %error, "the process did not get the revocation signal");
+        let revoked: BTreeSet<&JobId> = revoked.filter_map(|event| event.job.as_ref()).collect();
+        for job in revoked.into_iter().filter(|id| state.jobs.get(id).is_some_and(Job::is_borrower)) {
+            let mut refused = Vec::new();
+            for process in state.members_of(job).map(|member| member.id) {
+                match send_signal(process, signal) {
+                    Err(Errno::EPERM) => refused.push(process.pid),
+                    // A process may have ended since the last scan.
+                    Err(error) => {
+                        debug!(%job, pid = process.pid.0, %error, "the process did not get the revocation signal");
+                    }
+                    Ok(()) => {}
                 }
+            }
+            match refused.first() {
+                Some(&pid) => {
+                    warnings.insert(job.clone(), unsignalled_warning(job, signal, pid, refused.len()));
+                }
+                None => drop(warnings.remove(job)),
             }
         }
     }
+}
+
+/// The warning about a borrower of which `count` processes, the first of them `pid`, did not get the revocation signal.
+fn unsignalled_warning(job: &JobId, signal: Signal, pid: Pid, count: usize) -> Warning {
+    let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+    let text = format!(
+        "process {pid}{others} of {job} did not get {signal} before a core was taken back: pjwd may not send signals to \
+         processes of this user (EPERM)"
+    );
+    let remedy = "give pjwd CAP_KILL (CapabilityBoundingSet= of pjwd.service), or set lending.revocation_signal = \"\"";
+    Warning { job: Some(job.clone()), pid: Some(pid), ..Warning::new("revocation-signal", text, remedy) }
 }

@@ -11,7 +11,7 @@ impl EventLoop {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
-        let own = sent.chain(&self.provision_warnings).chain(&self.borrower_warnings).cloned();
+        let own = sent.chain(&self.provision_warnings).chain(self.borrower_warnings.iter()).cloned();
         own.chain(self.excessive_provisions_warning()).chain(self.job_files.warnings()).collect()
     }
 }

@@ -1,0 +1,60 @@
+//! Signals to processes that another program started: pidfd_open(2), pidfd_send_signal(2).
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid as NixPid;
+use pjw_core::ids::ProcessId;
+use rustix::process::{Pid as RustixPid, PidfdFlags, pidfd_open, pidfd_send_signal};
+
+use super::procfs::parse_stat;
+use crate::sys::errno::{from_io, from_rustix};
+
+/// Sends the signal `signal` to the process `process`. The signal never reaches another process that has got the
+/// number of `process` after its end: the process behind a pidfd is compared with `process` by its start time. On a
+/// kernel without pidfds (before Linux 5.3), the number may be given to another process between the comparison and
+/// the signal.
+///
+/// # Errors
+/// `ESRCH` if the process has ended. `EPERM` if this user may not send signals to the process: it belongs to another
+/// user, and this process lacks `CAP_KILL`.
+pub fn send_signal(process: ProcessId, signal: Signal) -> Result<(), Errno> {
+    let number = i32::try_from(process.pid.0).map_err(|_| Errno::ESRCH)?;
+    let pidfd = RustixPid::from_raw(number)
+        .ok_or(Errno::ESRCH)
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).map_err(from_rustix));
+    let text = std::fs::read(format!("/proc/{number}/task/{number}/stat")).map_err(from_io);
+    let stat = text.map_err(|_| Errno::ESRCH).and_then(|text| parse_stat(&text).ok_or(Errno::EIO))?;
+    if stat.start != process.start {
+        return Err(Errno::ESRCH);
+    }
+    let named = rustix::process::Signal::from_named_raw(signal as i32).ok_or(Errno::EINVAL)?;
+    match pidfd {
+        Ok(pidfd) => pidfd_send_signal(pidfd, named).map_err(from_rustix),
+        Err(Errno::ENOSYS) => kill(NixPid::from_raw(number), signal),
+        Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use pjw_core::ids::{Pid, StartTime};
+
+    use super::*;
+
+    #[test]
+    fn a_process_gets_a_signal_and_another_one_with_its_number_does_not() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid(child.id());
+        let text = std::fs::read(format!("/proc/{pid}/stat")).unwrap();
+        let start = parse_stat(&text).unwrap().start;
+        let earlier = ProcessId { pid, start: StartTime(start.0 - 1) };
+        assert_eq!(send_signal(earlier, Signal::SIGKILL), Err(Errno::ESRCH));
+        let process = ProcessId { pid, start };
+        assert_eq!(send_signal(process, Signal::SIGUSR1), Ok(()));
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGUSR1 as i32));
+        assert_eq!(send_signal(process, Signal::SIGKILL), Err(Errno::ESRCH), "it has ended");
+    }
+}

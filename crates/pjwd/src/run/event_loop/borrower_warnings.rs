@@ -1,0 +1,22 @@
+//! The warnings about borrowers that the event loop keeps from one cycle to the next.
+
+use std::collections::BTreeMap;
+
+use pjw_core::job::JobId;
+use pjw_core::plan::Warning;
+
+/// The warnings about borrowers.
+#[derive(Debug, Default)]
+pub(super) struct BorrowerWarnings {
+    /// The borrowers with a real-time priority, as of the last scan of the processes of jobs.
+    pub(super) realtime: Vec<Warning>,
+    /// The borrowers of which a process did not get the revocation signal, as of the last revocation of each.
+    pub(super) unsignalled: BTreeMap<JobId, Warning>,
+}
+
+impl BorrowerWarnings {
+    /// All warnings about borrowers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Warning> {
+        self.realtime.iter().chain(self.unsignalled.values())
+    }
+}
