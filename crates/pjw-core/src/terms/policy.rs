@@ -96,14 +96,16 @@ impl Default for LendingPolicy {
 
 /// What pjw does with a starved job: a job of the class besteffort that can borrow no core at present. Such a
 /// job has no cores of its own, no core is free, and no other job leaves a core idle. The job then runs on PUs
-/// that are reserved for the system, or its processes are frozen.
+/// that are reserved for the system, or its processes are frozen. Where the chosen treatment is impossible, the
+/// job gets the other one. Where both are, it runs unconfined, with a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StarvedPolicy {
     /// The job runs on the housekeeping PUs, at idle priority. If the machine has no housekeeping PUs, the
     /// job is frozen.
     #[default]
     Squeeze,
-    /// The processes of the job are frozen.
+    /// The processes of the job are frozen. If the job can't be frozen, because it has no cpuset or the kernel can't
+    /// freeze cgroups, the job runs on the housekeeping PUs.
     Freeze,
 }
 

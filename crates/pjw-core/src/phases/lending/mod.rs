@@ -386,8 +386,11 @@ fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
         match starved_grant(draft.state, draft.policy, &job) {
             Some(starved) => starved,
             None => {
-                let why = format!("{id} can borrow no core and runs unconfined");
-                warn(draft, id, "unserved", why, "it gets cores as soon as some are free or left idle");
+                let why = format!(
+                    "{id} can borrow no core and runs unconfined: there are no housekeeping PUs, and it can't be frozen"
+                );
+                let remedy = "set housekeeping; the job gets cores as soon as some are free or left idle";
+                warn(draft, id, "unserved", why, remedy);
                 draft.put_job(Job { grant: None, ..job });
                 return;
             }
@@ -438,18 +441,21 @@ fn grant_event(
     event(EventKind::Resized, text)
 }
 
-/// The grant of a borrower that can borrow no core. `None` if the node offers no place for it.
+/// The grant of a borrower that can borrow no core: as the policy says, or in the other way where that is impossible. `None` if
+/// both are: there are no housekeeping PUs, and the job can't be frozen.
 fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
+    let has_cpuset = policy.enforcement != Enforcement::Affinity
+        && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
+        && state.cpusets.cpuset_error(&job.id).is_none();
+    let can_freeze = has_cpuset && policy.cpuset_support.can_freeze;
+    let is_to_freeze = policy.lending.starved == StarvedPolicy::Freeze && can_freeze;
     let shared = state.pool.housekeeping_cpus().intersection(&state.pool.online_cpus());
-    if policy.lending.starved == StarvedPolicy::Squeeze && !shared.is_empty() {
+    if !is_to_freeze && !shared.is_empty() {
         let reason = format!("no core can be borrowed: it shares the housekeeping {}", cpus_text(&shared));
         return Some((Ownership::Squeezed, shared, reason));
     }
     // The job keeps its last PUs while it is frozen: they have no effect.
     let last = job.grant.as_ref().map_or_else(|| state.pool.online_cpus(), |grant| grant.cpus.clone());
     let reason = "no core can be borrowed: it is frozen until there is one".to_owned();
-    let has_cpuset = policy.enforcement != Enforcement::Affinity
-        && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
-        && state.cpusets.cpuset_error(&job.id).is_none();
-    (has_cpuset && policy.cpuset_support.can_freeze).then_some((Ownership::Frozen, last, reason))
+    can_freeze.then_some((Ownership::Frozen, last, reason))
 }

@@ -2,22 +2,35 @@
 
 use super::*;
 
+/// A machine whose housekeeping PUs these are, with a borrower `batch` that has all other cores.
+fn starved_machine(housekeeping: &str, starved: StarvedPolicy) -> Machine {
+    let mut m = lending_machine();
+    m.policy.housekeeping_cpus = set(housekeeping);
+    m.state = WardenState::new(m.state.topology.clone(), &set(housekeeping));
+    m.policy.lending.starved = starved;
+    m.spawn(20, 1, 0);
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    m
+}
+
+/// Another job gets all cores.
+fn take_all_cores(m: &mut Machine) {
+    m.spawn(10, 1, 0);
+    let all = u32::try_from(m.state.pool.free_cpus().len()).unwrap();
+    m.assign("normal", all, &[10]).unwrap();
+}
+
 #[test]
 fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
-    for (housekeeping, starved, ownerships, cpus) in [
-        ("0", StarvedPolicy::Squeeze, Ownership::Squeezed, "0"),
-        ("0", StarvedPolicy::Freeze, Ownership::Frozen, "1-7"),
-        ("", StarvedPolicy::Squeeze, Ownership::Frozen, "0-7"),
+    for (housekeeping, starved, can_freeze, ownerships, cpus) in [
+        ("0", StarvedPolicy::Squeeze, true, Ownership::Squeezed, "0"),
+        ("0", StarvedPolicy::Freeze, true, Ownership::Frozen, "1-7"),
+        ("", StarvedPolicy::Squeeze, true, Ownership::Frozen, "0-7"),
+        ("0", StarvedPolicy::Freeze, false, Ownership::Squeezed, "0"),
     ] {
-        let mut m = lending_machine();
-        m.policy.housekeeping_cpus = set(housekeeping);
-        m.state = WardenState::new(m.state.topology.clone(), &set(housekeeping));
-        m.policy.lending.starved = starved;
-        m.spawn(20, 1, 0);
-        assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
-        m.spawn(10, 1, 0);
-        let all = u32::try_from(m.state.pool.free_cpus().len()).unwrap();
-        m.assign("normal", all, &[10]).unwrap();
+        let mut m = starved_machine(housekeeping, starved);
+        m.policy.cpuset_support.can_freeze = can_freeze;
+        take_all_cores(&mut m);
         assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(ownerships), cpus));
         let spec = &m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec;
         assert_eq!((spec.idle, spec.frozen), (true, ownerships == Ownership::Frozen));
@@ -25,6 +38,35 @@ fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
         m.release("normal").unwrap();
         assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core came free");
         assert!(!m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec.frozen);
+    }
+}
+
+#[test]
+fn a_borrower_that_masks_keep_is_squeezed_although_it_is_to_be_frozen() {
+    let mut m = starved_machine("0", StarvedPolicy::Freeze);
+    m.policy.enforcement = Enforcement::Affinity;
+    take_all_cores(&mut m);
+    assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(Ownership::Squeezed), "0"));
+    assert_eq!(m.effective_mask(20, 20), "0", "off the cores of the others");
+    assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_that_can_neither_be_squeezed_nor_frozen_is_unconfined_with_a_warning() {
+    for starved in [StarvedPolicy::Squeeze, StarvedPolicy::Freeze] {
+        let mut m = starved_machine("", starved);
+        m.policy.cpuset_support.can_freeze = false;
+        take_all_cores(&mut m);
+        assert_eq!((ownership(&m, "batch"), m.effective_mask(20, 20).as_str()), (None, "0-7"), "{starved:?}");
+        let warnings = &m.last.as_ref().unwrap().warnings;
+        let unserved: Vec<_> = warnings.iter().filter(|warning| warning.code == "unserved").collect();
+        assert!(
+            unserved.len() == 1 && unserved[0].text.contains("no housekeeping PUs, and it can't be frozen"),
+            "{warnings:?}"
+        );
+        assert!(unserved[0].remedy.contains("housekeeping"), "{unserved:?}");
+        m.release("normal").unwrap();
+        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core came free");
     }
 }
 

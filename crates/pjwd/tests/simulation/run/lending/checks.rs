@@ -1,0 +1,176 @@
+//! The conditions on borrowers: after every cycle, at rest, and after a release.
+
+use std::collections::BTreeSet;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
+use pjw_core::job::{Job, JobId, Ownership};
+use pjw_sim::world::SimProcess;
+
+use super::super::Run;
+use super::INTERVAL;
+
+impl Run {
+    /// The ledger of borrowers, after each cycle: a borrowed PU is free, or its owner lends it. No PU has two borrowers. No
+    /// borrower is frozen while there is a core that nobody has.
+    pub(in super::super) fn check_borrowers(&self) {
+        let state = self.warden.state();
+        let is_leaving = state.lending.next_grace_period_end().is_some();
+        assert!(!is_leaving || state.jobs.has_borrowers(), "a grace period without a borrower never ends");
+        let mut borrowed = CpuSet::new();
+        let is_unused = |core: &&CpuSet| core.iter().all(|pu| state.pool.borrower(pu).is_none());
+        let free = self.whole_cores(&state.pool.free_cpus());
+        let has_spare = free.iter().any(|core| is_unused(&core));
+        // The first cycle after a restart decides about the PUs that the journal says are borrowed.
+        let is_decided = self.has_run_cycle_since_start;
+        let can_settle = is_decided && self.warden.ongoing_failures().journal_error.is_none();
+        for borrower in state.jobs.borrowers().filter(|borrower| !borrower.was_released) {
+            let Some(grant) = borrower.active_grant() else {
+                assert!(!can_settle || !self.can_squeeze(), "{borrower:?} has no grant");
+                continue;
+            };
+            assert!(
+                grant.ownership != Ownership::Frozen || !has_spare || !can_settle,
+                "{} is frozen, and {free:?} are free",
+                borrower.id
+            );
+            if grant.ownership != Ownership::Borrowed {
+                continue;
+            }
+            assert!(!grant.cpus.intersects(&borrowed), "two borrowers of a PU of {}", grant.cpus);
+            borrowed = borrowed.union(&grant.cpus);
+            for pu in grant.cpus.iter() {
+                let owner = state.jobs.values().find(|job| state.pool.pus_of(&job.id).contains(pu));
+                let lends = |owner: &Job| state.jobs.guaranteed_jobs().any(|lender| lender.id == owner.id);
+                assert!(
+                    !is_decided || owner.is_none_or(lends),
+                    "{} borrows PU {pu} of {owner:?}",
+                    borrower.id
+                );
+            }
+        }
+    }
+
+    /// Whether a borrower that can borrow no core can be squeezed.
+    fn can_squeeze(&self) -> bool {
+        let pool = &self.warden.state().pool;
+        pool.housekeeping_cpus().intersects(&pool.online_cpus())
+    }
+
+    /// Whether this borrower can be frozen.
+    fn can_freeze(&self, borrower: &JobId) -> bool {
+        let CpusetSupport { hierarchy, can_freeze, .. } = &self.policy.cpuset_support;
+        *can_freeze
+            && self.policy.enforcement != Enforcement::Affinity
+            && !matches!(hierarchy, CpusetHierarchy::Unavailable { .. })
+            && self.warden.state().cpusets.cpuset_error(borrower).is_none()
+    }
+
+    /// Without faults, cores are lent, and are off the borrowers an interval and the grace period after their owners need
+    /// them. Afterwards the processes of borrowers are frozen only if they have no core.
+    pub(in super::super) fn check_revocation(&mut self) {
+        if self.lending.is_none() {
+            return;
+        }
+        let owners: Vec<JobId> =
+            self.warden.state().jobs.guaranteed_jobs().map(|owner| owner.id.clone()).collect();
+        for is_busy in [false, true, false] {
+            owners.iter().for_each(|owner| self.set_demand(owner, is_busy));
+            if is_busy {
+                self.totals.lent_at_rest += self.warden.state().pool.lent_cpus().len();
+                self.check_all_leave_in_time();
+            }
+            for _ in 0..4 {
+                self.run_cycle(true, &[]).expect("no kills any more");
+                self.check_safety();
+            }
+            self.check_frozen_processes();
+            self.check_starved_borrowers();
+        }
+    }
+
+    /// At rest, a process of a borrower that is not at idle priority is on no lent PU: its owner would wait for it. Only a borrower
+    /// that can be neither squeezed nor frozen has no grant.
+    fn check_starved_borrowers(&self) {
+        let state = self.warden.state();
+        let world = self.world.borrow();
+        let lent = state.pool.lent_cpus();
+        let (with_grant, without): (Vec<&Job>, Vec<&Job>) =
+            state.jobs.borrowers().partition(|borrower| borrower.active_grant().is_some());
+        for borrower in without.into_iter().filter(|borrower| !borrower.was_released) {
+            assert!(!self.can_squeeze() && !self.can_freeze(&borrower.id), "{borrower:?} has no grant");
+        }
+        for member in with_grant.into_iter().flat_map(|borrower| state.members_of(&borrower.id)) {
+            let process = &world.processes[&member.id.pid];
+            if world.is_idle_priority(process) || world.is_frozen(process) {
+                continue;
+            }
+            for (tid, thread) in &process.threads {
+                let mask = world.effective_mask(process, thread);
+                assert!(!mask.intersects(&lent), "thread {tid} of {} is on {mask} of {lent}", member.job);
+            }
+        }
+    }
+
+    /// The owners use all their cores from now on.
+    fn check_all_leave_in_time(&mut self) {
+        let grace = u64::try_from(self.policy.lending.revocation_grace.as_nanos()).unwrap();
+        // The last sample may be just before the demand. So the first one that sees only the demand is an interval later.
+        let end = self.now() + 2 * INTERVAL + grace;
+        while self.now() < end {
+            self.advance_to(self.next_sample().min(end));
+            self.sample_owners();
+        }
+        let state = self.warden.state();
+        let world = self.world.borrow();
+        let lent: BTreeSet<_> = state.pool.lent_cpus().iter().collect();
+        for member in state.jobs.borrowers().flat_map(|borrower| state.members_of(&borrower.id)) {
+            let process = &world.processes[&member.id.pid];
+            // A frozen process keeps its last PUs, and does not run there. A borrower without a grant can have no place of its own.
+            let has_grant = state.jobs[&member.job].active_grant().is_some();
+            if world.is_frozen(process) || !has_grant {
+                continue;
+            }
+            let is_idle_priority = world.is_idle_priority(process);
+            for (tid, thread) in &process.threads {
+                for pu in world.effective_mask(process, thread).iter() {
+                    let owner =
+                        state.jobs.guaranteed_jobs().find(|job| state.pool.pus_of(&job.id).contains(pu));
+                    assert!(
+                        owner.is_none() || (lent.contains(&pu) && is_idle_priority),
+                        "thread {tid} of {} is still on PU {pu} of {owner:?}, at idle priority: {is_idle_priority}",
+                        member.job
+                    );
+                }
+            }
+        }
+    }
+
+    /// At rest, exactly the processes in the cpusets of frozen jobs are frozen.
+    fn check_frozen_processes(&mut self) {
+        let state = self.warden.state();
+        let world = self.world.borrow();
+        let mut frozen = 0;
+        // A process whose original cgroup the warden can't know stays in the cpuset in which it was born.
+        let is_known = |process: &&SimProcess| !process.has_unknown_original_cgroup;
+        let processes = world.processes.values().filter(is_known);
+        for process in processes.filter(|process| world.is_frozen(process)) {
+            let job = state.members.get(&process.id.pid).and_then(|member| state.jobs.get(&member.job));
+            let ownership = job.and_then(Job::active_grant).map(|grant| grant.ownership);
+            assert_eq!(ownership, Some(Ownership::Frozen), "{} of {job:?} is frozen", process.id);
+            frozen += 1;
+        }
+        drop(world);
+        self.totals.frozen += frozen;
+    }
+
+    /// After a release nothing is lent, frozen or at idle priority.
+    pub(in super::super) fn check_nothing_is_lent(&self) {
+        assert_eq!(self.warden.state().pool.borrowed_pus().count(), 0);
+        let world = self.world.borrow();
+        for process in world.processes.values() {
+            assert!(!world.is_frozen(process), "{} is frozen", process.id);
+            assert!(!world.is_idle_priority(process), "{} is at idle priority", process.id);
+        }
+    }
+}
