@@ -335,6 +335,31 @@ fn a_borrower_that_changes_its_mask_or_its_policy_loses_nothing_and_is_told_in_o
 }
 
 #[test]
+fn a_borrower_that_runs_now_and_then_at_a_real_time_priority_gets_no_lent_core() {
+    let Some(daemon) = lending_daemon(LENDING) else { return };
+    let (web, mut batch) = (Shell::start(), Shell::start());
+    let work = "n=0; while [ $n -lt 3000 ]; do n=$((n+1)); done";
+    let worker = batch.background(&format!("sh -c 'while :; do {work}; sleep 0.02; done'"));
+    assign(&daemon, "web", "guaranteed", "1", &web);
+    assign(&daemon, "batch", "besteffort", "64", &batch);
+    wait_until("the idle core is lent", || !lent(&daemon, "web").is_empty());
+    if batch.run(&format!("chrt -r -p 1 {worker} 2>/dev/null; echo $?")) != "0" {
+        return skip("the kernel refuses a real-time priority in the cgroup of a borrower");
+    }
+    // A thread at idle priority that waits for a busy CPU may be hot until then.
+    wait_until("a thread that is not hot causes the warning", || {
+        let status = daemon.status();
+        let is_told = status.warnings.iter().any(|warning| {
+            warning.code == "realtime-borrower" && warning.text.contains(&format!("process {worker} of"))
+        });
+        is_told && status.jobs.iter().any(|job| job.id == daemon.job_id("batch") && job.hot == 0)
+    });
+    wait_until("nothing is lent to the job", || lent(&daemon, "web").is_empty());
+    batch.run(&format!("chrt -o -p 0 {worker}; echo"));
+    wait_until("the idle core is lent again", || !lent(&daemon, "web").is_empty());
+}
+
+#[test]
 fn a_rule_that_matches_no_process_and_a_process_that_matches_two_rules_are_one_warning_each() {
     if !has_two_cores() {
         return;

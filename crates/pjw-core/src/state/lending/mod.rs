@@ -26,7 +26,7 @@ pub struct LendingState {
     /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
     /// boot. Until then, the borrower still has the PU.
     leaving: BTreeMap<Pu, Nanos>,
-    /// The borrowers of which a hot thread has a real-time priority, as of the last scan of the processes of jobs.
+    /// The borrowers of which a thread that runs has a real-time priority, as of the last scan of the processes of jobs.
     realtime_borrowers: BTreeSet<JobId>,
     /// The borrowers of which a process can't run at idle priority, as of the last decision.
     unfit_borrowers: BTreeSet<JobId>,
@@ -99,9 +99,9 @@ impl LendingState {
         self.owners.get(owner)
     }
 
-    /// Sets the list of borrowers that get no lent cores because one of their hot threads has a real-time priority.
+    /// Sets the list of borrowers that get no lent cores because one of their threads has a real-time priority.
     /// A borrower is a job of the class besteffort, which runs on free cores and on cores that other jobs (owners)
-    /// leave idle. A hot thread runs or waits for a PU most of the time. The kernel would run a real-time thread
+    /// leave idle. Only threads count that use at least 1 % of a PU. The kernel would run a real-time thread
     /// before the threads of the owner. The daemon calls this method after each scan of the processes of jobs.
     pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.realtime_borrowers = borrowers;

@@ -17,6 +17,9 @@ use tracing::debug;
 
 use super::EventLoop;
 
+/// A thread that uses less than this share of a PU, in permille, takes no time worth mentioning from an owner.
+const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
+
 impl EventLoop {
     /// Samples the owners of lendable cores if a sample is due. Returns whether a cycle is due because cores
     /// are to be lent or taken back.
@@ -40,11 +43,12 @@ impl EventLoop {
     }
 
     /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the threads of
-    /// the owner, whatever the cgroup is. Threads that are not hot take little time from an owner, and are not read.
+    /// the owner, whatever the cgroup is. The policies of threads that use nearly no CPU time are not read.
     fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
-        let has_realtime_thread = |member: &Member, only_hot: bool| {
-            let mut threads = member.threads.iter().filter(|(_, thread)| thread.demand.is_hot || !only_hot);
+        let has_realtime_thread = |member: &Member, only_busy: bool| {
+            let is_read = |demand: u32| demand >= MIN_REALTIME_DEMAND_PERMILLE || !only_busy;
+            let mut threads = member.threads.iter().filter(|(_, thread)| is_read(thread.demand.permille));
             // A thread may have ended since the last scan.
             threads.any(|(tid, _)| scheduling_policy(*tid).is_ok_and(|policy| policy.is_realtime()))
         };
@@ -52,9 +56,9 @@ impl EventLoop {
             let is_frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
             let is_known =
                 self.borrower_warnings.realtime.iter().any(|known| known.job.as_ref() == Some(&job.id));
-            // A frozen thread uses no CPU time, so it is no longer hot.
-            let only_hot = !(is_frozen && is_known);
-            let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_hot))?;
+            // A frozen thread uses no CPU time.
+            let only_busy = !(is_frozen && is_known);
+            let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_busy))?;
             let text = format!(
                 "process {} of {} has a real-time priority, so the job gets no lent cores: owners would wait for the process",
                 member.id.pid, job.id
