@@ -360,6 +360,40 @@ fn a_borrower_that_runs_now_and_then_at_a_real_time_priority_gets_no_lent_core()
 }
 
 #[test]
+fn status_and_doctor_say_why_owners_are_sampled_and_that_lending_is_switched_off() {
+    if !is_root() || !is_installed("setpriv") || !has_two_cores() {
+        return;
+    }
+    let mut daemon = Daemon::prepare_with(Enforcement::Cpuset, LENDING);
+    daemon.spawn_by(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin", "--"]);
+    if !lends(&daemon) {
+        return;
+    }
+    let _jobs = WebAndBatch::start(&daemon);
+    let lending = || daemon.status().lending.unwrap();
+    let doctor = || {
+        let output = daemon.pjwctl(&["doctor", "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let facts = report["facts"].as_array().unwrap();
+        let fact = facts.iter().find(|fact| fact["code"] == "lending").unwrap();
+        fact["text"].as_str().unwrap().to_owned()
+    };
+    wait_until("pjwd has tried to load the BPF program", || lending().demand == "sampled");
+    let why = lending().why_sampled;
+    assert!(why.contains("CAP_BPF") || why.contains("not compiled in"), "{why}");
+    assert_eq!(lending().why_not, "");
+    let status = String::from_utf8(daemon.pjwctl(&["status"]).stdout).unwrap();
+    assert!(status.contains("their owners are sampled each 2 ms"), "{status}");
+    assert!(doctor().ends_with(&why), "{}", doctor());
+    daemon.configure("[lending]\nenabled = false\n");
+    assert!(daemon.pjwctl(&["reload"]).status.success());
+    wait_until("the status says that nothing is lent", || {
+        lending().why_not == "the configuration says lending.enabled = false"
+    });
+    assert!(doctor().ends_with("the configuration says lending.enabled = false"), "{}", doctor());
+}
+
+#[test]
 fn a_rule_that_matches_no_process_and_a_process_that_matches_two_rules_are_one_warning_each() {
     if !has_two_cores() {
         return;

@@ -11,6 +11,7 @@ pub mod call;
 pub mod client;
 mod connection;
 mod dial;
+mod lending;
 pub mod report;
 pub mod server;
 mod service;

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::lending::Lending;
+
 /// The version of the JSON format in which the daemon sends its replies. The field `schema` of [`Status`] contains
 /// this version. When a field of a reply is renamed or removed, the version is increased.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -54,6 +56,8 @@ wire! {
         /// The environment variables that tell a program the size of its job, each as `NAME=cores` or `NAME=pus`.
         /// `None` if the daemon is older than this field.
         #[serde(default)] variables: Option<Vec<String>>,
+        /// How cores are lent. `None` if the daemon is older than this field.
+        #[serde(default)] lending: Option<Lending>,
     }
     /// The machine: its host name, its PUs, and the numbers of its cores, packages, NUMA nodes and L3 caches.
     Node {
@@ -86,14 +90,11 @@ wire! {
     /// NUMA node and one package, and on the whole machine. A core is free if all its online PUs are free. If the
     /// machine has no parts of a level, such as L3 caches, the field has the value of the next larger level.
     Fits {
-        /// The largest request that a single L3 cache can serve: the number of free cores in the L3 cache
-        /// with the most free cores.
+        /// The largest request that a single L3 cache can serve: the most free cores in one L3 cache.
         l3: u32,
-        /// The largest request that a single NUMA node can serve: the number of free cores in the NUMA node
-        /// with the most free cores.
+        /// The largest request that a single NUMA node can serve: the most free cores in one NUMA node.
         numa_node: u32,
-        /// The largest request that a single package can serve: the number of free cores in the package with
-        /// the most free cores.
+        /// The largest request that a single package can serve: the most free cores in one package.
         package: u32,
         /// The largest request that the whole machine can serve: the number of its free cores.
         machine: u32,
@@ -485,8 +486,7 @@ wire! {
     Device {
         /// The class of the device: `gpu`, `coprocessor`, `network` or `storage`.
         class: String,
-        /// The names of the device in the operating system, such as `card0`. Empty if no driver has named the
-        /// device.
+        /// The names of the device in the operating system, such as `card0`. Empty without a driver.
         names: Vec<String>,
         /// The PCI address of the device. Empty if the device has none.
         address: String,

@@ -359,7 +359,23 @@ pub enum DaemonStatus {
         observes: bool,
         /// The warnings that `pjwd` reports.
         warnings: Vec<Finding>,
+        /// What `pjwd` reports of lending.
+        lending: DaemonLending,
     },
+}
+
+/// What a running `pjwd` reports of lending the cores that guaranteed jobs (the owners) leave idle.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum DaemonLending {
+    /// Nothing: `pjwd` is older than this report, or has not tried yet whether it hears owners by BPF.
+    #[default]
+    Unknown,
+    /// `pjwd` does not lend such cores, for this reason.
+    Off(String),
+    /// `pjwd` lends them, and a BPF program reports the wake-up of an owner.
+    Reported,
+    /// `pjwd` lends them, and samples the CPU time of the owners, because BPF can't be used for this reason.
+    Sampled(String),
 }
 
 impl DiagnosisInput {

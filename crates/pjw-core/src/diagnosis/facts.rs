@@ -1,7 +1,7 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
 use crate::basics::{Uid, cpus_text, prelude::*};
-use crate::diagnosis::examination::{DaemonStatus, DiagnosisInput};
+use crate::diagnosis::examination::{DaemonLending, DaemonStatus, DiagnosisInput};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::{CpusetHierarchy, IdlePriority};
@@ -100,28 +100,49 @@ fn enforcement(input: &DiagnosisInput) -> String {
     format!("{by_root}{masks}{sure}{by_whom}")
 }
 
-/// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it slow.
+/// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it slow. What a
+/// running daemon reports comes before what can be derived from the machine.
 fn lending(input: &DiagnosisInput) -> String {
-    let why_not = match (&input.cpuset_support.hierarchy, &input.cpuset_support.idle_priority) {
-        (CpusetHierarchy::Unavailable { why }, _) | (_, IdlePriority::Unavailable { why }) => Some(why),
-        (_, IdlePriority::Available) => None,
+    let reported = match &input.warden {
+        DaemonStatus::Responsive { lending, .. } => lending.clone(),
+        DaemonStatus::Absent(_) | DaemonStatus::Unresponsive(_) => DaemonLending::Unknown,
+    };
+    let why_not = match (&reported, &input.cpuset_support.hierarchy, &input.cpuset_support.idle_priority) {
+        (DaemonLending::Off(why), _, _) => Some(why),
+        (DaemonLending::Reported | DaemonLending::Sampled(_), _, _) => None,
+        (_, CpusetHierarchy::Unavailable { why }, _) | (_, _, IdlePriority::Unavailable { why }) => Some(why),
+        (_, _, IdlePriority::Available) => None,
     };
     if let Some(why) = why_not {
         return format!("besteffort jobs get free cores only, not those that other jobs leave idle: {why}");
     }
-    let mut slow = Vec::new();
+    let mut slow: Vec<String> = Vec::new();
     if input.host.preemption_model.as_deref() == Some("lazy") {
         slow.push(
             "lazy preemption lets a borrower run on for up to half a tick when the owner wakes up (preempt=full on the \
-             kernel's command line ends that)",
+             kernel's command line ends that)"
+                .to_owned(),
         );
     }
-    if !input.host.has_btf {
-        slow.push("without BTF the owner is sampled each 2 ms instead of reported at its wake-up");
-    }
+    let is_known = match &reported {
+        DaemonLending::Sampled(why) => {
+            slow.push(format!("the owner is sampled each 2 ms instead of reported at its wake-up: {why}"));
+            true
+        }
+        DaemonLending::Reported => true,
+        _ if !input.host.has_btf => {
+            slow.push(
+                "without BTF the owner is sampled each 2 ms instead of reported at its wake-up".to_owned(),
+            );
+            true
+        }
+        DaemonLending::Unknown | DaemonLending::Off(_) => false,
+    };
     if slow.is_empty() {
-        return "a lent core is the owner's again when it wakes up: borrowers run at idle priority"
-            .to_owned();
+        let condition = if is_known { "" } else { ", as far as pjwd may load its BPF program" };
+        return format!(
+            "a lent core is the owner's again when it wakes up{condition}: borrowers run at idle priority"
+        );
     }
     format!("borrowers run at idle priority, but {}", slow.join("; "))
 }

@@ -80,6 +80,7 @@ pub(crate) fn status() -> Status {
         cores: cores(8, 2, 4, 4, 4),
         job_files: "/run/pjwd/jobs".into(),
         variables: None,
+        lending: None,
     }
 }
 

@@ -418,9 +418,8 @@ impl EventLoop {
         self.watch_lending(&events, was_timer);
         plan_warnings.extend(self.own_warnings());
         self.add_new_pus();
-        let lateness = self.lateness.max_delay(now);
-        let health = LoopStatus { has_process_events: self.has_process_events, lateness };
-        let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, health);
+        let health = self.loop_status(now);
+        let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, &health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
@@ -432,6 +431,13 @@ impl EventLoop {
             drop(mask_outcomes);
             trim_heap();
         }
+    }
+
+    /// The state of this loop at the time `now`, for the status.
+    fn loop_status(&mut self, now: Instant) -> LoopStatus {
+        let lateness = self.lateness.max_delay(now);
+        let demand_source = self.owner_samples.demand_source();
+        LoopStatus { has_process_events: self.has_process_events, lateness, demand_source }
     }
 
     /// Sets the times of the next scan and of the next rescan, after a cycle. `was_timer` says whether the cycle was the regular

@@ -21,6 +21,8 @@ use pjw_linux::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable, OwnerRunTime};
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
 use tracing::{debug, info, trace};
 
+use crate::view::status::DemandSource;
+
 /// The time between two samples while a core is lent and the monitor reports the first thread of an idle owner.
 const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
 /// The same without the monitor. The CPU time of a running thread may be behind by a tick of the kernel, so that a demand
@@ -39,6 +41,8 @@ const SETTLING_TIME: Duration = Duration::from_millis(2);
 const SETTLING_TIME_WITHOUT_MONITOR: Duration = Duration::from_millis(1);
 /// The number of samples at this short distance after a report. Other programs may run on lent PUs for long.
 const MAX_SETTLING_SAMPLES: u32 = 5;
+/// The time after which the monitor is tried again that could not be used.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
@@ -82,8 +86,13 @@ enum Monitor {
     /// It was not needed yet.
     #[default]
     Unloaded,
-    /// It can't be loaded on this machine.
-    Unavailable,
+    /// It can't be used.
+    Unavailable {
+        /// The reason, as text for users.
+        why: String,
+        /// The time at which it was found.
+        since: Instant,
+    },
     Loaded(Box<dyn LentCpuWatch>),
 }
 
@@ -148,7 +157,9 @@ impl OwnerCpuSampler {
     /// job runs on PUs that it lends to other jobs. `None` simulates a machine on which no BPF program can be loaded.
     #[must_use]
     pub fn with_monitor(monitor: Option<Box<dyn LentCpuWatch>>) -> Self {
-        Self { monitor: monitor.map_or(Monitor::Unavailable, Monitor::Loaded), ..Self::default() }
+        let unavailable =
+            || Monitor::Unavailable { why: "this machine is simulated".to_owned(), since: Instant::now() };
+        Self { monitor: monitor.map_or_else(unavailable, Monitor::Loaded), ..Self::default() }
     }
 
     /// Returns the time at which [`OwnerCpuSampler::measure_if_due`] must be called next. `None` if nothing is to be
@@ -194,9 +205,9 @@ impl OwnerCpuSampler {
         let shows_demand = self.sample(state, (now, since_boot), cpu_time_of);
         let begins = is_reported || (shows_demand && !self.has_shown_demand);
         let still_runs = match self.monitor {
-            Monitor::Loaded(_) => !is_reported && self.rearm_idle_pus(state),
+            Monitor::Loaded(_) => !is_reported && self.rearm_idle_pus(state, now),
             // While a thread runs, its CPU time may change at the kernel's ticks only.
-            Monitor::Unloaded | Monitor::Unavailable => self.is_settling,
+            Monitor::Unloaded | Monitor::Unavailable { .. } => self.is_settling,
         };
         if !self.is_settling {
             self.has_shown_demand = shows_demand;
@@ -229,22 +240,45 @@ impl OwnerCpuSampler {
             return;
         }
         if let Err(error) = monitor.set_lent_pus(lent) {
-            self.set_unavailable(&error);
+            self.set_unavailable(&error, now);
         }
     }
 
-    /// Loads the monitor if cores may be lent soon. That takes some 50 ms, in which no owner is heard, so it is done before a
-    /// core is lent. The monitor runs only while cores are lent.
-    pub(super) fn load_monitor(&mut self) {
-        if !matches!(self.monitor, Monitor::Unloaded) || self.next.is_none() {
+    /// Loads the monitor by `load` if cores may be lent soon. That takes some 50 ms, in which no owner is heard, so it is done
+    /// while no core is lent, as `is_any_lent` says. If the monitor can't be loaded or stops working, it is tried again after
+    /// [`RETRY_INTERVAL`], because the reason may be over: a limit of memory, or a capability that a new unit adds. The monitor
+    /// runs only while cores are lent.
+    pub(super) fn load_monitor_if_due(
+        &mut self,
+        now: Instant,
+        is_any_lent: bool,
+        load: impl FnOnce() -> Result<Box<dyn LentCpuWatch>, LentCpuMonitorUnavailable>,
+    ) {
+        let is_due = match &self.monitor {
+            Monitor::Unloaded => true,
+            Monitor::Unavailable { since, .. } => {
+                !is_any_lent && now.saturating_duration_since(*since) >= RETRY_INTERVAL
+            }
+            Monitor::Loaded(_) => false,
+        };
+        if !is_due || self.next.is_none() {
             return;
         }
-        match LentCpuMonitor::new() {
+        match load() {
             Ok(monitor) => {
                 debug!("wake-ups of owners on lent PUs are reported by BPF");
-                self.monitor = Monitor::Loaded(Box::new(monitor));
+                self.monitor = Monitor::Loaded(monitor);
             }
-            Err(error) => self.set_unavailable(&error),
+            Err(error) => self.set_unavailable(&error, now),
+        }
+    }
+
+    /// How this sampler learns that an owner needs a lent core.
+    pub(super) fn demand_source(&self) -> DemandSource {
+        match &self.monitor {
+            Monitor::Unloaded => DemandSource::Unknown,
+            Monitor::Unavailable { why, .. } => DemandSource::Sampled(why.clone()),
+            Monitor::Loaded(_) => DemandSource::Reported,
         }
     }
 
@@ -254,14 +288,14 @@ impl OwnerCpuSampler {
 
     fn settling_time(&self) -> Duration {
         match self.monitor {
-            Monitor::Unavailable => SETTLING_TIME_WITHOUT_MONITOR,
+            Monitor::Unavailable { .. } => SETTLING_TIME_WITHOUT_MONITOR,
             Monitor::Unloaded | Monitor::Loaded(_) => SETTLING_TIME,
         }
     }
 
     fn interval_while_lent(&self) -> Duration {
         let least = match self.monitor {
-            Monitor::Unavailable => INTERVAL_WITHOUT_MONITOR,
+            Monitor::Unavailable { .. } => INTERVAL_WITHOUT_MONITOR,
             Monitor::Unloaded | Monitor::Loaded(_) => INTERVAL_WHILE_LENT,
         };
         least.max(self.least_interval())
@@ -278,7 +312,7 @@ impl OwnerCpuSampler {
     /// Lets the monitor report the lent PUs of idle owners again on which no thread of the owner runs. It does not report
     /// the others: they are sampled anyway, and each report would cost the owner CPU time. Returns whether a thread of an
     /// idle owner still runs on a PU that was reported.
-    fn rearm_idle_pus(&mut self, state: &WardenState) -> bool {
+    fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
         let idle = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
         let idle = idle.filter_map(|(id, _)| Some(state.grant_of(id)?.cpus.intersection(&self.reported)));
@@ -290,15 +324,19 @@ impl OwnerCpuSampler {
             self.reported = self.reported.difference(&stopped);
             self.run_times.retain(|pu, _| !stopped.contains(*pu));
             if let Err(error) = monitor.report_again(&stopped) {
-                self.set_unavailable(&error);
+                self.set_unavailable(&error, now);
             }
         }
         !running.is_empty()
     }
 
-    fn set_unavailable(&mut self, error: &dyn std::fmt::Display) {
-        info!("owners of lent cores are sampled each 2 ms, because BPF can't report them: {error}");
-        self.monitor = Monitor::Unavailable;
+    /// Samples the owners from now on. The log has the reason once, however often it is found again.
+    fn set_unavailable(&mut self, error: &LentCpuMonitorUnavailable, now: Instant) {
+        let why = error.to_string();
+        if !matches!(&self.monitor, Monitor::Unavailable { why: before, .. } if *before == why) {
+            info!("owners of lent cores are sampled each 2 ms, because BPF can't report them: {why}");
+        }
+        self.monitor = Monitor::Unavailable { why, since: now };
     }
 
     /// Returns for each monitored PU what threads of the owner ran there since the last call.
@@ -339,7 +377,8 @@ impl OwnerCpuSampler {
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         self.thread_count = 0;
         let lent_cpus = state.pool.lent_cpus();
-        let (is_sampled_only, mut shows_demand) = (matches!(self.monitor, Monitor::Unavailable), false);
+        let (is_sampled_only, mut shows_demand) =
+            (matches!(self.monitor, Monitor::Unavailable { .. }), false);
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
@@ -367,6 +406,14 @@ impl OwnerCpuSampler {
     }
 }
 
+/// Loads the BPF program that reports the lent PUs on which threads of their owner run.
+///
+/// # Errors
+/// If the program can't be used on this machine. The error names the reason.
+pub(super) fn load_lent_cpu_monitor() -> Result<Box<dyn LentCpuWatch>, LentCpuMonitorUnavailable> {
+    Ok(Box::new(LentCpuMonitor::new()?))
+}
+
 /// The lent cores of a grant that the monitor measures.
 fn lent_cores(
     state: &WardenState,
@@ -383,3 +430,6 @@ fn lent_cores(
     }
     cores.into_values().collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -70,7 +70,8 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
 
 fn answering(observes: bool) -> DaemonStatus {
     let version = "1".to_owned();
-    DaemonStatus::Responsive { own_version: version.clone(), version, observes, warnings: Vec::new() }
+    let (own_version, lending) = (version.clone(), DaemonLending::Unknown);
+    DaemonStatus::Responsive { own_version, version, observes, warnings: Vec::new(), lending }
 }
 
 fn absent() -> DaemonStatus {
@@ -437,6 +438,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
         own_version: "2".to_owned(),
         observes: false,
         warnings: vec![warning("oversubscribed"), warning("unserved")],
+        lending: DaemonLending::Unknown,
     };
     assert!(only(&input, "version").text.contains("pjwd is version 1, pjwctl 2"));
     assert_eq!(only(&input, "unserved").text, "it says so");

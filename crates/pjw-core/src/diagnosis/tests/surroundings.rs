@@ -189,3 +189,23 @@ fn what_makes_lending_impossible_or_slow_is_a_fact() {
     input.host.has_btf = false;
     assert!(fact(&input).contains("half a tick") && fact(&input).contains("each 2 ms"), "{}", fact(&input));
 }
+
+#[test]
+fn what_the_daemon_reports_of_lending_comes_before_what_the_machine_has() {
+    let mut input = node();
+    input.cpuset_support.idle_priority = IdlePriority::Available;
+    let mut fact = |reported: DaemonLending| {
+        if let DaemonStatus::Responsive { lending, .. } = &mut input.warden {
+            *lending = reported;
+        }
+        machine_facts(&input).into_iter().find(|fact| fact.code == "lending").unwrap().text
+    };
+    let off = fact(DaemonLending::Off("the configuration says lending.enabled = false".to_owned()));
+    assert!(off.contains("free cores only") && off.ends_with("lending.enabled = false"), "{off}");
+    let sampled = fact(DaemonLending::Sampled("this process lacks CAP_BPF".to_owned()));
+    assert!(sampled.contains("each 2 ms") && sampled.ends_with("lacks CAP_BPF"), "{sampled}");
+    let reported = fact(DaemonLending::Reported);
+    assert!(reported.contains("when it wakes up: borrowers"), "{reported}");
+    let unknown = fact(DaemonLending::Unknown);
+    assert!(unknown.contains("as far as pjwd may load its BPF program"), "{unknown}");
+}

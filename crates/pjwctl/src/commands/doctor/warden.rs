@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::diagnosis::{DaemonStatus, Finding, Severity};
+use pjw_core::diagnosis::{DaemonLending, DaemonStatus, Finding, Severity};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership};
 use pjw_core::record::{Membership, Record};
@@ -70,6 +70,7 @@ fn answer(client: &mut Client, status: &wire::Status) -> Answer {
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
         observes: status.mode == "observe",
         warnings: status.warnings.iter().map(warning).collect(),
+        lending: status.lending.as_ref().map(lending).unwrap_or_default(),
     };
     let mut answer = Answer::none(seen);
     answer.housekeeping = status.pool.housekeeping.parse().unwrap_or_default();
@@ -88,6 +89,15 @@ fn answer(client: &mut Client, status: &wire::Status) -> Answer {
             .extend(details.iter().flat_map(|details| &details.members).map(|member| joined(&id, member)));
     }
     answer
+}
+
+fn lending(lending: &wire::Lending) -> DaemonLending {
+    match lending.demand.as_str() {
+        _ if !lending.why_not.is_empty() => DaemonLending::Off(lending.why_not.clone()),
+        "reported" => DaemonLending::Reported,
+        "sampled" => DaemonLending::Sampled(lending.why_sampled.clone()),
+        _ => DaemonLending::Unknown,
+    }
 }
 
 fn known_job(id: &JobId, job: &wire::Job) -> Job {

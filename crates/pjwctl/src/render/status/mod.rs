@@ -69,7 +69,17 @@ fn header(status: &Status, term: Terminal) -> String {
             fits.package
         )
     };
-    warden + &wrap_text(&machine, term.width, "", "  ") + &wrap_text(&free, term.width, "", "  ")
+    let lines = [machine, free].into_iter().chain(slow_lending(status));
+    warden + &lines.map(|line| wrap_text(&line, term.width, "", "  ")).collect::<String>()
+}
+
+/// Why lent cores come back later than they could. `None` if they do not, or nothing is lent.
+fn slow_lending(status: &Status) -> Option<String> {
+    let lending = status.lending.as_ref().filter(|lending| lending.why_not.is_empty())?;
+    (lending.demand == "sampled").then(|| {
+        let why = escape_control_characters(&lending.why_sampled);
+        format!("lent cores: their owners are sampled each 2 ms, because BPF can't report them: {why}")
+    })
 }
 
 /// The meaning of the signs that occur in the core map and are no letters. The letters are in the rows of the table.

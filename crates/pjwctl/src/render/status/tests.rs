@@ -1,7 +1,7 @@
 //! The status as text.
 
 use insta::assert_snapshot;
-use pjw_ipc::wire::{Fits, Node, Pool};
+use pjw_ipc::wire::{Fits, Lending, Node, Pool};
 
 use super::super::samples::{self, COLOURED, PLAIN, job, names, now, warning, without_colour};
 use super::*;
@@ -131,4 +131,20 @@ fn a_full_machine_of_many_cores_and_jobs_fits_eighty_columns() {
     a slurm:1000000 alice    16 0-15        1      12   2      2    0    5m
     b slurm:1000001 alice    16 16-31       1      12   2      2    0    5m
     ");
+}
+
+#[test]
+fn the_status_says_why_owners_of_lent_cores_are_sampled() {
+    let text = |why_not: &str, demand: &str| {
+        let why_sampled = "this process lacks CAP_BPF".into();
+        let lending = Lending { why_not: why_not.into(), demand: demand.into(), why_sampled };
+        text_of(&Status { lending: Some(lending), ..samples::status() }, PLAIN)
+    };
+    let told = text("", "sampled");
+    assert!(
+        told.contains("lent cores: their owners are sampled each 2 ms") && told.contains("CAP_BPF"),
+        "{told}"
+    );
+    assert!(!text("", "reported").contains("CAP_BPF"));
+    assert!(!text("lending.enabled = false", "sampled").contains("CAP_BPF"), "nothing is lent");
 }

@@ -16,6 +16,7 @@ use pjw_linux::sys::{clock, cpu_time::process_cpu_time};
 use tracing::debug;
 
 use super::EventLoop;
+use crate::run::owner_samples::load_lent_cpu_monitor;
 
 /// A thread that uses less than this share of a PU, in permille, takes no time worth mentioning from an owner.
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
@@ -26,7 +27,11 @@ impl EventLoop {
     pub(super) fn sample_owners(&mut self, now: Instant) -> bool {
         let since_boot = clock::now().since_boot;
         let (state, policy) = self.warden.state_and_policy();
-        self.owner_samples.load_monitor();
+        self.owner_samples.load_monitor_if_due(
+            now,
+            !state.pool.lent_cpus().is_empty(),
+            load_lent_cpu_monitor,
+        );
         self.owner_samples.measure_if_due(state, policy, (now, since_boot), process_cpu_time)
             || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
     }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::policy::Mode;
+use pjw_core::lending::reason_not_to_lend;
+use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::topology::{Level, Topology};
 use pjw_core::{
@@ -45,7 +46,7 @@ pub struct StatusSnapshot {
 
 /// The state of the event loop, for the status that clients receive: whether the loop receives process events from
 /// the kernel, and how late its cycles (scan, decision and changes) are.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct LoopStatus {
     /// Whether the kernel reports process events (fork, exec, exit) to this daemon over netlink. If false,
     /// the daemon finds new processes only by scans.
@@ -53,6 +54,20 @@ pub struct LoopStatus {
     /// The longest time that a recent cycle (scan, decision and changes) waited after it was due. `None` if
     /// no cycle of the last 5 s waited for more than 250 ms.
     pub lateness: Option<Duration>,
+    /// How the loop learns that the owner of a lent core needs the core.
+    pub demand_source: DemandSource,
+}
+
+/// How the event loop learns that a job (the owner) needs cores that it lends to other jobs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum DemandSource {
+    /// The loop has not tried to load the BPF program yet, because no job can borrow cores.
+    #[default]
+    Unknown,
+    /// A BPF program reports when the owner wakes up.
+    Reported,
+    /// The loop samples the CPU time of the owner, because the BPF program can't be used for this reason.
+    Sampled(String),
 }
 
 /// Sends the status, the topology and the events from the event loop to the control server (the part of pjwd that
@@ -186,7 +201,7 @@ impl StatusPublisher {
         warden: &Warden<N, J>,
         plan_warnings: &[Warning],
         dirty: &DirtySet,
-        loop_status: LoopStatus,
+        loop_status: &LoopStatus,
     ) -> StatusSnapshot {
         let state = warden.state();
         let changes = self.jobs.update(state, warden.policy(), dirty);
@@ -205,9 +220,11 @@ impl StatusPublisher {
             Mode::Observe => "observe",
             Mode::Enforce => "enforce",
         };
+        let lending = lending(warden.policy(), &loop_status.demand_source);
         let is_same = |last: &StatusSnapshot| {
             let head = &last.status.summary;
             !changes.is_any
+                && head.lending.as_ref() == Some(&lending)
                 && (&head.fits, head.discovery.as_str(), head.mode.as_str()) == (&fits, discovery, mode)
                 && self.warnings == warnings
         };
@@ -234,6 +251,7 @@ impl StatusPublisher {
             fits,
             job_files: self.job_files.clone(),
             variables: Some(self.cpu_count_variables.clone()),
+            lending: Some(lending),
             ..wire::Status::default()
         };
         let status = PublishedStatus::new(head, self.jobs.jobs(), published, Arc::clone(&self.cores));
@@ -289,6 +307,16 @@ fn log_begun(warning: &wire::Warning) {
 
 fn log_ended(code: &str, job: &str) {
     info!(condition = %code, job = %job, "no longer the case");
+}
+
+fn lending(policy: &Policy, demand_source: &DemandSource) -> wire::Lending {
+    let (demand, why_sampled) = match demand_source {
+        DemandSource::Unknown => ("unknown", String::new()),
+        DemandSource::Reported => ("reported", String::new()),
+        DemandSource::Sampled(why) => ("sampled", why.clone()),
+    };
+    let why_not = reason_not_to_lend(policy).unwrap_or_default();
+    wire::Lending { why_not, demand: demand.to_owned(), why_sampled }
 }
 
 fn node(hostname: &str, topology: &Topology) -> wire::Node {
