@@ -15,7 +15,7 @@ use pjw_core::job::JobId;
 use pjw_core::lending::{reason_not_to_lend, would_change_loans};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
-use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample};
+use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample, cores_wanted_by_waiting_threads};
 use pjw_core::time::Nanos;
 use pjw_linux::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable, OwnerRunTime};
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
@@ -399,11 +399,20 @@ impl OwnerCpuSampler {
                 && !cpu_time.is_zero()
                 && grant.cpus.intersects(&lent_cpus);
             let (used, runs_on) = owner.core_use.add(&sample);
+            // The last scan may be a second old, so what it shows of an owner that is idle now is over.
+            let is_idle = owner.core_use.is_idle();
+            let used = if is_idle { used } else { used.max(wanted_by_waiting_threads(state, &id, has_smt)) };
             trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
         }
         shows_demand
     }
+}
+
+/// The number of cores that those threads of an owner want that wait for other programs, as of the last scan.
+fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, has_smt: bool) -> u32 {
+    let threads = state.members_of(owner).flat_map(|member| member.threads.values());
+    cores_wanted_by_waiting_threads(threads.map(|thread| thread.demand), has_smt)
 }
 
 /// Loads the BPF program that reports the lent PUs on which threads of their owner run.

@@ -7,6 +7,7 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Pu, prelude::*};
+use crate::state::demand::Demand;
 
 /// The time over which the use is averaged.
 const AVERAGING_TIME: Duration = Duration::from_millis(100);
@@ -37,6 +38,9 @@ const SETTLED: Duration = Duration::from_micros(1300);
 const IN_USE_FOR_SHORT: Millionths = ONE_CORE * 3 / 4;
 /// A core that is used for this part of a long sample is in use, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
+
+/// A thread that waits for less than this share of the time does not compete with other programs.
+const MIN_WAITING_PERMILLE: u32 = 100;
 
 /// One measurement of the CPU time that an owner (a job whose idle cores may be lent) used since the previous
 /// measurement.
@@ -243,6 +247,19 @@ impl CoreUse {
     }
 }
 
+/// Returns the number of cores that the threads of an owner (a job whose idle cores may be lent) want which wait for other
+/// programs. Such a thread is hot and waits on a run queue for at least a tenth of the time. What a thread wants is the time
+/// for which it runs or waits. `demands` has the demands of all threads of the owner, as of the last scan. `has_smt` says
+/// whether the cores of the owner have more than one PU each.
+///
+/// The CPU time alone does not show this demand: beside one other program on its core, a thread that always wants to run
+/// uses half of the core.
+pub fn cores_wanted_by_waiting_threads(demands: impl Iterator<Item = Demand>, has_smt: bool) -> u32 {
+    let waiting = demands.filter(|demand| demand.is_hot && demand.waiting_permille >= MIN_WAITING_PERMILLE);
+    let wanted: Millionths = waiting.map(|demand| u64::from(demand.permille) * ONE_CORE / 1000).sum();
+    cores_in_use(wanted, if has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU })
+}
+
 /// The number of cores in use, if the use is on as few cores as possible.
 fn cores_in_use(used: Millionths, in_use: Millionths) -> u32 {
     u32::try_from((used + (ONE_CORE - in_use)) / ONE_CORE).unwrap_or(u32::MAX)
@@ -426,6 +443,29 @@ mod tests {
         let idle = [("0", 0), ("1", 0)];
         let used: Vec<u32> = (0..6).map(|_| sample(&mut core_use, 2 * MS, 0, &idle, false).0).collect();
         assert_eq!(used, [2, 2, 2, 2, 0, 0]);
+    }
+
+    #[test]
+    fn hot_threads_that_wait_for_other_programs_want_their_cores_whatever_they_get() {
+        let demand = |permille: u32, waiting_permille: u32| {
+            let mut demand = Demand::default();
+            (demand.permille, demand.waiting_permille, demand.is_hot) =
+                (permille, waiting_permille, permille >= 600);
+            demand
+        };
+        let wanted = |demands: &[(u32, u32)], has_smt| {
+            cores_wanted_by_waiting_threads(demands.iter().map(|&(all, waits)| demand(all, waits)), has_smt)
+        };
+        assert_eq!(wanted(&[(1000, 500)], false), 1, "it shares its core with another program");
+        assert_eq!(wanted(&[(1000, 500), (950, 300), (300, 290)], false), 2, "the third thread is not hot");
+        assert_eq!(wanted(&[(1000, 50)], false), 0, "its CPU time shows its demand");
+        assert_eq!(wanted(&[(700, 200)], false), 0, "it leaves gaps");
+        assert_eq!(
+            wanted(&[(700, 200)], true),
+            1,
+            "a borrower on the other PU of the core would slow it down"
+        );
+        assert_eq!(wanted(&[], true), 0);
     }
 
     #[test]

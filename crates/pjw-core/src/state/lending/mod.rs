@@ -11,7 +11,7 @@ use crate::terms::JobId;
 
 mod core_use;
 
-pub use core_use::{CoreUse, LentCoreSample, OwnerCpuSample};
+pub use core_use::{CoreUse, LentCoreSample, OwnerCpuSample, cores_wanted_by_waiting_threads};
 
 /// How often `lend_after` is doubled at most, however often cores came back.
 const MAX_DOUBLINGS: u32 = 2;

@@ -2,6 +2,15 @@
 
 use std::cell::Cell;
 
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
+use pjw_core::evidence::Evidence;
+use pjw_core::ids::{ProcessId, StartTime, Tid, Uid};
+use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobRequest, Ownership, PriorityClass};
+use pjw_core::policy::LendingPolicy;
+use pjw_core::state::demand::Demand;
+use pjw_core::state::{Member, MemberThread};
+use pjw_core::testing::{job, regular_topology, set};
+use pjw_core::time::UnixMillis;
 use pjw_linux::bpf::TaskScanUnavailable;
 
 use super::*;
@@ -83,4 +92,94 @@ impl LentCpuWatch for Broken {
     fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         Vec::new()
     }
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A policy that lends, on a node where idle priority works.
+fn lending_policy() -> Policy {
+    Policy {
+        cpuset_support: CpusetSupport {
+            hierarchy: CpusetHierarchy::Unified,
+            idle_priority: IdlePriority::Available,
+            ..CpusetSupport::default()
+        },
+        lending: LendingPolicy { enabled: true, ..LendingPolicy::default() },
+        ..Policy::default()
+    }
+}
+
+/// A job of this class.
+fn of_class(id: &str, class: PriorityClass) -> Job {
+    let request = JobRequest { class, ..JobRequest::of_cores(2) };
+    let new = Job::new(job(id), Uid(0), EndCondition::Reservation, UnixMillis(0));
+    Job { request: Some(request), ..new }
+}
+
+/// An owner `web` of two cores with one thread that has this demand, and a borrower without processes.
+fn state_with_owner(permille: u32, waiting_permille: u32) -> WardenState {
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
+    let grant = Grant {
+        cpus: set("0-1"),
+        granted_by: GrantedBy::Warden,
+        is_shared: false,
+        may_split_cores: false,
+        granted_at: Nanos(0),
+        reasons: Vec::new(),
+        second_best: String::new(),
+        ownership: Ownership::Owned,
+    };
+    state.jobs.insert(Job { grant: Some(grant), ..of_class("web", PriorityClass::Guaranteed) });
+    state.jobs.insert(of_class("batch", PriorityClass::Besteffort));
+    let mut demand = Demand::default();
+    (demand.permille, demand.waiting_permille, demand.is_hot) = (permille, waiting_permille, permille >= 600);
+    let thread = MemberThread {
+        start: StartTime(1),
+        comm: "x".into(),
+        state: 'R',
+        last_cpu: Pu(0),
+        effective_mask: set("0-1"),
+        demand,
+        mask_entry: None,
+    };
+    state.members.insert(Member {
+        id: ProcessId { pid: Pid(10), start: StartTime(1) },
+        job: job("web"),
+        evidence: Evidence::Registered,
+        inherited_mask: None,
+        was_new_at_join: true,
+        numa_node: None,
+        first_seen: None,
+        threads: [(Tid(10), thread)].into(),
+    });
+    state
+}
+
+/// The number of cores that the owner is found to use after a second in which it gets this share of a core.
+fn used_after_a_second(state: &mut WardenState, cpu_percent: u32) -> Option<u32> {
+    let begin = Instant::now();
+    let mut sampler = OwnerCpuSampler::with_monitor(None);
+    for sample in 0..=100 {
+        let passed = 10 * MS * sample;
+        let now = (begin + passed, Nanos(u64::try_from(passed.as_nanos()).unwrap()));
+        let cpu_time = passed * cpu_percent / 100;
+        sampler.next = Some(now.0);
+        sampler.measure_if_due(state, &lending_policy(), now, |_| Some(cpu_time));
+    }
+    state.lending.owner_state(&job("web"))?.used_core_count()
+}
+
+#[test]
+fn an_owner_that_shares_its_core_with_another_program_uses_the_core_although_it_gets_half_of_the_time() {
+    assert_eq!(used_after_a_second(&mut state_with_owner(1000, 500), 50), Some(1));
+    assert_eq!(
+        used_after_a_second(&mut state_with_owner(500, 0), 50),
+        Some(0),
+        "it sleeps for the other half"
+    );
+    assert_eq!(
+        used_after_a_second(&mut state_with_owner(1000, 500), 0),
+        Some(0),
+        "it sleeps since the last scan"
+    );
 }
