@@ -28,9 +28,9 @@ use serde_json::Value;
 const PROGRAM: &str = "pjw-bench-lending";
 /// The length of a request, in microseconds.
 const REQUEST_US: u64 = 300;
-/// The demand of the steps, in percent of what the server's cores can answer: steps and spikes.
-const DEMAND: &str = "10,30,50,70,90,50,10,90,30,70";
-const STEPS: u64 = 10;
+/// The demand of the steps, in percent of what the server's cores can answer: steps of some lengths, and spikes of one step.
+const DEMAND: &str = "10,10,30,30,50,50,70,70,90,90,50,50,10,90,10,10,90,10,30,70";
+const STEPS: u64 = 20;
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// The keys of the private daemon. The kernel gives a lent core back at the owner's wake-up, so no buffer is needed on few
 /// cores.
@@ -97,6 +97,9 @@ struct Run {
     batch_over_time: Vec<f64>,
 }
 
+/// The runs of each separation.
+type Runs = [Vec<Run>; SEPARATIONS.len()];
+
 struct Bench {
     effort: Effort,
     interrupt: Interrupt,
@@ -110,7 +113,7 @@ struct Bench {
 fn main() -> anyhow::Result<()> {
     let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let bench = Bench::new(effort, interrupt, programs, &scale)?;
-    let mut runs: [Vec<Run>; SEPARATIONS.len()] = Default::default();
+    let mut runs: Runs = Default::default();
     let mut skipped = [false; SEPARATIONS.len()];
     for round in 0..effort.pick(1, 3) {
         for turn in 0..SEPARATIONS.len() {
@@ -131,50 +134,111 @@ fn main() -> anyhow::Result<()> {
     report(&runs)
 }
 
-/// Prints the table, and writes the figures and the chart.
-fn report(runs: &[Vec<Run>; SEPARATIONS.len()]) -> anyhow::Result<()> {
-    let of = |at: usize, value: fn(&Run) -> f64| {
-        median(&runs[at].iter().map(value).collect::<Vec<f64>>()).unwrap_or(f64::NAN)
-    };
+/// Prints the table, and writes the figures, the table and the chart.
+fn report(runs: &Runs) -> anyhow::Result<()> {
+    let rows: Vec<Row> = (0..SEPARATIONS.len()).filter_map(|at| row(runs, at)).collect();
     print_line(&format!(
         "{:<28}{:>11}{:>9}{:>9}{:>10}{:>12}{:>11}",
         "", "answers/s", "p50 us", "p99 us", "p99.9 us", "batch/s", "idle used"
     ))?;
-    for (at, separation) in SEPARATIONS.iter().enumerate().filter(|(at, _)| !runs[*at].is_empty()) {
+    for Row { name, answers_per_s, p50_us, p99_us, p999_us, phases_per_s, harvested } in &rows {
         print_line(&format!(
-            "{:<28}{:>11.0}{:>9.0}{:>9.0}{:>10.0}{:>12.0}{:>10.0}%",
-            separation.name(),
-            of(at, |run| run.answers_per_s),
-            of(at, |run| run.p50_us),
-            of(at, |run| run.p99_us),
-            of(at, |run| run.p999_us),
-            of(at, |run| run.phases_per_s),
-            100.0 * of(at, |run| run.harvested),
+            "{name:<28}{answers_per_s:>11.0}{p50_us:>9.0}{p99_us:>9.0}{p999_us:>10.0}{phases_per_s:>12.0}{:>10.0}%",
+            100.0 * harvested,
         ))?;
     }
+    let mut figures = figures(&rows);
+    figures.extend(spread(runs)?);
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    chart(runs).write(&directory, "lending")?;
+    let table = directory.join("lending_table.csv");
+    std::fs::write(&table, table_csv(&rows)).with_context(|| format!("can't write {}", table.display()))?;
+    publish("lending", &figures)
+}
+
+/// The medians of the runs of one separation.
+struct Row {
+    name: &'static str,
+    answers_per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    phases_per_s: f64,
+    harvested: f64,
+}
+
+/// `None` if the separation was skipped.
+fn row(runs: &Runs, at: usize) -> Option<Row> {
+    let of = |value: fn(&Run) -> f64| median(&runs[at].iter().map(value).collect::<Vec<f64>>());
+    Some(Row {
+        name: SEPARATIONS[at].name(),
+        answers_per_s: of(|run| run.answers_per_s)?,
+        p50_us: of(|run| run.p50_us)?,
+        p99_us: of(|run| run.p99_us)?,
+        p999_us: of(|run| run.p999_us)?,
+        phases_per_s: of(|run| run.phases_per_s)?,
+        harvested: of(|run| run.harvested)?,
+    })
+}
+
+/// The figures of all separations, beside the server alone, and of the batch program beside the run without separation.
+fn figures(rows: &[Row]) -> Vec<Figure> {
+    let of = |separation: Separation| rows.iter().find(|row| row.name == separation.name());
+    let Some(alone) = of(Separation::Alone) else { return Vec::new() };
     let mut figures = Vec::new();
-    let alone = (of(0, |run| run.p99_us), of(0, |run| run.answers_per_s));
-    for (at, separation) in SEPARATIONS.iter().enumerate().skip(1).filter(|(at, _)| !runs[*at].is_empty()) {
-        let name = separation.name();
-        let p99 = of(at, |run| run.p99_us);
-        figures.push(Figure::new(&format!("server p99, {name}"), p99, "us", "server alone", alone.0));
-        let rate = of(at, |run| run.answers_per_s);
-        figures.push(Figure::new(
-            &format!("server throughput, {name}"),
-            rate,
-            "1/s",
-            "server alone",
-            alone.1,
-        ));
-        let harvested = of(at, |run| run.harvested);
-        figures.push(Figure::new(
-            &format!("idle core time used, {name}"),
-            harvested,
-            "share",
-            "all of it",
-            1.0,
-        ));
+    for row in rows.iter().filter(|row| row.name != alone.name) {
+        for (what, value, unit, peer) in [
+            ("server p50", row.p50_us, "us", alone.p50_us),
+            ("server p99", row.p99_us, "us", alone.p99_us),
+            ("server p99.9", row.p999_us, "us", alone.p999_us),
+            ("server throughput", row.answers_per_s, "1/s", alone.answers_per_s),
+        ] {
+            figures.push(Figure::new(&format!("{what}, {}", row.name), value, unit, alone.name, peer));
+        }
+        let used = format!("idle core time used, {}", row.name);
+        figures.push(Figure::new(&used, row.harvested, "share", "all of it", 1.0));
+        let Some(nothing) = of(Separation::Nothing).filter(|_| row.phases_per_s > 0.0) else { continue };
+        let batch = format!("batch throughput, {}", row.name);
+        figures.push(Figure::new(&batch, row.phases_per_s, "1/s", nothing.name, nothing.phases_per_s));
     }
+    figures
+}
+
+/// Prints how much the p99 of the server alone differs between its runs, beside what pjw changes. A change by less than this
+/// spread can't be told from the noise of the machine. Returns the spread as a figure.
+fn spread(runs: &Runs) -> anyhow::Result<Option<Figure>> {
+    let p99s = |separations: &[Separation]| -> Vec<f64> {
+        let of = |separation: &Separation| SEPARATIONS.iter().position(|known| known == separation);
+        let runs = separations.iter().filter_map(of).flat_map(|at| &runs[at]);
+        runs.map(|run| run.p99_us).collect()
+    };
+    let (alone, pjw) = (p99s(&[Separation::Alone, Separation::AloneAgain]), p99s(&[Separation::Warden]));
+    let least = alone.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = alone.iter().copied().fold(0.0, f64::max);
+    let Some((middle, of_pjw)) = median(&alone).zip(median(&pjw)) else { return Ok(None) };
+    print_line(&format!(
+        "p99: the runs of the server alone differ by x{:.2} ({least:.0} to {most:.0} us); pjw has x{:.2} of their median",
+        most / least,
+        of_pjw / middle
+    ))?;
+    Ok(Some(Figure::new("server p99, the slowest run alone", most, "us", "the fastest run alone", least)))
+}
+
+/// The table as CSV.
+fn table_csv(rows: &[Row]) -> String {
+    let mut csv =
+        String::from("separation,answers_per_s,p50_us,p99_us,p99_9_us,batch_per_s,idle_core_time_used\n");
+    for Row { name, answers_per_s, p50_us, p99_us, p999_us, phases_per_s, harvested } in rows {
+        let name = name.replace(',', ";");
+        csv += &format!(
+            "{name},{answers_per_s:.1},{p50_us:.1},{p99_us:.1},{p999_us:.1},{phases_per_s:.1},{harvested:.4}\n"
+        );
+    }
+    csv
+}
+
+/// Both throughputs over time, without separation and with pjw.
+fn chart(runs: &Runs) -> Chart {
     let lines = [Separation::Nothing, Separation::Warden].into_iter().flat_map(|separation| {
         let run = SEPARATIONS.iter().position(|known| *known == separation).and_then(|at| runs[at].first());
         let points = |values: &[f64]| (0..).map(f64::from).zip(values.iter().copied()).collect::<Vec<_>>();
@@ -186,15 +250,12 @@ fn report(runs: &[Vec<Run>; SEPARATIONS.len()]) -> anyhow::Result<()> {
             ]
         })
     });
-    let chart = Chart {
+    Chart {
         title: "A server whose demand changes, beside a batch program".into(),
         across: "second".into(),
         up: "answers and phases per second".into(),
         lines: lines.collect(),
-    };
-    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
-    chart.write(&directory, "lending")?;
-    publish("lending", &figures)
+    }
 }
 
 impl Bench {
@@ -227,7 +288,7 @@ impl Bench {
     }
 
     fn step_ms(&self) -> u64 {
-        self.effort.pick(200, 2000)
+        self.effort.pick(100, 1000)
     }
 
     fn bound(cpus: &CpuSet) -> Command {

@@ -59,6 +59,16 @@ fn kinds_of_events(daemon: &Daemon) -> Vec<String> {
     events.map(|event| event["event"].as_str().unwrap().to_owned()).collect()
 }
 
+/// The time of the first event of this kind, in seconds since midnight (UTC).
+fn second_of_day(daemon: &Daemon, kind: &str) -> f64 {
+    let lines = String::from_utf8(daemon.pjwctl(&["events", "--json"]).stdout).unwrap();
+    let mut events = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let event = events.find(|event| event["event"] == kind).unwrap();
+    // RFC 3339, in UTC.
+    let time = event["time"].as_str().unwrap().split_once('T').unwrap().1.trim_end_matches('Z');
+    time.split(':').fold(0.0, |sum, part| 60.0 * sum + part.parse::<f64>().unwrap())
+}
+
 /// A guaranteed job of one core whose shell sleeps, and a besteffort job with a process that always runs.
 struct WebAndBatch {
     web: Shell,
@@ -232,9 +242,13 @@ fn a_borrower_gets_a_signal_and_keeps_the_core_for_the_grace_time() {
     wait_until("the borrower has got the signal", || told.exists() || has_pending_sigwinch(borrower));
     wait_until("the core is back", || lent(&daemon, "web").is_empty() && !mask(borrower).intersects(&own));
     let kinds = kinds_of_events(&daemon);
-    let first = |kind: &str| kinds.iter().position(|known| known == kind);
+    let first = |kind: &str| kinds.iter().position(|known| known == kind).unwrap();
     assert!(first("revoked") < first("returned"), "told first, then taken: {kinds:?}");
     assert_eq!(kinds.iter().filter(|kind| *kind == "revoked").count(), 1, "told once: {kinds:?}");
+    let (told_at, taken_at) = (second_of_day(&daemon, "revoked"), second_of_day(&daemon, "returned"));
+    let kept = (taken_at - told_at).rem_euclid(86_400.0);
+    // An event has the time of its publication, which follows the decision. On a busy machine that takes a while.
+    assert!(kept >= 1.5, "the borrower kept the core for {kept} s of 3 s");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A warden without a daemon on a simulated machine: a scan, a decision, and its actions.
 
 use std::cell::RefMut;
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +9,10 @@ use std::time::Duration;
 use pjw_core::audit::audit;
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
 use pjw_core::event::Event;
 use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
-use pjw_core::job::{CpuRequest, Job};
+use pjw_core::job::{CpuRequest, Job, JobId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::policy::Policy;
 use pjw_core::ports::MachineInterface;
@@ -54,6 +56,8 @@ pub struct Machine {
     pub reports: Vec<JobReport>,
     /// What each scan finds of processes that share an address space.
     pub address_spaces: Option<Arc<AddressSpaceList>>,
+    /// The jobs of which the node refuses to make or change the cpuset.
+    pub refused_jobs: BTreeSet<JobId>,
 }
 
 impl Deref for Machine {
@@ -85,6 +89,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
         records: Vec::new(),
         reports: Vec::new(),
         address_spaces: None,
+        refused_jobs: BTreeSet::new(),
     }
 }
 
@@ -247,7 +252,12 @@ impl Machine {
             assert_eq!(violations, [], "{:#?}", decision.plan);
         }
         for action in &decision.plan.cpuset_actions {
-            let outcome = self.node.change_cpuset(action, Duration::MAX);
+            let is_write = matches!(action.change, CpusetChange::Create { .. });
+            let outcome = if is_write && self.refused_jobs.contains(&action.job) {
+                CpusetOutcome::Refused { reason: "refused by the test".to_owned() }
+            } else {
+                self.node.change_cpuset(action, Duration::MAX)
+            };
             self.state.cpusets.record_outcome(action, &outcome);
         }
         decision.plan.mask_actions.iter().for_each(|action| self.carry_out(action));

@@ -43,6 +43,49 @@ fn a_borrower_that_can_not_be_at_idle_priority_gets_no_core_of_an_owner_although
     assert_sound(&m);
 }
 
+/// One cycle of the daemon: a scan, and the scans that the decisions want. Returns the kinds of its events.
+fn daemon_cycle(m: &mut Machine, full: bool, commands: &[Command]) -> Vec<EventKind> {
+    let (mut scan, mut commands, mut kinds) = (Some(m.state.scan_request(full)), commands, Vec::new());
+    for _ in 0..8 {
+        let Some(request) = scan.take() else { break };
+        let decision = m.cycle(&request, std::mem::take(&mut commands));
+        kinds.extend(decision.events.iter().map(|event| event.kind));
+        scan = decision.next_scan;
+    }
+    kinds
+}
+
+#[test]
+fn a_refused_cpuset_that_a_full_scan_forgets_is_tried_again_without_a_core_of_an_owner() {
+    let mut m = lending_machine();
+    m.policy.housekeeping_cpus = set("0");
+    m.state = WardenState::new(m.state.topology.clone(), &set("0"));
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0);
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 7, &[10]).unwrap();
+    m.refused_jobs.insert(job("batch"));
+    let (class, pids) = (Some(PriorityClass::Besteffort), [Pid(20)].into());
+    let batch = AssignCommand { class, pids, ..assign_of("batch", Some(CpuRequest::Cores(8))) };
+    daemon_cycle(&mut m, false, &[Command::Assign(batch)]);
+    let idle_for_a_second = |m: &mut Machine, full: bool| {
+        m.advance(SECOND);
+        let now = Nanos(m.now());
+        m.state.lending.record_use(&job("web"), 0, 7, &CpuSet::new(), now);
+        daemon_cycle(m, full, &[])
+    };
+    for second in 0..40 {
+        let kinds = idle_for_a_second(&mut m, second % 5 == 0);
+        assert!(!kinds.contains(&EventKind::Lent) && lent(&m).is_empty(), "second {second}: {kinds:?}");
+    }
+    assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(Ownership::Squeezed), "0"));
+    m.refused_jobs.clear();
+    for second in 0..40 {
+        idle_for_a_second(&mut m, second % 5 == 0);
+    }
+    assert!(!lent(&m).is_empty(), "its cpuset was made at a full scan");
+    assert_sound(&m);
+}
+
 #[test]
 fn lent_cores_are_taken_back_while_a_process_of_the_borrower_would_run_before_the_owner() {
     let mut m = web_and_batch();

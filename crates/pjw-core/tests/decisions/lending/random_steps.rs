@@ -34,6 +34,23 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What an owner of the CPUs 0-5 does.
+#[derive(Debug, Clone)]
+enum Demand {
+    /// It uses so many cores, and runs on these CPUs.
+    Use { cores: u32, runs_on: Vec<u32> },
+    /// It says how many cores it wants, or takes that back.
+    Want(Option<u32>),
+}
+
+/// A demand, and the time in ms until the next one.
+fn any_demand() -> impl Strategy<Value = (Demand, u64)> {
+    let runs_on = proptest::collection::vec(0..6u32, 0..4);
+    let uses = (0..7u32, runs_on).prop_map(|(cores, runs_on)| Demand::Use { cores, runs_on });
+    let wants = proptest::option::of(0..7u32).prop_map(Demand::Want);
+    (prop_oneof![6 => uses, 1 => wants], 1..400u64)
+}
+
 fn restart(m: &mut Machine) {
     let records: Vec<Record> = m.state.records();
     let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
@@ -111,16 +128,31 @@ proptest! {
         prop_assert!(m.state.cpusets.paths().next().is_none());
     }
 
-    /// The bound in docs/lending.md.
+    /// The bound in docs/lending.md, also with exchanges of cores, grace periods, and numbers that the owner wants.
     #[test]
-    fn each_core_is_lent_at_most_once_in_each_lend_after(uses in proptest::collection::vec((0..7u32, 1..400u64), 10..120)) {
+    fn each_core_is_lent_at_most_once_in_each_lend_after(
+        demands in proptest::collection::vec(any_demand(), 10..120),
+        grace_ms in prop_oneof![2 => Just(0), 1 => 1..3_000u64],
+        cores_at_once in 1..5u32,
+    ) {
         let mut m = web_and_batch();
+        m.policy.lending.revocation_grace = Duration::from_millis(grace_ms);
+        m.policy.lending.cores_at_once = cores_at_once;
         let mut lent_at: BTreeMap<Pu, u64> = BTreeMap::new();
-        let mut lent_before = CpuSet::new();
         web_uses(&mut m, 0, 3);
-        for (used, ms) in uses {
-            sample(&mut m, used, "");
-            m.settle();
+        // When these were lent is not known here.
+        let mut lent_before = m.state.pool.lent_cpus();
+        for (demand, ms) in demands {
+            match demand {
+                Demand::Use { cores, runs_on } => {
+                    let runs_on: CpuSet = runs_on.into_iter().map(Pu).collect();
+                    sample(&mut m, cores, &runs_on.to_string());
+                    m.settle();
+                }
+                Demand::Want(cores) => {
+                    m.command(Command::Want { job: job("web"), cores, caller: ROOT }).unwrap();
+                }
+            }
             let lent = m.state.pool.lent_cpus();
             for pu in lent.difference(&lent_before).iter() {
                 let before = lent_at.insert(pu, m.now());

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{AssignCommand, Command};
-use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{CpusetHierarchy, IdlePriority};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::job::{JobId, PriorityClass};
@@ -70,6 +70,10 @@ pub struct Lending {
     spans: VecDeque<Span>,
     /// Whether the use of owners changes at random.
     is_flapping: bool,
+    /// The PUs that are lent, each with its owner, after the last cycle.
+    lent: BTreeMap<Pu, JobId>,
+    /// When each PU was lent by each owner last.
+    lent_at: BTreeMap<(Pu, JobId), u64>,
 }
 
 impl Lending {
@@ -88,6 +92,8 @@ impl Lending {
             last: None,
             spans: VecDeque::new(),
             is_flapping: true,
+            lent: BTreeMap::new(),
+            lent_at: BTreeMap::new(),
         };
         lending.restart();
         lending

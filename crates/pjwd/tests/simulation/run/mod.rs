@@ -235,6 +235,7 @@ impl Run {
         };
         self.has_run_cycle_since_start = true;
         self.watch_lent_cpus();
+        self.check_damping();
         self.print_log();
         self.note_readings();
         self.note_known_originals();

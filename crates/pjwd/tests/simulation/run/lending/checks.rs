@@ -1,8 +1,9 @@
 //! The conditions on borrowers: after every cycle, at rest, and after a release.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
 use pjw_core::job::{Job, JobId, Ownership};
 use pjw_sim::world::SimProcess;
@@ -49,6 +50,28 @@ impl Run {
                 );
             }
         }
+    }
+
+    /// After a cycle: no core was lent twice by the same owner in `lend_after`, however its demand changed.
+    pub(in super::super) fn check_damping(&mut self) {
+        let (now, state) = (self.now(), self.warden.state());
+        let Some(lending) = &mut self.lending else { return };
+        let all = state.pool.lent_cpus();
+        let owners = state.jobs.guaranteed_jobs().map(|owner| (&owner.id, state.pool.pus_of(&owner.id)));
+        let lent: BTreeMap<Pu, JobId> = owners
+            .flat_map(|(id, own)| {
+                own.intersection(&all).iter().map(|pu| (pu, id.clone())).collect::<Vec<_>>()
+            })
+            .collect();
+        for (pu, owner) in lent.iter().filter(|(pu, owner)| lending.lent.get(*pu) != Some(*owner)) {
+            let before = lending.lent_at.insert((*pu, owner.clone()), now);
+            let pause = before.map(|before| Duration::from_nanos(now - before));
+            assert!(
+                pause.is_none_or(|pause| pause >= self.policy.lending.lend_after),
+                "PU {pu} of {owner} is lent again after {pause:?}"
+            );
+        }
+        lending.lent = lent;
     }
 
     /// Whether a borrower that can borrow no core can be squeezed.
