@@ -1,6 +1,6 @@
 # Lent cores under systemd and cgroup v2: the configuration promises cores to a unit, a besteffort job borrows those that the unit
 # leaves idle, at idle priority, and loses them when the unit works. A borrower of a plain user gets the revocation signal. A
-# release undoes everything.
+# frozen borrower runs again after pjwd was killed. A release undoes everything.
 # deadline: 480
 . /cases/words
 
@@ -29,6 +29,10 @@ is_back() { [ "$(cgroup_of "$batch")" = "$before" ] && [ "$(masks $(family "$bat
 no_borrower_left() { [ -z "$(find /sys/fs/cgroup/pjw_besteffort.slice -mindepth 1 -type d 2>/dev/null)" ]; }
 has_noted() { [ -s /home/alice/told ]; }
 has_warning() { pjwctl status --json | grep -q "$1"; }
+is_in_state() { [ "$(sed -n 's/^frozen //p' "/sys/fs/cgroup$(cgroup_of "$noter")/cgroup.events")" = "$1" ]; }
+ticks_of() { sed 's/.*) //' "/proc/$1/stat" | cut -d' ' -f12; }
+has_run_since() { [ "$(ticks_of "$noter")" -gt "$1" ]; }
+daemon_is_killed() { [ "$(property pjwd.service ActiveState)" = failed ]; }
 web_is_free() { [ "$(masks $(family "$web"))" = 0-15 ]; }
 
 # The unit reads a line from a pipe, and then four of its processes compute as long as a file is there.
@@ -43,7 +47,7 @@ mkfifo /run/web.pipe
 chmod +x /usr/local/bin/web
 printf '[Service]\nExecStart=/usr/local/bin/web\n' >/etc/systemd/system/web.service
 systemctl daemon-reload
-start_pjw '[lending]' 'enabled = true' 'buffer = 1' 'lend_after = "500ms"' 'revocation_signal = "SIGWINCH"' \
+start_pjw '[lending]' 'enabled = true' 'buffer = 1' 'lend_after = "500ms"' 'revocation_signal = "SIGWINCH"' 'starved = "freeze"' \
     '[[provision]]' 'name = "web"' 'cores = 4' 'match = "unit=web.service"'
 check "the cores are promised before the unit runs" holds manual:web
 web_cpus=$(cpus manual:web)
@@ -115,8 +119,27 @@ eventually "the unit has its cores again" is_returned
 check "pjwd was allowed to send the signal" sh -c '! pjwctl status --json | grep -q revocation-signal'
 rm /run/work
 
+check "the unit wants all its cores" pjwctl want web 4
+sleep 1000 &
+rest=$!
+check "another job has all others" pjwctl assign rest --cores all --pid "$rest"
+eventually "the borrower without a core is frozen" is_in_state 1
+# No other daemon may freeze it again.
+mkdir -p /etc/systemd/system/pjwd.service.d
+printf '[Service]\nRestart=no\n' >/etc/systemd/system/pjwd.service.d/once.conf
+systemctl daemon-reload
+ran=$(ticks_of "$noter")
+kill -KILL "$(main_pid)"
+eventually "pjwd is killed" daemon_is_killed
+eventually "the borrower is not frozen after that" is_in_state 0
+eventually "it runs" has_run_since "$ran"
+check "no daemon has thawed it" daemon_is_killed
+systemctl start pjwd.service
+eventually "the next daemon freezes it again" is_in_state 1
 check "it is released" pjwctl release noter
-kill "$noter"
+check "so is the other job" pjwctl release rest
+check "the unit wants no number of cores" pjwctl want web default
+kill "$noter" "$rest"
 check "the unit keeps its cores" [ "$(cpus manual:web)" = "$web_cpus" ]
 check "the unit thaws borrowers after its end" sh -c 'systemctl show pjwd.service -p ExecStopPost | grep -q -e --thaw'
 systemctl stop pjwd.service
