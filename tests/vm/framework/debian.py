@@ -265,9 +265,11 @@ def begins_bare(case):
 
 
 def died_of_emulation(results):
-    """Whether the kernel met a breakpoint in its own code that was not there any more: bare.sh tells why."""
+    """Whether the kernel met a breakpoint in its own code that was not there any more: bare.sh tells why. Or whether CPUs
+    wait for each other for ever since the kernel changed its own code, which happens when a BPF program is attached: then
+    the kernel's own thread for RCU gets no CPU for 20 s and more."""
     console = results / "console.log"
-    return console.exists() and re.search(rb"int3: 0000 \[#", console.read_bytes()) is not None
+    return console.exists() and re.search(rb"int3: 0000 \[#|rcu_preempt kthread starved", console.read_bytes()) is not None
 
 
 def run_case(snapshot, ready, case, again=True):
@@ -281,6 +283,7 @@ def run_case(snapshot, ready, case, again=True):
         try:
             bare = begins_bare(case)
             with resumed(snapshot if bare else ready, case, results, with_programs=bare) as machine:
+                machine.agent.stream.has_stopped = lambda: died_of_emulation(results)
                 words = ["bash", f"/cases/{case.name}"]
                 ended = machine.agent.run(words, deadline, out=report, err=stderr.write)
                 if ended == "deadline":
@@ -294,7 +297,7 @@ def run_case(snapshot, ready, case, again=True):
         except Lost as lost:
             emulated = "-kvm-" not in snapshot.name
             if again and emulated and report.failed == 0 and died_of_emulation(results):
-                say(f"{case.stem} begins again: the emulated kernel died of a breakpoint in its own code")
+                say(f"{case.stem} begins again: the emulated kernel stopped after a change of its own code")
                 return run_case(snapshot, ready, case, again=False)
             report.line(f"not ok {case.stem}: the machine was lost: {lost}")
         seconds = time.monotonic() - report.begin

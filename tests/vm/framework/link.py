@@ -30,19 +30,26 @@ def connect(path, deadline):
 class Stream:
     """A socket that is read in whole pieces, until a moment and no longer."""
 
+    # Seconds without an answer after which `has_stopped` is asked.
+    PATIENCE = 5
+
     def __init__(self, path, deadline):
         self.socket = connect(path, deadline)
         self.ahead = b""
+        # Whether the other end has stopped for good. Asked while no answer comes.
+        self.has_stopped = lambda: False
 
     def more(self, until):
         left = until - time.monotonic()
         if left <= 0:
             raise Lost("no answer in time")
-        self.socket.settimeout(left)
+        self.socket.settimeout(min(left, self.PATIENCE))
         try:
             data = self.socket.recv(1 << 16)
         except socket.timeout as error:
-            raise Lost("no answer in time") from error
+            if self.has_stopped():
+                raise Lost("its kernel has stopped") from error
+            return
         except OSError as error:
             raise Lost(str(error)) from error
         if not data:
