@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Output;
 
+use nix::sys::signal::Signal;
 use pjw_ipc::report::Report;
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_for, wait_until};
@@ -12,6 +13,8 @@ use crate::permissions::programs_are_reachable;
 use crate::processes::{Shell, has_two_cores, is_installed, is_root};
 
 const NOBODY: u32 = 65_534;
+/// The number of jobs that end while the daemon is killed.
+const ENDING_JOBS: usize = 20;
 /// Starts children that end at once, and waits for each of them. Most live for about a millisecond.
 const TEN_THOUSAND_CHILDREN: &str = "i=0; while [ $i -lt 10000 ]; do ( : ); i=$((i+1)); done";
 
@@ -158,6 +161,40 @@ fn reports_survive_a_killed_daemon_and_garbage_in_their_file() {
     daemon.kill();
     daemon.spawn();
     assert_eq!(ids(&daemon), ["c", "b", "a"].map(|job| daemon.job_id(job)));
+}
+
+#[test]
+fn each_job_has_one_report_if_the_daemon_is_killed_while_jobs_end() {
+    for enforcement in Enforcement::available() {
+        for reported_before_kill in [1, 2, 4, 8] {
+            let mut daemon = Daemon::start_with(enforcement, "on_exhausted = \"share\"\n");
+            let names: Vec<String> = (0..ENDING_JOBS).map(|n| format!("j{n}")).collect();
+            let shells: Vec<Shell> = names.iter().map(|_| Shell::start()).collect();
+            for (name, shell) in names.iter().zip(&shells) {
+                daemon.assign(name, 1, &[shell.pid()]).unwrap();
+            }
+            let running = &daemon;
+            std::thread::scope(|scope| {
+                // The answers of the daemon are the pauses between the ends, until the daemon is killed.
+                scope.spawn(move || {
+                    for shell in shells {
+                        drop(shell);
+                        let _ = running.call::<Value>("GetStatus", &json!({}));
+                    }
+                });
+                wait_until("some jobs have a report", || ids(running).len() >= reported_before_kill);
+                running.signal(Signal::SIGKILL);
+            });
+            daemon.kill();
+            daemon.spawn();
+            wait_until("all jobs are over", || daemon.status().jobs.is_empty());
+            let mut reported = ids(&daemon);
+            reported.sort();
+            let mut expected: Vec<String> = names.iter().map(|name| daemon.job_id(name)).collect();
+            expected.sort();
+            assert_eq!(reported, expected, "killed after {reported_before_kill} reports");
+        }
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! A journal in memory. It survives a restart of the simulated daemon, and its disk can be full.
+//! A journal in memory, with the reports of ended jobs. Both survive a restart of the simulated daemon. The disk of the
+//! journal can be full.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use pjw_core::{ports::Journal, record::Record};
+use pjw_core::{ports::Journal, record::Record, usage::JobReport};
 use thiserror::Error;
 
 use crate::faults::Faults;
@@ -18,6 +19,8 @@ pub struct DiskFull;
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
+    /// The reports of ended jobs, in the order in which they were stored.
+    reports: Rc<RefCell<Vec<JobReport>>>,
     /// Whether the disk has space for the next append of records. If false, the append may fail.
     is_reserved: bool,
     faults: Faults,
@@ -28,13 +31,20 @@ impl SimJournal {
     /// daemon is killed just before or after it appends records.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
-        Self { records: Rc::default(), is_reserved: false, faults }
+        Self { records: Rc::default(), reports: Rc::default(), is_reserved: false, faults }
     }
 
     /// Returns all records of the journal, from the first written to the last written.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.borrow().clone()
+    }
+
+    /// Returns the stored reports of ended jobs, from the first stored to the last stored. A job whose end was
+    /// decided again after a kill has several reports here.
+    #[must_use]
+    pub fn reports(&self) -> Vec<JobReport> {
+        self.reports.borrow().clone()
     }
 }
 
@@ -53,6 +63,14 @@ impl Journal for SimJournal {
         self.records.borrow_mut().extend_from_slice(records);
         self.faults.maybe_kill_daemon();
         Ok(())
+    }
+
+    fn store_reports(&mut self, reports: &[JobReport]) {
+        self.reports.borrow_mut().extend_from_slice(reports);
+    }
+
+    fn withdraw_reports(&mut self, reports: &[JobReport]) {
+        self.reports.borrow_mut().retain(|stored| !reports.contains(stored));
     }
 
     fn reserve(&mut self, _: u64) -> bool {

@@ -32,6 +32,7 @@ use crate::control::inbox::{Message, MessageSender, message_channel};
 use crate::host::{directories, notify, task_scan};
 use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
+use crate::run::daemon_records::DaemonRecords;
 use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{SocketFile, WatchedFiles};
 use crate::store::{
@@ -202,7 +203,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
-    let warden = Warden::new(node, journal, state, recovered.records, policy, host);
+    let records = DaemonRecords { journal, reports };
+    let warden = Warden::new(node, records, state, recovered.records, policy, host);
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
@@ -217,7 +219,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     };
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files_directory(job_files.root_path());
-    let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, reports);
+    let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files);
     let (loop_handle, started, ended) = spawn_loop(event_loop, other_records)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };

@@ -7,7 +7,7 @@ use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
 use crate::terms::own_cgroups::OwnCgroupNames;
 use crate::terms::plan::{MaskAction, MaskOutcome};
 use crate::terms::snapshot::{ExpectedMask, MaskProbe, ProcessEventBatch, ProcessTimes, Snapshot};
-use crate::terms::{record::Record, scan::ScanRequest};
+use crate::terms::{record::Record, scan::ScanRequest, usage::JobReport};
 
 /// The interface through which pjwd scans and changes the machine on which it runs. `pjw-linux` implements
 /// the interface for Linux, `pjw-sim` for a simulated machine.
@@ -68,8 +68,8 @@ pub trait MachineInterface {
     }
 }
 
-/// The interface to the journal, the file from which pjwd restores its state after a restart. pjwd must write
-/// a record before it makes the change that the record describes.
+/// The interface to the journal, the file from which pjwd restores its state after a restart, and to the store of the
+/// reports of ended jobs. pjwd must write a record before it makes the change that the record describes.
 pub trait Journal {
     /// The error of a failed write to the journal.
     type Fault: Error + Send + Sync + 'static;
@@ -80,6 +80,16 @@ pub trait Journal {
     /// # Errors
     /// If the records could not be written. The changes that the records describe must then not be made.
     fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
+
+    /// Stores the reports of jobs that end. Called before [`Journal::append`] gets the records of these ends, so that
+    /// a daemon that is killed in between loses no report. The restarted daemon finds such a job in the journal and
+    /// ends the job once more. The second report has the same id and start time ([`JobReport::started`]). The store
+    /// keeps one of the two, and a complete one before an incomplete one. The default stores nothing.
+    fn store_reports(&mut self, _reports: &[JobReport]) {}
+
+    /// Removes reports that [`Journal::store_reports`] has just stored. Called if the records of the ends could not be
+    /// written and the jobs go on. The default removes nothing.
+    fn withdraw_reports(&mut self, _reports: &[JobReport]) {}
 
     /// Returns whether the journal file is still at its path, so that a later daemon can read it. If false,
     /// another program removed or replaced the file. The caller must then write all records by

@@ -36,6 +36,7 @@ mod warnings;
 use borrower_warnings::BorrowerWarnings;
 use refusals::{is_user_refusal, user_refusals};
 
+use super::daemon_records::DaemonRecords;
 use super::lateness::{LongestCycleDelay, reaction_time};
 use super::owner_samples::OwnerCpuSampler;
 use super::triggers::CycleTriggers;
@@ -48,8 +49,6 @@ use crate::host::logging::Logging;
 use crate::host::notify::WatchdogPinger;
 use crate::job_files::JobFiles;
 use crate::metrics::meter::MetricsRecorder;
-use crate::store::journal::FileJournal;
-use crate::store::reports::ReportStore;
 use crate::view::status::{LoopStatus, StatusPublisher};
 use crate::warden::{CycleReport, Warden};
 
@@ -71,7 +70,7 @@ const TRIM_ACTIONS: usize = 256;
 /// of processes, a decision, and the resulting changes.
 #[derive(Debug)]
 pub struct EventLoop {
-    warden: Warden<LinuxMachine, FileJournal>,
+    warden: Warden<LinuxMachine, DaemonRecords>,
     inbox: MessageReceiver,
     /// Whether the kernel provides process events.
     has_process_events: bool,
@@ -107,8 +106,6 @@ pub struct EventLoop {
     logging: Logging,
     meter: MetricsRecorder,
     job_files: JobFiles,
-    /// The reports of the jobs that ended.
-    reports: ReportStore,
     /// The commands that no client sent, for the next cycle: the numbers of wanted cores that programs wrote, and the
     /// provisions of the configuration.
     own_commands: Vec<Command>,
@@ -149,16 +146,14 @@ type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 impl EventLoop {
     /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs. `inbox`
     /// receives the messages of other threads. `publisher` sends the status to the control server, which answers
-    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files, and `reports`
-    /// stores the reports of ended jobs. The caller must then call [`EventLoop::run_first_cycle`] and
-    /// [`EventLoop::run`] on the thread of the loop.
+    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. The caller must
+    /// then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread of the loop.
     pub fn new(
-        warden: Warden<LinuxMachine, FileJournal>,
+        warden: Warden<LinuxMachine, DaemonRecords>,
         inbox: MessageReceiver,
         publisher: StatusPublisher,
         settings: ReloadContext,
         job_files: JobFiles,
-        reports: ReportStore,
     ) -> Self {
         let ReloadContext { config, config_path, control_settings, logging, metrics_recorder: meter } =
             settings;
@@ -191,7 +186,6 @@ impl EventLoop {
             logging,
             meter,
             job_files,
-            reports,
             own_commands: Vec::new(),
             owner_samples: OwnerCpuSampler::default(),
             provision_warnings: Vec::new(),
@@ -232,6 +226,7 @@ impl EventLoop {
         let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
         self.cycle(Vec::new());
+        self.remove_reports_of_running_jobs();
         self.job_files.remove_leftovers();
         self.own_commands = self.provision_commands();
     }
@@ -463,10 +458,10 @@ impl EventLoop {
     /// Makes the journal shorter if it has become long. In a rescan, also makes it again if it was removed.
     fn keep_journal(&mut self, is_rescan: bool) {
         if is_rescan {
-            self.reports.restore_removed_file();
+            self.warden.journal_mut().reports.restore_removed_file();
             self.warden.recreate_journal_if_removed();
         }
-        if self.warden.journal().needs_rewrite()
+        if self.warden.journal().journal.needs_rewrite()
             && let Err(fault) = self.warden.rewrite_journal()
         {
             self.meter.count_journal_rewrite_failure();

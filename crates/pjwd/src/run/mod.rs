@@ -2,6 +2,7 @@
 
 mod abandoned;
 pub mod budget;
+pub mod daemon_records;
 pub mod dry_runs;
 pub mod event_loop;
 pub mod lateness;

@@ -6,7 +6,7 @@
 //! daemon may be killed at any instruction: a line that is not a report is skipped at the next start, and named. A store
 //! that can't be written never stops the daemon: the reports then stay in memory.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -82,6 +82,10 @@ impl ReportStore {
     /// Stores the report of a job that has ended. If the store then has too many reports, drops the oldest ones. Does
     /// nothing if the maximum number of reports is 0.
     ///
+    /// A daemon that was killed when it had stored a report may not have recorded the end of the job. The next daemon
+    /// then reports the job again, with the same id and start time. The store keeps the complete one of the two
+    /// reports, or the one that was stored first if none is complete.
+    ///
     /// The report is appended to the file. If this fails, for example because the disk is full, drops the older half
     /// of the reports (by size). Then overwrites the file from its start with the remaining reports, which needs no
     /// more disk space. If the file can't be opened, the report is stored in memory only.
@@ -92,7 +96,9 @@ impl ReportStore {
             return;
         }
         let Ok(line) = line_of(&report) else { return };
-        self.push(Arc::new(report), line.len() as u64);
+        if !self.push(report, line.len() as u64) {
+            return;
+        }
         if self.length + line.len() as u64 > MAX_FILE_BYTES {
             return self.rewrite_or_shrink();
         }
@@ -115,6 +121,16 @@ impl ReportStore {
         let newest_first = self.kept.iter().rev().map(|(report, _)| report);
         let wanted = newest_first.filter(|report| job_id.is_none_or(|job_id| report.id == job_id));
         wanted.take(max_count.map_or(usize::MAX, |count| count as usize)).cloned().collect()
+    }
+
+    /// Removes the reports for which `is_removed` returns true. Writes the file again if there are any.
+    pub fn remove(&mut self, is_removed: impl Fn(&Report) -> bool) {
+        let before = self.kept.len();
+        self.kept.retain(|(report, _)| !is_removed(report));
+        if self.kept.len() < before {
+            self.kept_bytes = self.kept.iter().map(|(_, bytes)| bytes).sum();
+            self.rewrite_or_shrink();
+        }
     }
 
     /// Sets the maximum number of reports that the store keeps. If the store has more reports, drops the oldest ones.
@@ -142,10 +158,22 @@ impl ReportStore {
         self.file.as_ref().is_some_and(|file| is_name_of(&self.path(), file))
     }
 
-    fn push(&mut self, report: Arc<Report>, bytes: u64) {
-        self.kept.push_back((report, bytes));
+    /// Keeps a report, unless there is already a report on the same run of the job that is not worse. Returns whether the
+    /// report is kept.
+    fn push(&mut self, report: Report, bytes: u64) -> bool {
+        if let Some(known) = self.kept.iter().position(|(known, _)| is_same_run(known, &report)) {
+            let is_incomplete = self.kept.get(known).is_some_and(|(known, _)| known.incomplete.is_some());
+            if !is_incomplete || report.incomplete.is_some() {
+                return false;
+            }
+            if let Some((_, bytes)) = self.kept.remove(known) {
+                self.kept_bytes -= bytes;
+            }
+        }
+        self.kept.push_back((Arc::new(report), bytes));
         self.kept_bytes += bytes;
         self.trim();
+        true
     }
 
     fn trim(&mut self) {
@@ -173,16 +201,15 @@ impl ReportStore {
         let mut text = Vec::new();
         let file = self.open_file()?;
         (&file).take(MAX_READ_BYTES).read_to_end(&mut text)?;
-        let (mut unreadable, mut known) = (Vec::new(), BTreeSet::new());
+        let mut unreadable = Vec::new();
         let lines = (1..).zip(text.split_inclusive(|&byte| byte == b'\n'));
         for (number, line) in lines.filter(|(_, line)| *line != b"\n") {
             let complete = line.ends_with(b"\n").then_some(line);
             match complete.and_then(|line| serde_json::from_slice::<Report>(line).ok()) {
                 // A daemon that was killed while it wrote over the oldest reports has left some twice.
-                Some(report) if known.insert((report.id.clone(), report.ended.clone())) => {
-                    self.push(Arc::new(report), line.len() as u64);
+                Some(report) => {
+                    self.push(report, line.len() as u64);
                 }
-                Some(_) => {}
                 None => unreadable.push(number),
             }
         }
@@ -280,6 +307,13 @@ impl ReportStore {
             );
         }
     }
+}
+
+/// Whether two reports are on the same run of a job. Two complete reports with different ends are on two runs that began in the
+/// same millisecond.
+fn is_same_run(one: &Report, other: &Report) -> bool {
+    let are_both_complete = one.incomplete.is_none() && other.incomplete.is_none();
+    (&one.id, &one.started) == (&other.id, &other.started) && (!are_both_complete || one.ended == other.ended)
 }
 
 fn line_of(report: &Report) -> io::Result<Vec<u8>> {

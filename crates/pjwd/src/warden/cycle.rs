@@ -410,7 +410,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             });
             plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
-        if let Err(fault) = self.write_records(&records) {
+        if let Err(fault) = self.write_with_reports(&records, &reports, before.is_some()) {
             if before.is_none() {
                 self.drop_applied_claims(snapshot);
                 // These jobs are gone from the state.

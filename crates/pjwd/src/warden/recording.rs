@@ -6,7 +6,7 @@ use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::record::Record;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::Snapshot;
-use pjw_core::{cpuset::CpuSet, state::WardenState};
+use pjw_core::{cpuset::CpuSet, state::WardenState, usage::JobReport};
 
 use super::cycle::Warden;
 use super::report::{CycleReport, all_unrecorded};
@@ -39,6 +39,33 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         if self.ongoing_failures.journal_error.is_none() && !self.journal.is_in_place() {
             self.ongoing_failures.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
+    }
+
+    /// Returns a mutable reference to the journal: the storage in which pjwd records each change, and the reports of
+    /// ended jobs.
+    pub fn journal_mut(&mut self) -> &mut J {
+        &mut self.journal
+    }
+
+    /// Stores the reports of the jobs that end by a decision, and then writes its records. If the records can't be
+    /// written and the decision is rolled back, removes the reports again.
+    ///
+    /// # Errors
+    /// If the journal can't be written.
+    pub(super) fn write_with_reports(
+        &mut self,
+        records: &[Record],
+        reports: &[JobReport],
+        is_rolled_back: bool,
+    ) -> Result<(), J::Fault> {
+        if !reports.is_empty() {
+            self.journal.store_reports(reports);
+        }
+        let written = self.write_records(records);
+        if written.is_err() && is_rolled_back && !reports.is_empty() {
+            self.journal.withdraw_reports(reports);
+        }
+        written
     }
 
     /// Writes the records of a decision to the journal. If an earlier write failed or another program removed

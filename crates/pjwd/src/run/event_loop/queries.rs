@@ -29,7 +29,7 @@ impl EventLoop {
             Query::ProcessReasons { pid, after } => query::explain_process(state, policy, pid, after),
             Query::Reports { job, last } => {
                 let job = job.map(|job| job.to_string());
-                Answer::Reports(self.reports.reports(job.as_deref(), last))
+                Answer::Reports(self.warden.journal().reports.reports(job.as_deref(), last))
             }
             Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
             Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),

@@ -30,7 +30,7 @@ impl EventLoop {
                 self.budget.set_share(config.settings().cpu_budget_permille);
                 self.realtime.set_enabled(config.settings().use_realtime_priority);
                 self.meter.apply_settings(config.settings());
-                self.reports.set_max_reports(config.settings().report_keep);
+                self.warden.journal_mut().reports.set_max_reports(config.settings().report_keep);
                 self.publisher.set_cpu_count_variables(&config.settings().cpu_count_variables);
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.

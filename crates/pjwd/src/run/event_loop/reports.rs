@@ -1,6 +1,8 @@
 //! The event loop and the reports of ended jobs.
 
 use pjw_core::command::Command;
+use std::collections::BTreeSet;
+
 use pjw_core::diagnosis::verdict::{ended_job_summary, judge_ended_job};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
@@ -8,16 +10,15 @@ use pjw_core::scan::ScanRequest;
 use pjw_core::usage::{JobReport, SharedMemory};
 
 use super::EventLoop;
-use crate::view::report::report_to_wire;
 use crate::view::to_wire::format_rfc3339;
 use crate::warden::CycleReport;
 
 impl EventLoop {
-    /// Runs a cycle of the warden, and stores the reports of the jobs that ended in it.
+    /// Runs a cycle of the warden, and adds an event for each job that ended in it, with the verdict on the job. The
+    /// journal of the warden has stored the reports.
     pub(super) fn run_warden(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         let mut report = self.warden.run_cycle(request, commands);
-        let ended = self.store_reports(&report.ended_jobs);
-        report.events.extend(ended);
+        report.events.extend(report.ended_jobs.iter().map(ended_event));
         report
     }
 
@@ -37,15 +38,19 @@ impl EventLoop {
         }
     }
 
-    /// Stores the reports of the jobs that ended. Returns an event for each, with the verdict on the job.
-    fn store_reports(&mut self, ended: &[JobReport]) -> Vec<Event> {
-        let mut events = Vec::new();
-        for report in ended {
-            let verdict = judge_ended_job(report);
-            self.reports.add(report_to_wire(report, verdict.as_ref()));
-            let text = ended_job_summary(report, verdict.as_ref());
-            events.push(Event::new(EventKind::Ended, text).with_job(&report.id).with_cpus(&report.cpus));
-        }
-        events
+    /// Removes the reports of jobs that go on after all: an earlier daemon was killed after it stored the report on a job that
+    /// was to be released, and before it recorded the release. A job that was released keeps its report.
+    pub(super) fn remove_reports_of_running_jobs(&mut self) {
+        let jobs = self.warden.state().jobs.values().filter(|job| !job.was_released);
+        let running: BTreeSet<(String, String)> =
+            jobs.map(|job| (job.id.to_string(), format_rfc3339(job.detected_at))).collect();
+        let is_running = |id: &str, started: &str| running.contains(&(id.to_owned(), started.to_owned()));
+        self.warden.journal_mut().reports.remove(|report| is_running(&report.id, &report.started));
     }
+}
+
+/// The event that reports the end of a job, with the verdict on the job.
+fn ended_event(report: &JobReport) -> Event {
+    let text = ended_job_summary(report, judge_ended_job(report).as_ref());
+    Event::new(EventKind::Ended, text).with_job(&report.id).with_cpus(&report.cpus)
 }

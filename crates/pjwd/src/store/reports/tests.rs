@@ -100,6 +100,48 @@ fn a_report_that_a_killed_daemon_has_left_twice_counts_once() {
 }
 
 #[test]
+fn of_two_reports_on_one_run_of_a_job_the_complete_one_is_kept() {
+    let incomplete = |ended: &str| Report {
+        ended: ended.to_owned(),
+        incomplete: Some("the job ended while pjwd was not running".to_owned()),
+        ..report("a")
+    };
+    let complete = report("a");
+    for (stored, kept) in [
+        ([complete.clone(), incomplete("later")], &complete),
+        ([incomplete("later"), complete.clone()], &complete),
+        ([incomplete("first"), incomplete("later")], &incomplete("first")),
+        ([complete.clone(), complete.clone()], &complete),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = open(dir.path(), 10);
+        store.add(report("b"));
+        stored.into_iter().for_each(|report| store.add(report));
+        let of_a = |store: &ReportStore| store.reports(Some("manual:a"), None);
+        assert_eq!(of_a(&store), [Arc::new(kept.clone())]);
+        drop(store);
+        let store = open(dir.path(), 10);
+        assert_eq!((of_a(&store), ids(&store).len()), (vec![Arc::new(kept.clone())], 2));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 10);
+    store.add(incomplete("first"));
+    store.add(Report { started: "another time".to_owned(), ..incomplete("later") });
+    assert_eq!(ids(&store), ["a", "a"], "another run of a job with the same id");
+}
+
+#[test]
+fn a_removed_report_is_gone_from_the_file_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 10);
+    ["a", "b"].iter().for_each(|id| store.add(report(id)));
+    store.remove(|report| report.id == "manual:a");
+    assert_eq!((ids(&store), lines(dir.path())), (vec!["b".to_owned()], 1));
+    store.remove(|_| false);
+    assert_eq!(ids(&open(dir.path(), 10)), ["b"]);
+}
+
+#[test]
 fn a_removed_file_or_directory_is_made_again_with_all_reports() {
     let above = tempfile::tempdir().unwrap();
     let dir = above.path().join("state");
@@ -134,7 +176,7 @@ fn without_space_the_newest_reports_are_written_over_the_oldest() {
     (10..20).for_each(|number| store.add(report(&number.to_string())));
     let before = store.length;
     let line = before / 10;
-    store.push(Arc::new(report("20")), line);
+    assert!(store.push(report("20"), line));
     store.shrink();
     assert!(store.length <= before, "{} {before}", store.length);
     let size = std::fs::metadata(dir.path().join(REPORTS_FILE_NAME)).unwrap().len();

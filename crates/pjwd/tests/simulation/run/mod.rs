@@ -3,6 +3,7 @@
 mod checks;
 mod lending;
 mod lent_cpus;
+mod reports;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use pjw_core::record::Record;
 use pjw_core::scan::ScanRequest;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
+use pjw_core::time::UnixMillis;
 use pjw_core::topology::Topology;
 use pjw_core::within_job::WithinJob;
 use pjw_sim::faults::{Faults, KILL_PANIC_PAYLOAD};
@@ -91,6 +93,8 @@ pub struct Run {
     next_name: u32,
     /// Threads whose original mask the warden knew at some time. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
+    /// The jobs that were in the state after some cycle, each with the time of its detection.
+    known_jobs: BTreeSet<(JobId, UnixMillis)>,
     /// The events of the last regular cycle, and of the cycles for which samples were the reason before it.
     events: Vec<Event>,
     /// Whether the present daemon has completed a cycle.
@@ -151,8 +155,7 @@ impl Run {
         let journal = SimJournal::new(faults.clone());
         let node = SimMachineInterface::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
         let warden = start(node, &journal, &topology, &policy);
-        let triggers = CycleTriggers::default();
-        let totals = Totals::default();
+        let (triggers, totals) = (CycleTriggers::default(), Totals::default());
         Self {
             verbose,
             random: chance,
@@ -166,6 +169,7 @@ impl Run {
             triggers,
             next_name: 0,
             originals_known: BTreeSet::new(),
+            known_jobs: BTreeSet::new(),
             events: Vec::new(),
             has_run_cycle_since_start: false,
             lending: lends_on.map(|machine| Lending::new(&seed, machine)),
@@ -239,6 +243,7 @@ impl Run {
         self.print_log();
         self.note_readings();
         self.note_known_originals();
+        self.check_reports();
         self.events.extend_from_slice(&report.events);
         self.totals.cycles += 1;
         self.totals.actions += report.mask_outcomes.len();
@@ -286,6 +291,7 @@ impl Run {
     }
 
     fn restart(&mut self) {
+        self.forget_unrecorded_jobs();
         let node =
             SimMachineInterface::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
         // A new daemon has read no attributes, and affinity requests are reported from now on.
