@@ -91,13 +91,8 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     let advice = match kind {
         VerdictKind::Fine => Vec::new(),
         VerdictKind::Serial => serial_advice(report),
-        VerdictKind::Oversubscribed => vec![oversubscribed_advice(usage)],
-        VerdictKind::Bound => vec![format!(
-            "For {} of {} threads waited beside idle cores because their own program had bound them: do not bind them, or \
-             to different cores each (OMP_PROC_BIND=false, mpirun --bind-to none).",
-            seconds(usage.bound_ns),
-            seconds(usage.sampled_ns)
-        )],
+        VerdictKind::Oversubscribed => vec![oversubscribed_advice(report)],
+        VerdictKind::Bound => vec![bound_advice(report)],
         VerdictKind::Waiting => waiting_advice(report),
     };
     Some(Verdict { kind, advice })
@@ -144,22 +139,68 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     vec![format!("{used}: {parts}. Let more threads do that part{ask}.")]
 }
 
-fn oversubscribed_advice(usage: &JobUsage) -> String {
+fn oversubscribed_advice(report: &JobReport) -> String {
+    let usage = &report.usage;
     let held = cores(u64::from(usage.cores_max));
-    if usage.threads_max > usage.pus_max {
+    let ask = |threads: u64| {
+        let needed = threads.div_ceil(threads_per_core(usage));
+        let option = option_for_more_cores(&report.id, needed, usage);
+        option.map(|option| format!(", or ask for {option}")).unwrap_or_default()
+    };
+    // A job with short processes may have many hot threads for a moment.
+    if is_share(usage.crowded_hot_ns, usage.crowded_ns, MOST_PERMILLE) {
+        let threads = rounded(usage.crowded_threads_ns, usage.crowded_hot_ns);
         return format!(
-            "{} threads want to run on {held}: set OMP_NUM_THREADS={} (divided by the number of ranks, if there are several), or \
-             the program's own number of threads.",
-            usage.threads_max, usage.cores_max
+            "{threads} threads want to run on {held}: set OMP_NUM_THREADS={} (divided by the number of ranks, if there are several) or \
+             the program's own number of threads{}.",
+            usage.cores_max,
+            ask(threads)
         );
     }
-    // No thread ran long enough to be called hot: these are processes that end soon.
-    let mean = usage.crowded_wanted_ns / usage.crowded_ns.max(1);
+    // Few threads ran long enough to be called hot: these are processes that end soon.
+    let threads = rounded(usage.crowded_wanted_ns, usage.crowded_ns);
     format!(
-        "On average {mean} threads of short processes want to run on {held}: start no more at a time than the job has CPUs \
-         (make -j{}).",
-        usage.pus_max
+        "On average {threads} threads of short processes want to run on {held}: start no more at a time than the job has CPUs \
+         (make -j{}){}.",
+        usage.pus_max,
+        ask(threads)
     )
+}
+
+fn bound_advice(report: &JobReport) -> String {
+    let usage = &report.usage;
+    format!(
+        "For {} of {} threads waited beside idle cores because their own program or its launcher had bound them: do not bind \
+         them, or to different cores each ({}OMP_PROC_BIND=false, mpirun --bind-to none).",
+        seconds(usage.bound_ns),
+        seconds(usage.sampled_ns),
+        launcher_options(&report.id, usage)
+    )
+}
+
+/// The options by which a user keeps the system that started the job from binding a task to fewer CPUs than its threads need,
+/// for a list of options. Empty if the system has none for the user: PBS, OAR and HTCondor bind a job to all its CPUs, if they
+/// bind it at all.
+fn launcher_options(job: &JobId, usage: &JobUsage) -> String {
+    let tasks = usage.tasks.map_or(1, u64::from).max(1);
+    let (pus_per_task, cores_per_task) =
+        (u64::from(usage.pus_max) / tasks, u64::from(usage.cores_max) / tasks);
+    match job.source() {
+        // Since Slurm 22.05, srun does not take --cpus-per-task from sbatch: a task then has one CPU.
+        JobSource::Slurm if pus_per_task > 1 => {
+            format!("`srun --cpus-per-task={pus_per_task}`, `srun --cpu-bind=none`, ")
+        }
+        JobSource::Slurm => "`srun --cpu-bind=none`, ".to_owned(),
+        JobSource::Flux => "`-o cpu-affinity=off`, ".to_owned(),
+        JobSource::Lsf if cores_per_task > 1 => format!("`-R \"affinity[core({cores_per_task})]\"`, "),
+        JobSource::Sge => "no `-binding`, ".to_owned(),
+        JobSource::Lsf
+        | JobSource::Pbs
+        | JobSource::Condor
+        | JobSource::Oar
+        | JobSource::Manual
+        | JobSource::Session => String::new(),
+    }
 }
 
 fn waiting_advice(report: &JobReport) -> Vec<String> {
@@ -195,35 +236,67 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
     vec![format!("{slept}.{ask}")]
 }
 
-/// The option by which a user asks the system that started the job for `needed` cores. Slurm and PBS count hardware
-/// threads where a core has several. `None` if the job can't ask for less than it held.
+/// The option by which a user asks the system that started the job for `needed` cores. `None` if the job held no more.
 fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<String> {
-    let (pus, cores) = (u64::from(usage.pus_max), u64::from(usage.cores_max));
-    if needed >= cores {
+    if needed >= u64::from(usage.cores_max) {
         return None;
     }
-    let threads_per_core = pus.div_ceil(cores.max(1)).max(1);
-    let option = match job.source() {
+    let cpus = needed * threads_per_core(usage);
+    match job.source() {
         JobSource::Slurm => {
             let options = ["--cpus-per-task", "--ntasks-per-node"];
-            option_for_tasks(options, needed * threads_per_core, pus, usage.tasks)?
+            option_for_tasks(options, cpus, u64::from(usage.pus_max), usage.tasks)
         }
         JobSource::Flux => {
-            option_for_tasks(["--cores-per-task", "--tasks-per-node"], needed, cores, usage.tasks)?
+            let options = ["--cores-per-task", "--tasks-per-node"];
+            option_for_tasks(options, needed, u64::from(usage.cores_max), usage.tasks)
         }
-        JobSource::Pbs => format!("`-l select=1:ncpus={}`", needed * threads_per_core),
+        source => Some(option_for_job(source, needed, cpus)),
+    }
+}
+
+/// The option by which a user asks the system that started the job for `needed` cores, if the job held fewer.
+fn option_for_more_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<String> {
+    if needed <= u64::from(usage.cores_max) {
+        return None;
+    }
+    let cpus = needed * threads_per_core(usage);
+    Some(match job.source() {
+        JobSource::Slurm => option_per_task("--cpus-per-task", cpus, usage.tasks),
+        JobSource::Flux => option_per_task("--cores-per-task", needed, usage.tasks),
+        source => option_for_job(source, needed, cpus),
+    })
+}
+
+/// The option of a system that counts the cores of a job. PBS counts hardware threads where a core has several: these are `cpus`.
+fn option_for_job(source: JobSource, needed: u64, cpus: u64) -> String {
+    match source {
+        JobSource::Pbs => format!("`-l select=1:ncpus={cpus}`"),
         JobSource::Lsf => format!("`-n {needed}`"),
         JobSource::Sge => format!("`-pe NAME {needed}`, with the name of the parallel environment"),
         JobSource::Condor => format!("`request_cpus = {needed}`"),
         JobSource::Oar => format!("`-l core={needed}`"),
-        JobSource::Manual | JobSource::Session => format!("`--cores {needed}`"),
-    };
-    Some(option)
+        JobSource::Slurm | JobSource::Flux | JobSource::Manual | JobSource::Session => {
+            format!("`--cores {needed}`")
+        }
+    }
 }
 
-/// The option of a system that counts CPUs for each task. `per_task` is its option for the CPUs of a task, and `of_tasks` the one
-/// for the number of tasks on a node. `needed` and `held` count the CPUs of all tasks on this node. `None` if neither option leads
-/// to fewer CPUs than `held`.
+/// The option of a system that counts CPUs for each task, for `needed` CPUs of all tasks on this node. Slurm counts hardware
+/// threads where a core has several.
+fn option_per_task(per_task: &str, needed: u64, tasks: Option<u32>) -> String {
+    let Some(tasks) = tasks.map(u64::from).filter(|&tasks| tasks > 0) else {
+        return format!(
+            "`{per_task}={needed}`, divided by the number of tasks on a node, if there are several"
+        );
+    };
+    let of_tasks = if tasks > 1 { format!(" for each of {tasks} tasks") } else { String::new() };
+    format!("`{per_task}={}`{of_tasks}", needed.div_ceil(tasks))
+}
+
+/// The option of a system that counts CPUs for each task, if one leads to fewer CPUs than `held`. `per_task` is its option for the
+/// CPUs of a task, and `of_tasks` the one for the number of tasks on a node. `needed` and `held` count the CPUs of all tasks on
+/// this node.
 fn option_for_tasks(
     [per_task, of_tasks]: [&str; 2],
     needed: u64,
@@ -233,20 +306,27 @@ fn option_for_tasks(
     if needed >= held {
         return None;
     }
-    let Some(tasks) = tasks.map(u64::from).filter(|&tasks| tasks > 0) else {
-        return Some(format!(
-            "`{per_task}={needed}`, divided by the number of tasks on a node, if there are several"
-        ));
+    let Some(count) = tasks.map(u64::from).filter(|&tasks| tasks > 0) else {
+        return Some(option_per_task(per_task, needed, None));
     };
-    let for_each = needed.div_ceil(tasks);
-    let now_for_each = held / tasks;
-    if for_each < now_for_each {
-        let of_tasks = if tasks > 1 { format!(" for each of {tasks} tasks") } else { String::new() };
-        return Some(format!("`{per_task}={for_each}`{of_tasks}"));
+    let now_for_each = held / count;
+    if needed.div_ceil(count) < now_for_each {
+        return Some(option_per_task(per_task, needed, tasks));
     }
     // Each task has as few CPUs as it needs: only fewer tasks are less.
     let fewer = needed.div_ceil(now_for_each.max(1));
-    (fewer < tasks).then(|| format!("`{of_tasks}={fewer}`"))
+    (fewer < count).then(|| format!("`{of_tasks}={fewer}`"))
+}
+
+/// The number of PUs of a core.
+fn threads_per_core(usage: &JobUsage) -> u64 {
+    let (pus, cores) = (u64::from(usage.pus_max), u64::from(usage.cores_max));
+    pus.div_ceil(cores.max(1)).max(1)
+}
+
+/// A quotient, rounded to the nearest number. 0 if `by` is 0.
+fn rounded(part: u64, by: u64) -> u64 {
+    part.saturating_add(by / 2) / by.max(1)
 }
 
 /// Whether `part` is at least `permille` of `whole`.

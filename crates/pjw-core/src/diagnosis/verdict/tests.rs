@@ -94,7 +94,15 @@ fn fault_2_a_serial_part_after_a_parallel_one() {
 fn fault_3_more_threads_than_cores() {
     let (word, advice) = judged(&report("slurm:1", 4, &[(60, 3990, 32_000, 36)]));
     assert_eq!(word, "oversubscribed");
-    assert!(advice.starts_with("36 threads want to run on 4 cores: set OMP_NUM_THREADS=4"), "{advice}");
+    assert_eq!(
+        advice,
+        "36 threads want to run on 4 cores: set OMP_NUM_THREADS=4 (divided by the number of ranks, if there are several) or the \
+         program's own number of threads, or ask for `--cpus-per-task=36`."
+    );
+    let (_, advice) = judged(&report_of("slurm:1", (4, 2), &[(60, 7990, 8000, 16)], false));
+    assert!(advice.ends_with("or ask for `--cpus-per-task=16`."), "Slurm counts PUs: {advice}");
+    let (_, advice) = judged(&report_of("lsf:1", (4, 2), &[(60, 7990, 8000, 16)], false));
+    assert!(advice.ends_with("or ask for `-n 8`."), "two threads for each core: {advice}");
 }
 
 #[test]
@@ -110,19 +118,51 @@ fn fault_3_with_processes_that_end_before_they_are_hot() {
     assert_eq!(word, "oversubscribed");
     assert_eq!(
         advice,
-        "On average 15 threads of short processes want to run on 4 cores: start no more at a time than the job has CPUs \
-         (make -j4)."
+        "On average 16 threads of short processes want to run on 4 cores: start no more at a time than the job has CPUs \
+         (make -j4), or ask for `--cpus-per-task=16`."
     );
+}
+
+#[test]
+fn fault_3_with_many_hot_threads_for_a_moment_only_is_told_by_what_lasted() {
+    let make = &[(50, 3900, 12_000, 2), (1, 3990, 36_000, 40), (9, 3900, 12_000, 3)];
+    let (word, advice) = judged(&report("slurm:1", 4, make));
+    assert_eq!(word, "oversubscribed");
+    assert!(advice.contains("of short processes") && !advice.contains("OMP_NUM_THREADS"), "{advice}");
+    let team = &[(1, 3990, 36_000, 40), (50, 3990, 4000, 8), (9, 3990, 12_000, 3)];
+    let (word, advice) = judged(&report("slurm:1", 4, team));
+    assert_eq!(word, "oversubscribed");
+    assert!(advice.starts_with("9 threads want to run on 4 cores: set OMP_NUM_THREADS=4"), "{advice}");
+    let (word, _) = judged(&report("slurm:1", 4, &[(50, 3900, 100, 4), (5, 3990, 36_000, 40)]));
+    assert_eq!(word, "fine", "a tenth of the time");
 }
 
 #[test]
 fn fault_4_threads_that_their_program_bound_to_one_core() {
     let (word, advice) = judged(&report_of("slurm:1", (4, 1), &[(60, 1000, 3000, 4)], true));
     assert_eq!(word, "bound");
-    assert!(
-        advice.contains("their own program had bound them") && advice.contains("OMP_PROC_BIND=false"),
-        "{advice}"
+    assert_eq!(
+        advice,
+        "For 60 s of 60 s threads waited beside idle cores because their own program or its launcher had bound them: do not bind \
+         them, or to different cores each (`srun --cpus-per-task=4`, `srun --cpu-bind=none`, OMP_PROC_BIND=false, mpirun \
+         --bind-to none)."
     );
+}
+
+#[test]
+fn the_option_against_a_binding_is_that_of_the_system_that_binds() {
+    let options = |id: &str, tasks| {
+        let usage = JobUsage { pus_max: 8, cores_max: 4, tasks: Some(tasks), ..JobUsage::default() };
+        launcher_options(&job(id), &usage)
+    };
+    assert_eq!(options("slurm:1", 2), "`srun --cpus-per-task=4`, `srun --cpu-bind=none`, ");
+    assert_eq!(options("slurm:1", 8), "`srun --cpu-bind=none`, ", "each task has one CPU already");
+    assert_eq!(options("flux:f1", 1), "`-o cpu-affinity=off`, ");
+    assert_eq!(options("lsf:1", 2), "`-R \"affinity[core(2)]\"`, ");
+    assert_eq!(options("sge:1", 1), "no `-binding`, ");
+    for id in ["pbs:1", "condor:1.0", "oar:1", "a"] {
+        assert_eq!(options(id, 1), "", "{id}");
+    }
 }
 
 #[test]
@@ -167,6 +207,23 @@ fn each_scheduler_has_its_own_option() {
             "`--cores 3`"
         ]
     );
+}
+
+#[test]
+fn more_cores_are_asked_for_by_the_option_of_each_scheduler() {
+    let usage = |tasks| JobUsage { pus_max: 8, cores_max: 4, tasks, ..JobUsage::default() };
+    let option = |id: &str, tasks| option_for_more_cores(&job(id), 9, &usage(tasks)).unwrap();
+    assert_eq!(option("slurm:1", Some(2)), "`--cpus-per-task=9` for each of 2 tasks");
+    assert_eq!(option("flux:f1", Some(1)), "`--cores-per-task=9`");
+    assert_eq!(
+        option("slurm:1", None),
+        "`--cpus-per-task=18`, divided by the number of tasks on a node, if there are several"
+    );
+    assert_eq!(
+        (option("pbs:1", None), option("a", None)),
+        ("`-l select=1:ncpus=18`".into(), "`--cores 9`".into())
+    );
+    assert_eq!(option_for_more_cores(&job("slurm:1"), 4, &usage(Some(1))), None, "the job has so many");
 }
 
 #[test]

@@ -88,6 +88,11 @@ pub struct JobUsage {
     pub crowded_ns: u64,
     /// The number of threads that ran or waited for a PU, times the time for which they did, in `crowded_ns`, in ns.
     pub crowded_wanted_ns: u64,
+    /// The part of `crowded_ns` in which more threads than the job has PUs were hot, in ns. In the rest, the threads were those
+    /// of processes that ended before they were hot.
+    pub crowded_hot_ns: u64,
+    /// The number of hot threads, times the time for which they were hot, in `crowded_hot_ns`, in ns.
+    pub crowded_threads_ns: u64,
     /// The time in which runnable threads waited beside idle PUs of their own job, because their program had bound
     /// them, in ns.
     pub bound_ns: u64,
@@ -151,6 +156,11 @@ impl JobUsage {
         if is_crowded {
             self.crowded_ns += length_ns;
             self.crowded_wanted_ns = self.crowded_wanted_ns.saturating_add(cpu_ns).saturating_add(wait_ns);
+        }
+        if is_crowded && hot_threads > pus {
+            self.crowded_hot_ns += length_ns;
+            let threads_ns = u64::from(hot_threads).saturating_mul(length_ns);
+            self.crowded_threads_ns = self.crowded_threads_ns.saturating_add(threads_ns);
         }
         if is_slowed && sample.has_bound_waiters {
             self.bound_ns += length_ns;
