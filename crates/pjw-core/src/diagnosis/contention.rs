@@ -256,16 +256,21 @@ fn stack_finding(
         .with_cpus(cpus)
 }
 
-/// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and keeps what a
-/// program chose for its own threads.
+/// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and one of threads that all
+/// inherited one mask. It keeps what a program chose for its own threads.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
     let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&input.online).is_some_and(|held| held.intersects(idle));
-    if stack.pids.len() == 1 {
-        "one process: its program, or the launcher, bound all its threads, and pjwd keeps that; give each process enough CPUs \
-         (mpirun --map-by slot:PE=N) or do not bind it (mpirun --bind-to none)"
-    } else if has_warden && stack.others == 0 && jobs.all(has_idle) {
+    let is_spread = has_warden && stack.others == 0 && jobs.all(has_idle);
+    if stack.pids.len() == 1 && is_spread {
+        "one process: pjwd moves its threads in its next cycles if all of them inherited one mask (pjwctl events shows it), and keeps \
+         masks that its program gave them one by one; if this stays, give each process enough CPUs (mpirun --map-by slot:PE=N) or \
+         do not bind it (mpirun --bind-to none)"
+    } else if stack.pids.len() == 1 {
+        "one process: its program, or the launcher, bound all its threads; give each process enough CPUs (mpirun --map-by slot:PE=N) \
+         or do not bind it (mpirun --bind-to none)"
+    } else if is_spread {
         "pjwd spreads them in its next cycles; pjwctl events shows it"
     } else {
         "start them without binding (mpirun --bind-to none), or each under pjwctl run --cores N: it translates the masks"

@@ -12,7 +12,6 @@ mod thread_plan;
 use self::nodes::ChosenNodes;
 use self::thread_plan::{ThreadPlan, is_isolated};
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
-use crate::machine::Topology;
 use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft};
@@ -57,7 +56,7 @@ fn plan_job(
     let mut plans = thread_plans(draft, &grant, concerned, is_isolated(draft, id));
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
-        BindingPolicy::Repair => find_overloaded(&draft.state.topology, &mut plans, &grant),
+        BindingPolicy::Repair => find_overloaded(draft.state, &mut plans, &grant),
         BindingPolicy::Override => lift_all(&mut plans, &grant),
     }
     if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
@@ -150,15 +149,37 @@ fn thread_plans<'a>(
 }
 
 /// Finds the hot threads whose bindings are lifted. A thread outside of the grant is confined first.
-fn find_overloaded(topology: &Topology, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
+fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     let hot = plans.iter().filter(|plan| plan.thread.demand.is_hot);
     let hot_threads: Vec<HotThread> = hot.map(|plan| hot_thread(plan, grant)).collect();
-    let overloaded = overloaded_threads(topology, grant, &hot_threads);
+    let inherited = processes_with_one_binding(state, plans, grant);
+    let overloaded = overloaded_threads(&state.topology, grant, &hot_threads, &inherited);
     for plan in plans {
         let is_inside = plan.thread.effective_mask.is_subset(grant);
         let is_lifted = is_inside && !plan.has_lift_failed && overloaded.contains(&plan.id);
         plan.lifted = is_lifted.then_some(LiftReason::Overload);
     }
+}
+
+/// The processes with more hot threads than the PUs to which they are bound, if all threads of the process have this same
+/// binding. A thread whose mask was not read yet may have another one.
+fn processes_with_one_binding(
+    state: &WardenState,
+    plans: &[ThreadPlan<'_>],
+    grant: &CpuSet,
+) -> BTreeSet<ProcessId> {
+    let mut hot: BTreeMap<ProcessId, (&ThreadPlan<'_>, usize)> = BTreeMap::new();
+    for plan in plans.iter().filter(|plan| plan.thread.demand.is_hot && plan.own != *grant) {
+        hot.entry(plan.id.process).or_insert((plan, 0)).1 += 1;
+    }
+    let has_one_binding = |plan: &ThreadPlan<'_>| {
+        plan.member.living_threads().all(|(_, thread)| {
+            let entry = thread.mask_entry.as_ref();
+            entry.is_some_and(|entry| state.own_mask(grant, plan.member, entry) == plan.own)
+        })
+    };
+    hot.retain(|_, (plan, count)| *count > plan.own.len() && has_one_binding(plan));
+    hot.into_keys().collect()
 }
 
 /// Lifts every binding that is still in force. A thread outside of the grant is confined first.

@@ -264,14 +264,17 @@ fn threads_of_one_program_that_share_a_pu_are_left_alone() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.clone_thread(10, 11);
+    m.clone_thread(10, 12);
     m.assign("a", 3, &[10]).unwrap();
     m.bind(10, 10, "1");
     m.bind(10, 11, "1");
+    // Another mask for another thread: the program binds its threads itself.
+    m.bind(10, 12, "2");
     for _ in 0..4 {
         m.run(&[10, 11]);
         m.settle();
     }
-    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["1", "1"]);
+    assert_eq!([10, 11, 12].map(|tid| m.effective_mask(10, tid)), ["1", "1", "2"]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Bindings inside the grant: a binding is kept, except if more running threads of several processes are bound to some PUs
-//! than they are, while other PUs of the grant idle.
+//! Bindings inside the grant: a binding is kept, except if more running threads are bound to some PUs than they are, while
+//! other PUs of the grant idle. Threads of one process that its program bound to different PUs are always kept.
 
 use pjw_core::event::EventKind;
 use pjw_core::explain;
@@ -216,17 +216,86 @@ fn bound_ranks_are_left_alone_if_no_pu_idles() {
     check(1, &["0", "0", "4"], &["0", "0", "4"]);
 }
 
-#[test]
-fn threads_of_one_process_share_their_pus_as_their_program_chose() {
-    let mut machine = smt_machine();
-    let pids = job_of_ranks(&mut machine, 2, &["0,4"]);
-    for tid in [30, 31, 32] {
+/// The threads of a process that a launcher bound, and that started three more threads.
+const TEAM: [u32; 4] = [20, 30, 31, 32];
+
+/// A job on so many cores with one process that is bound to the first core, and whose threads inherited the mask.
+fn job_of_bound_team(machine: &mut Machine, cores: u32) {
+    job_of_ranks(machine, cores, &["0,4"]);
+    for &tid in &TEAM[1..] {
         machine.clone_thread(20, tid);
     }
     machine.settle();
-    let (kinds, repairs) = run_for_seconds(&mut machine, 5, &[20, 30, 31, 32]);
-    assert_eq!((kinds, repairs), (vec![], vec![]));
-    assert_eq!(masks(&machine, &pids), ["0,4"]);
+}
+
+fn team_masks(machine: &Machine) -> Vec<String> {
+    TEAM.iter().map(|&tid| machine.effective_mask(20, tid)).collect()
+}
+
+#[test]
+fn threads_of_one_process_that_inherited_one_narrow_mask_use_the_other_cores_of_the_job() {
+    for (cores, expected) in
+        [(4, ["0,4", "1", "2", "3"]), (3, ["0,4", "0,4", "1", "2"]), (2, ["0,4", "0,4", "1", "5"])]
+    {
+        let mut machine = smt_machine();
+        job_of_bound_team(&mut machine, cores);
+        let (_, repairs) = run_for_seconds(&mut machine, 5, &TEAM);
+        assert_eq!(team_masks(&machine), expected, "{cores} cores");
+        assert!(repairs.len() == 1 && repairs[0].contains("bound to CPUs 0,4 moved inside"), "{repairs:?}");
+        assert_eq!(run_for_seconds(&mut machine, 8, &TEAM), (vec![], vec![]), "nothing is left to change");
+        machine.release("mpi").unwrap();
+        assert_eq!(team_masks(&machine), ["0,4"; 4], "a release restores every mask");
+    }
+}
+
+#[test]
+fn a_process_with_no_more_running_threads_than_pus_keeps_its_mask() {
+    let mut machine = smt_machine();
+    job_of_bound_team(&mut machine, 4);
+    assert_eq!(run_for_seconds(&mut machine, 5, &TEAM[..2]), (vec![], vec![]));
+    assert_eq!(team_masks(&machine), ["0,4"; 4]);
+}
+
+#[test]
+fn threads_that_their_program_bound_to_different_pus_share_them_as_it_chose() {
+    for other in ["0", "1"] {
+        let mut machine = smt_machine();
+        job_of_bound_team(&mut machine, 4);
+        // One thread with a mask of its own is enough: also one that sleeps.
+        machine.bind(20, 32, other);
+        machine.settle();
+        for busy in [&TEAM[..], &TEAM[..3]] {
+            assert_eq!(run_for_seconds(&mut machine, 5, busy), (vec![], vec![]), "{other}");
+        }
+        assert_eq!(team_masks(&machine), ["0,4", "0,4", "0,4", other]);
+    }
+}
+
+#[test]
+fn with_the_policy_respect_an_inherited_mask_is_kept() {
+    let mut machine = smt_machine_with(BindingPolicy::Respect);
+    job_of_bound_team(&mut machine, 4);
+    assert_eq!(run_for_seconds(&mut machine, 5, &TEAM), (vec![], vec![]));
+}
+
+#[test]
+fn an_inherited_mask_is_in_force_again_if_the_threads_wait_as_long_on_other_pus() {
+    let mut machine = machine_with(regular_topology(1, 1, 1, 2, 1), Policy::default());
+    job_of_ranks(&mut machine, 2, &["0"]);
+    machine.clone_thread(20, 30);
+    machine.settle();
+    let mut wait = |seconds: u32| {
+        let (mut kinds, team) = (Vec::new(), &TEAM[..2]);
+        for _ in 0..seconds {
+            machine.run_waiting(team, team);
+            kinds.extend(settle_with_events(&mut machine).0);
+        }
+        (kinds, machine.effective_mask(20, 30))
+    };
+    let (kinds, mask) = wait(5);
+    assert!(kinds.contains(&MaskActionKind::Unbind) && mask == "1", "{kinds:?} {mask}");
+    assert_eq!(wait(12), (vec![MaskActionKind::Rebind], "0".to_owned()));
+    assert_eq!(wait(30), (vec![], "0".to_owned()), "it is not tried again");
 }
 
 #[test]

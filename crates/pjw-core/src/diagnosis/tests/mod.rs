@@ -258,7 +258,8 @@ fn only_a_stack_that_pjwd_spreads_is_promised_to_be_spread() {
     input.jobs = vec![job("0-1", [7, 8])];
     assert!(only(&input, "stacked").remedy.starts_with(spread), "PU 1 of the job idles");
     input.jobs = vec![job("0-1", [7, 7])];
-    assert!(only(&input, "stacked").remedy.starts_with("one process"), "its program chose that");
+    let remedy = only(&input, "stacked").remedy;
+    assert!(remedy.starts_with("one process: pjwd moves its threads in its next cycles if all"), "{remedy}");
     let mut full = job("0-1", [7, 8]);
     full.threads.push(thread(9, "1", 1, 990));
     input.jobs = vec![full];
@@ -266,6 +267,9 @@ fn only_a_stack_that_pjwd_spreads_is_promised_to_be_spread() {
     input.jobs = vec![job("0-1", [7, 8])];
     input.warden = answering(true);
     assert!(!only(&input, "stacked").remedy.starts_with(spread), "pjwd only observes");
+    input.jobs = vec![job("0-1", [7, 7])];
+    let remedy = only(&input, "stacked").remedy;
+    assert!(remedy.starts_with("one process") && !remedy.contains("pjwd"), "{remedy}");
 }
 
 #[test]

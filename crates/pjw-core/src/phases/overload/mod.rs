@@ -10,8 +10,11 @@
 //!   job begins with the same core.
 //!
 //! As few threads as possible are moved: as many as have no PU, or no core, for themselves, and not more than there
-//! are idle PUs, or cores. Those with the largest masks move, and of these those with the largest ids. Threads of one
-//! process that share a PU are not moved for that: their program bound them all.
+//! are idle PUs, or cores. Those with the largest masks move, and of these those with the largest ids.
+//!
+//! Threads of one process that share a PU are moved for that only if all threads of the process have the same mask. They
+//! inherited the mask: a launcher bound the process to fewer PUs than it has running threads. A program that bound its
+//! threads itself gave them different masks, and they stay.
 
 pub(crate) mod matching;
 
@@ -21,19 +24,22 @@ use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::HotThread;
 
 /// Returns the threads whose bindings are to be lifted, so that they can run on other PUs of `grant`. `hot_threads` are
-/// the hot threads of a job, also the floating ones.
+/// the hot threads of a job, also the floating ones. `inherited` are the processes whose threads all have the same mask.
 pub(crate) fn overloaded_threads(
     topology: &Topology,
     grant: &CpuSet,
     hot_threads: &[HotThread],
+    inherited: &BTreeSet<ProcessId>,
 ) -> BTreeSet<ThreadId> {
     let mut bound: Vec<&HotThread> = hot_threads.iter().filter(|thread| thread.mask != *grant).collect();
     let floating = hot_threads.len() - bound.len();
     bound.sort_by_key(|hot_thread| (hot_thread.mask.len(), hot_thread.thread));
     let mut moving: BTreeSet<ProcessId> = BTreeSet::new();
     loop {
-        let counted = without_own_excess(topology, grant, &bound, &moving);
-        let overloaded = overloaded_of(topology, grant, &counted, floating);
+        let all_counted: BTreeSet<ProcessId> = moving.union(inherited).copied().collect();
+        let counted = without_own_excess(topology, grant, &bound, &all_counted);
+        let spread: BTreeSet<ProcessId> = moving.intersection(inherited).copied().collect();
+        let overloaded = overloaded_of(topology, grant, &counted, floating, &spread);
         let known = moving.len();
         moving.extend(overloaded.iter().map(|thread| thread.process));
         // If some threads of a process move, the others that shared their PUs are compared with those of other processes.
@@ -43,12 +49,14 @@ pub(crate) fn overloaded_threads(
     }
 }
 
-/// The threads to move, of the bound threads `bound` in the order of priority, beside so many floating threads.
+/// The threads to move, of the bound threads `bound` in the order of priority, beside so many floating threads. A thread of
+/// a process in `spread` gets a core for itself before it shares one with another thread of its process.
 fn overloaded_of(
     topology: &Topology,
     grant: &CpuSet,
     bound: &[&HotThread],
     floating: usize,
+    spread: &BTreeSet<ProcessId>,
 ) -> BTreeSet<ThreadId> {
     let mut matching = Matching::new(topology, grant);
     let (with_pu, without_pu): (Vec<&HotThread>, Vec<_>) =
@@ -57,24 +65,24 @@ fn overloaded_of(
     let mut overloaded: BTreeSet<ThreadId> =
         without_pu.into_iter().take(idle_pus).map(|hot_thread| hot_thread.thread).collect();
     let idle_cores = matching.idle_core_count().saturating_sub(floating + overloaded.len());
-    overloaded.extend(on_shared_cores(topology, grant, &with_pu).take(idle_cores));
+    overloaded.extend(on_shared_cores(topology, grant, &with_pu, spread).take(idle_cores));
     overloaded
 }
 
 /// Leaves out the threads that would have no PU for themselves even if their process ran alone. Except threads of the
-/// processes in `moving`.
+/// processes in `all_counted`.
 fn without_own_excess<'a>(
     topology: &'a Topology,
     grant: &'a CpuSet,
     bound: &[&'a HotThread],
-    moving: &BTreeSet<ProcessId>,
+    all_counted: &BTreeSet<ProcessId>,
 ) -> Vec<&'a HotThread> {
     let mut threads_of: BTreeMap<ProcessId, usize> = BTreeMap::new();
     bound.iter().for_each(|hot_thread| *threads_of.entry(hot_thread.thread.process).or_default() += 1);
     let mut matching_of: BTreeMap<ProcessId, Matching<'_>> = BTreeMap::new();
     let has_pu = |hot_thread: &&'a HotThread| {
         let process = hot_thread.thread.process;
-        moving.contains(&process)
+        all_counted.contains(&process)
             || threads_of.get(&process) == Some(&1)
             || matching_of
                 .entry(process)
@@ -85,13 +93,14 @@ fn without_own_excess<'a>(
 }
 
 /// The threads that are bound to a whole core to which a thread of another process is bound too. Except the first thread
-/// of each core, and other threads of its process.
+/// of each core, and other threads of its process, unless that is in `spread`.
 fn on_shared_cores(
     topology: &Topology,
     grant: &CpuSet,
     bound: &[&HotThread],
+    spread: &BTreeSet<ProcessId>,
 ) -> impl Iterator<Item = ThreadId> {
-    let mut first_on: BTreeMap<CpuSet, ProcessId> = BTreeMap::new();
+    let mut first_on: BTreeMap<CpuSet, ThreadId> = BTreeMap::new();
     bound.iter().filter_map(move |hot_thread| {
         let (mask, thread) = (&hot_thread.mask, hot_thread.thread);
         let core = topology.core_cpus(mask.first()?).intersection(grant);
@@ -99,8 +108,9 @@ fn on_shared_cores(
         if !mask.is_subset(&core) {
             return None;
         }
-        let first = *first_on.entry(core).or_insert(thread.process);
-        (is_whole && first != thread.process).then_some(thread)
+        let first = *first_on.entry(core).or_insert(thread);
+        let is_apart = first.process != thread.process || spread.contains(&thread.process);
+        (is_whole && first != thread && is_apart).then_some(thread)
     })
 }
 

@@ -28,8 +28,18 @@ fn ranks(masks: &[&str]) -> Vec<HotThread> {
     masks.iter().zip(100..).map(|(mask, pid)| thread(pid, pid, set(mask))).collect()
 }
 
+/// The threads to move if the threads of each process have masks of their own.
 fn overloaded(grant: &CpuSet, hot_threads: &[HotThread]) -> BTreeSet<ThreadId> {
-    overloaded_threads(&machine(), grant, hot_threads)
+    overloaded_threads(&machine(), grant, hot_threads, &BTreeSet::new())
+}
+
+/// The processes whose threads all have the same mask.
+fn with_one_mask(hot_threads: &[HotThread]) -> BTreeSet<ProcessId> {
+    let mut masks: BTreeMap<ProcessId, BTreeSet<&CpuSet>> = BTreeMap::new();
+    for hot_thread in hot_threads {
+        masks.entry(hot_thread.thread.process).or_default().insert(&hot_thread.mask);
+    }
+    masks.into_iter().filter(|(_, masks)| masks.len() == 1).map(|(process, _)| process).collect()
 }
 
 /// The numbers of the ranks that move.
@@ -66,6 +76,26 @@ fn threads_of_a_process_count_as_many_pus_as_they_can_use_alone() {
     assert_eq!(pids.collect::<Vec<_>>(), [8], "only the thread of the second process");
 }
 
+#[test]
+fn threads_of_one_process_that_inherited_one_mask_get_a_core_each_while_cores_idle() {
+    let own = |pid, mask: &str, tids: &[u32]| -> Vec<HotThread> {
+        tids.iter().map(|&tid| thread(pid, tid, set(mask))).collect()
+    };
+    let moved = |grant: &str, hot_threads: &[HotThread]| -> Vec<u32> {
+        let inherited = with_one_mask(hot_threads);
+        let lifted = overloaded_threads(&machine(), &set(grant), hot_threads, &inherited);
+        lifted.into_iter().map(|id| id.tid.0).collect()
+    };
+    assert_eq!(moved("0-7", &own(7, "0,4", &[1, 2, 3, 4])), [2, 3, 4], "each gets a core");
+    assert_eq!(moved("0-1,4-5", &own(7, "0,4", &[1, 2, 3, 4])), [3, 4], "each gets a PU");
+    assert_eq!(moved("0-3", &own(7, "0", &[1, 2, 3, 4, 5, 6])), [2, 3, 4], "as many as there are idle PUs");
+    assert_eq!(moved("0-7", &own(7, "0,4", &[1, 2])), [0; 0], "as many threads as PUs");
+    let full = [own(7, "0,4", &[1, 2, 3]), own(8, "0-1,4-5", &[11, 12])].concat();
+    assert_eq!(moved("0-1,4-5", &full), [0; 0], "no PU idles");
+    let by_itself = [own(7, "0,4", &[1, 2, 3]), own(7, "0-1,4-5", &[4])].concat();
+    assert_eq!(moved("0-7", &by_itself), [0; 0], "its program gave its threads different masks");
+}
+
 fn any_threads() -> impl Strategy<Value = Vec<HotThread>> {
     let any_mask = prop_oneof![
         (0u32..8).prop_map(|pu| CpuSet::from(Pu(pu))),
@@ -99,17 +129,22 @@ proptest! {
     fn only_threads_of_a_full_set_or_a_shared_core_move(hot_threads in any_threads()) {
         let grant = set("0-7");
         let bound: Vec<&HotThread> = hot_threads.iter().filter(|hot_thread| hot_thread.mask != grant).collect();
-        let lifted = overloaded(&grant, &hot_threads);
+        let inherited = with_one_mask(&hot_threads);
+        let lifted = overloaded_threads(&machine(), &grant, &hot_threads, &inherited);
         for hot_thread in hot_threads.iter().filter(|hot_thread| lifted.contains(&hot_thread.thread)) {
             let (mask, process) = (&hot_thread.mask, hot_thread.thread.process);
             let core = machine().core_cpus(mask.first().unwrap());
+            let is_apart = |other: &HotThread| other.thread.process != process || inherited.contains(&process);
             let is_shared = *mask == core
-                && bound.iter().any(|other| other.mask.is_subset(&core) && other.thread.process != process);
+                && bound.iter().any(|other| {
+                    other.mask.is_subset(&core) && other.thread != hot_thread.thread && is_apart(other)
+                });
             prop_assert!(is_shared || is_in_full_set(&grant, &bound, mask), "{hot_thread:?}");
         }
         prop_assert!(lifted.len() + hot_threads.len() - bound.len() <= grant.len(), "each has an idle PU");
         let pids: BTreeSet<ProcessId> = bound.iter().map(|hot_thread| hot_thread.thread.process).collect();
-        prop_assert!(pids.len() > 1 || lifted.is_empty(), "one program chose its own masks");
+        let is_one_binding = pids.iter().any(|process| inherited.contains(process));
+        prop_assert!(pids.len() > 1 || lifted.is_empty() || is_one_binding, "one program chose its own masks");
     }
 
     #[test]
@@ -118,6 +153,11 @@ proptest! {
         let lifted = overloaded(&grant, &hot_threads);
         let after = repaired(&grant, &hot_threads, &lifted);
         prop_assert!(overloaded(&grant, &after).is_empty(), "the repair is stable");
+        let inherited = with_one_mask(&hot_threads);
+        let of_inherited = overloaded_threads(&machine(), &grant, &hot_threads, &inherited);
+        let then = repaired(&grant, &hot_threads, &of_inherited);
+        let again = overloaded_threads(&machine(), &grant, &then, &inherited);
+        prop_assert!(again.is_empty(), "the repair of inherited masks is stable");
         let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
         prop_assert_eq!(overloaded(&grant, &backwards), lifted, "the order of the threads has no effect");
 
@@ -149,6 +189,6 @@ fn two_hundred_and_fifty_six_threads_that_make_room_for_each_other_are_all_kept(
     let chain = |n: u32| CpuSet::from_range(Pu(n.saturating_sub(1)), Pu(n));
     let hot_threads: Vec<HotThread> =
         (0..256).map(|n| thread(n + 1, n + 1, if n == 255 { set("254-255") } else { chain(n) })).collect();
-    let lifted = overloaded_threads(&topology, topology.cpus(), &hot_threads);
+    let lifted = overloaded_threads(&topology, topology.cpus(), &hot_threads, &BTreeSet::new());
     assert!(lifted.is_empty(), "{lifted:?}");
 }
