@@ -35,7 +35,11 @@ fn sampling_keeps_a_history_and_is_off_by_default() {
     // Only one daemon of a test runs at a time.
     let daemon = Daemon::start("");
     daemon.assign("farm", 1, &[shell.pid()]).unwrap();
-    assert_eq!(reader_runs(&daemon), None, "without the setting, nothing is read without a request");
+    assert_eq!(
+        reader_runs(&daemon),
+        None,
+        "without the setting, a job of a moment is not read without a request"
+    );
     assert_eq!((samples(&daemon), samples(&daemon)), (1, 2));
     drop(daemon);
     let daemon = Daemon::start("[memory]\nsample = \"1s\"\nbudget_permille = 1000\n");
@@ -96,6 +100,27 @@ fn the_report_of_a_job_has_the_shared_part_of_its_memory_if_that_was_read() {
     let unread = report(&daemon);
     assert!(unread["shared_permille"].is_null() && unread["shared_source"].is_null(), "{unread}");
     assert_ne!(unread["memory_peak_source"], "smaps", "{unread}");
+}
+
+#[test]
+fn the_report_of_a_job_has_its_memory_although_nobody_asked() {
+    let shell = Shell::start();
+    let daemon = Daemon::start("");
+    // A release that comes a moment after the reading has begun may be faster than the reading. Then again.
+    let report = wait_for("a report with the memory of the job", || {
+        let before = reader_runs(&daemon).unwrap_or(0);
+        daemon.assign("a", 1, &[shell.pid()]).unwrap();
+        wait_until("a reading without a request", || reader_runs(&daemon).unwrap_or(0) > before);
+        daemon.release("a").unwrap();
+        let output = daemon.pjwctl(&["report", &daemon.job_id("a"), "--json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        Some(report).filter(|report| !report["shared_permille"].is_null())
+    });
+    assert!(number(&report["shared_permille"]) <= 1000, "{report}");
+    assert!(number(&report["memory_peak"]) > 0, "{report}");
+    for source in ["shared_source", "memory_peak_source"] {
+        assert!(["cgroup", "smaps"].contains(&report[source].as_str().unwrap_or_default()), "{report}");
+    }
 }
 
 #[test]

@@ -43,11 +43,12 @@ pub struct Report {
     pub repairs: u32,
     /// The number of attempts to leave the cores of the job.
     pub violations: u32,
-    /// The largest memory use of the job, in bytes: of its cgroup, or else in a reading of its pages. `None` if it was not measured.
+    /// The largest memory use of the job, in bytes: of its cgroup, or else in a reading of its processes. `None` if it was not measured.
     pub memory_peak: Option<u64>,
     /// How `memory_peak` was measured: `cgroup` (the kernel kept the largest use of the job's cgroup) or `smaps` (the largest sum of
-    /// the PSS of its processes in the readings of their pages, between which more may have been used). `None` if it was not
-    /// measured, and in a report of an older pjwd.
+    /// the PSS of its processes in the readings of their pages, between which more may have been used) or `rss` (the largest sum
+    /// of the RSS of its processes, which counts shared pages for each of them). `None` if it was not measured, and in a report
+    /// of an older pjwd.
     #[serde(default)]
     pub memory_peak_source: Option<String>,
     /// The share of the job's memory that its processes shared, in permille, by the last reading of its pages, or else by

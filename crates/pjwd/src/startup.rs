@@ -376,6 +376,7 @@ fn serve_until_stopped(
         // No call is answered before the first cycle, because the status is still empty.
         started.await.context("the event loop ended before its first scan")?;
         tokio::task::spawn_local(Rc::clone(&control).sample_memory());
+        tokio::task::spawn_local(Rc::clone(&control).estimate_memory());
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let (sender, successors) = mpsc::unbounded_channel();
         tokio::task::spawn_local(own_files.restore_removed_files(sender, outbox.clone()));

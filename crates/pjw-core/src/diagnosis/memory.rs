@@ -45,6 +45,30 @@ impl WorkerMemory {
             of_workers.fold((0_u32, 0_u64), |(count, own), size| (count + 1, own.saturating_add(*size)));
         Self { at: measured_at, workers, own }
     }
+
+    /// Makes a measurement from counters, without a reading of pages. `charged_bytes` is the anonymous memory of the job's
+    /// cgroup, in bytes, in which the kernel counts each page once. `anonymous_bytes` is that of each address space.
+    ///
+    /// An address space counts as a worker if it has at least a quarter of the largest amount. The estimate assumes that the
+    /// workers share the same pages, as after fork(2). So a parent that shares its memory with the workers counts as one of
+    /// them.
+    #[must_use]
+    pub fn from_counters(measured_at: Nanos, charged_bytes: u64, anonymous_bytes: &[u64]) -> Self {
+        let largest = anonymous_bytes.iter().copied().max().unwrap_or(0);
+        let (mut workers, mut of_workers, mut of_others) = (0_u32, 0_u64, 0_u64);
+        for &size in anonymous_bytes.iter().filter(|size| **size > 0) {
+            if size >= largest / 4 {
+                (workers, of_workers) = (workers + 1, of_workers.saturating_add(size));
+            } else {
+                of_others = of_others.saturating_add(size);
+            }
+        }
+        let charged = charged_bytes.saturating_sub(of_others);
+        // A page that all n workers map is charged once, and counted n times.
+        let others = u64::from(workers.saturating_sub(1)).max(1);
+        let shared = of_workers.saturating_sub(charged) / others;
+        Self { at: measured_at, workers, own: charged.saturating_sub(shared) }
+    }
 }
 
 /// A prediction that the private memory of a job's workers will soon exceed the available memory. The workers
@@ -227,5 +251,23 @@ mod tests {
         assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 3, own: 2 * GIB + GIB / 2 });
         assert_eq!(WorkerMemory::from_unique_set_sizes(Nanos(7), []).workers, 0);
         assert_eq!(WorkerMemory::from_unique_set_sizes(Nanos(7), [0, 0]).workers, 0);
+    }
+
+    #[test]
+    fn what_workers_have_for_themselves_is_estimated_from_the_memory_that_is_charged_once() {
+        // A parent with 200 MiB, four workers that share these and have 20 MiB of their own, and a shell.
+        let farm = [200, 220, 220, 220, 220, 1].map(|mebibytes| mebibytes * MIB);
+        let memory = WorkerMemory::from_counters(Nanos(7), 281 * MIB, &farm);
+        assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 5, own: 80 * MIB });
+        // Each worker has written to 50 MiB of what it shared.
+        let later = WorkerMemory::from_counters(Nanos(8), 481 * MIB, &farm);
+        assert_eq!((later.workers, later.own), (5, 330 * MIB), "no less than what was copied");
+        let alone = WorkerMemory::from_counters(Nanos(7), GIB, &[GIB]);
+        assert_eq!((alone.workers, alone.own), (1, GIB));
+        let more_charged = WorkerMemory::from_counters(Nanos(7), 3 * GIB, &[GIB, GIB]);
+        assert_eq!((more_charged.workers, more_charged.own), (2, 3 * GIB));
+        assert_eq!(WorkerMemory::from_counters(Nanos(7), GIB, &[]).workers, 0);
+        let huge = WorkerMemory::from_counters(Nanos(7), 0, &[u64::MAX; 3]);
+        assert_eq!((huge.workers, huge.own), (3, 0));
     }
 }

@@ -9,7 +9,7 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
-use pjw_core::usage::SharedMemory;
+use pjw_core::usage::MemoryFigures;
 use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
@@ -48,12 +48,8 @@ pub enum Message {
         job: JobId,
         /// When the job began, as the status shows it. A later job may have the same id.
         since: String,
-        /// The shared part of its memory.
-        shared: SharedMemory,
-        /// The sum of the PSS of its processes, in bytes. `None` if their pages were not read.
-        pss: Option<u64>,
-        /// The largest amount, in bytes, that was charged to the job's memory cgroup. `None` if the job has none of its own.
-        peak: Option<u64>,
+        /// What the reading found.
+        figures: MemoryFigures,
     },
     /// The present warnings of another part of the daemon. They replace all earlier warnings of the same part.
     Warnings {

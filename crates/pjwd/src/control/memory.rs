@@ -17,7 +17,7 @@ use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
-use pjw_core::usage::SharedMemory;
+use pjw_core::usage::{MemoryFigures, SharedMemory};
 use pjw_ipc::call::{self, CallError, Reply};
 use pjw_ipc::server::Peer;
 use pjw_ipc::wire;
@@ -45,10 +45,10 @@ const MAX_WAITING: usize = 4;
 
 /// A caller of a reading.
 #[derive(Debug, Clone, Copy)]
-struct Reader {
-    owner: TurnOwner,
+pub(super) struct Reader {
+    pub(super) owner: TurnOwner,
     /// Whether the caller may cause any number of readings.
-    is_admin: bool,
+    pub(super) is_admin: bool,
 }
 
 /// Records the readings of one job.
@@ -72,13 +72,27 @@ impl JobRecorder {
         }
         // A reading of no page says nothing about the job.
         if reading.sum.rss > 0 {
-            let is_estimate = reading.kind == ReadingKind::Estimate;
-            let shared = SharedMemory { permille: reading.sum.shared_permille, is_estimate };
-            let (job, since, peak) = (self.id.clone(), self.since.clone(), reading.peak);
-            let pss = (!is_estimate).then_some(reading.sum.pss);
-            let _ = self.outbox.send(Message::MemoryWasRead { job, since, shared, pss, peak });
+            let (job, since, figures) = (self.id.clone(), self.since.clone(), figures_of(&reading));
+            let _ = self.outbox.send(Message::MemoryWasRead { job, since, figures });
+        }
+        if reading.kind == ReadingKind::Counters {
+            return Arc::new(reading);
         }
         self.records.borrow_mut().add(&self.id, &self.since, reading)
+    }
+}
+
+/// What the report of a job keeps of a reading.
+fn figures_of(reading: &JobReading) -> MemoryFigures {
+    let JobReading { kind, sum, peak, .. } = reading;
+    let is_estimate = *kind == ReadingKind::Estimate;
+    let shared = SharedMemory { permille: sum.shared_permille, is_estimate };
+    let is_by_counters = *kind == ReadingKind::Counters;
+    MemoryFigures {
+        shared: (!is_by_counters).then_some(shared),
+        pss: (!is_by_counters && !is_estimate).then_some(sum.pss),
+        rss: is_by_counters.then_some(sum.rss),
+        peak: *peak,
     }
 }
 
@@ -130,7 +144,10 @@ impl ControlService {
     }
 
     fn memory_reader(&self, kind: ReadingKind) -> &MemoryReader {
-        if kind == ReadingKind::Estimate { &self.estimate_reader } else { &self.page_reader }
+        match kind {
+            ReadingKind::Estimate | ReadingKind::Counters => &self.estimate_reader,
+            ReadingKind::Pages | ReadingKind::PagesByNode => &self.page_reader,
+        }
     }
 
     /// Returns the processes whose memory is far from their busy threads. Empty if the memory on each NUMA node was not read.
@@ -147,7 +164,7 @@ impl ControlService {
     }
 
     /// Waits for the turn of the caller, reads the memory of a job and records it.
-    async fn read_in_turn(
+    pub(super) async fn read_in_turn(
         &self,
         id: &JobId,
         kind: ReadingKind,
@@ -195,9 +212,8 @@ impl ControlService {
         }
     }
 
-    /// Sends the predictions to the event loop, which publishes them in the status, if they changed. Only while memory is
-    /// sampled: a prediction that is not repeated would soon be out of date.
-    fn send_memory_warnings(&self, warnings: Vec<Warning>) {
+    /// Sends the predictions to the event loop, which publishes them in the status, if they changed.
+    pub(super) fn send_memory_warnings(&self, warnings: Vec<Warning>) {
         if *self.memory_warnings.borrow() != warnings {
             self.memory_warnings.replace(warnings.clone());
             let _ = self.outbox.send(Message::Warnings { origin: WarningOrigin::Memory, warnings });
@@ -255,10 +271,7 @@ impl ControlService {
 
     /// Reads the memory of all jobs in turns, with these settings. Never returns.
     async fn sample_jobs(&self, memory: MemorySettings) {
-        let Some(interval) = memory.sample_interval else {
-            self.send_memory_warnings(Vec::new());
-            return pending().await;
-        };
+        let Some(interval) = memory.sample_interval else { return pending().await };
         let reader = Reader { owner: TurnOwner::Sampler, is_admin: true };
         loop {
             let begin = Instant::now();
@@ -280,7 +293,7 @@ impl ControlService {
     }
 
     fn memory_to_wire(&self, id: &JobId, reading: &JobReading) -> wire::Memory {
-        let is_estimate = reading.kind == ReadingKind::Estimate;
+        let is_estimate = matches!(reading.kind, ReadingKind::Estimate | ReadingKind::Counters);
         let JobReading { sum, processes, .. } = reading;
         let mut largest: Vec<&ProcessMemory> = processes.iter().collect();
         largest.sort_by_key(|process| std::cmp::Reverse(process.rss));

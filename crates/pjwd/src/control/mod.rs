@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod inbox;
 mod memory;
+mod memory_estimates;
 pub mod query;
 pub mod server;
 pub mod settings;

@@ -18,6 +18,8 @@ const MAX_SAMPLES: usize = 240;
 const REUSE_FACTOR: u32 = 20;
 /// And at most so old, if it cost little.
 const MIN_REUSE: Duration = Duration::from_secs(1);
+/// The time for which a prediction from the pages of processes is not replaced by one from an estimate.
+const MAX_PREDICTION_AGE: Duration = Duration::from_secs(300);
 
 /// A summary of one measurement of a job's memory use, for the memory history of the job. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,13 +45,31 @@ struct JobRecord {
     /// When the job began, as the status shows it. A later job may have the same id.
     since: String,
     samples: VecDeque<MemorySample>,
+    /// What the workers had for themselves, by readings of pages, and by estimates. The two can't be compared.
     workers: VecDeque<WorkerMemory>,
+    estimated_workers: VecDeque<WorkerMemory>,
     /// The latest reading of each kind.
     latest: BTreeMap<ReadingKind, Arc<JobReading>>,
     largest: u64,
     /// What the latest reading has found that observed the threads.
     map_lock_waits: Vec<MmapLockWaits>,
     shortage: Option<MemoryShortage>,
+}
+
+impl JobRecord {
+    /// Predicts whether the memory runs out, from what the workers have for themselves now and had before, by readings of the
+    /// same kind.
+    fn predict(&mut self, workers: WorkerMemory, kind: ReadingKind, available: u64) {
+        let is_estimate = kind == ReadingKind::Estimate;
+        let is_known = self.workers.back().is_some_and(|pages| {
+            Duration::from_nanos(workers.at.0.saturating_sub(pages.at.0)) < MAX_PREDICTION_AGE
+        });
+        let known = if is_estimate { &mut self.estimated_workers } else { &mut self.workers };
+        push_bounded(known, workers);
+        if !is_estimate || !is_known {
+            self.shortage = predict_memory_shortage(known.make_contiguous(), available);
+        }
+    }
 }
 
 /// The stored measurements of the memory use of each job: the latest full results, a history of summaries, and the
@@ -72,7 +92,8 @@ impl MemoryRecords {
     }
 
     /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it. Also updates the
-    /// prediction of a memory shortage, unless `reading` is an estimate. `job_start_time` is the start time of the
+    /// prediction of a memory shortage. A prediction from the pages of the processes is not replaced by one from an
+    /// estimate for five minutes. `job_start_time` is the start time of the
     /// job, as in [`MemoryRecords::remove_earlier_job`]. Stored measurements of an earlier job with the same id but
     /// another start time are removed.
     pub fn add(&mut self, job: &JobId, job_start_time: &str, reading: JobReading) -> Arc<JobReading> {
@@ -93,8 +114,7 @@ impl MemoryRecords {
             record.map_lock_waits.clone_from(waits);
         }
         if let Some(workers) = reading.workers {
-            push_bounded(&mut record.workers, workers);
-            record.shortage = predict_memory_shortage(record.workers.make_contiguous(), reading.available);
+            record.predict(workers, reading.kind, reading.available);
         }
         let reading = Arc::new(reading);
         record.latest.insert(reading.kind, Arc::clone(&reading));
@@ -119,6 +139,13 @@ impl MemoryRecords {
     #[must_use]
     pub fn last_page_reading_at(&self, job: &JobId) -> Option<Nanos> {
         Some(self.jobs.get(job)?.latest.get(&ReadingKind::Pages)?.at.since_boot)
+    }
+
+    /// Returns when the latest stored measurement of the memory use of the job `job` ended, in ns since boot, by any
+    /// method. `None` if no measurement of the job is stored.
+    #[must_use]
+    pub fn last_reading_at(&self, job: &JobId) -> Option<Nanos> {
+        self.jobs.get(job)?.latest.values().map(|reading| reading.ended_at).max()
     }
 
     /// Returns the memory history of the job `job`: summaries of its latest measurements, oldest first. At most 240
@@ -316,6 +343,26 @@ mod tests {
             }
         }
         assert_eq!(readings, 1);
+    }
+
+    #[test]
+    fn estimates_warn_too_if_no_pages_were_read_for_five_minutes() {
+        let estimate =
+            |seconds, own| JobReading { kind: ReadingKind::Estimate, ..reading(seconds, own, 2 * GIB) };
+        let is_warned = |records: &MemoryRecords| records.shortage_warning(&job()).is_some();
+        let mut records = MemoryRecords::default();
+        records.add(&job(), "12:00", estimate(0, 4 * GIB));
+        assert!(!is_warned(&records));
+        records.add(&job(), "12:00", estimate(60, 5 * GIB));
+        assert!(is_warned(&records));
+        // The pages tell another amount: the two kinds are not compared with each other.
+        records.add(&job(), "12:00", reading(90, GIB, 2 * GIB));
+        assert!(!is_warned(&records));
+        records.add(&job(), "12:00", estimate(120, 6 * GIB));
+        assert!(!is_warned(&records), "the pages were read half a minute ago");
+        records.add(&job(), "12:00", estimate(400, 10 * GIB));
+        assert!(is_warned(&records));
+        assert_eq!(records.last_reading_at(&job()), Some(Nanos(400_000_000_000)));
     }
 
     #[test]

@@ -253,8 +253,8 @@ impl EventLoop {
                         self.triggers.job_processes_scan_due |=
                             self.warden.ongoing_failures().journal_error.is_some();
                     }
-                    Message::MemoryWasRead { job, since, shared, pss, peak } => {
-                        self.note_memory(&job, &since, shared, (pss, peak));
+                    Message::MemoryWasRead { job, since, figures } => {
+                        self.note_memory(&job, &since, &figures);
                     }
                     Message::Warnings { origin, warnings } => {
                         self.sent_warnings.insert(origin, warnings);

@@ -13,6 +13,7 @@ use crate::memory::reading::ReadingKind;
 pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
     let usage = &report.usage;
     let most_used = u64::from(usage.pus_max) * 1000;
+    let peak = largest_memory_use(usage);
     Report {
         id: report.id.to_string(),
         owner: report.owner.0,
@@ -31,8 +32,8 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         serial_s: seconds(usage.serial_ns),
         repairs: usage.repairs,
         violations: usage.violations,
-        memory_peak: usage.memory_peak.or(usage.largest_pss),
-        memory_peak_source: peak_source(usage).map(str::to_owned),
+        memory_peak: peak.map(|(bytes, _)| bytes),
+        memory_peak_source: peak.map(|(_, kind)| kind.source_name().to_owned()),
         shared_permille: usage.shared.map(|shared| shared.permille),
         shared_source: usage.shared.map(|shared| shared_kind(shared).source_name().to_owned()),
         verdict: verdict.map(|verdict| verdict.kind.word().to_owned()),
@@ -41,13 +42,13 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
     }
 }
 
-/// How the peak in the report was measured.
-fn peak_source(usage: &JobUsage) -> Option<&'static str> {
-    match (usage.memory_peak, usage.largest_pss) {
-        (Some(_), _) => Some(ReadingKind::Estimate.source_name()),
-        (None, Some(_)) => Some(ReadingKind::Pages.source_name()),
-        (None, None) => None,
-    }
+/// The largest memory use of a job, in bytes, and how it was measured. The sum of the resident set sizes is used only if the job
+/// grew beyond the readings of its pages: it counts shared pages several times.
+fn largest_memory_use(usage: &JobUsage) -> Option<(u64, ReadingKind)> {
+    let of_cgroup = usage.memory_peak.map(|bytes| (bytes, ReadingKind::Estimate));
+    let of_pages = usage.largest_pss.map(|bytes| (bytes, ReadingKind::Pages));
+    let of_counters = usage.largest_rss.map(|bytes| (bytes, ReadingKind::Counters));
+    of_cgroup.or_else(|| of_pages.into_iter().chain(of_counters).max_by_key(|(bytes, _)| *bytes))
 }
 
 fn shared_kind(shared: SharedMemory) -> ReadingKind {

@@ -12,7 +12,7 @@
 //! the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
-use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes, SharedMemory};
+use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryFigures, ProcessEvent, ProcessTimes};
 
 mod processes;
 
@@ -202,29 +202,18 @@ impl UsageState {
         }
     }
 
-    /// Stores the result of a memory measurement of the job, for the report on the job. Has no effect if the job
-    /// has already ended.
-    ///
-    /// - `shared_memory` is the shared part of the job's memory. An estimate does not replace an exact value.
-    /// - `pss_bytes` is the sum of the proportional set sizes (PSS in `/proc/PID/smaps_rollup`) of the job's
-    ///   processes, in bytes. `None` if the measurement is an estimate, which does not read this file. The report
-    ///   has the largest of all stored sums.
-    /// - `peak_bytes` is the largest memory use of the job's cgroup up to now, in bytes. `None` if unknown. The
-    ///   report has the largest of all stored peaks.
-    pub fn note_memory(
-        &mut self,
-        job: &JobId,
-        shared_memory: SharedMemory,
-        pss_bytes: Option<u64>,
-        peak_bytes: Option<u64>,
-    ) {
+    /// Stores the result of a memory measurement of the job, for the report on the job. The report has the largest of all
+    /// stored amounts, and the last shared part. An estimate of the shared part does not replace an exact value. Has no effect
+    /// if the job has already ended.
+    pub fn note_memory(&mut self, job: &JobId, figures: &MemoryFigures) {
         let Some(open) = self.jobs.get_mut(job) else { return };
+        let MemoryFigures { shared, pss, rss, peak } = *figures;
         let usage = &mut open.usage;
-        usage.largest_pss = usage.largest_pss.max(pss_bytes);
-        usage.memory_peak = usage.memory_peak.max(peak_bytes);
-        if !shared_memory.is_estimate || usage.shared.is_none_or(|known| known.is_estimate) {
-            usage.shared = Some(shared_memory);
-        }
+        usage.largest_pss = usage.largest_pss.max(pss);
+        usage.largest_rss = usage.largest_rss.max(rss);
+        usage.memory_peak = usage.memory_peak.max(peak);
+        let is_exact = usage.shared.is_some_and(|known| !known.is_estimate);
+        usage.shared = shared.filter(|shared| !shared.is_estimate || !is_exact).or(usage.shared);
     }
 
     /// Stores the peak memory use of a cgroup of the job, in bytes, for the report on the job. The report has

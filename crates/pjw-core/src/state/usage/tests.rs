@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::basics::StartTime;
+use crate::terms::SharedMemory;
 use crate::testing::job;
 
 const MS: u64 = 1_000_000;
@@ -390,19 +391,25 @@ fn a_process_whose_parent_ended_is_a_child_of_another_one() {
 fn the_report_has_the_last_reading_of_pages_or_else_the_last_estimate() {
     let (mut usage, a) = begun();
     let read = |permille, is_estimate| SharedMemory { permille, is_estimate };
-    usage.note_memory(&a, read(500, true), None, Some(7));
-    usage.note_memory(&a, read(600, true), None, None);
+    let note = |usage: &mut UsageState, id: &JobId, shared, pss, peak| {
+        usage.note_memory(id, &MemoryFigures { shared: Some(shared), pss, rss: None, peak });
+    };
+    note(&mut usage, &a, read(500, true), None, Some(7));
+    note(&mut usage, &a, read(600, true), None, None);
     let of_job = |usage: &UsageState| {
         let usage = &usage.of_job(&a).unwrap().usage;
         (usage.shared, usage.memory_peak)
     };
     assert_eq!(of_job(&usage), (Some(read(600, true)), Some(7)));
-    usage.note_memory(&a, read(900, false), Some(4), Some(5));
-    usage.note_memory(&a, read(800, false), Some(3), Some(5));
-    usage.note_memory(&a, read(900, false), Some(2), Some(5));
-    usage.note_memory(&a, read(100, true), None, Some(9));
+    note(&mut usage, &a, read(900, false), Some(4), Some(5));
+    note(&mut usage, &a, read(800, false), Some(3), Some(5));
+    note(&mut usage, &a, read(900, false), Some(2), Some(5));
+    note(&mut usage, &a, read(100, true), None, Some(9));
     assert_eq!(of_job(&usage), (Some(read(900, false)), Some(9)));
     assert_eq!(usage.of_job(&a).unwrap().usage.largest_pss, Some(4));
-    usage.note_memory(&job("b"), read(1, false), Some(1), Some(1));
+    usage.note_memory(&a, &MemoryFigures { rss: Some(6), ..MemoryFigures::default() });
+    assert_eq!(of_job(&usage), (Some(read(900, false)), Some(9)), "a reading without them changes neither");
+    assert_eq!(usage.of_job(&a).unwrap().usage.largest_rss, Some(6));
+    note(&mut usage, &job("b"), read(1, false), Some(1), Some(1));
     assert!(usage.of_job(&job("b")).is_none(), "a job that has ended");
 }

@@ -53,6 +53,21 @@ pub struct SharedMemory {
     pub is_estimate: bool,
 }
 
+/// What one reading of a job's memory found, for the report on the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryFigures {
+    /// The shared part of the job's memory. `None` if the reading can't tell it.
+    pub shared: Option<SharedMemory>,
+    /// The sum of the proportional set sizes (PSS in `/proc/PID/smaps_rollup`) of the job's processes, in bytes. `None` if
+    /// their pages were not read.
+    pub pss: Option<u64>,
+    /// The sum of the resident set sizes of the job's address spaces, in bytes, which counts shared pages several times.
+    /// `None` if a better figure is known.
+    pub rss: Option<u64>,
+    /// The largest memory use of the job's cgroup up to now, in bytes. `None` if unknown.
+    pub peak: Option<u64>,
+}
+
 /// How a job used its cores, from the beginning of the job to the last scan of its processes. Most values are
 /// sums over many intervals ([`UsageSample`]). pjw writes the values to the journal, so that a restarted daemon
 /// can continue the sums.
@@ -113,6 +128,9 @@ pub struct JobUsage {
     pub memory_peak: Option<u64>,
     /// The largest sum of the PSS of the job's processes in one reading of their pages, in bytes. `None` if they were never read.
     pub largest_pss: Option<u64>,
+    /// The largest sum of the resident set sizes of the job's address spaces, in bytes, of the readings that found neither a
+    /// cgroup of the job nor the PSS. `None` if there was no such reading.
+    pub largest_rss: Option<u64>,
     /// The shared part of the job's memory, by the last reading of its pages, or else by the last estimate. `None` if its
     /// memory was never read.
     pub shared: Option<SharedMemory>,

@@ -63,6 +63,7 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         let mebibytes = bytes.div_ceil(1 << 20);
         let peak = match report.memory_peak_source.as_deref() {
             Some("smaps") => format!("{mebibytes} MiB in the largest reading of its pages (PSS)"),
+            Some("rss") => format!("at most {mebibytes} MiB, with shared pages counted for each process (RSS)"),
             _ => format!("{mebibytes} MiB at most"),
         };
         add("memory", peak);

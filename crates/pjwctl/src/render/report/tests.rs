@@ -77,6 +77,9 @@ fn a_report_is_a_page_with_the_verdict_first() {
     let read = Report { memory_peak_source: Some("smaps".into()), ..more.clone() };
     let text = report_text(&read, &names(), TERMINAL);
     assert!(text.contains("  memory      3 MiB in the largest reading of its pages (PSS)\n"), "{text}");
+    let counted = Report { memory_peak_source: Some("rss".into()), ..more.clone() };
+    let text = report_text(&counted, &names(), TERMINAL);
+    assert!(text.contains("at most 3 MiB, with shared pages counted for each process (RSS)\n"), "{text}");
     let estimated = Report { shared_source: Some("cgroup".into()), ..more };
     let text = report_text(&estimated, &names(), TERMINAL);
     assert!(

@@ -28,6 +28,9 @@ use self::spaces::{LiveProcess, number_address_spaces};
 /// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadingKind {
+    /// By the kernel's counters of the processes alone. As a request: the best method that takes little CPU time. The
+    /// reading is then an estimate if the job has a memory cgroup of its own, or else by pages if the job is small.
+    Counters,
     /// By the kernel's counters. The shared part is estimated from the job's memory cgroup.
     Estimate,
     /// By the pages of each process.
@@ -37,11 +40,12 @@ pub enum ReadingKind {
 }
 
 impl ReadingKind {
-    /// Returns the name of the method in JSON: `cgroup` for an estimate, and `smaps` for a walk over the pages of
-    /// each process, with or without their NUMA nodes.
+    /// Returns the name of the method in JSON: `rss` for the counters of the processes alone, `cgroup` for an estimate, and
+    /// `smaps` for a walk over the pages of each process, with or without their NUMA nodes.
     #[must_use]
     pub fn source_name(self) -> &'static str {
         match self {
+            Self::Counters => "rss",
             Self::Estimate => "cgroup",
             Self::Pages | Self::PagesByNode => "smaps",
         }
@@ -75,9 +79,10 @@ pub struct JobReading {
     pub cost: Duration,
     /// The sums over the processes of the job. In an estimate, three fields have another meaning. `pss` is the
     /// anonymous memory and the mapped files that the kernel charges to the memory cgroup of the job. `uss` is 0.
-    /// `shared_permille` is an estimate for the anonymous memory only.
+    /// `shared_permille` is an estimate for the anonymous memory only. In a reading of the kind
+    /// [`ReadingKind::Counters`], these three fields say nothing.
     pub sum: JobMemory,
-    /// The memory of each process that could be read. In an estimate, `pss` and `uss` of each process are 0.
+    /// The memory of each process that could be read. If no pages were read, `pss` and `uss` of each process are 0.
     pub processes: Vec<ProcessMemory>,
     /// The largest amount of memory that the kernel has charged to the memory cgroup of the job so far, in bytes.
     /// `None` if the job has no memory cgroup of its own, or if the kernel does not record the amount.
@@ -85,7 +90,8 @@ pub struct JobReading {
     /// The memory that the job can still use, in bytes. This is the smaller of two amounts: the memory that is
     /// available on the machine, and the memory that the kernel can still charge to the cgroup of the job.
     pub available: u64,
-    /// The private memory of the worker processes of the job. `None` in an estimate.
+    /// The private memory of the worker processes of the job, in an estimate as computed from the counters. `None` if it was
+    /// neither read nor estimated.
     pub workers: Option<WorkerMemory>,
     /// The address spaces whose threads wait for one another to map and unmap memory. `None` if the threads were not
     /// observed: always in an estimate.
@@ -137,10 +143,16 @@ struct JobCgroup {
 /// The counters of a cgroup lag behind by at most this many bytes: 64 pages for each CPU of a machine of 256 CPUs, which the
 /// kernel gathers before it adds them up (`MEMCG_CHARGE_BATCH` in `mm/memcontrol.c`).
 const MAX_COUNTER_LAG: u64 = 64 << 20;
+/// The pages of a job with at most this resident memory may be read without a request, in bytes: that takes less than 10 ms
+/// of CPU time, at 35 us for each MiB.
+const MAX_SMALL_JOB: u64 = 256 << 20;
 
 /// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. Blocks until the
 /// result is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are
 /// only counted, in [`JobReading::gone`]. Processes that can't be read are listed in [`JobReading::denied`].
+///
+/// With the kind [`ReadingKind::Counters`], the function uses the best method that takes little CPU time, and
+/// [`JobReading::kind`] has the method that it used.
 ///
 /// If `watches_threads` is true and the pages are read, the function also observes the threads of the processes for
 /// 0.2 to 2 s. It finds threads that wait for one another to map or unmap memory ([`JobReading::map_lock_waits`]).
@@ -179,9 +191,11 @@ pub fn measure_job_memory(
         denied: Vec::new(),
     };
     match kind {
+        ReadingKind::Counters => read_cheaply(&mut proc, &alive, cgroup.as_ref(), &mut reading, is_wanted)?,
         ReadingKind::Estimate => {
             let own = cgroup.filter(|job| job.is_own).ok_or(ReadingError::NoOwnCgroup)?;
-            read_counters(&mut proc, &alive, &own.cgroup, &mut reading)?;
+            let anonymous = read_counters(&mut proc, &alive, &mut reading);
+            estimate(&own.cgroup, &anonymous, &mut reading)?;
         }
         ReadingKind::Pages | ReadingKind::PagesByNode => {
             read_pages(&mut proc, &alive, &mut reading, watches_threads, is_wanted)?;
@@ -266,20 +280,39 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
     let page_tables = proc.read_memory_counters(pid)?.page_tables;
     let by_node = match kind {
         ReadingKind::PagesByNode => proc.read_memory_by_numa_node(pid)?,
-        ReadingKind::Pages | ReadingKind::Estimate => BTreeMap::new(),
+        ReadingKind::Pages | ReadingKind::Estimate | ReadingKind::Counters => BTreeMap::new(),
     };
     Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, by_node })
 }
 
-fn read_counters(
+/// Reads the counters. Estimates the shared part if the job has a memory cgroup of its own. Otherwise, reads the pages of a
+/// small job.
+fn read_cheaply(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
-    cgroup: &CgroupDir,
+    cgroup: Option<&JobCgroup>,
     reading: &mut JobReading,
+    is_wanted: &dyn Fn() -> bool,
 ) -> Result<(), ReadingError> {
+    let gone = reading.gone;
+    let anonymous = read_counters(proc, processes, reading);
+    reading.sum = JobMemory::sum(&reading.processes);
+    if let Some(own) = cgroup.filter(|job| job.is_own)
+        && estimate(&own.cgroup, &anonymous, reading).is_ok()
+    {
+        reading.kind = ReadingKind::Estimate;
+    } else if reading.sum.rss <= MAX_SMALL_JOB {
+        reading.kind = ReadingKind::Pages;
+        (reading.gone, reading.processes, reading.denied) = (gone, Vec::new(), Vec::new());
+        read_pages(proc, processes, reading, false, is_wanted)?;
+    }
+    Ok(())
+}
+
+/// Reads the counters of the processes. Returns the anonymous memory of each address space, in bytes.
+fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut JobReading) -> Vec<u64> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
     let mut counted: BTreeSet<u32> = BTreeSet::new();
-    // The anonymous memory of each address space.
     let mut anonymous = Vec::with_capacity(processes.len());
     for (&LiveProcess { id: process, thread, .. }, address_space) in processes.iter().zip(spaces) {
         let pid = process.pid;
@@ -297,6 +330,11 @@ fn read_counters(
             Err(errno) => count_failure(proc, process, errno, reading),
         }
     }
+    anonymous
+}
+
+/// Estimates the memory of a job from the counters of its cgroup, and from the anonymous memory of its address spaces.
+fn estimate(cgroup: &CgroupDir, anonymous: &[u64], reading: &mut JobReading) -> Result<(), ReadingError> {
     let charged = cgroup.read_memory_use().map_err(|_| ReadingError::NoOwnCgroup)?;
     // A page is charged to the cgroup in which its first user was, or, of an address space that several processes share, to
     // that of the process that the kernel holds for its owner.
@@ -309,9 +347,11 @@ fn read_counters(
     }
     reading.sum = JobMemory {
         pss: charged.anonymous.saturating_add(charged.mapped_files),
-        shared_permille: estimate_shared_permille(charged.anonymous, &anonymous),
+        shared_permille: estimate_shared_permille(charged.anonymous, anonymous),
         ..JobMemory::sum(&reading.processes)
     };
+    let workers = WorkerMemory::from_counters(reading.at.since_boot, charged.anonymous, anonymous);
+    reading.workers = Some(workers);
     Ok(())
 }
 

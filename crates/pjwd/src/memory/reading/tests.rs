@@ -53,6 +53,24 @@ fn a_reading_has_the_memory_of_each_process_and_its_cost() {
 }
 
 #[test]
+fn a_reading_without_a_request_has_the_kind_that_the_job_allows() {
+    let sleeper = Sleeper::start();
+    let reading = read(&[sleeper.id()], ReadingKind::Counters).unwrap();
+    // In a session with a memory cgroup, which has other processes too, the small process is read by its pages.
+    assert!([ReadingKind::Estimate, ReadingKind::Pages].contains(&reading.kind), "{:?}", reading.kind);
+    assert_eq!((reading.processes.len(), reading.gone, reading.denied.len()), (1, 0, 0));
+    assert!(reading.sum.rss > 0 && reading.workers.is_some() && reading.cost > Duration::ZERO);
+    let large = vec![7_u8; 300 << 20];
+    let reading = read(&[process_id(std::process::id())], ReadingKind::Counters).unwrap();
+    assert!(reading.sum.rss >= large.len() as u64);
+    match reading.kind {
+        ReadingKind::Estimate => assert!(reading.peak.is_some()),
+        kind => assert_eq!((kind, reading.sum.pss, reading.workers), (ReadingKind::Counters, 0, None)),
+    }
+    assert!(large.iter().all(|byte| *byte == 7));
+}
+
+#[test]
 fn a_process_that_ended_or_whose_pid_has_another_process_is_gone() {
     let sleeper = Sleeper::start();
     let id = sleeper.id();

@@ -7,7 +7,7 @@ use pjw_core::diagnosis::verdict::{ended_job_summary, judge_ended_job};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
 use pjw_core::scan::ScanRequest;
-use pjw_core::usage::{JobReport, SharedMemory};
+use pjw_core::usage::{JobReport, MemoryFigures};
 
 use super::EventLoop;
 use crate::view::to_wire::format_rfc3339;
@@ -24,17 +24,11 @@ impl EventLoop {
 
     /// Notes for the report of a job what a reading of its memory found. `since` is the time at which the job began, as the
     /// status shows it.
-    pub(super) fn note_memory(
-        &mut self,
-        job: &JobId,
-        since: &str,
-        shared: SharedMemory,
-        (pss, peak): (Option<u64>, Option<u64>),
-    ) {
+    pub(super) fn note_memory(&mut self, job: &JobId, since: &str, figures: &MemoryFigures) {
         let state = self.warden.state_mut();
         let is_same = state.jobs.get(job).is_some_and(|job| format_rfc3339(job.detected_at) == since);
         if is_same {
-            state.usage.note_memory(job, shared, pss, peak);
+            state.usage.note_memory(job, figures);
         }
     }
 

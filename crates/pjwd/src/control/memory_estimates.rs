@@ -1,0 +1,189 @@
+//! The regular estimates of the memory of jobs, for their reports and for the warning before the memory runs out.
+//!
+//! An estimate reads counters of the kernel, and no pages except those of small jobs. A job that runs is estimated once a
+//! minute. The time between two estimates of a job without busy threads doubles, up to 16 minutes. A pause after each
+//! estimate keeps all of them together within the CPU budget of the readings without a request (`memory.budget_permille`).
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pjw_core::job::JobId;
+use pjw_ipc::wire;
+use pjw_linux::sys::clock;
+use tokio::time::{Instant, sleep};
+
+use super::memory::Reader;
+use super::server::ControlService;
+use crate::memory::reading::ReadingKind;
+use crate::memory::turns::TurnOwner;
+
+/// The age of a job at its first estimate. A shorter job has no verdict either.
+const FIRST_AGE: Duration = Duration::from_secs(10);
+/// The time between two estimates of a job that runs.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// The longest time between two estimates of a job without busy threads.
+const MAX_INTERVAL: Duration = Duration::from_secs(16 * 60);
+/// The time between two looks whether an estimate is due.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// When each job is estimated next.
+#[derive(Debug, Default)]
+struct EstimateSchedule {
+    jobs: BTreeMap<String, JobSchedule>,
+}
+
+#[derive(Debug)]
+struct JobSchedule {
+    /// When the job began, as the status shows it. A later job may have the same id.
+    since: String,
+    next: Instant,
+    interval: Duration,
+    /// Whether a thread was busy at a look since the last estimate.
+    was_busy: bool,
+}
+
+impl EstimateSchedule {
+    /// Returns the ids of the jobs whose estimate is due, and plans the next one of each. `jobs` are all jobs of the status.
+    /// Forgets the jobs that have ended. A job about which there is a warning counts as busy, so that the warning ends soon
+    /// after its cause.
+    fn take_due(
+        &mut self,
+        jobs: &[Arc<wire::Job>],
+        is_warned: impl Fn(&str) -> bool,
+        now: Instant,
+    ) -> Vec<String> {
+        let mut due = Vec::new();
+        let mut known = std::mem::take(&mut self.jobs);
+        for job in jobs.iter().filter(|job| job.processes > 0) {
+            let new = || JobSchedule {
+                since: job.since.clone(),
+                next: now + FIRST_AGE,
+                interval: INTERVAL,
+                was_busy: true,
+            };
+            let mut schedule =
+                known.remove(&job.id).filter(|schedule| schedule.since == job.since).unwrap_or_else(new);
+            let is_busy = job.hot > 0 || is_warned(&job.id);
+            schedule.was_busy |= is_busy;
+            if schedule.was_busy && schedule.interval > INTERVAL {
+                schedule.next = schedule.next.min(now + INTERVAL);
+                schedule.interval = INTERVAL;
+            }
+            if now >= schedule.next {
+                due.push(job.id.clone());
+                let doubled = (schedule.interval * 2).min(MAX_INTERVAL);
+                schedule.interval = if schedule.was_busy { INTERVAL } else { doubled };
+                schedule.next = now + schedule.interval;
+                schedule.was_busy = is_busy;
+            }
+            self.jobs.insert(job.id.clone(), schedule);
+        }
+        due
+    }
+}
+
+impl ControlService {
+    /// Estimates the memory use of each job from counters of the kernel: when the job is ten seconds old, and then once a
+    /// minute, or more rarely if no thread of the job is busy. Stores the results for the report on the job, and sends a
+    /// warning to the event loop if the memory of a job will probably run out. Pauses after each job, so that the estimates
+    /// use at most the configured share of one PU (`memory.budget_permille`). Runs until the future is dropped, or the event
+    /// loop has ended.
+    pub async fn estimate_memory(self: Rc<Self>) {
+        let reader = Reader { owner: TurnOwner::Sampler, is_admin: true };
+        let mut schedule = EstimateSchedule::default();
+        let mut status = self.status.clone();
+        // Without jobs, nothing wakes up.
+        while status.wait_for(|status| !status.jobs.is_empty()).await.is_ok() {
+            let jobs = status.borrow_and_update().jobs.clone();
+            for id in schedule.take_due(&jobs, |id| self.is_warned(id), Instant::now()) {
+                let Ok(id) = id.parse::<JobId>() else { continue };
+                if self.was_just_read(&id) {
+                    continue;
+                }
+                // A job that ended meanwhile is no error, and nor is one whose memory can't be read.
+                if let Ok(reading) = self.read_in_turn(&id, ReadingKind::Counters, reader).await {
+                    self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
+                    let budget = self.settings.borrow().memory;
+                    sleep(budget.pause_after(reading.cost)).await;
+                }
+            }
+            sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    fn is_warned(&self, id: &str) -> bool {
+        id.parse().is_ok_and(|id| self.memory_records.borrow().shortage_warning(&id).is_some())
+    }
+
+    /// Whether the memory of a job was read in the last half of the interval, on request or by `memory.sample`.
+    fn was_just_read(&self, id: &JobId) -> bool {
+        let last = self.memory_records.borrow().last_reading_at(id);
+        last.is_some_and(|at| {
+            Duration::from_nanos(clock::now().since_boot.0.saturating_sub(at.0)) < INTERVAL / 2
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOT_WARNED: fn(&str) -> bool = |_| false;
+
+    fn job(id: &str, since: &str, hot: u32) -> Arc<wire::Job> {
+        Arc::new(wire::Job {
+            id: id.to_owned(),
+            since: since.to_owned(),
+            processes: 1,
+            hot,
+            ..wire::Job::default()
+        })
+    }
+
+    /// The seconds, of so many, in which the estimate of a job is due. `hot` is the number of busy threads in a second.
+    fn due_seconds(seconds: u64, hot: impl Fn(u64) -> u32) -> Vec<u64> {
+        let (mut schedule, begin) = (EstimateSchedule::default(), Instant::now());
+        let looks = (0..=seconds).step_by(5);
+        looks
+            .filter(|&second| {
+                let jobs = [job("a", "12:00", hot(second))];
+                !schedule.take_due(&jobs, NOT_WARNED, begin + Duration::from_secs(second)).is_empty()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_job_that_runs_is_estimated_when_it_is_ten_seconds_old_and_then_once_a_minute() {
+        assert_eq!(due_seconds(200, |_| 1), [10, 70, 130, 190]);
+    }
+
+    #[test]
+    fn a_job_without_busy_threads_is_estimated_more_rarely_until_it_runs_again() {
+        assert_eq!(due_seconds(3000, |_| 0), [10, 70, 190, 430, 910, 1870, 2830], "from one minute to 16");
+        assert_eq!(due_seconds(1100, |second| u32::from(second == 1000)), [10, 70, 190, 430, 910, 1060]);
+    }
+
+    #[test]
+    fn a_job_about_which_there_is_a_warning_is_estimated_as_if_it_were_busy() {
+        let (mut schedule, begin) = (EstimateSchedule::default(), Instant::now());
+        let looks = (0..=200).step_by(5).filter(|&second| {
+            let jobs = [job("a", "12:00", 0)];
+            !schedule.take_due(&jobs, |id| id == "a", begin + Duration::from_secs(second)).is_empty()
+        });
+        assert_eq!(looks.collect::<Vec<_>>(), [10, 70, 130, 190]);
+    }
+
+    #[test]
+    fn a_job_that_ended_is_forgotten_and_a_new_one_with_its_id_begins_again() {
+        let (mut schedule, begin) = (EstimateSchedule::default(), Instant::now());
+        let at = |second| begin + Duration::from_secs(second);
+        assert_eq!(schedule.take_due(&[job("a", "12:00", 1)], NOT_WARNED, at(0)), Vec::<String>::new());
+        assert_eq!(schedule.take_due(&[job("a", "12:00", 1)], NOT_WARNED, at(10)), ["a"]);
+        assert_eq!(schedule.take_due(&[job("a", "12:05", 1)], NOT_WARNED, at(75)), Vec::<String>::new());
+        assert_eq!(schedule.take_due(&[job("a", "12:05", 1)], NOT_WARNED, at(85)), ["a"]);
+        let _ = schedule.take_due(&[], NOT_WARNED, at(90));
+        assert!(schedule.jobs.is_empty());
+    }
+}
