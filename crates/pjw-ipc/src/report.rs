@@ -35,10 +35,23 @@ pub struct Report {
     pub cores_used_mean: Thousandths,
     /// The number of CPUs that the job exceeded for at most 5 % of the time.
     pub cores_used_p95: Thousandths,
+    /// For how long the job used how many CPUs, with ascending numbers of CPUs. At most 18 entries. Empty in a report of an older
+    /// pjwd.
+    #[serde(default)]
+    pub use_levels: Vec<UseLevel>,
     /// The largest number of threads that wanted a CPU most of the time.
     pub threads_max: u32,
+    /// The mean number of threads that wanted a CPU most of the time. 0 in a report of an older pjwd.
+    #[serde(default)]
+    pub threads_mean: Thousandths,
     /// The time in which one thread ran alone on several cores, in phases of at least 10 s, in seconds.
     pub serial_s: Thousandths,
+    /// The number of these phases. 0 in a report of an older pjwd.
+    #[serde(default)]
+    pub serial_phases: u32,
+    /// The length of the longest of these phases, in seconds. 0 in a report of an older pjwd.
+    #[serde(default)]
+    pub serial_longest_s: Thousandths,
     /// The number of repairs by pjw, such as of masks and cpusets.
     pub repairs: u32,
     /// The number of attempts to leave the cores of the job.
@@ -66,6 +79,15 @@ pub struct Report {
     /// Why the figures are incomplete, in one sentence. `None` if they are complete.
     #[serde(default)]
     pub incomplete: Option<String>,
+}
+
+/// For how long a job used so many CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct UseLevel {
+    /// The number of CPUs, rounded: to one CPU in a job of up to 16 CPUs, and to a sixteenth of the CPUs in a larger one.
+    pub cpus: u32,
+    /// The time for which the job used so many, in seconds.
+    pub seconds: Thousandths,
 }
 
 /// A number with three decimal places, stored as the number of thousandths. For example, `Thousandths(12345)` is

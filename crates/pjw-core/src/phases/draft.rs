@@ -1,6 +1,7 @@
 //! The data that the phases of one cycle share.
 
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
+use crate::phases::held::note_held;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{MaskEntry, WardenState, mask_records};
 use crate::terms::{
@@ -97,6 +98,9 @@ impl Draft<'_> {
     pub(crate) fn put_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
+            if self.state.jobs.get(&job.id).is_some_and(|known| known.grant != job.grant) {
+                note_held(self.state, &job.id, self.now.since_boot);
+            }
             let known = self.state.jobs.get(&job.id);
             let begins = known.is_none_or(|known| known.was_released && !job.was_released);
             if known.is_none() {

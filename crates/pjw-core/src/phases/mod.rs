@@ -6,6 +6,7 @@ pub(crate) mod attempts;
 pub(crate) mod commands;
 pub mod cpusets;
 pub(crate) mod draft;
+pub(crate) mod held;
 pub(crate) mod hotplug;
 pub(crate) mod jobs;
 pub mod lending;

@@ -62,10 +62,27 @@ fn a_job_that_uses_its_cores_is_reported_as_fine() {
 }
 
 #[test]
+fn cores_that_come_and_go_within_a_sample_count_for_as_long_as_they_were_held() {
+    let mut machine = with_job(4);
+    for _ in 0..40 {
+        for cores in [2, 4] {
+            machine.run_for(&[20, 21], 3 * SECOND / 10);
+            machine.assign("a", cores, &[]).unwrap();
+        }
+    }
+    let held = end(&mut machine).mean_cores_permille();
+    assert!((2_950..=3_050).contains(&held), "{held}");
+}
+
+#[test]
 fn one_thread_on_four_cores_is_a_serial_phase() {
     let mut machine = with_job(4);
     run(&mut machine, 30, &[20]);
     let report = end(&mut machine);
+    assert_eq!((report.usage.serial_phases, report.usage.serial_longest_ns), (1, report.usage.serial_ns));
+    assert!((900..=1000).contains(&report.mean_threads_permille()), "{report:?}");
+    let longest = report.use_levels().into_iter().max_by_key(|&(_, ns)| ns).unwrap();
+    assert!(longest.0 == 1 && seconds(longest.1) >= 25, "{report:?}");
     assert!((25..=30).contains(&seconds(report.usage.serial_ns)), "{report:?}");
     let verdict = judge_ended_job(&report).unwrap();
     assert_eq!(verdict.advice, ["Of 4 cores 1.0 were used: ask for `--cores 1`."]);

@@ -2,7 +2,7 @@
 
 use pjw_core::diagnosis::verdict::Verdict;
 use pjw_core::usage::{JobReport, JobUsage, SharedMemory};
-use pjw_ipc::report::{Report, Thousandths};
+use pjw_ipc::report::{Report, Thousandths, UseLevel};
 
 use super::to_wire::format_rfc3339;
 use crate::memory::reading::ReadingKind;
@@ -28,8 +28,12 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         cpus_held_mean: Thousandths(report.mean_pus_permille()),
         cores_used_mean: Thousandths(report.mean_use_permille()),
         cores_used_p95: Thousandths(usage.levels.upper_quantile(50, most_used)),
+        use_levels: report.use_levels().into_iter().map(level_to_wire).collect(),
         threads_max: usage.threads_max,
+        threads_mean: Thousandths(report.mean_threads_permille()),
         serial_s: seconds(usage.serial_ns),
+        serial_phases: usage.serial_phases,
+        serial_longest_s: seconds(usage.serial_longest_ns),
         repairs: usage.repairs,
         violations: usage.violations,
         memory_peak: peak.map(|(bytes, _)| bytes),
@@ -53,6 +57,10 @@ fn largest_memory_use(usage: &JobUsage) -> Option<(u64, ReadingKind)> {
 
 fn shared_kind(shared: SharedMemory) -> ReadingKind {
     if shared.is_estimate { ReadingKind::Estimate } else { ReadingKind::Pages }
+}
+
+fn level_to_wire((pus, ns): (u64, u64)) -> UseLevel {
+    UseLevel { cpus: u32::try_from(pus).unwrap_or(u32::MAX), seconds: seconds(ns) }
 }
 
 /// A time in seconds with milliseconds, rounded.

@@ -23,8 +23,10 @@ fn report_of(
     for &(length, cpu, wait, hot_threads) in parts {
         let pus = cores * pus_per_core;
         let (cpu_ns, wait_ns) = (cpu * SECOND / 1000, wait * SECOND / 1000);
+        let held_ns = u64::from(cores) * SECOND;
+        let length_ns = SECOND;
         let sample =
-            UsageSample { length_ns: SECOND, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters };
+            UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, held_ns, hot_threads, has_bound_waiters };
         (0..length).for_each(|_| usage.add_sample(&sample));
         usage.cpu_ns += cpu_ns * length;
     }

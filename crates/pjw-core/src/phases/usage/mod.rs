@@ -5,6 +5,7 @@
 
 use crate::basics::{Moment, Nanos, Pid, ProcessId, StartTime, UnixMillis, prelude::*};
 use crate::phases::draft::Draft;
+use crate::phases::held::{held, note_held};
 use crate::state::usage::OpenUsage;
 use crate::state::{Member, WardenState};
 use crate::terms::{
@@ -256,20 +257,13 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     if length_ns < LONG_SAMPLE_NS {
         return;
     }
+    note_held(state, job, until);
     let (cores, pus) = held(state, job);
     if let Some(open) = state.usage.of_job_mut(job) {
-        open.usage.add_sample(&UsageSample { length_ns, cores, pus, ..UsageSample::default() });
+        let held_ns = core::mem::take(&mut open.sample_held_ns);
+        open.usage.add_sample(&UsageSample { length_ns, cores, pus, held_ns, ..UsageSample::default() });
         open.sample_began_at = until;
     }
-}
-
-/// The number of cores that a job holds, and of their online PUs. A frozen job holds none, although its grant has its last PUs.
-fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
-    let is_frozen = state.grant_of(job).is_some_and(|grant| grant.ownership == Ownership::Frozen);
-    let cpus = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&state.pool.online_cpus()));
-    let cpus = cpus.filter(|_| !is_frozen);
-    let Some(cpus) = cpus else { return (0, 0) };
-    (state.topology.overlapping_core_count(&cpus), u32::try_from(cpus.len()).unwrap_or(u32::MAX))
 }
 
 /// Ends the sample of a job before its grant becomes `ownership`, if the job holds cores before or after, but not both: a frozen
@@ -298,11 +292,14 @@ fn end_sample(draft: &mut Draft<'_>, job: &JobId, min_ns: u64) {
         return;
     }
     let (cpu_ns, wait_ns) = (open.sample_cpu_ns, open.sample_wait_ns);
+    note_held(state, job, now);
     let (cores, pus) = held(state, job);
     let (hot_threads, has_bound_waiters) = hot_threads(state, job);
-    let sample = UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters };
     let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
     if let Some(open) = state.usage.of_job_mut(job) {
+        let held_ns = core::mem::take(&mut open.sample_held_ns);
+        let sample =
+            UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, held_ns, hot_threads, has_bound_waiters };
         open.usage.add_sample(&sample);
         (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
         open.cpus = cpus.unwrap_or_else(|| core::mem::take(&mut open.cpus));

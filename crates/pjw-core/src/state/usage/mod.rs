@@ -56,6 +56,10 @@ pub(crate) struct OpenUsage {
     /// The CPU time and the wait time in this sample, in ns.
     pub(crate) sample_cpu_ns: u64,
     pub(crate) sample_wait_ns: u64,
+    /// The number of cores that the job held in this sample until `held_until`, times the time, in ns.
+    pub(crate) sample_held_ns: u64,
+    /// The time until which `sample_held_ns` counts, in ns since boot.
+    pub(crate) held_until: Nanos,
     /// The last time at which the usage was written to the journal, in ns since boot.
     pub(crate) recorded_at: Nanos,
     /// The PUs that the job held at the last sample.

@@ -46,6 +46,22 @@ impl UseHistogram {
         }
         0
     }
+
+    /// Returns for how long so many PUs were used: pairs of a number of PUs and a time in ns, with ascending numbers of PUs.
+    /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`, the number of PUs that the job
+    /// held. Numbers of PUs without a time are left out.
+    #[must_use]
+    pub fn by_number(&self, step: u64, upper_limit: u64) -> Vec<(u64, u64)> {
+        let mut times: BTreeMap<u64, u64> = BTreeMap::new();
+        let step_permille = step.max(1).saturating_mul(1000);
+        for (&bin, &ns) in &self.times {
+            let used = upper_end(bin).min(upper_limit.saturating_mul(1000));
+            let pus = used.saturating_add(step_permille / 2) / step_permille * step.max(1);
+            let time = times.entry(pus.min(upper_limit)).or_default();
+            *time = time.saturating_add(ns);
+        }
+        times.into_iter().collect()
+    }
 }
 
 /// The step of a value. Below [`STEPS`], each value has a step of its own.
@@ -82,6 +98,22 @@ mod tests {
             assert!(step_of(end + 1) == step_of(value) + 1, "{value} {end}");
         }
         assert!(upper_end(step_of(u64::MAX)) >= u64::MAX / 2);
+    }
+
+    #[test]
+    fn the_time_for_each_number_of_pus_is_rounded_to_steps() {
+        let mut levels = UseHistogram::default();
+        for (used_permille, ns) in [(0, 5), (400, 1), (990, 20), (1000, 30), (3990, 7), (4000, 2)] {
+            levels.add(used_permille, ns);
+        }
+        assert_eq!(levels.by_number(1, 4), [(0, 6), (1, 50), (4, 9)]);
+        assert_eq!(levels.by_number(3, 4), [(0, 56), (3, 9)]);
+        assert_eq!(levels.by_number(0, 2), [(0, 6), (1, 50), (2, 9)], "no more than the job had");
+        assert_eq!(UseHistogram::default().by_number(1, 4), []);
+        let mut large = UseHistogram::default();
+        (0..=256_000).step_by(500).for_each(|used| large.add(used, 1));
+        let by_number = large.by_number(16, 256);
+        assert_eq!((by_number.len(), by_number.iter().map(|(_, ns)| ns).sum::<u64>()), (17, 513));
     }
 
     #[test]

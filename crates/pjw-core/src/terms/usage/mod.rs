@@ -16,6 +16,8 @@ pub use histogram::UseHistogram;
 /// with two or more cores runs only one thread. A shorter phase may be the start or the end of a parallel
 /// phase.
 pub const MIN_SERIAL_PHASE_NS: u64 = 10_000_000_000;
+/// The largest number of steps in which a report tells how many PUs the job used.
+const MAX_LEVEL_STEPS: u64 = 16;
 /// If runnable threads wait for at least this share of a job's cores while these idle, in permille, the job is slowed
 /// down.
 const STRANDED_PERMILLE: u64 = 100;
@@ -30,10 +32,12 @@ pub struct UsageSample {
     pub cpu_ns: u64,
     /// The time for which runnable threads of the job waited for a PU, summed over the threads, in ns.
     pub wait_ns: u64,
-    /// The number of cores that the job held.
+    /// The number of cores that the job held at the end of the interval.
     pub cores: u32,
     /// The number of online PUs (hardware threads) of these cores.
     pub pus: u32,
+    /// The number of cores that the job held, times the time for which it held them, in the interval, in ns.
+    pub held_ns: u64,
     /// The number of hot threads at the end of the interval: those that ran or waited for a PU most of the time.
     pub hot_threads: u32,
     /// Whether a hot thread that waited is bound by its own program to a part of the job's cores.
@@ -95,6 +99,10 @@ pub struct JobUsage {
     pub serial_ns: u64,
     /// The length of the serial phase that has not ended yet, in ns.
     pub open_serial_ns: u64,
+    /// The number of serial phases.
+    pub serial_phases: u32,
+    /// The length of the longest serial phase, in ns.
+    pub serial_longest_ns: u64,
     /// The time in which the job held PUs, no thread was hot and less than half a PU was used, in ns.
     pub asleep_ns: u64,
     /// The time in which the job held no PU, for example because it was frozen, in ns.
@@ -116,6 +124,8 @@ pub struct JobUsage {
     pub displaced_ns: u64,
     /// The largest number of hot threads in one sample.
     pub threads_max: u32,
+    /// The number of hot threads, times the time for which they were hot, in ns.
+    pub threads_ns: u64,
     /// The largest number of cores that the job held in one sample.
     pub cores_max: u32,
     /// The number of PUs of these cores.
@@ -161,7 +171,8 @@ impl JobUsage {
         let cpu_ns = if pus == 0 { sample.cpu_ns } else { sample.cpu_ns.min(capacity_ns) };
         let used_permille = permille(cpu_ns, length_ns);
         self.sampled_ns += length_ns;
-        self.held_ns = self.held_ns.saturating_add(u64::from(cores).saturating_mul(length_ns));
+        self.held_ns = self.held_ns.saturating_add(sample.held_ns);
+        self.threads_ns = self.threads_ns.saturating_add(u64::from(hot_threads).saturating_mul(length_ns));
         self.levels.add(used_permille, length_ns);
         self.threads_max = self.threads_max.max(hot_threads);
         if cores > self.cores_max {
@@ -205,6 +216,8 @@ impl JobUsage {
         let phase = core::mem::take(&mut self.open_serial_ns);
         if phase >= MIN_SERIAL_PHASE_NS {
             self.serial_ns += phase;
+            self.serial_phases = self.serial_phases.saturating_add(1);
+            self.serial_longest_ns = self.serial_longest_ns.max(phase);
         }
     }
 }
@@ -267,6 +280,22 @@ impl JobReport {
     #[must_use]
     pub fn mean_cores_permille(&self) -> u64 {
         permille(self.usage.held_ns, self.usage.sampled_ns)
+    }
+
+    /// Returns the mean number of hot threads of the job, in permille of one thread, over the time that the samples cover. A
+    /// hot thread runs or waits for a PU most of the time. 0 if there are no samples.
+    #[must_use]
+    pub fn mean_threads_permille(&self) -> u64 {
+        permille(self.usage.threads_ns, self.usage.sampled_ns)
+    }
+
+    /// Returns for how long the job used how many PUs: pairs of a number of PUs and a time in ns, with ascending numbers of
+    /// PUs. A number is rounded to a multiple of a step, so that there are at most 18 pairs. The step is 1 for a job of up to
+    /// 16 PUs.
+    #[must_use]
+    pub fn use_levels(&self) -> Vec<(u64, u64)> {
+        let step = u64::from(self.usage.pus_max).div_ceil(MAX_LEVEL_STEPS).max(1);
+        self.usage.levels.by_number(step, u64::from(self.usage.pus_max))
     }
 
     /// Returns the mean number of PUs that the job held, in permille of one PU. The result is the mean number of

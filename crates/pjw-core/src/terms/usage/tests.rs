@@ -13,6 +13,7 @@ fn second(cpu: u64, wait: u64, hot_threads: u32) -> UsageSample {
         wait_ns: wait * ns,
         cores: 4,
         pus: 4,
+        held_ns: 4 * SECOND,
         hot_threads,
         has_bound_waiters: false,
     }
@@ -60,7 +61,7 @@ fn helper_threads_beside_one_hot_thread_per_pu_are_not_crowded_and_many_short_pr
 
 #[test]
 fn a_job_without_pus_is_not_asleep() {
-    let frozen = UsageSample { cores: 0, pus: 0, ..second(0, 0, 0) };
+    let frozen = UsageSample { cores: 0, pus: 0, held_ns: 0, ..second(0, 0, 0) };
     let usage = usage_of([frozen, frozen]);
     assert_eq!((usage.sampled_ns, usage.asleep_ns, usage.held_ns), (2 * SECOND, 0, 0));
 }
@@ -72,6 +73,10 @@ fn a_serial_phase_counts_from_ten_seconds_on() {
     assert_eq!((usage.serial_ns, usage.open_serial_ns), (0, 12 * SECOND));
     usage.end_serial_phase();
     assert_eq!((usage.serial_ns, usage.open_serial_ns), (12 * SECOND, 0));
+    let phases = serial(15).chain([second(3900, 0, 4)]).chain(serial(11)).chain([second(3900, 0, 4)]);
+    let usage = usage_of(phases);
+    assert_eq!((usage.serial_phases, usage.serial_longest_ns), (2, 15 * SECOND));
+    assert_eq!(usage.threads_ns, (15 + 4 + 11 + 4) * SECOND);
     let alone = UsageSample { cores: 1, pus: 1, ..second(990, 0, 1) };
     assert_eq!(usage_of([alone]).open_serial_ns, 0, "one core cannot be used by more than one thread");
 }

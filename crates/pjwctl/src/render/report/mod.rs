@@ -46,13 +46,16 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
             tenths(report.cores_used_p95)
         ),
     );
-    add("threads", format!("{} wanted a core at the same time", report.threads_max));
+    if !report.use_levels.is_empty() {
+        add("over time", levels_text(report));
+    }
+    add("threads", threads_text(report));
     add(
         "waiting",
         format!("{} of its threads' time while part of its cores was unused", time(report.waited_s)),
     );
     if report.serial_s.0 > 0 {
-        add("serial", format!("{} with one thread alone", time(report.serial_s)));
+        add("serial", serial_text(report));
     }
     if report.repairs > 0 || report.violations > 0 {
         let attempts = text::count_with_noun(report.violations, "attempt", "attempts");
@@ -80,6 +83,35 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         add("incomplete", escaped(why));
     }
     lines.iter().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// For how long the job used how many CPUs. Leaves out what is less than a hundredth of the time.
+fn levels_text(report: &Report) -> String {
+    let all: u64 = report.use_levels.iter().map(|level| level.seconds.0).sum();
+    let levels = report.use_levels.iter().filter(|level| level.seconds.0 * 100 >= all);
+    let mut texts = levels.map(|level| {
+        let cpus = text::count_with_noun(level.cpus, "CPU", "CPUs");
+        format!("{cpus} for {}", time(level.seconds))
+    });
+    let first = texts.next().unwrap_or_default();
+    texts.fold(first, |list, text| list + ", " + &text)
+}
+
+fn threads_text(report: &Report) -> String {
+    let most = report.threads_max;
+    match report.threads_mean.0 {
+        0 => format!("{most} wanted a core at the same time"),
+        _ => format!("{} wanted a core on average, {most} at most", tenths(report.threads_mean)),
+    }
+}
+
+fn serial_text(report: &Report) -> String {
+    let alone = format!("{} with one thread alone", time(report.serial_s));
+    match report.serial_phases {
+        // Older daemons did not count them.
+        0 | 1 => alone,
+        phases => format!("{alone}, in {phases} phases, the longest {}", time(report.serial_longest_s)),
+    }
 }
 
 /// Returns the text of `pjwctl report --last N` and `pjwctl jobs --ended`: a table with one row for each job that has

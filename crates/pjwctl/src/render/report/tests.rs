@@ -1,6 +1,7 @@
 //! Reports as text.
 
 use super::*;
+use pjw_ipc::report::UseLevel;
 
 const TERMINAL: Terminal = Terminal { width: 80, has_colours: false };
 
@@ -71,6 +72,22 @@ fn a_report_is_a_page_with_the_verdict_first() {
         "  memory      3 MiB at most\n",
         "  shared      91.1% of its memory, as last read\n",
         "  incomplete  pjwd was restarted\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let level = |cpus, seconds: u64| UseLevel { cpus, seconds: Thousandths(seconds * 1000) };
+    let over_time = Report {
+        use_levels: vec![level(0, 20), level(1, 60), level(2, 1), level(4, 120)],
+        threads_mean: Thousandths(3240),
+        serial_phases: 2,
+        serial_longest_s: Thousandths(12_000),
+        ..more.clone()
+    };
+    let text = report_text(&over_time, &names(), TERMINAL);
+    for line in [
+        "  over time   0 CPUs for 20.0 s, 1 CPU for 60.0 s, 4 CPUs for 120 s\n",
+        "  threads     3.2 wanted a core on average, 4 at most\n",
+        "  serial      20.0 s with one thread alone, in 2 phases, the longest 12.0 s\n",
     ] {
         assert!(text.contains(line), "{text}");
     }

@@ -1,0 +1,28 @@
+//! The cores that a job holds over time, for the report on the job.
+//!
+//! The cores of a borrower change many times between two samples. So each change of a grant adds the time before it.
+
+use crate::basics::Nanos;
+use crate::state::WardenState;
+use crate::terms::{JobId, Ownership};
+
+/// The number of cores that a job holds, and of their online PUs. A frozen job holds none, although its grant has its last PUs.
+pub(crate) fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
+    let is_frozen = state.grant_of(job).is_some_and(|grant| grant.ownership == Ownership::Frozen);
+    let cpus = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&state.pool.online_cpus()));
+    let cpus = cpus.filter(|_| !is_frozen);
+    let Some(cpus) = cpus else { return (0, 0) };
+    (state.topology.overlapping_core_count(&cpus), u32::try_from(cpus.len()).unwrap_or(u32::MAX))
+}
+
+/// Adds the cores that a job holds to its present sample, for the time until `now`, in ns since boot. Must be called before each
+/// change of the grant, and before the sample ends.
+pub(crate) fn note_held(state: &mut WardenState, job: &JobId, now: Nanos) {
+    let (cores, _) = held(state, job);
+    if let Some(open) = state.usage.of_job_mut(job).filter(|open| open.sample_began_at != Nanos(0)) {
+        let since = open.held_until.max(open.sample_began_at);
+        let length_ns = now.0.saturating_sub(since.0);
+        open.sample_held_ns = open.sample_held_ns.saturating_add(u64::from(cores).saturating_mul(length_ns));
+        open.held_until = open.held_until.max(now);
+    }
+}
