@@ -65,7 +65,10 @@ def launch(event):
 
 
 def end(event):
-    call("pbs-end", [event.job.id])
+    _, out = call("pbs-end", [event.job.id])
+    # How the job used its cores: tracejob shows it.
+    for line in out.splitlines():
+        pbs.logjobmsg(event.job.id, line)
 
 
 def main(event):

@@ -16,6 +16,8 @@ use thiserror::Error;
 
 use crate::{cli::JsonArg, render::Terminal, render::text::escape_control_characters};
 
+/// The socket of the system log.
+pub const SYSTEM_LOG: &str = "/dev/log";
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
@@ -93,7 +95,17 @@ fn one_line(text: &str) -> String {
 /// /dev/log. If the socket does not exist or is full, the warning is lost.
 pub fn log_warning(log_socket: &Path, warning: &str) {
     // RFC 3164: facility daemon (3), severity warning (4).
-    let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(warning));
+    log_line(log_socket, 28, warning);
+}
+
+/// Sends `text` to the system log, as a line that needs no attention. `log_socket` is as in [`log_warning`].
+pub fn log_information(log_socket: &Path, text: &str) {
+    // RFC 3164: facility daemon (3), severity informational (6).
+    log_line(log_socket, 30, text);
+}
+
+fn log_line(log_socket: &Path, priority: u32, text: &str) {
+    let message = format!("<{priority}>pjwctl[{}]: {}", std::process::id(), one_line(text));
     let _ = UnixDatagram::unbound().and_then(|socket| {
         socket.set_nonblocking(true)?;
         socket.send_to(message.as_bytes(), log_socket)
@@ -154,6 +166,10 @@ mod tests {
         let length = log.recv(&mut buffer).unwrap();
         let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
         assert_eq!(message, format!("<28>pjwctl[{}]: first second", std::process::id()));
+        log_information(&path, "one line\n");
+        let length = log.recv(&mut buffer).unwrap();
+        let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        assert_eq!(message, format!("<30>pjwctl[{}]: one line", std::process::id()));
     }
 
     #[test]

@@ -15,6 +15,8 @@ use std::process::{Child, Command, Output, Stdio};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 
+use crate::processes::Shell;
+
 /// A user that is not root. Its name is nobody on every machine.
 pub const NOBODY: u32 = 65_534;
 /// Another user, which runs no tests.
@@ -135,6 +137,15 @@ impl Call {
         assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     }
 
+    /// Checks that the hook succeeds and prints one line about the use of the cores by the job `job`.
+    pub fn assert_line_about(self, job: &str) {
+        let output = self.output();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let line = String::from_utf8(output.stdout).unwrap();
+        assert!(line.starts_with(&format!("pjw: {job} ")) && line.contains("of CPU time in"), "{line}");
+        assert!(line.ends_with("of 1 core used\n") && line.lines().count() == 1, "{line}");
+    }
+
     /// Checks that the hook succeeds and prints one line with a warning to stderr.
     pub fn assert_warning(self, expected: &str) {
         let output = self.output();
@@ -151,6 +162,16 @@ impl Call {
         assert!(stderr.lines().count() == 1 && stderr.contains(expected), "{expected:?}: {stderr}");
         assert!(output.stdout.is_empty(), "{output:?}");
     }
+}
+
+/// Lets a process of a job use CPU time for so long that there is something to say about the job at its end. The process lives as
+/// long as the returned shell.
+pub fn use_cpu_time(daemon: &Daemon, job: &str) -> Shell {
+    let mut shell = Shell::start();
+    let request = serde_json::json!({ "job": job, "pids": [shell.pid()] });
+    let _: serde_json::Value = daemon.call("Assign", &request).unwrap();
+    assert_eq!(shell.run("i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; echo done"), "done");
+    shell
 }
 
 /// Returns the number of cores that have a PU of the set.

@@ -5,7 +5,7 @@ use std::path::Path;
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
 
-use super::{Call, OTHER, core_count_of, hook_for_daemon, write_executable};
+use super::{Call, OTHER, core_count_of, hook_for_daemon, use_cpu_time, write_executable};
 use crate::processes::is_installed;
 
 /// The part of the module `pbs` that the hook uses. It reads its values from variables and prints the decision of the
@@ -16,6 +16,8 @@ EXECJOB_BEGIN, EXECJOB_LAUNCH, EXECJOB_END, EXECJOB_ABORT, EXECJOB_EPILOGUE = 1,
 LOG_WARNING = 4
 def logmsg(level, text):
     print("log: " + text)
+def logjobmsg(job, text):
+    print("log of " + job + ": " + text)
 def get_local_nodename():
     return os.environ["NODE"]
 class Job:
@@ -85,6 +87,12 @@ fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
         assert_eq!(run_hook(&hook, event, &[]), "accepted");
         assert!(daemon.status().jobs.is_empty());
     }
+    assert_eq!(run_hook(&hook, 1, &[chunk]), "accepted");
+    let left = use_cpu_time(&daemon, "pbs:124[3].srv");
+    let told = run_hook(&hook, 3, &[]);
+    assert!(told.starts_with("log of 124[3].srv: pjw: pbs:124[3].srv "), "{told}");
+    assert!(told.ends_with("of 1 core used\naccepted") && told.lines().count() == 2, "{told}");
+    drop(left);
     let unknown = run_hook(&hook, 1, &[("EXEC_VNODE", "(n9:ncpus=1)")]);
     assert!(unknown.starts_with("log: pjw: pjwctl: hook pbs-begin: exec_vnode does not name"), "{unknown}");
     assert!(unknown.ends_with("\naccepted"), "{unknown}");

@@ -7,7 +7,7 @@ use pjw_tests::waiting::wait_until;
 
 use serde_json::{Value, json};
 
-use super::{Call, NOBODY, OTHER, core_count_of, hook_for_daemon, make_accessible};
+use super::{Call, NOBODY, OTHER, core_count_of, hook_for_daemon, make_accessible, use_cpu_time};
 use crate::permissions::programs_are_reachable;
 use crate::processes::{Shell, has_two_cores, is_root, mask};
 
@@ -93,6 +93,10 @@ fn the_lsf_hooks_register_the_job_as_root_and_pass_it_its_cores() {
         lsf(&daemon, "post-exec").assert_silent_success();
         assert!(daemon.status().jobs.is_empty());
     }
+    lsf(&daemon, "pre-exec").assert_silent_success();
+    let left = use_cpu_time(&daemon, "lsf:204");
+    lsf(&daemon, "post-exec").assert_line_about("lsf:204");
+    drop(left);
     lsf(&daemon, "pre-exec").with_variable("LSB_MCPU_HOSTS", "a 1").assert_warning("does not name this node");
     lsf(&daemon, "pre-exec")
         .with_variable("LSB_JOB_EXECUSER", "no-such-user")
@@ -163,6 +167,9 @@ fn the_grid_engine_hooks_register_the_job_by_the_hostfile_and_pass_it_its_cores(
     sge(&daemon, "epilog").assert_silent_success();
     assert!(daemon.status().jobs.is_empty());
     sge(&daemon, "prolog").assert_warning("$job_owner");
+    sge(&daemon, "prolog").args(&["nobody"]).assert_silent_success();
+    let _left = use_cpu_time(&daemon, "sge:31.1");
+    sge(&daemon, "epilog").assert_line_about("sge:31.1");
 }
 
 /// Runs the starter with the variables of queue_conf(5), and returns what the started shell prints.
@@ -209,6 +216,9 @@ fn the_torque_hooks_read_their_arguments() {
     assert_eq!(daemon.job("pbs:7.srv").unwrap().requested_cores, 1);
     torque("epilogue").args(&["7.srv", "0", "root", "name", "4711"]).assert_silent_success();
     assert!(daemon.status().jobs.is_empty());
+    torque("prologue").args(&words).assert_silent_success();
+    let _left = use_cpu_time(&daemon, "pbs:7.srv");
+    torque("epilogue").args(&["7.srv", "0", "root", "name", "4711"]).assert_line_about("pbs:7.srv");
     torque("prologue").args(&["7.srv", "0", "root"]).assert_warning("call the hook with --cores N");
     torque("prologue").assert_warning("first argument is not set");
 }
@@ -229,6 +239,18 @@ fn the_htcondor_wrapper_passes_the_job_its_cores() {
             .with_input("ClusterId = 7\nOwner = \"nobody\"\n")
             .assert_silent_success();
         assert_eq!(daemon.job("condor:slot1_3@n1").unwrap().owner, NOBODY);
+        let exit =
+            || condor(&daemon, "job-exit").args(&["exit"]).with_input("ClusterId = 7\nOwner = \"nobody\"\n");
+        let left = use_cpu_time(&daemon, "condor:slot1_3@n1");
+        exit().assert_line_about("condor:slot1_3@n1");
+        drop(left);
+        wait_until("the job is over", || daemon.status().jobs.is_empty());
+        // The second call releases nothing, and the line is the same.
+        exit().with_variable("PJW_SOCKET", "/nowhere").assert_line_about("condor:slot1_3@n1");
+        if programs_are_reachable() {
+            make_accessible(&daemon);
+            exit().with_user(NOBODY).assert_silent_success();
+        }
     }
 }
 
@@ -240,16 +262,18 @@ fn the_flux_hook_registers_the_job_if_the_core_count_is_set() {
     flux(Call::new(hook_for_daemon(&daemon, "flux/prolog.sh")))
         .assert_warning("flux does not give its hook the number of cores");
     assert!(daemon.status().jobs.is_empty());
-    let set = Call::new(program_path("pjwctl")).with_socket(&daemon.socket()).args(&[
-        "hook",
-        "flux-prolog",
-        "--cores",
-        "1",
-    ]);
-    flux(set).assert_silent_success();
+    let set = || {
+        let call = Call::new(program_path("pjwctl")).with_socket(&daemon.socket());
+        call.args(&["hook", "flux-prolog", "--cores", "1"])
+    };
+    flux(set()).assert_silent_success();
     assert_eq!(daemon.job("flux:f3ETxsR9H").unwrap().owner, 1001);
-    flux(Call::new(hook_for_daemon(&daemon, "flux/epilog.sh"))).assert_silent_success();
+    let epilog = || flux(Call::new(hook_for_daemon(&daemon, "flux/epilog.sh")));
+    epilog().assert_silent_success();
     assert!(daemon.status().jobs.is_empty());
+    flux(set()).assert_silent_success();
+    let _left = use_cpu_time(&daemon, "flux:f3ETxsR9H");
+    epilog().assert_line_about("flux:f3ETxsR9H");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::process::Output;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 
-use super::{Call, core_count_of, installed_hook};
-use crate::processes::{Shell, has_two_cores};
+use super::{Call, core_count_of, installed_hook, use_cpu_time};
+use crate::processes::has_two_cores;
 
 pub const PROLOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-prolog.environ.txt");
 pub const EPILOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-epilog.environ.txt");
@@ -247,14 +247,9 @@ fn a_job_is_named_by_its_sluid_if_its_cgroup_is() {
 #[test]
 fn an_epilog_prints_one_line_about_a_job_that_ran() {
     let node = Node::start("[sources.slurm]\nenabled = false\n");
-    let mut shell = Shell::start();
-    let request = serde_json::json!({ "job": "slurm:4", "cores": 1, "pids": [shell.pid()] });
+    let request = serde_json::json!({ "job": "slurm:4", "cores": 1 });
     let _: serde_json::Value = node.daemon.call("Assign", &request).unwrap();
-    assert_eq!(shell.run("i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; echo done"), "done");
     // A process is left, as after an epilog that comes before the end of a background process.
-    let output = node.hook("epilog", EPILOG).output();
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    let line = String::from_utf8(output.stdout).unwrap();
-    assert!(line.starts_with("pjw: slurm:4 ") && line.contains("of CPU time in"), "{line}");
-    assert!(line.ends_with("of 1 core used\n") && line.lines().count() == 1, "{line}");
+    let _left = use_cpu_time(&node.daemon, "slurm:4");
+    node.hook("epilog", EPILOG).assert_line_about("slurm:4");
 }

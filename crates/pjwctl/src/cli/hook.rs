@@ -62,6 +62,8 @@ pub enum HookKind {
     SgeStarter,
     /// HTCondor's HOOK_PREPARE_JOB: allocates the job's cores, if it runs as root
     CondorPrepare,
+    /// HTCondor's HOOK_JOB_EXIT: releases the job's cores, if it runs as root
+    CondorExit,
     /// HTCondor's USER_JOB_WRAPPER: the same as lsf-job-starter
     CondorJobWrapper,
     /// Flux's prolog: allocates the job's cores; needs --cores

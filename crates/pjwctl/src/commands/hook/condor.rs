@@ -1,7 +1,8 @@
-//! HTCondor: the hook `HOOK_PREPARE_JOB`, and `USER_JOB_WRAPPER`.
+//! HTCondor: the hooks `HOOK_PREPARE_JOB` and `HOOK_JOB_EXIT`, and `USER_JOB_WRAPPER`.
 //!
-//! HTCondor runs both as the job's user, who may not register jobs. If a site runs the hook as root nevertheless, the
-//! hook registers the job.
+//! HTCondor runs all of them as the job's user, who may not register jobs. If a site runs the hooks as root nevertheless, they
+//! register and release the job. HTCondor's starter ignores the output of the hook for the end of a job
+//! (`StarterHookMgr.h`).
 
 use std::io::Read;
 
@@ -11,14 +12,21 @@ use super::context::{Context, MAX_FILE_BYTES, Variables, is_root};
 use super::variables;
 
 pub(super) fn prepare(context: &Context) -> anyhow::Result<Variables> {
-    // HTCondor's starter writes the job's ad to this pipe. The pipe must be read to its end, so that the write does
-    // not fail.
+    let ad = job_ad();
+    if is_root() { context.register(announcement(context, &ad)?) } else { Ok(Vec::new()) }
+}
+
+pub(super) fn exit(context: &Context) -> anyhow::Result<Variables> {
+    let ad = job_ad();
+    if is_root() { context.release_and_log(&announcement(context, &ad)?) } else { Ok(Vec::new()) }
+}
+
+/// The ad of the job, which HTCondor's starter writes to this pipe. The pipe must be read to its end, so that the write does not
+/// fail.
+fn job_ad() -> String {
     let mut ad = Vec::new();
     let _ = std::io::stdin().lock().take(MAX_FILE_BYTES).read_to_end(&mut ad);
-    if !is_root() {
-        return Ok(Vec::new());
-    }
-    context.register(announcement(context, &String::from_utf8_lossy(&ad))?)
+    String::from_utf8_lossy(&ad).into_owned()
 }
 
 pub(super) fn wrapper(context: &Context) -> anyhow::Result<Variables> {

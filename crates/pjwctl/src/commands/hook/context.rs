@@ -57,13 +57,28 @@ impl Context {
     /// Releases the job at the daemon, and prints one line about how the job used its cores. No variables result.
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
-        let report = self.client.report(announcement, Timestamp::now());
-        // There is nothing to say about a job that hardly ran here.
-        if let Some(report) = report.filter(|report| report.cpu_s >= LEAST_REPORTED) {
-            // The job is released already. The line is for its output, and nothing depends on it.
-            let _ = output::print(&render::report::report_line(&report));
+        self.print_line_of(announcement);
+        Ok(Vec::new())
+    }
+
+    /// The same for a batch system that discards the output of the hook: the line also goes to the system log, if the hook runs
+    /// as root. Users could otherwise write to that log.
+    pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
+        self.client.release(announcement)?;
+        if let Some(line) = self.print_line_of(announcement).filter(|_| is_root()) {
+            output::log_information(Path::new(output::SYSTEM_LOG), &line);
         }
         Ok(Vec::new())
+    }
+
+    /// Prints one line about how a released job used its cores, and returns the line. `None` if there is nothing to say, because
+    /// the job hardly ran here.
+    fn print_line_of(&self, announcement: &JobAnnouncement) -> Option<String> {
+        let report = self.client.report(announcement, Timestamp::now());
+        let line = render::report::report_line(&report.filter(|report| report.cpu_s >= LEAST_REPORTED)?);
+        // The job is released already. The line is for its output, and nothing depends on it.
+        let _ = output::print(&line);
+        Some(line)
     }
 
     /// The arguments as text.

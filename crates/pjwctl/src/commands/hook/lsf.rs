@@ -13,7 +13,7 @@ pub(super) fn pre_exec(context: &Context) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn post_exec(context: &Context) -> anyhow::Result<Variables> {
-    if is_root() { context.release(&announcement(context)?) } else { Ok(Vec::new()) }
+    if is_root() { context.release_and_log(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {

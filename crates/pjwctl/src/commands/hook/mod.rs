@@ -49,7 +49,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
             // Slurm discards the output of a successful prolog, so the text also goes to the system log. Except for
             // users' hooks: users could then write to that log.
             if is_root() {
-                output::log_warning(Path::new("/dev/log"), &complaint);
+                output::log_warning(Path::new(output::SYSTEM_LOG), &complaint);
             }
             (Vec::new(), if strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
@@ -105,6 +105,7 @@ fn serve(kind: HookKind, context: &Context) -> anyhow::Result<Variables> {
         HookKind::SgeEpilog => sge::epilog(context),
         HookKind::SgeStarter => sge::starter(context),
         HookKind::CondorPrepare => condor::prepare(context),
+        HookKind::CondorExit => condor::exit(context),
         HookKind::CondorJobWrapper => condor::wrapper(context),
         HookKind::FluxProlog => flux::prolog(context),
         HookKind::FluxEpilog => flux::epilog(context),

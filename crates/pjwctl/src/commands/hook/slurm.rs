@@ -26,7 +26,7 @@ pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
-    context.release(&announcement::from_slurm(&context.attributes, &context.host)?)
+    context.release_and_log(&announcement::from_slurm(&context.attributes, &context.host)?)
 }
 
 pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
