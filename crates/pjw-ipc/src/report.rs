@@ -64,6 +64,10 @@ pub struct Report {
     /// of an older pjwd.
     #[serde(default)]
     pub memory_peak_source: Option<String>,
+    /// The limit of the memory use of the job's cgroup, in bytes, as a batch system set it for the memory that the job asked for.
+    /// `None` if its cgroup has no limit, and in a report of an older pjwd.
+    #[serde(default)]
+    pub memory_limit: Option<u64>,
     /// The share of the job's memory that its processes shared, in permille, by the last reading of its pages, or else by
     /// the last estimate. `None` if its memory was never read.
     pub shared_permille: Option<u32>,

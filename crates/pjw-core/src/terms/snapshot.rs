@@ -315,8 +315,8 @@ pub struct Cgroup {
     pub usage: CgroupUsage,
 }
 
-/// The total CPU time and the peak memory use of all processes in a cgroup since the cgroup was created.
-/// Processes that have ended are included.
+/// The total CPU time and the peak memory use of all processes in a cgroup since the cgroup was created, and the limit of
+/// the memory use. Processes that have ended are included.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CgroupUsage {
     /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this cgroup.
@@ -324,6 +324,9 @@ pub struct CgroupUsage {
     /// The largest memory use, in bytes: `memory.peak` (cgroup v2, Linux 5.19) or `memory.max_usage_in_bytes` (cgroup v1).
     /// `None` if the kernel does not measure it for this cgroup.
     pub memory_peak: Option<u64>,
+    /// The limit of the memory use, in bytes: `memory.max` (cgroup v2) or `memory.limit_in_bytes` (cgroup v1). `None` if this
+    /// cgroup has no limit of its own.
+    pub memory_limit: Option<u64>,
 }
 
 /// All values are equal: a cgroup in which only more CPU time was used has not changed.

@@ -94,7 +94,10 @@ impl CgroupMounts {
             }
         }
         if let Some(cgroup) = &mut found {
-            cgroup.usage.memory_peak = self.read_memory_peak(cgroup_path);
+            if let Some(memory) = self.memory_cgroup(cgroup_path) {
+                cgroup.usage.memory_peak = read_memory_peak(&memory);
+                cgroup.usage.memory_limit = memory.memory_limit();
+            }
             cgroup.cpuset = self.cpuset(cgroup_path).ok()?;
         }
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
@@ -106,7 +109,12 @@ impl CgroupMounts {
     /// the memory controller.
     #[must_use]
     pub fn read_memory_peak(&self, cgroup_path: &str) -> Option<u64> {
-        read_memory_peak(&MemoryControllerMount::from_mounts(self)?.cgroup(cgroup_path)?)
+        read_memory_peak(&self.memory_cgroup(cgroup_path)?)
+    }
+
+    /// The cgroup at this path in the hierarchy with the memory controller.
+    fn memory_cgroup(&self, cgroup_path: &str) -> Option<CgroupDir> {
+        MemoryControllerMount::from_mounts(self)?.cgroup(cgroup_path)
     }
 
     /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `cgroup_path`,
@@ -224,8 +232,10 @@ mod tests {
             &[
                 ("unified/s/job_1/cpu.stat", "usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n"),
                 ("unified/s/job_1/memory.peak", "4096\n"),
+                ("unified/s/job_1/memory.max", "8192\n"),
                 ("unified/s/job_2/cpu.stat", "usage_usec many\n"),
                 ("unified/s/job_2/memory.peak", "max\n"),
+                ("unified/s/job_2/memory.max", "max\n"),
                 ("unified/s/job_3/cgroup.procs", ""),
             ],
         );
@@ -233,9 +243,10 @@ mod tests {
             let cgroup =
                 mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCgroupCache::default()).unwrap();
             let usage = cgroup.present().unwrap().usage;
-            (usage.cpu_ns, usage.memory_peak)
+            (usage.cpu_ns, usage.memory_peak, usage.memory_limit)
         };
-        assert_eq!([1, 2, 3].map(usage), [(Some(1_500_000), Some(4096)), (None, None), (None, None)]);
+        let nothing = (None, None, None);
+        assert_eq!([1, 2, 3].map(usage), [(Some(1_500_000), Some(4096), Some(8192)), nothing, nothing]);
     }
 
     #[test]

@@ -116,15 +116,24 @@ impl CgroupDir {
         }
     }
 
+    /// Returns the limit of the memory use of this cgroup, in bytes, without the limits of the cgroups around it:
+    /// `memory.max` (v2) or `memory.limit_in_bytes` (v1). `None` if the cgroup has no limit of its own, or if it can't be
+    /// read.
+    #[must_use]
+    pub fn memory_limit(&self) -> Option<u64> {
+        let file = if self.is_unified() { "memory.max" } else { "memory.limit_in_bytes" };
+        // v2 writes `max` if there is no limit.
+        let limit = self.read_file(file).ok()?.parse::<u64>().ok()?;
+        Some(limit).filter(|limit| self.is_unified() || *limit < NO_V1_LIMIT)
+    }
+
     /// What the limit of this cgroup alone leaves. `None` if it has none.
     fn left_below_limit(&self) -> Option<u64> {
-        let (limit, current, inactive) = match self.is_unified() {
-            true => ("memory.max", "memory.current", "inactive_file"),
-            false => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        let (current, inactive) = match self.is_unified() {
+            true => ("memory.current", "inactive_file"),
+            false => ("memory.usage_in_bytes", "total_inactive_file"),
         };
-        // v2 writes `max` if there is no limit.
-        let limit = self.read_file(limit).ok()?.parse::<u64>().ok()?;
-        let limit = Some(limit).filter(|limit| self.is_unified() || *limit < NO_V1_LIMIT)?;
+        let limit = self.memory_limit()?;
         let current = self.read_file(current).ok()?.parse::<u64>().ok()?;
         let inactive = self.read_file("memory.stat").ok().and_then(|stat| stat_field(&stat, inactive));
         Some(limit.saturating_sub(current.saturating_sub(inactive.unwrap_or(0))))
@@ -165,6 +174,7 @@ mod tests {
         let expected = CgroupMemory { anonymous: 1024, mapped_files: 512, available: Some(350_000) };
         assert_eq!(cgroup.read_memory_use(), Ok(expected));
         assert_eq!(read_memory_peak(&cgroup), Some(8192));
+        assert_eq!((cgroup.memory_limit(), cgroup.parent().memory_limit()), (None, Some(1_000_000)));
     }
 
     #[test]
@@ -177,7 +187,9 @@ mod tests {
         let cgroup = mount(false, &dir).cgroup("/a").unwrap();
         let expected = CgroupMemory { anonymous: 1024, mapped_files: 512, available: None };
         assert_eq!(cgroup.read_memory_use(), Ok(expected));
-        assert_eq!(read_memory_peak(&cgroup), Some(8192));
+        assert_eq!((read_memory_peak(&cgroup), cgroup.memory_limit()), (Some(8192), None), "no limit");
+        write(&dir, "a/memory.limit_in_bytes", "1048576\n");
+        assert_eq!(cgroup.memory_limit(), Some(1 << 20));
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         repairs: usage.repairs,
         violations: usage.violations,
         memory_peak: peak.map(|(bytes, _)| bytes),
+        memory_limit: usage.memory_limit,
         memory_peak_source: peak.map(|(_, kind)| kind.source_name().to_owned()),
         shared_permille: usage.shared.map(|shared| shared.permille),
         shared_source: usage.shared.map(|shared| shared_kind(shared).source_name().to_owned()),

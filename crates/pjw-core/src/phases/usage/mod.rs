@@ -236,6 +236,7 @@ fn read_cgroups(draft: &mut Draft<'_>, jobs_read: &mut BTreeSet<JobId>) {
                 open.cgroup_cpu_ns = Some((first, ns));
             }
             open.usage.memory_peak = open.usage.memory_peak.max(cgroup.usage.memory_peak);
+            open.usage.memory_limit = cgroup.usage.memory_limit.or(open.usage.memory_limit);
             jobs_read.insert(job);
         }
     }

@@ -136,6 +136,8 @@ pub struct JobUsage {
     pub violations: u32,
     /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup that measures it.
     pub memory_peak: Option<u64>,
+    /// The limit of the memory use of the job's cgroup, as read last, in bytes. `None` if the job has no cgroup with a limit.
+    pub memory_limit: Option<u64>,
     /// The largest sum of the PSS of the job's processes in one reading of their pages, in bytes. `None` if they were never read.
     pub largest_pss: Option<u64>,
     /// The largest sum of the resident set sizes of the job's address spaces, in bytes, of the readings that found neither a

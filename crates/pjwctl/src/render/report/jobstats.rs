@@ -12,8 +12,8 @@ const MIN_WALL: u64 = 60_000;
 
 /// Returns a summary of how an ended job used this node, in the format in which the tool jobstats stores summaries in
 /// Slurm's field AdminComment. For a job of less than a minute, the text says only that the job was short.
-/// `host_name` is the host name of the node. `total_memory_bytes` is the memory of the node: the text contains this
-/// number instead of the memory that the job requested, which pjw does not know.
+/// `host_name` is the host name of the node. The memory of the job is the limit of its cgroup, which Slurm sets to the
+/// memory that the job requested. `total_memory_bytes` is the memory of the node, for a job without such a limit.
 #[must_use]
 pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) -> String {
     if report.wall_s.0 < MIN_WALL {
@@ -23,7 +23,7 @@ pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) 
         "cpus": ((held_pus(report).0 + 500) / 1000).max(u64::from(report.cores > 0)),
         "total_time": report.cpu_s,
         "used_memory": report.memory_peak.unwrap_or(0),
-        "total_memory": total_memory_bytes,
+        "total_memory": report.memory_limit.unwrap_or(total_memory_bytes),
     });
     let short_name = host_name.split('.').next().unwrap_or(host_name);
     let summary = json!({ "gpus": 0, "nodes": { short_name: node }, "total_time": report.wall_s.0 / 1000 });
@@ -120,6 +120,8 @@ mod tests {
         assert_eq!(summary(&resized)["nodes"]["n1"]["cpus"], 3, "held on average");
         let node = json!({ "cpus": 4, "total_time": 123.456, "used_memory": 4096, "total_memory": 1 << 30 });
         assert_eq!(summary(&report), json!({ "gpus": 0, "nodes": { "n1": node }, "total_time": 61 }));
+        let limited = Report { memory_limit: Some(8192), ..report };
+        assert_eq!(summary(&limited)["nodes"]["n1"]["total_memory"], 8192);
     }
 
     /// The summary in the line, as other programs decode it.

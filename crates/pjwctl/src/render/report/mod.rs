@@ -63,13 +63,7 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         add("leaving", format!("{attempts} to leave its cores, {repairs}"));
     }
     if let Some(bytes) = report.memory_peak {
-        let mebibytes = bytes.div_ceil(1 << 20);
-        let peak = match report.memory_peak_source.as_deref() {
-            Some("smaps") => format!("{mebibytes} MiB in the largest reading of its pages (PSS)"),
-            Some("rss") => format!("at most {mebibytes} MiB, with shared pages counted for each process (RSS)"),
-            _ => format!("{mebibytes} MiB at most"),
-        };
-        add("memory", peak);
+        add("memory", memory_text(report, bytes));
     }
     if let Some(permille) = report.shared_permille {
         let percent = text::percent_text(permille);
@@ -95,6 +89,18 @@ fn levels_text(report: &Report) -> String {
     });
     let first = texts.next().unwrap_or_default();
     texts.fold(first, |list, text| list + ", " + &text)
+}
+
+/// The largest memory use of the job, `bytes`, with how it was measured, and the limit.
+fn memory_text(report: &Report, bytes: u64) -> String {
+    let mebibytes = bytes.div_ceil(1 << 20);
+    let peak = match report.memory_peak_source.as_deref() {
+        Some("smaps") => format!("{mebibytes} MiB in the largest reading of its pages (PSS)"),
+        Some("rss") => format!("at most {mebibytes} MiB, with shared pages counted for each process (RSS)"),
+        _ => format!("{mebibytes} MiB at most"),
+    };
+    let limit = report.memory_limit.map(|bytes| format!(", of {} MiB that its cgroup allows", bytes >> 20));
+    peak + &limit.unwrap_or_default()
 }
 
 fn threads_text(report: &Report) -> String {

@@ -75,6 +75,20 @@ fn a_report_is_a_page_with_the_verdict_first() {
     ] {
         assert!(text.contains(line), "{text}");
     }
+    let read = Report { memory_peak_source: Some("smaps".into()), ..more.clone() };
+    let text = report_text(&read, &names(), TERMINAL);
+    assert!(text.contains("  memory      3 MiB in the largest reading of its pages (PSS)\n"), "{text}");
+    let estimated = Report { shared_source: Some("cgroup".into()), ..more };
+    let text = report_text(&estimated, &names(), TERMINAL);
+    assert!(
+        text.contains("  shared      about 91.1% of its anonymous memory, as last estimated\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_report_tells_the_use_over_time_the_serial_phases_and_how_memory_was_measured() {
+    let more = Report { serial_s: Thousandths(20_000), memory_peak: Some(3 << 20), ..report() };
     let level = |cpus, seconds: u64| UseLevel { cpus, seconds: Thousandths(seconds * 1000) };
     let over_time = Report {
         use_levels: vec![level(0, 20), level(1, 60), level(2, 1), level(4, 120)],
@@ -91,18 +105,12 @@ fn a_report_is_a_page_with_the_verdict_first() {
     ] {
         assert!(text.contains(line), "{text}");
     }
-    let read = Report { memory_peak_source: Some("smaps".into()), ..more.clone() };
-    let text = report_text(&read, &names(), TERMINAL);
-    assert!(text.contains("  memory      3 MiB in the largest reading of its pages (PSS)\n"), "{text}");
-    let counted = Report { memory_peak_source: Some("rss".into()), ..more.clone() };
+    let limited = Report { memory_limit: Some(4 << 20), ..more.clone() };
+    let text = report_text(&limited, &names(), TERMINAL);
+    assert!(text.contains("  memory      3 MiB at most, of 4 MiB that its cgroup allows\n"), "{text}");
+    let counted = Report { memory_peak_source: Some("rss".into()), ..more };
     let text = report_text(&counted, &names(), TERMINAL);
     assert!(text.contains("at most 3 MiB, with shared pages counted for each process (RSS)\n"), "{text}");
-    let estimated = Report { shared_source: Some("cgroup".into()), ..more };
-    let text = report_text(&estimated, &names(), TERMINAL);
-    assert!(
-        text.contains("  shared      about 91.1% of its anonymous memory, as last estimated\n"),
-        "{text}"
-    );
 }
 
 #[test]
