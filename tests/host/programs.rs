@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
@@ -13,7 +14,7 @@ use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
 use crate::mpi::first_and_second;
-use crate::processes::{Shell, has_own_core_each, has_two_cores, is_installed, mask, masks};
+use crate::processes::{KillOnDrop, Shell, has_own_core_each, has_two_cores, is_installed, mask, masks};
 
 /// Two threads that compute until they are killed. Each prints its thread id and its mask to a file of its own.
 const OPENMP: &str = r#"
@@ -174,21 +175,49 @@ fn mask_changes(daemon: &Daemon) -> Vec<String> {
         .collect()
 }
 
+/// The CPU time of a process, in ticks of 10 ms. `None` if the process has ended.
+fn run_ticks(tid: u32) -> Option<u64> {
+    let text = std::fs::read(format!("/proc/{tid}/stat")).ok()?;
+    pjw_linux::proc::procfs::parse_stat(&text).map(|stat| stat.run_ticks)
+}
+
 /// Waits until pjwd has seen these threads run for some time.
 fn wait_until_seen_busy(daemon: &Daemon, tids: &[u32]) {
-    let ticks = |tid: u32| {
-        let text = std::fs::read(format!("/proc/{tid}/stat")).ok()?;
-        pjw_linux::proc::procfs::parse_stat(&text).map(|stat| stat.run_ticks)
-    };
-    let before: Vec<Option<u64>> = tids.iter().map(|&tid| ticks(tid)).collect();
-    // 50 ticks of 10 ms: ten scans of the daemon.
+    let before: Vec<Option<u64>> = tids.iter().map(|&tid| run_ticks(tid)).collect();
+    // Ten scans of the daemon.
     wait_until("the threads have run for half a second", || {
-        tids.iter().zip(&before).all(|(&tid, before)| ticks(tid) >= before.map(|ticks| ticks + 50))
+        tids.iter().zip(&before).all(|(&tid, before)| run_ticks(tid) >= before.map(|ticks| ticks + 50))
     });
     wait_until("pjwd knows that they are busy", || {
         let hot = hot_threads(daemon);
         tids.iter().all(|tid| hot.contains(tid))
     });
+}
+
+/// The other tests scan twenty times as often. How long it takes is printed: other tests may keep the machine busy.
+#[test]
+fn with_the_default_interval_busy_threads_get_a_core_each_and_stay_there() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let mut shell = Shell::start();
+    let spinners = [(); 2].map(|()| KillOnDrop(shell.background("while :; do :; done")));
+    let pids = spinners.each_ref().map(|spinner| spinner.0);
+    daemon.assign("a", 2, &[&[shell.pid()], &pids[..]].concat()).unwrap();
+    let begun = Instant::now();
+    wait_until("each thread has a core for itself", || has_own_core_each(&pids));
+    println!("each thread had a core for itself after {} ms", begun.elapsed().as_millis());
+    let ticks = pids.map(run_ticks);
+    let (mut masks, mut moves) = (pids.map(mask), 0);
+    wait_until("each thread has run for ten seconds more", || {
+        let now = pids.map(mask);
+        moves += now.iter().zip(&masks).filter(|(now, before)| now != before).count();
+        masks = now;
+        pids.iter().zip(ticks).all(|(&pid, before)| run_ticks(pid) >= before.map(|ticks| ticks + 1000))
+    });
+    assert!(moves <= 2, "{moves} moves");
+    assert!(has_own_core_each(&pids), "{masks:?}");
 }
 
 fn check_workers_get_a_core_each(line: &str) {
@@ -206,6 +235,18 @@ fn openmp_threads_without_bindings_get_a_core_each() {
         return;
     };
     check_workers_get_a_core_each(&format!("OMP_PROC_BIND=false {} $DIR", program.display()));
+}
+
+/// As `mpirun --bind-to core -np 1` starts it: the threads inherit the mask of the process.
+#[test]
+fn openmp_threads_of_a_process_that_its_launcher_bound_to_one_pu_get_a_core_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = has_two_cores().then(|| compile(dir.path(), OPENMP, &["-fopenmp"])).flatten() else {
+        return;
+    };
+    let first_pu = r#"sed -n "s/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p" /proc/self/status"#;
+    let launcher = format!(r#"sh -c 'exec taskset -c "$({first_pu})" "$0" "$DIR"'"#);
+    check_workers_get_a_core_each(&format!("OMP_PROC_BIND=false {launcher} {}", program.display()));
 }
 
 #[test]

@@ -10,9 +10,10 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl report --last 20              the last 20 jobs, one line each\n  \
     pjwctl report slurm:4711 --jobstats  a line for Slurm's AdminComment, as jobstats writes it\n\n\
     The verdict is serial (fewer threads ran than the job had cores), oversubscribed (more threads wanted to run), bound \
-    (threads waited beside idle cores because their program had bound them), waiting (for something other than a core, or \
+    (threads waited beside idle cores because their program or its launcher had bound them), waiting (for something other than a core, or \
     for other programs on the job's cores) or fine. A job of less than ten seconds gets none. The report_keep newest reports \
-    are kept, also when pjwd is restarted.";
+    are kept, at most 768 KiB of them, also when pjwd is restarted. After a reboot they are there only if the state directory of \
+    pjwd (--state-dir) is on a disk: the default is in /run. Jobs that pjwd --release-all releases leave no report.";
 
 /// The command line options of `pjwctl report`, which shows how jobs that have ended used their cores.
 #[derive(Debug, Clone, Args)]
