@@ -107,10 +107,10 @@ check "nothing is lent" is_returned
 eventually "its processes are where they were, with their masks" is_back
 eventually "no cgroup of a borrower is left" no_borrower_left
 
-as alice sh -c 'trap "echo told >>told" WINCH; echo $$ >pid; while :; do :; done' >&2 &
-eventually "a program of a user begins" test -s /home/alice/pid
+pjwctl run --job noter --cores 8 --class besteffort -- setpriv --reuid=alice --regid=alice --clear-groups \
+    sh -c 'cd /home/alice; trap "echo told >>told" WINCH; echo $$ >pid; while :; do :; done' >&2 &
+eventually "a program of a user begins as a borrower" test -s /home/alice/pid
 noter=$(cat /home/alice/pid)
-check "it becomes a borrower" pjwctl assign noter --cores 8 --class besteffort --pid "$noter"
 eventually "cores of the unit are lent to it" is_lent
 touch /run/work
 echo >/run/web.pipe
