@@ -22,6 +22,18 @@ use super::{
 };
 use crate::sys::errno::{from_io, is_gone};
 
+/// The assumption for a cgroup whose state is unknown: populated, without limits.
+pub(crate) fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
+    let id = CgroupId { inode: 0, path: path.to_owned() };
+    Observed::Present(Cgroup {
+        id,
+        restricted_cpus: None,
+        populated: true,
+        cpuset: None,
+        usage: CgroupUsage::default(),
+    })
+}
+
 impl CgroupMounts {
     /// Reads the state of the cgroup at `cgroup_path`: whether it exists, whether it contains processes, its cpuset,
     /// its CPU time and its largest memory use. `cgroup_path` is as in `/proc/PID/cgroup`: relative to the root of

@@ -10,6 +10,7 @@ mod watch;
 
 pub(crate) use hierarchy::SUBTREE_CONTROL;
 pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
+pub(crate) use job_cgroup::assumed_cgroup;
 pub use memory::{CgroupMemory, MemoryControllerMount};
 pub use mounts::CgroupMounts;
 pub use peak::read_memory_peak;

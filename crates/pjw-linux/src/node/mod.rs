@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
-use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
+use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AffinityRequest, Cgroup, CgroupUsage, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
-    ProcessEvent, ProcessEventBatch, ProcessTimes, Snapshot,
+    AffinityRequest, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ProcessEvent,
+    ProcessEventBatch, ProcessTimes, Snapshot,
 };
 use pjw_core::{cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernels::HOTPLUG_DELAY};
 
 use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
-use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCgroupCache};
+use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCgroupCache, assumed_cgroup};
 use crate::cpuset::list_job_cpusets;
 pub use crate::cpuset::thaw_jobs;
 use crate::proc::events::{EventLoss, ProcEventSocket};
@@ -332,18 +332,6 @@ fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
         process.first_thread_mask.iter_mut().for_each(cut);
         process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.effective_mask));
     }
-}
-
-/// The assumption for a cgroup whose state is unknown: populated, without limits.
-fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
-    let id = CgroupId { inode: 0, path: path.to_owned() };
-    Observed::Present(Cgroup {
-        id,
-        restricted_cpus: None,
-        populated: true,
-        cpuset: None,
-        usage: CgroupUsage::default(),
-    })
 }
 
 impl MachineInterface for LinuxMachine {

@@ -5,11 +5,11 @@ use std::cell::Cell;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{ProcessId, StartTime, Tid, Uid};
-use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobRequest, Ownership, PriorityClass};
+use pjw_core::job::{EndCondition, Job, JobRequest, PriorityClass};
 use pjw_core::policy::LendingPolicy;
 use pjw_core::state::demand::Demand;
 use pjw_core::state::{Member, MemberThread};
-use pjw_core::testing::{job, regular_topology, set};
+use pjw_core::testing::{job, pjw_grant, regular_topology, set};
 use pjw_core::time::UnixMillis;
 use pjw_linux::bpf::TaskScanUnavailable;
 
@@ -119,16 +119,7 @@ fn of_class(id: &str, class: PriorityClass) -> Job {
 /// An owner `web` of two cores with one thread that has this demand, and a borrower without processes.
 fn state_with_owner(permille: u32, waiting_permille: u32) -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
-    let grant = Grant {
-        cpus: set("0-1"),
-        granted_by: GrantedBy::Warden,
-        is_shared: false,
-        may_split_cores: false,
-        granted_at: Nanos(0),
-        reasons: Vec::new(),
-        second_best: String::new(),
-        ownership: Ownership::Owned,
-    };
+    let grant = pjw_grant(set("0-1"));
     state.jobs.insert(Job { grant: Some(grant), ..of_class("web", PriorityClass::Guaranteed) });
     state.jobs.insert(of_class("batch", PriorityClass::Besteffort));
     let mut demand = Demand::default();
