@@ -104,12 +104,13 @@ fn the_report_of_a_job_has_the_shared_part_of_its_memory_if_that_was_read() {
 
 #[test]
 fn the_report_of_a_job_has_its_memory_although_nobody_asked() {
-    let shell = Shell::start();
+    let mut shell = Shell::start();
+    let busy = KillOnDrop(shell.background("while :; do :; done"));
     let daemon = Daemon::start("");
     // A release that comes a moment after the reading has begun may be faster than the reading. Then again.
     let report = wait_for("a report with the memory of the job", || {
         let before = reader_runs(&daemon).unwrap_or(0);
-        daemon.assign("a", 1, &[shell.pid()]).unwrap();
+        daemon.assign("a", 1, &[shell.pid(), busy.0]).unwrap();
         wait_until("a reading without a request", || reader_runs(&daemon).unwrap_or(0) > before);
         daemon.release("a").unwrap();
         let output = daemon.pjwctl(&["report", &daemon.job_id("a"), "--json"]);

@@ -162,7 +162,8 @@ fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &Cp
 }
 
 /// The processes with more hot threads than the PUs to which they are bound, if all threads of the process have this same
-/// binding. A thread whose mask was not read yet may have another one.
+/// binding, and it lies in one core: launchers bind a process to one core by default. A binding to several cores was chosen. A
+/// thread whose mask was not read yet may have another one.
 fn processes_with_one_binding(
     state: &WardenState,
     plans: &[ThreadPlan<'_>],
@@ -178,7 +179,11 @@ fn processes_with_one_binding(
             entry.is_some_and(|entry| state.own_mask(grant, plan.member, entry) == plan.own)
         })
     };
-    hot.retain(|_, (plan, count)| *count > plan.own.len() && has_one_binding(plan));
+    let is_in_one_core =
+        |own: &CpuSet| own.first().is_some_and(|first| own.is_subset(&state.topology.core_cpus(first)));
+    hot.retain(|_, (plan, count)| {
+        *count > plan.own.len() && is_in_one_core(&plan.own) && has_one_binding(plan)
+    });
     hot.into_keys().collect()
 }
 

@@ -76,6 +76,7 @@ impl JobRecorder {
             let _ = self.outbox.send(Message::MemoryWasRead { job, since, figures });
         }
         if reading.kind == ReadingKind::Counters {
+            self.records.borrow_mut().forget_old_shortage(&self.id, reading.at.since_boot);
             return Arc::new(reading);
         }
         self.records.borrow_mut().add(&self.id, &self.since, reading)

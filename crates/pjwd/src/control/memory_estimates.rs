@@ -1,8 +1,8 @@
 //! The regular estimates of the memory of jobs, for their reports and for the warning before the memory runs out.
 //!
 //! An estimate reads counters of the kernel, and no pages except those of small jobs. A job that runs is estimated once a
-//! minute. The time between two estimates of a job without busy threads doubles, up to 16 minutes. A pause after each
-//! estimate keeps all of them together within the CPU budget of the readings without a request (`memory.budget_permille`).
+//! minute. A job without busy threads is estimated every 16 minutes. A pause after each estimate keeps all of them together
+//! within the CPU budget of the readings without a request (`memory.budget_permille`).
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use super::server::ControlService;
 use crate::memory::reading::ReadingKind;
 use crate::memory::turns::TurnOwner;
 
-/// The age of a job at its first estimate. A shorter job has no verdict either.
+/// The time from the first busy thread of a job to its first estimate. A shorter job has no verdict either.
 const FIRST_AGE: Duration = Duration::from_secs(10);
 /// The time between two estimates of a job that runs.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -40,8 +40,10 @@ struct JobSchedule {
     since: String,
     next: Instant,
     interval: Duration,
-    /// Whether a thread was busy at a look since the last estimate.
+    /// Whether a thread was busy at a look since the last estimate, or since the job began.
     was_busy: bool,
+    /// Whether the job was never estimated.
+    is_new: bool,
 }
 
 impl EstimateSchedule {
@@ -59,24 +61,24 @@ impl EstimateSchedule {
         for job in jobs.iter().filter(|job| job.processes > 0) {
             let new = || JobSchedule {
                 since: job.since.clone(),
-                next: now + FIRST_AGE,
-                interval: INTERVAL,
-                was_busy: true,
+                next: now + MAX_INTERVAL,
+                interval: MAX_INTERVAL,
+                was_busy: false,
+                is_new: true,
             };
             let mut schedule =
                 known.remove(&job.id).filter(|schedule| schedule.since == job.since).unwrap_or_else(new);
             let is_busy = job.hot > 0 || is_warned(&job.id);
             schedule.was_busy |= is_busy;
             if schedule.was_busy && schedule.interval > INTERVAL {
-                schedule.next = schedule.next.min(now + INTERVAL);
+                schedule.next = schedule.next.min(now + if schedule.is_new { FIRST_AGE } else { INTERVAL });
                 schedule.interval = INTERVAL;
             }
             if now >= schedule.next {
                 due.push(job.id.clone());
-                let doubled = (schedule.interval * 2).min(MAX_INTERVAL);
-                schedule.interval = if schedule.was_busy { INTERVAL } else { doubled };
+                schedule.interval = if schedule.was_busy { INTERVAL } else { MAX_INTERVAL };
                 schedule.next = now + schedule.interval;
-                schedule.was_busy = is_busy;
+                (schedule.was_busy, schedule.is_new) = (is_busy, false);
             }
             self.jobs.insert(job.id.clone(), schedule);
         }
@@ -85,8 +87,8 @@ impl EstimateSchedule {
 }
 
 impl ControlService {
-    /// Estimates the memory use of each job from counters of the kernel: when the job is ten seconds old, and then once a
-    /// minute, or more rarely if no thread of the job is busy. Stores the results for the report on the job, and sends a
+    /// Estimates the memory use of each job from counters of the kernel: ten seconds after one of its threads became busy, and
+    /// then once a minute, or every 16 minutes if no thread of the job is busy. Stores the results for the report on the job, and sends a
     /// warning to the event loop if the memory of a job will probably run out. Pauses after each job, so that the estimates
     /// use at most the configured share of one PU (`memory.budget_permille`). Runs until the future is dropped, or the event
     /// loop has ended.
@@ -161,8 +163,13 @@ mod tests {
 
     #[test]
     fn a_job_without_busy_threads_is_estimated_more_rarely_until_it_runs_again() {
-        assert_eq!(due_seconds(3000, |_| 0), [10, 70, 190, 430, 910, 1870, 2830], "from one minute to 16");
-        assert_eq!(due_seconds(1100, |second| u32::from(second == 1000)), [10, 70, 190, 430, 910, 1060]);
+        assert_eq!(due_seconds(3000, |_| 0), [960, 1920, 2880]);
+        assert_eq!(due_seconds(1200, |second| u32::from(second == 1000)), [960, 1060, 1120]);
+        assert_eq!(
+            due_seconds(200, |second| u32::from(second == 100)),
+            [110],
+            "ten seconds after it began to run"
+        );
     }
 
     #[test]

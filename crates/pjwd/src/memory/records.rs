@@ -66,11 +66,31 @@ impl JobRecord {
         });
         let known = if is_estimate { &mut self.estimated_workers } else { &mut self.workers };
         push_bounded(known, workers);
-        if !is_estimate || !is_known {
+        if !is_estimate {
             self.shortage = predict_memory_shortage(known.make_contiguous(), available);
+        } else if !is_known {
+            // Estimates come without a request, also while a job still loads its data: only workers that grow for longer count.
+            let is_enough = workers.workers > 1 && known.len() >= MIN_ESTIMATES;
+            let known = known.make_contiguous();
+            self.shortage = is_enough.then(|| predict_memory_shortage(known, available)).flatten();
+        }
+    }
+
+    /// Forgets a prediction if the last reading from which one may follow is older than [`MAX_SHORTAGE_AGE`].
+    fn forget_old_shortage(&mut self, now: Nanos) {
+        let last =
+            self.workers.back().into_iter().chain(self.estimated_workers.back()).map(|workers| workers.at.0);
+        let age = last.max().map(|last| Duration::from_nanos(now.0.saturating_sub(last)));
+        if age.is_some_and(|age| age > MAX_SHORTAGE_AGE) {
+            self.shortage = None;
         }
     }
 }
+
+/// The number of estimates from which a prediction follows.
+const MIN_ESTIMATES: usize = 3;
+/// The time for which a prediction is kept without another reading from which one may follow.
+const MAX_SHORTAGE_AGE: Duration = Duration::from_secs(20 * 60);
 
 /// The stored measurements of the memory use of each job: the latest full results, a history of summaries, and the
 /// prediction of a memory shortage.
@@ -115,6 +135,8 @@ impl MemoryRecords {
         }
         if let Some(workers) = reading.workers {
             record.predict(workers, reading.kind, reading.available);
+        } else {
+            record.forget_old_shortage(reading.at.since_boot);
         }
         let reading = Arc::new(reading);
         record.latest.insert(reading.kind, Arc::clone(&reading));
@@ -188,6 +210,14 @@ impl MemoryRecords {
     #[must_use]
     pub fn shortage_warnings(&self) -> Vec<Warning> {
         self.jobs.keys().filter_map(|job| self.shortage_warning(job)).collect()
+    }
+
+    /// Forgets the predicted memory shortage of the job `job` if the measurements from which it follows are more than 20
+    /// minutes old. Must be called after a measurement that was not added. `now` is the current time in ns since boot.
+    pub fn forget_old_shortage(&mut self, job: &JobId, now: Nanos) {
+        if let Some(record) = self.jobs.get_mut(job) {
+            record.forget_old_shortage(now);
+        }
     }
 
     /// Returns the ids of the jobs with at least one stored measurement of their memory use.
@@ -354,11 +384,13 @@ mod tests {
         records.add(&job(), "12:00", estimate(0, 4 * GIB));
         assert!(!is_warned(&records));
         records.add(&job(), "12:00", estimate(60, 5 * GIB));
+        assert!(!is_warned(&records), "a job may load its data for a minute");
+        records.add(&job(), "12:00", estimate(80, 6 * GIB));
         assert!(is_warned(&records));
         // The pages tell another amount: the two kinds are not compared with each other.
         records.add(&job(), "12:00", reading(90, GIB, 2 * GIB));
         assert!(!is_warned(&records));
-        records.add(&job(), "12:00", estimate(120, 6 * GIB));
+        records.add(&job(), "12:00", estimate(120, 7 * GIB));
         assert!(!is_warned(&records), "the pages were read half a minute ago");
         records.add(&job(), "12:00", estimate(400, 10 * GIB));
         assert!(is_warned(&records));

@@ -140,6 +140,10 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
         existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, lifetime, draft.now.wall_clock));
     job.owner = owner;
     job.request = Some(request);
+    if job.was_released {
+        // The time names the run in reports.
+        job.detected_at = draft.now.wall_clock;
+    }
     job.was_released = false;
     // `launched` allows a move from any cgroup. This holds for processes of `pjwctl run` only, not for
     // processes that join later.
