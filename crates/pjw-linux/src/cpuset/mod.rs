@@ -41,8 +41,11 @@ pub(crate) fn apply_change(
 ) -> CpusetOutcome {
     let bound = unrelated_threads.record_bound(context, change);
     let outcome = try_change(context, change);
+    if !matches!(outcome, CpusetOutcome::Done { .. }) {
+        unrelated_threads.note_refused(change);
+    }
     if let Some(job_cpuset) = changed_cpuset(change) {
-        unrelated_threads.restore(context, bound, &job_cpuset.path);
+        unrelated_threads.restore(context, bound, core::slice::from_ref(&job_cpuset.path));
     }
     outcome
 }

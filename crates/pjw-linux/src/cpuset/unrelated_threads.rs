@@ -30,8 +30,8 @@ pub(crate) struct UnrelatedThreads {
     pending: Vec<BoundThread>,
     /// The partitions: the PUs of each, by the path of its cgroup. A restarted warden knows a partition from its end on.
     partitions: BTreeMap<String, CpuSet>,
-    /// The partition that ended last, while the kernel may still change masks because of that.
-    ended: Option<EndedPartition>,
+    /// The partitions that ended, while the kernel may still change masks because of that.
+    ended: Vec<EndedPartition>,
 }
 
 /// A partition that has ended, or that ends because its cgroup was removed.
@@ -57,6 +57,8 @@ pub(super) struct BoundThread {
     pub(super) mask: CpuSet,
     /// The effective mask after the restore: a part of `mask`, if not all its PUs are available.
     pub(super) effective: CpuSet,
+    /// Whether a partition took PUs of `mask`.
+    pub(super) is_displaced: bool,
 }
 
 /// Whether a change affects cgroups that the warden does not manage.
@@ -80,7 +82,7 @@ impl UnrelatedThreads {
     /// `affinity_persists`: whether affinity survives cpuset writes, as in
     /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
     pub(crate) fn new(affinity_persists: bool) -> Self {
-        Self { affinity_persists, pending: Vec::new(), partitions: BTreeMap::new(), ended: None }
+        Self { affinity_persists, pending: Vec::new(), partitions: BTreeMap::new(), ended: Vec::new() }
     }
 
     /// The threads with masks of their own that the change would affect. Empty if it affects none.
@@ -115,24 +117,30 @@ impl UnrelatedThreads {
     pub(crate) fn note_ended(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
             let until = Instant::now() + REMOVAL_DELAY;
-            self.ended = Some(EndedPartition { path: path.to_owned(), cpus, until });
+            self.ended.push(EndedPartition { path: path.to_owned(), cpus, until });
         }
     }
 
     /// Restores the pending masks after a partition has ended. The kernel may replace a restored mask until it has ended
     /// the partition, so the masks stay pending for that time.
     pub(crate) fn restore_after_end(&mut self, context: &mut CpusetContext<'_>) {
-        let Some(ended) = &self.ended else { return };
-        let (path, is_last) = (ended.path.clone(), ended.until <= Instant::now());
-        let pending = self.still_pending(context, &mut EffectiveCpus::new());
-        if is_last {
-            self.ended = None;
+        if self.ended.is_empty() {
+            return;
         }
-        self.restore(context, pending, &path);
+        let paths: Vec<String> = self.ended.iter().map(|ended| ended.path.clone()).collect();
+        let pending = self.still_pending(context, &mut EffectiveCpus::new());
+        let now = Instant::now();
+        self.ended.retain(|ended| ended.until > now);
+        self.restore(context, pending, &paths);
     }
 
-    /// Restores the recorded masks. Except threads in the changed cpuset, at `path`: their masks are planned.
-    pub(super) fn restore(&mut self, context: &mut CpusetContext<'_>, bound: Vec<BoundThread>, path: &str) {
+    /// Restores the recorded masks. Except threads in the changed cpusets, at `paths`: their masks are planned.
+    pub(super) fn restore(
+        &mut self,
+        context: &mut CpusetContext<'_>,
+        bound: Vec<BoundThread>,
+        paths: &[String],
+    ) {
         if bound.is_empty() {
             return;
         }
@@ -140,10 +148,10 @@ impl UnrelatedThreads {
         let mut cache = EffectiveCpus::new();
         let partitions = self.partitions();
         // The kernel may reset a restored mask once more.
-        let all_stay_pending = self.ended.is_some();
-        for BoundThread { pid, tid, start, mask, effective } in bound {
+        let is_ending = !self.ended.is_empty();
+        for BoundThread { pid, tid, start, mask, effective, is_displaced } in bound {
             let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
-            if is_cgroup_within(&current, path) {
+            if paths.iter().any(|path| is_cgroup_within(&current, path)) {
                 continue;
             }
             let mut effective = effective;
@@ -157,8 +165,9 @@ impl UnrelatedThreads {
                 }
                 effective = affinity::get_mask(tid).unwrap_or_default();
             }
-            if effective != mask || all_stay_pending {
-                self.pending.push(BoundThread { pid, tid, start, mask, effective });
+            let is_displaced = is_displaced || effective != mask;
+            if effective != mask || (is_ending && is_displaced) {
+                self.pending.push(BoundThread { pid, tid, start, mask, effective, is_displaced });
             }
         }
     }
@@ -183,7 +192,8 @@ impl UnrelatedThreads {
                 };
                 let cpuset = effective_cached(context.hierarchy, &mut cache, path);
                 if !is_reset_mask(&mask, cpuset, &partitions) {
-                    bound.push(BoundThread { pid, tid, start: stat.start, effective: mask.clone(), mask });
+                    let (start, effective) = (stat.start, mask.clone());
+                    bound.push(BoundThread { pid, tid, start, effective, mask, is_displaced: false });
                 }
             }
         }
@@ -208,7 +218,14 @@ impl UnrelatedThreads {
         pending
     }
 
-    /// The PUs of each partition, also of the one that ended last.
+    /// Notes that a change was not made. A partition that the kernel refused takes no PUs.
+    pub(super) fn note_refused(&mut self, change: &CpusetChange) {
+        if let CpusetChange::Create { job_cpuset, .. } = change {
+            self.partitions.remove(&job_cpuset.path);
+        }
+    }
+
+    /// The PUs of each partition, also of those that ended.
     fn partitions(&self) -> Vec<CpuSet> {
         let ended = self.ended.iter().map(|ended| &ended.cpus);
         self.partitions.values().chain(ended).cloned().collect()

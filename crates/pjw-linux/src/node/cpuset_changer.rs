@@ -157,9 +157,13 @@ impl CpusetChanger {
         hierarchy: &CpusetMount,
         max_wait: Duration,
     ) -> CpusetOutcome {
-        if !self.affinity_persists
-            && !matches!(&action.change, CpusetChange::MoveIn { .. } | CpusetChange::MoveBack { .. })
-        {
+        let ends_partition = match &action.change {
+            CpusetChange::RemoveLimits { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
+                job_cpuset.spec.isolated
+            }
+            _ => false,
+        };
+        if !self.affinity_persists && ends_partition {
             self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
         }
         match &mut self.worker {

@@ -10,7 +10,14 @@ fn bound(fixture: &mut Fixture, process: ProcessId, mask: &CpuSet) -> Vec<BoundT
     let tids = fixture.proc.tids(process.pid).unwrap();
     let bound = |tid| {
         let start = fixture.proc.thread_stat(process.pid, tid).unwrap().start;
-        BoundThread { pid: process.pid, tid, start, mask: mask.clone(), effective: mask.clone() }
+        BoundThread {
+            pid: process.pid,
+            tid,
+            start,
+            mask: mask.clone(),
+            effective: mask.clone(),
+            is_displaced: false,
+        }
     };
     tids.into_iter().map(bound).collect()
 }
@@ -22,7 +29,7 @@ fn before(fixture: &mut Fixture, change: &CpusetChange) -> Vec<BoundThread> {
 
 fn put_back(fixture: &mut Fixture, bound: Vec<BoundThread>) {
     let (mut context, unrelated_threads) = fixture.context();
-    unrelated_threads.restore(&mut context, bound, "/pjw/other");
+    unrelated_threads.restore(&mut context, bound, &["/pjw/other".to_owned()]);
 }
 
 #[test]
