@@ -88,7 +88,8 @@ fn continue_search(draft: &mut Draft<'_>) {
         add_found(draft, pid, mask);
     }
     if draft.full {
-        draft.state.unknown_masks.note_full_scan();
+        let unreadable = draft.state.unknown_masks.note_full_scan();
+        unreadable.into_iter().for_each(|pid| add_first_thread(draft, pid));
     }
     let Some(ended) = draft.state.unknown_masks.end_search() else { return };
     ended.children.into_iter().for_each(|pid| find_descendant(draft, pid, true));
@@ -102,6 +103,15 @@ fn continue_search(draft: &mut Draft<'_>) {
     // The search may have read cgroups of other processes than those of jobs.
     let of_jobs = draft.state.job_cgroup_paths();
     draft.state.cgroups.retain(|path, _| of_jobs.contains(path));
+}
+
+/// Adds the mask of the first thread of a process outside of all jobs whose threads can't be read, if it lacks an online PU.
+fn add_first_thread(draft: &mut Draft<'_>, pid: Pid) {
+    let online = draft.state.pool.online_cpus();
+    let process = draft.state.process(pid).filter(|_| draft.state.tracked(pid).is_none());
+    let mask = process.and_then(|process| process.first_thread_mask.clone());
+    let first_thread = mask.filter(|mask| !online.is_subset(mask));
+    add_found(draft, pid, UnknownMask { first_thread, other_threads: BTreeSet::new() });
 }
 
 /// Whether the search must read the threads of a process: of a process in a job whose records were lost, and of any other process

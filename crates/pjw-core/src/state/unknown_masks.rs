@@ -184,13 +184,14 @@ impl UnknownMasks {
     }
 
     /// Counts a full scan of the search. After [`MAX_SEARCH_SCANS`], the search ends without the processes that could not be
-    /// read: while a search is pending, each rescan is a full one.
-    pub(crate) fn note_full_scan(&mut self) {
-        if let Search::Running { choice: Some(choice), .. } = &mut self.search {
-            choice.full_scans += 1;
-            if choice.full_scans > MAX_SEARCH_SCANS {
-                choice.unread.clear();
-            }
+    /// read: while a search is pending, each rescan is a full one. Returns these processes.
+    pub(crate) fn note_full_scan(&mut self) -> BTreeSet<Pid> {
+        let Search::Running { choice: Some(choice), .. } = &mut self.search else { return BTreeSet::new() };
+        choice.full_scans += 1;
+        if choice.full_scans > MAX_SEARCH_SCANS {
+            core::mem::take(&mut choice.unread)
+        } else {
+            BTreeSet::new()
         }
     }
 
@@ -305,9 +306,9 @@ mod tests {
         masks.request_search();
         let _ = masks.begin_search(BTreeSet::new);
         masks.choose(BTreeSet::from([Pid(7)]), Nanos(1));
-        for _ in 0..=MAX_SEARCH_SCANS {
+        for scan in 0..=MAX_SEARCH_SCANS {
             assert!(masks.end_search().is_none());
-            masks.note_full_scan();
+            assert_eq!(masks.note_full_scan().contains(&Pid(7)), scan == MAX_SEARCH_SCANS);
         }
         assert!(masks.end_search().is_some() && !masks.is_search_pending());
     }

@@ -381,6 +381,7 @@ impl OwnerCpuSampler {
             (matches!(self.monitor, Monitor::Unavailable { .. }), false);
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
+            let own_cpus = grant.cpus.clone();
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
             let lent = lent_cores(state, &grant.cpus, &run_times);
             let has_smt = grant.cpus.len() > core_count as usize;
@@ -401,7 +402,11 @@ impl OwnerCpuSampler {
             let (used, runs_on) = owner.core_use.add(&sample);
             // The last scan may be a second old, so what it shows of an owner that is idle now is over.
             let is_idle = owner.core_use.is_idle();
-            let used = if is_idle { used } else { used.max(wanted_by_waiting_threads(state, &id, has_smt)) };
+            let used = if is_idle {
+                used
+            } else {
+                used.max(wanted_by_waiting_threads(state, &id, &own_cpus, has_smt))
+            };
             trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
         }
@@ -409,10 +414,13 @@ impl OwnerCpuSampler {
     }
 }
 
-/// The number of cores that those threads of an owner want that wait for other programs, as of the last scan.
-fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, has_smt: bool) -> u32 {
+/// The number of cores that those threads of an owner want that wait for other programs, as of the last scan. The owner has the
+/// PUs `own_cpus`.
+fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, own_cpus: &CpuSet, has_smt: bool) -> u32 {
     let threads = state.members_of(owner).flat_map(|member| member.threads.values());
-    cores_wanted_by_waiting_threads(threads.map(|thread| thread.demand), has_smt)
+    let threads = threads.map(|thread| (thread.demand, &thread.effective_mask));
+    let count_cores = |cpus: &CpuSet| state.topology.overlapping_core_count(&cpus.intersection(own_cpus));
+    cores_wanted_by_waiting_threads(threads, count_cores, has_smt)
 }
 
 /// Loads the BPF program that reports the lent PUs on which threads of their owner run.

@@ -249,15 +249,27 @@ impl CoreUse {
 
 /// Returns the number of cores that the threads of an owner (a job whose idle cores may be lent) want which wait for other
 /// programs. Such a thread is hot and waits on a run queue for at least a tenth of the time. What a thread wants is the time
-/// for which it runs or waits. `demands` has the demands of all threads of the owner, as of the last scan. `has_smt` says
-/// whether the cores of the owner have more than one PU each.
+/// for which it runs or waits. All of them want at most the cores that their masks have: threads that are bound to one core wait
+/// for one another there, and not for other programs. `threads` has the demand and the mask of each thread of the owner, as of
+/// the last scan. `count_cores` counts the cores of the owner that have a PU of a set. `has_smt` says whether these cores have
+/// more than one PU each.
 ///
 /// The CPU time alone does not show this demand: beside one other program on its core, a thread that always wants to run
 /// uses half of the core.
-pub fn cores_wanted_by_waiting_threads(demands: impl Iterator<Item = Demand>, has_smt: bool) -> u32 {
-    let waiting = demands.filter(|demand| demand.is_hot && demand.waiting_permille >= MIN_WAITING_PERMILLE);
-    let wanted: Millionths = waiting.map(|demand| u64::from(demand.permille) * ONE_CORE / 1000).sum();
-    cores_in_use(wanted, if has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU })
+pub fn cores_wanted_by_waiting_threads<'a>(
+    threads: impl Iterator<Item = (Demand, &'a CpuSet)>,
+    count_cores: impl Fn(&CpuSet) -> u32,
+    has_smt: bool,
+) -> u32 {
+    let is_waiting = |demand: &Demand| demand.is_hot && demand.waiting_permille >= MIN_WAITING_PERMILLE;
+    let mut wanted: Millionths = 0;
+    let mut within = CpuSet::new();
+    for (demand, mask) in threads.filter(|(demand, _)| is_waiting(demand)) {
+        wanted += u64::from(demand.permille) * ONE_CORE / 1000;
+        within = within.union(mask);
+    }
+    let cores = cores_in_use(wanted, if has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU });
+    if cores == 0 { 0 } else { cores.min(count_cores(&within)) }
 }
 
 /// The number of cores in use, if the use is on as few cores as possible.
@@ -453,9 +465,17 @@ mod tests {
                 (permille, waiting_permille, permille >= 600);
             demand
         };
-        let wanted = |demands: &[(u32, u32)], has_smt| {
-            cores_wanted_by_waiting_threads(demands.iter().map(|&(all, waits)| demand(all, waits)), has_smt)
+        let wanted_on = |cores: u32, demands: &[(u32, u32)], has_smt| {
+            let mask = set("0-7");
+            let threads = demands.iter().map(|&(all, waits)| (demand(all, waits), &mask));
+            cores_wanted_by_waiting_threads(threads, |_| cores, has_smt)
         };
+        let wanted = |demands: &[(u32, u32)], has_smt| wanted_on(8, demands, has_smt);
+        assert_eq!(
+            wanted_on(1, &[(1000, 750); 4], false),
+            1,
+            "they are bound to one core and wait for one another"
+        );
         assert_eq!(wanted(&[(1000, 500)], false), 1, "it shares its core with another program");
         assert_eq!(wanted(&[(1000, 500), (950, 300), (300, 290)], false), 2, "the third thread is not hot");
         assert_eq!(wanted(&[(1000, 50)], false), 0, "its CPU time shows its demand");
