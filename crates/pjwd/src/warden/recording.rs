@@ -48,8 +48,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Stores the reports of the jobs that end by a decision, and then writes its records. If the records can't be
-    /// written and the decision is rolled back, removes the reports again. Where no space is reserved for the records of a
-    /// decision that can be rolled back, the records come first: on a full disk, a report would replace earlier reports.
+    /// written and the decision is rolled back, removes the reports again.
     ///
     /// # Errors
     /// If the journal can't be written.
@@ -59,16 +58,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         reports: &[JobReport],
         is_rolled_back: bool,
     ) -> Result<(), J::Fault> {
-        if reports.is_empty() {
-            return self.write_records(records);
-        }
-        if is_rolled_back {
-            self.write_records(records)?;
+        if !reports.is_empty() {
             self.journal.store_reports(reports);
-            return Ok(());
         }
-        self.journal.store_reports(reports);
-        self.write_records(records)
+        let written = self.write_records(records);
+        if written.is_err() && is_rolled_back && !reports.is_empty() {
+            self.journal.withdraw_reports(reports);
+        }
+        written
     }
 
     /// Writes the records of a decision to the journal. If an earlier write failed or another program removed
