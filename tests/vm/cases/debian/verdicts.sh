@@ -13,7 +13,6 @@ case $1 in
     serial) spin 1 18 ;;
     late-serial) spin 2 4; spin 1 24 ;;
     crowded) spin 8 18 ;;
-    bound) spin 4 18 ;;
     asleep) spin 1 1; sleep 20 ;;
     good | displaced | other) spin 2 18 ;;
 esac
@@ -37,11 +36,9 @@ time_limit=120
 start_pjw 'affinity = "respect"'
 run serial 2
 run crowded 1
-# The first CPU of the job: the list is such as 2-3,10-11.
-run bound 2 bash -c 'exec taskset -c "${PJW_CPUS%%[-,]*}" "$@"' bash
 run asleep 1
 run good 1
-for name in serial crowded bound asleep good; do
+for name in serial crowded asleep good; do
     eventually "the job $name leaves a report" has_report $name
 done
 check "fewer threads than cores are serial" [ "$(told serial verdict)" = serial ]
@@ -49,8 +46,6 @@ check "with the cores to ask for" advises serial 'ask for `--cores 1`'
 check "more threads than CPUs are oversubscribed" [ "$(told crowded verdict)" = oversubscribed ]
 check "with their number and the one to set" advises crowded "8 threads want to run on 1 core: set OMP_NUM_THREADS=1"
 check "and the cores to ask for" advises crowded 'ask for `--cores 4`'
-check "threads on one CPU of four are bound" [ "$(told bound verdict)" = bound ]
-check "with the options of launchers" advises bound "OMP_PROC_BIND=false, mpirun --bind-to none"
 check "a job that sleeps is waiting" [ "$(told asleep verdict)" = waiting ]
 check "for something else than its core" advises asleep "not for its core"
 check "a job that uses its cores is fine" [ "$(told good verdict)" = fine ]
