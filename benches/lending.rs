@@ -82,9 +82,9 @@ impl Separation {
     }
 }
 
-/// One run.
+/// The results of one run, or their medians.
 #[derive(Debug, Clone)]
-struct Run {
+struct Measures {
     answers_per_s: f64,
     p50_us: f64,
     p99_us: f64,
@@ -93,6 +93,12 @@ struct Run {
     phases_per_s: f64,
     /// The share of the core time that the server left and the batch program used.
     harvested: f64,
+}
+
+/// One run.
+#[derive(Debug, Clone)]
+struct Run {
+    measures: Measures,
     server_over_time: Vec<f64>,
     batch_over_time: Vec<f64>,
 }
@@ -141,7 +147,8 @@ fn report(runs: &Runs) -> anyhow::Result<()> {
         "{:<28}{:>11}{:>9}{:>9}{:>10}{:>12}{:>11}",
         "", "answers/s", "p50 us", "p99 us", "p99.9 us", "batch/s", "idle used"
     ))?;
-    for Row { name, answers_per_s, p50_us, p99_us, p999_us, phases_per_s, harvested } in &rows {
+    for Row { name, medians } in &rows {
+        let Measures { answers_per_s, p50_us, p99_us, p999_us, phases_per_s, harvested } = medians;
         print_line(&format!(
             "{name:<28}{answers_per_s:>11.0}{p50_us:>9.0}{p99_us:>9.0}{p999_us:>10.0}{phases_per_s:>12.0}{:>10.0}%",
             100.0 * harvested,
@@ -159,26 +166,23 @@ fn report(runs: &Runs) -> anyhow::Result<()> {
 /// The medians of the runs of one separation.
 struct Row {
     name: &'static str,
-    answers_per_s: f64,
-    p50_us: f64,
-    p99_us: f64,
-    p999_us: f64,
-    phases_per_s: f64,
-    harvested: f64,
+    medians: Measures,
 }
 
 /// `None` if the separation was skipped.
 fn row(runs: &Runs, at: usize) -> Option<Row> {
-    let of = |value: fn(&Run) -> f64| median(&runs[at].iter().map(value).collect::<Vec<f64>>());
-    Some(Row {
-        name: SEPARATIONS[at].name(),
+    let of = |value: fn(&Measures) -> f64| {
+        median(&runs[at].iter().map(|run| value(&run.measures)).collect::<Vec<f64>>())
+    };
+    let medians = Measures {
         answers_per_s: of(|run| run.answers_per_s)?,
         p50_us: of(|run| run.p50_us)?,
         p99_us: of(|run| run.p99_us)?,
         p999_us: of(|run| run.p999_us)?,
         phases_per_s: of(|run| run.phases_per_s)?,
         harvested: of(|run| run.harvested)?,
-    })
+    };
+    Some(Row { name: SEPARATIONS[at].name(), medians })
 }
 
 /// The figures of all separations, beside the server alone, and of the batch program beside the run without separation.
@@ -186,20 +190,21 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
     let of = |separation: Separation| rows.iter().find(|row| row.name == separation.name());
     let Some(alone) = of(Separation::Alone) else { return Vec::new() };
     let mut figures = Vec::new();
-    for row in rows.iter().filter(|row| row.name != alone.name) {
+    for Row { name, medians } in rows.iter().filter(|row| row.name != alone.name) {
         for (what, value, unit, peer) in [
-            ("server p50", row.p50_us, "us", alone.p50_us),
-            ("server p99", row.p99_us, "us", alone.p99_us),
-            ("server p99.9", row.p999_us, "us", alone.p999_us),
-            ("server throughput", row.answers_per_s, "1/s", alone.answers_per_s),
+            ("server p50", medians.p50_us, "us", alone.medians.p50_us),
+            ("server p99", medians.p99_us, "us", alone.medians.p99_us),
+            ("server p99.9", medians.p999_us, "us", alone.medians.p999_us),
+            ("server throughput", medians.answers_per_s, "1/s", alone.medians.answers_per_s),
         ] {
-            figures.push(Figure::new(&format!("{what}, {}", row.name), value, unit, alone.name, peer));
+            figures.push(Figure::new(&format!("{what}, {name}"), value, unit, alone.name, peer));
         }
-        let used = format!("idle core time used, {}", row.name);
-        figures.push(Figure::new(&used, row.harvested, "share", "all of it", 1.0));
-        let Some(nothing) = of(Separation::Nothing).filter(|_| row.phases_per_s > 0.0) else { continue };
-        let batch = format!("batch throughput, {}", row.name);
-        figures.push(Figure::new(&batch, row.phases_per_s, "1/s", nothing.name, nothing.phases_per_s));
+        let used = format!("idle core time used, {name}");
+        figures.push(Figure::new(&used, medians.harvested, "share", "all of it", 1.0));
+        let phases = medians.phases_per_s;
+        let Some(nothing) = of(Separation::Nothing).filter(|_| phases > 0.0) else { continue };
+        let batch = format!("batch throughput, {name}");
+        figures.push(Figure::new(&batch, phases, "1/s", nothing.name, nothing.medians.phases_per_s));
     }
     figures
 }
@@ -210,7 +215,7 @@ fn spread(runs: &Runs) -> anyhow::Result<Option<Figure>> {
     let p99s = |separations: &[Separation]| -> Vec<f64> {
         let of = |separation: &Separation| SEPARATIONS.iter().position(|known| known == separation);
         let runs = separations.iter().filter_map(of).flat_map(|at| &runs[at]);
-        runs.map(|run| run.p99_us).collect()
+        runs.map(|run| run.measures.p99_us).collect()
     };
     let (alone, pjw) = (p99s(&[Separation::Alone, Separation::AloneAgain]), p99s(&[Separation::Warden]));
     let least = alone.iter().copied().fold(f64::INFINITY, f64::min);
@@ -228,7 +233,8 @@ fn spread(runs: &Runs) -> anyhow::Result<Option<Figure>> {
 fn table_csv(rows: &[Row]) -> String {
     let mut csv =
         String::from("separation,answers_per_s,p50_us,p99_us,p99_9_us,batch_per_s,idle_core_time_used\n");
-    for Row { name, answers_per_s, p50_us, p99_us, p999_us, phases_per_s, harvested } in rows {
+    for Row { name, medians } in rows {
+        let Measures { answers_per_s, p50_us, p99_us, p999_us, phases_per_s, harvested } = medians;
         let name = name.replace(',', ";");
         csv += &format!(
             "{name},{answers_per_s:.1},{p50_us:.1},{p99_us:.1},{p999_us:.1},{phases_per_s:.1},{harvested:.4}\n"
@@ -420,13 +426,16 @@ impl Bench {
             result["per_second"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
         let all = phases.last().copied().unwrap_or(0.0) - phases.first().copied().unwrap_or(0.0);
         let seconds: Vec<f64> = phases.iter().step_by(10).copied().collect();
-        Ok(Run {
+        let measures = Measures {
             answers_per_s: number("completed") / number("seconds"),
             p50_us: number("p50_us"),
             p99_us: number("p99_us"),
             p999_us: number("p999_us"),
             phases_per_s: all / elapsed.as_secs_f64(),
             harvested: batch_cpu.as_secs_f64() / left,
+        };
+        Ok(Run {
+            measures,
             server_over_time: per_second,
             batch_over_time: seconds.windows(2).map(|pair| pair[1] - pair[0]).collect(),
         })
