@@ -381,7 +381,6 @@ impl OwnerCpuSampler {
             (matches!(self.monitor, Monitor::Unavailable { .. }), false);
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
-            let own_cpus = grant.cpus.clone();
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
             let lent = lent_cores(state, &grant.cpus, &run_times);
             let has_smt = grant.cpus.len() > core_count as usize;
@@ -405,7 +404,7 @@ impl OwnerCpuSampler {
             let used = if is_idle {
                 used
             } else {
-                used.max(wanted_by_waiting_threads(state, &id, &own_cpus, has_smt))
+                used.max(wanted_by_waiting_threads(state, &id, &grant.cpus, has_smt))
             };
             trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
