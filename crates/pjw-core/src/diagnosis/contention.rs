@@ -257,14 +257,14 @@ fn stack_finding(
 }
 
 /// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and one of threads that all
-/// inherited one mask. It keeps what a program chose for its own threads.
+/// inherited one mask inside one core. It keeps what a program chose for its own threads.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
     let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&input.online).is_some_and(|held| held.intersects(idle));
     let is_spread = has_warden && stack.others == 0 && jobs.all(has_idle);
     if stack.pids.len() == 1 && is_spread {
-        "one process: pjwd moves its threads in its next cycles if all of them inherited one mask (pjwctl events shows it), and keeps \
+        "one process: pjwd moves its threads in its next cycles if all of them inherited one core (pjwctl events shows it), and keeps \
          masks that its program gave them one by one; if this stays, give each process enough CPUs (mpirun --map-by slot:PE=N) or \
          do not bind it (mpirun --bind-to none)"
     } else if stack.pids.len() == 1 {

@@ -12,7 +12,7 @@
 //! As few threads as possible are moved: as many as have no PU, or no core, for themselves, and not more than there
 //! are idle PUs, or cores. Those with the largest masks move, and of these those with the largest ids.
 //!
-//! Threads of one process that share a PU are moved for that only if all threads of the process have the same mask. They
+//! Threads of one process that share a PU are moved for that only if all threads of the process have the same mask inside one core. They
 //! inherited the mask: a launcher bound the process to fewer PUs than it has running threads. A program that bound its
 //! threads itself gave them different masks, and they stay.
 
@@ -24,7 +24,8 @@ use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::HotThread;
 
 /// Returns the threads whose bindings are to be lifted, so that they can run on other PUs of `grant`. `hot_threads` are
-/// the hot threads of a job, also the floating ones. `inherited` are the processes whose threads all have the same mask.
+/// the hot threads of a job, also the floating ones. `inherited` are the processes whose threads all have the same
+/// mask inside one core.
 pub(crate) fn overloaded_threads(
     topology: &Topology,
     grant: &CpuSet,
