@@ -1,4 +1,4 @@
-# Six jobs with planted faults, and a good one: the verdicts in their reports, and the remedies.
+# Jobs with planted faults, and a good one: the verdicts in their reports, and the remedies.
 # deadline: 420
 . /cases/words
 
