@@ -9,17 +9,18 @@ use pjw_core::cpuset::CpuSet;
 
 use crate::failure::Failure;
 
-/// Lists of strings: none, one for all processes, or one for each.
+/// String lists for the processes of a group, such as argument lists: no list, one list for all processes, or one list
+/// for each process.
 #[derive(Debug, Default)]
 pub(crate) struct Lists(Vec<Arc<Vec<CString>>>);
 
 impl Lists {
-    /// No list.
+    /// Returns a value without a list.
     pub(crate) fn none() -> Self {
         Self::default()
     }
 
-    /// One list of one argument, for all processes.
+    /// Returns one list for all processes. The list contains only `argument`.
     pub(crate) fn one(argument: &OsStr) -> Self {
         Self(vec![Arc::new(CString::new(argument.as_bytes()).into_iter().collect())])
     }
@@ -33,7 +34,8 @@ impl Lists {
         unsafe { Self::read(list, 1, false) }
     }
 
-    /// Reads argument lists: with `each`, `count` lists one after the other; else one.
+    /// Reads string lists from the C array `lists`. If `each` is true, the array contains `count` lists, one for each
+    /// process, one after the other. If `each` is false, the array contains one list for all processes.
     ///
     /// # Safety
     /// `lists` must be NULL or such arrays of C strings, each of which ends with NULL.
@@ -55,7 +57,8 @@ impl Lists {
         Ok(lists)
     }
 
-    /// Reads environments. NULL is no list: every process gets the environment of the caller.
+    /// Reads environments as [`Lists::read`] reads lists. If `lists` is NULL, the result has no list: each process gets
+    /// the environment of the caller.
     ///
     /// # Safety
     /// As [`Lists::read`].
@@ -87,22 +90,23 @@ impl Lists {
         Self(lists.collect())
     }
 
+    /// Returns whether there is no list.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the different lists, in the order of the processes.
+    /// Iterates over the lists, in the order of the processes. A list that is common to all processes occurs once.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Vec<CString>> {
         self.0.iter().map(AsRef::as_ref)
     }
 }
 
-/// Returns the strings as they are passed to the crate.
+/// Returns the C strings as `OsStr`, the type that the functions of `pjw_spawn` take.
 pub(crate) fn as_os(list: &[CString]) -> Vec<&OsStr> {
     list.iter().map(|text| OsStr::from_bytes(text.to_bytes())).collect()
 }
 
-/// Reads CPU sets of the size of `cpu_set_t`.
+/// Reads `count` affinity masks (`cpu_set_t`) from a C array of pointers.
 ///
 /// # Safety
 /// `masks` must be NULL or `count` pointers, each NULL or to a set.

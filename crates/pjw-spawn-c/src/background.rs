@@ -24,7 +24,8 @@ struct Background {
 /// The groups that were not collected.
 static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
 
-/// Starts the instances and returns the descriptor of the group.
+/// Starts the instances (the processes of a group) in the background. Returns a file descriptor that identifies the
+/// group for [`collect`].
 pub(crate) fn start(context: Context, instances: Vec<Instance>) -> Result<c_int, Failure> {
     let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
     let event = Arc::new(event.map_err(|errno| Failure::of("eventfd", errno))?);
@@ -49,7 +50,8 @@ pub(crate) fn start(context: Context, instances: Vec<Instance>) -> Result<c_int,
     Ok(fd)
 }
 
-/// Waits until every process of the group has begun or has failed, and returns the results.
+/// Waits until each process of the group with the file descriptor `fd` has begun its program or has failed. Returns the
+/// process or the error of each instance.
 pub(crate) fn collect(fd: c_int) -> Result<Results, Failure> {
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     let group = groups.as_mut().and_then(|groups| groups.remove(&fd));

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use nix::errno::Errno;
 use spawn::CheckError;
 
-/// Why a call failed.
+/// Why a function of the library failed: the value for `errno`, and the message that the C program can read.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) errno: Errno,
@@ -15,12 +15,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// An argument is invalid: `EINVAL`.
+    /// Makes the failure of a function that got an invalid argument. `errno` is `EINVAL`.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self { errno: Errno::EINVAL, text: text.into() }
     }
 
-    /// A step or a system call failed.
+    /// Makes the failure of the step or system call that `step` names. `errno` is its error number.
     pub(crate) fn of(step: &str, errno: Errno) -> Self {
         Self { errno, text: format!("{step}: {}", errno.desc()) }
     }
@@ -49,18 +49,20 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps a text for [`last_text`].
+/// Stores `text` as the message that [`last_text`] returns in the calling thread.
 pub(crate) fn keep_text(text: &str) {
     LAST.set(CString::new(text.replace('\0', "?")).unwrap_or_default());
 }
 
-/// The text of the last failure of this thread. It is valid until the next failure.
+/// Returns the message about the last failure in the calling thread. The pointer is valid until the next failure in
+/// this thread.
 pub(crate) fn last_text() -> *const c_char {
     LAST.with_borrow(|text| text.as_ptr())
 }
 
-/// Calls a function of the library. A failure becomes -1, with `errno` and a text. No panic leaves the library: it would
-/// end a C program without a word.
+/// Calls `call`, and returns its result. If `call` fails, sets `errno`, stores the message for the calling thread and
+/// returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the library would abort the
+/// C program.
 pub(crate) fn returned(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));
     let result = result.unwrap_or_else(|_| Err(Failure::of("a fault in libpjw_spawn", Errno::EIO)));

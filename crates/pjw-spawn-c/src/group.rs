@@ -10,7 +10,7 @@ use spawn::{Arguments, Child, Instance, Placement, SpawnError, Stdio};
 use crate::arguments::{Lists, as_os};
 use crate::failure::{Failure, keep_text};
 
-/// The processes of one call.
+/// The arguments of a call that starts a group of processes.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The number of processes.
@@ -24,7 +24,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Returns the instances.
+    /// Converts the arguments of the call to the instances: one value for each process that is to be started.
     pub(crate) fn instances(&self) -> Result<Vec<Instance>, Failure> {
         let arguments: Vec<Arc<Arguments>> = self
             .arguments
@@ -62,10 +62,12 @@ fn of_rank<T>(list: &[T], rank: c_uint) -> &T {
     &list[rank as usize % list.len()]
 }
 
-/// The array of process ids of the caller.
+/// The caller's array of process ids, which the library fills. `None` if the caller passed NULL.
 pub(crate) struct Pids<'a>(Option<&'a mut [pid_t]>);
 
 impl Pids<'_> {
+    /// Makes the value from the pointer that the C program passed.
+    ///
     /// # Safety
     /// `pids` must be NULL or have room for `count` numbers.
     pub(crate) unsafe fn new(pids: *mut pid_t, count: c_uint) -> Self {
@@ -73,7 +75,8 @@ impl Pids<'_> {
         Self((!pids.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(pids, count as usize) }))
     }
 
-    /// Writes the process ids and the negative error numbers. Returns how many processes have begun.
+    /// Writes the process id of each started process into the array, or the negative error number of each process that
+    /// failed. Returns the number of processes that have begun their program.
     pub(crate) fn write(self, results: &[Result<Child, SpawnError>]) -> Result<c_int, Failure> {
         let pid_or_errno = |result: &Result<Child, SpawnError>| match result {
             Ok(child) => pid_t::try_from(child.pid.0).unwrap_or(pid_t::MAX),

@@ -5,8 +5,9 @@ use spawn::proxy::{ForkHereError, InstanceParameters};
 
 use crate::failure::Failure;
 
-/// Makes the program a template. Returns in each instance, with its parameters. `None` in a program that was started without a
-/// template.
+/// Makes the calling process a template: other processes of the program are then forked from the calling process at
+/// this call. The function returns in each forked process, with the parameters of this process. Returns `None` if the
+/// program was started without a template.
 pub(crate) fn fork_here() -> Result<Option<InstanceParameters>, Failure> {
     match spawn::proxy::fork_here() {
         Ok(own) => Ok(own),

@@ -174,7 +174,8 @@ impl Context {
         }
     }
 
-    /// The number of spawner threads that start these instances.
+    /// Returns the number of spawner threads (threads of the caller's process that start processes) for these
+    /// instances.
     pub(crate) fn spawner_count(&self, instances: &[Instance]) -> usize {
         if self.setup.replicas.is_some() {
             let nodes: BTreeSet<_> =

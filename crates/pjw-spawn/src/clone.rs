@@ -22,8 +22,10 @@ use crate::failure::{SpawnError, SpawnStep};
 use crate::own_policy::{MemoryPolicy, set_own_mask};
 use crate::signals::{self, KernelSignals};
 
-/// The flags of clone3(2) above 32 bits, from linux/sched.h.
+/// Flag of clone3(2): the process begins with the default action for each signal. From linux/sched.h. libc has no flags
+/// above 32 bits.
 pub(crate) const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+/// Flag of clone3(2): the process begins in the cgroup `cgroup` of the arguments. From linux/sched.h.
 pub(crate) const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// The size of the stack of the process until it executes its program. Debug builds need the most of it, some KiB.
 const STACK_BYTES: usize = 64 * 1024;
@@ -45,7 +47,7 @@ pub(crate) struct CloneArguments {
     pub(crate) cgroup: u64,
 }
 
-/// What a process does before it executes its program.
+/// The parameters of a new process: its program, and what the process sets before it executes the program.
 pub(crate) struct Start<'a> {
     pub(crate) program: *const c_char,
     /// The arguments and the environment, each ended by a null pointer.
@@ -63,8 +65,8 @@ pub(crate) struct Start<'a> {
     pub(crate) template: Option<TemplateStart>,
 }
 
-/// What the process of a template needs, beside [`Settings::launcher`]: until it waits for messages, it is killed when the
-/// calling thread ends.
+/// The additional parameters of a process that becomes a template. Until the process waits for messages, the kernel
+/// kills it when the calling thread ends, also if [`Settings::launcher`] does not request that.
 #[derive(Clone, Copy)]
 pub(crate) struct TemplateStart {
     /// The end of the channel, which the program keeps.
@@ -73,7 +75,7 @@ pub(crate) struct TemplateStart {
     pub(crate) is_traced: bool,
 }
 
-/// What the processes of a spawner have in common before they execute their program.
+/// The parameters that all processes of a spawner thread have in common.
 pub(crate) struct Settings<'a> {
     /// The working directory, or null for that of the caller.
     pub(crate) directory: *const c_char,
@@ -94,7 +96,7 @@ struct Failure {
     errno: AtomicI32,
 }
 
-/// What a process runs that shares the memory of the caller.
+/// A function that a new process runs while it shares the memory of its parent (`CLONE_VM`).
 pub(crate) type Run = extern "C" fn(*const ()) -> !;
 
 /// What the process gets through the memory that it shares with the caller.
@@ -103,16 +105,17 @@ struct Shared<'a> {
     failure: Failure,
 }
 
-/// The stack of a process until it executes its program. One after the other, many processes use the same stack.
+/// The stack of a new process until it executes its program. Many processes use the same stack, one after the other.
 pub(crate) struct Stack(Box<[MaybeUninit<u128>]>);
 
 impl Stack {
+    /// Allocates the stack.
     pub(crate) fn new() -> Self {
         Self(Box::new_uninit_slice(STACK_BYTES / size_of::<u128>()))
     }
 }
 
-/// Starts a process. Returns after it has begun its program, or has failed.
+/// Starts a process. Returns when the process has begun its program or has failed.
 pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, SpawnError> {
     let shared = Shared { start, failure: Failure::default() };
     let mut pidfd: c_int = -1;
@@ -166,7 +169,8 @@ fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
     SpawnError { step, errno }
 }
 
-/// Calls clone3(2). The process runs `run` with `shared` on its stack and never returns. Returns the process id or a negative errno.
+/// Calls clone3(2) with `arguments`. The new process calls `run` with the pointer `shared` on its own stack, and never
+/// returns from it. In the calling process, returns the process id of the new process, or a negative errno.
 ///
 /// # Safety
 /// The stack in `arguments` must be of the given size and in use by nothing else. `run` must be sound with `shared`.
@@ -255,7 +259,7 @@ extern "C" fn run(shared: *const ()) -> ! {
     unsafe { libc::_exit(127) }
 }
 
-/// The failed step with its errno.
+/// A step that failed in the new process, with the errno.
 pub(crate) type Failed = (SpawnStep, i32);
 
 fn prepare(start: &Start<'_>) -> Result<(), Failed> {
@@ -298,12 +302,13 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     checked(SpawnStep::Clone, unblocked)
 }
 
+/// Converts the result of a system call: -1 becomes the failed step `step` with the present `errno`.
 pub(crate) fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
     if result < 0 { Err((step, Errno::last_raw())) } else { Ok(()) }
 }
 
-/// Puts the given descriptors in the place of the streams 0 to 2. A descriptor below 3 is copied above first, so that
-/// streams may change places.
+/// Makes the descriptors `streams` the standard streams 0 to 2 of the process. A descriptor below 3 is first copied to
+/// a number above 2, so that the streams can be exchanged.
 pub(crate) fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
         // SAFETY: changes descriptors of the process only, whose table is its own.
@@ -332,8 +337,8 @@ fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
     checked(SpawnStep::Credentials, unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })
 }
 
-/// Asks the kernel to kill the process when its spawner thread ends. If the launcher has ended before, the process ends
-/// at once.
+/// Requests that the kernel kills the process when its spawner thread ends (`PR_SET_PDEATHSIG`). If the parent is no
+/// longer the process `launcher`, ends the process at once.
 pub(crate) fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
     // SAFETY: changes the process only.
     checked(SpawnStep::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;

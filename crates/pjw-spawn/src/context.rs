@@ -243,7 +243,8 @@ impl Context {
         &self.setup.program
     }
 
-    /// Keeps a spawner thread until this context is dropped.
+    /// Keeps a spawner thread alive until this context is dropped, because the processes that it started end with the
+    /// thread.
     pub(crate) fn keep(&self, spawner: Sender<()>) {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
     }

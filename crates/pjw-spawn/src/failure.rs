@@ -32,12 +32,12 @@ impl SpawnStep {
     const ALL: [Self; 7] =
         [Self::Clone, Self::Cgroup, Self::Mask, Self::Credentials, Self::Directory, Self::Stdio, Self::Exec];
 
-    /// The number of the step, from 0.
+    /// Returns the number of the step, counted from 0, for a message to the parent process.
     pub(crate) fn number(self) -> u8 {
         self as u8
     }
 
-    /// The step with a number.
+    /// Returns the step with this number. `None` if no step has the number.
     pub(crate) fn of_number(number: usize) -> Option<Self> {
         Self::ALL.get(number).copied()
     }

@@ -12,10 +12,11 @@ use crate::instance::Instance;
 use crate::placement::Placement;
 use crate::template::{Argument, Arguments};
 
-/// The variables that an instance gets about itself: its rank, the number of instances, its PUs.
+/// The environment variables that describe an instance (one process of a group): its rank, the number of instances, and
+/// its CPUs.
 pub(crate) const RANK_VARIABLES: [&str; 3] = ["PJW_RANK", "PJW_SIZE", "PJW_CPUS"];
 
-/// The arrays of one spawner thread.
+/// The arrays of pointers for execve(2) that a spawner thread uses for one instance after the other.
 pub(crate) struct Layout {
     arguments: Vec<*const c_char>,
     /// The arguments that differ between instances, each with its place in `arguments`.
@@ -33,7 +34,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Lays out the variables that all instances have. `environment` must outlive this value.
+    /// Prepares the pointers to the variables that all instances have in common. `environment` must outlive this value.
     pub(crate) fn new(environment: &[CString], has_rank_variables: bool) -> Self {
         let environment: Vec<_> = environment.iter().map(|variable| variable.as_ptr()).collect();
         Self {
@@ -48,8 +49,8 @@ impl Layout {
         }
     }
 
-    /// Lays out one instance, and returns its arguments and its environment. Both end with a null pointer. They are
-    /// valid until the next call, and as long as the instance is.
+    /// Fills the arrays for one instance, and returns its arguments and its environment. Both arrays end with a null
+    /// pointer. The arrays are valid until the next call, and only as long as `instance` exists.
     pub(crate) fn of(&mut self, instance: &Instance) -> (*const *const c_char, *const *const c_char) {
         self.lay_out_arguments(instance);
         self.lay_out_variables(instance);

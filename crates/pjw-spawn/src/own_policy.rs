@@ -45,7 +45,10 @@ pub(crate) fn set_own_mask(cpus: &CpuSet) -> Result<(), Errno> {
 }
 
 impl MemoryPolicy {
-    /// Returns the policy that prefers one node. `EINVAL` for a number that no node can have.
+    /// Returns the policy that prefers the memory of one NUMA node.
+    ///
+    /// # Errors
+    /// `EINVAL` for a number that no node can have.
     pub(crate) fn preferring(node: u32) -> Result<Self, Errno> {
         let node = usize::try_from(node).map_err(|_| Errno::EINVAL)?;
         let mut nodes = [0; MAX_NODES / 64];
@@ -53,7 +56,7 @@ impl MemoryPolicy {
         Ok(Self { mode: MPOL_PREFERRED, nodes })
     }
 
-    /// Returns the policy of the calling thread, get_mempolicy(2). `None` for a kernel without NUMA.
+    /// Returns the policy of the calling thread, get_mempolicy(2). `None` if the kernel has no support for NUMA.
     pub(crate) fn own() -> Option<Self> {
         let mut policy = Self { mode: 0, nodes: [0; MAX_NODES / 64] };
         let (mode, nodes) = (&raw mut policy.mode, policy.nodes.as_mut_ptr());
@@ -62,12 +65,12 @@ impl MemoryPolicy {
         Errno::result(read).ok().map(|_| policy)
     }
 
-    /// The nodes as set_mempolicy(2) takes them: the bytes of the set, and its length.
+    /// Returns the set of nodes in the form of set_mempolicy(2): the bytes of the bit mask, and the number of its bits.
     pub(crate) fn nodes(&self) -> (Vec<u8>, u64) {
         (self.nodes.iter().flat_map(|word| word.to_ne_bytes()).collect(), MAX_NODES as u64)
     }
 
-    /// Makes this the policy of the calling thread.
+    /// Sets this policy as the policy of the calling thread.
     pub(crate) fn set(&self) -> Result<(), Errno> {
         // The kernel reads one bit less than it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.
         // SAFETY: the kernel reads at most MAX_NODES bits of `nodes`.

@@ -305,7 +305,8 @@ impl WorkerPool {
 
 #[cfg(test)]
 impl WorkerPool {
-    /// The instance from which the next replacement of a worker is made: a test changes it, as if the machine had changed.
+    /// Returns the instance from which the next replacement of a worker is started. Only tests call this function: they
+    /// change the instance, to cause the errors of a changed machine.
     pub(crate) fn instance_mut(&mut self, index: usize) -> &mut Instance {
         &mut self.workers[index].instance
     }

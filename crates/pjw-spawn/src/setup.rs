@@ -10,7 +10,7 @@ use crate::replicate::Replicas;
 use crate::signals::KernelSignals;
 use crate::tasks::image::Image;
 
-/// What an instance gets from its context.
+/// The parameters that all instances of a [`Context`](crate::Context) have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     /// The path of the program.
@@ -37,7 +37,7 @@ pub(crate) struct Setup {
     pub(crate) descriptor_limit: Option<(u64, u64)>,
 }
 
-/// Where a template waits.
+/// The point at which a template waits until processes are forked from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TemplateKind {
     /// Where the program is linked, before `main`.
@@ -47,7 +47,8 @@ pub(crate) enum TemplateKind {
 }
 
 impl Setup {
-    /// The limit of open descriptors that an instance has to be given, because the caller's own is another one now.
+    /// Returns the limit of open descriptors (`RLIMIT_NOFILE`) that an instance must set. `None` if the present limit
+    /// of the calling process is already the right one.
     pub(crate) fn descriptor_limit_to_restore(&self) -> Option<libc::rlimit64> {
         let (soft, hard) = self.descriptor_limit?;
         let now = getrlimit(Resource::RLIMIT_NOFILE).ok()?;

@@ -3,7 +3,7 @@
 
 use nix::errno::Errno;
 
-/// A set of signals as the kernel has it: 64 bits on every architecture of Linux except MIPS.
+/// A set of signals in the form of the system calls: 64 bits on every architecture of Linux except MIPS.
 pub(crate) type KernelSignals = u64;
 
 /// Blocks every signal for the calling thread, and returns the signals that were blocked before.
@@ -11,7 +11,7 @@ pub(crate) fn block_all() -> KernelSignals {
     change(libc::SIG_BLOCK, Some(KernelSignals::MAX))
 }
 
-/// Blocks these signals for the calling thread, and no others.
+/// Sets the blocked signals of the calling thread to exactly `signals`.
 pub(crate) fn set_blocked(signals: KernelSignals) {
     change(libc::SIG_SETMASK, Some(signals));
 }
@@ -58,8 +58,8 @@ pub(crate) fn child_status_is_discarded() -> bool {
     action.sa_sigaction == libc::SIG_IGN || action.sa_flags & libc::SA_NOCLDWAIT != 0
 }
 
-/// Gives a signal its default effect. In a process that shares memory with its parent, this concerns the process only: it has
-/// a table of actions of its own.
+/// Sets the action of a signal to the default action. A process that shares memory with its parent (`CLONE_VM`) still
+/// has its own table of actions, so the parent does not change.
 pub(crate) fn set_default(signal: i32) {
     // SAFETY: a null action is SIG_DFL with an empty set of signals.
     unsafe {

@@ -24,7 +24,7 @@ use crate::placement::Placement;
 use crate::setup::Setup;
 use crate::signals;
 
-/// What a spawner thread keeps between two instances.
+/// The state of a spawner thread: a thread that starts one instance after the other.
 pub(crate) struct Spawner<'a> {
     program: &'a CStr,
     settings: Settings<'a>,
@@ -43,7 +43,7 @@ struct Inherited {
     is_in_force: bool,
 }
 
-/// Returns what the processes of a context have in common before they execute their program.
+/// Returns the parameters of clone(2) and execve(2) that all instances of a context have in common.
 pub(crate) fn settings(setup: &Setup) -> Settings<'_> {
     Settings {
         directory: setup.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
@@ -54,8 +54,8 @@ pub(crate) fn settings(setup: &Setup) -> Settings<'_> {
     }
 }
 
-/// Starts one instance from the calling thread. The process takes its mask and its memory policy itself before it executes
-/// the program. Returns after it has begun its program, or has failed.
+/// Starts one instance from the calling thread. The new process sets its own affinity mask and memory policy before it
+/// executes the program. Returns when the process has begun its program or has failed.
 pub(crate) fn start_one(setup: &Setup, instance: &Instance) -> Result<Child, SpawnError> {
     let of_mask = |errno| SpawnError { step: SpawnStep::Mask, errno };
     let node = instance.placement.preferred_numa_node;
@@ -98,7 +98,7 @@ fn start_of<'a>(
 }
 
 impl<'a> Spawner<'a> {
-    /// Makes the spawner of the calling thread. All signals must be blocked.
+    /// Makes the state of a spawner for the calling thread. All signals must be blocked in this thread.
     ///
     /// # Errors
     /// If the mask of the calling thread can't be read.
@@ -115,7 +115,7 @@ impl<'a> Spawner<'a> {
         })
     }
 
-    /// Starts one instance. Returns after it has begun its program, or has failed.
+    /// Starts one instance. Returns when the process has begun its program or has failed.
     pub(crate) fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         self.enter(&instance.placement)?;
         let start = start_of(self.program, &self.settings, &mut self.layout, instance);

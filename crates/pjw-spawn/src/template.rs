@@ -13,7 +13,7 @@ pub struct Arguments {
     pub(crate) list: Vec<Argument>,
 }
 
-/// One argument.
+/// One argument of a command, which may contain placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Argument {
     /// The same for every instance.
@@ -22,7 +22,7 @@ pub(crate) enum Argument {
     PerInstance(Vec<Piece>),
 }
 
-/// A piece of an argument. A literal has no NUL byte.
+/// A part of an argument: a literal without NUL bytes, or a placeholder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
     Literal(Vec<u8>),
@@ -136,7 +136,7 @@ impl Piece {
         }
     }
 
-    /// Appends the text of the piece for one instance.
+    /// Appends the text of this part to `bytes`, for the instance with the rank `rank` of `size` instances.
     pub(crate) fn append(&self, rank: u32, size: u32, bytes: &mut Vec<u8>) {
         match self {
             Self::Literal(literal) => bytes.extend_from_slice(literal),

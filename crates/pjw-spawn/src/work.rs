@@ -21,7 +21,7 @@ use crate::setup::Setup;
 use crate::spawner::Spawner;
 use crate::tasks::space::{MAX_POSTED, Space};
 
-/// The work of one spawner thread.
+/// The instances that one spawner thread starts, and how.
 pub(crate) struct Work {
     pub(crate) setup: Arc<Setup>,
     pub(crate) instances: Arc<[Instance]>,
@@ -35,9 +35,10 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Starts the instances, and sends the results to `socket`. `has_own_table` says whether the thread has a table of
-    /// descriptors of its own. That table is closed at the end: it may hold the ends of pipes of other instances.
-    /// Returns the host of tasks that end with this thread, which is to be ended with them.
+    /// Starts the instances, and sends the results to `socket`. `has_own_table` says whether the thread has its own
+    /// table of file descriptors. If so, the table is closed at the end, because it may contain pipe ends of other
+    /// instances. Returns the host process of tasks that must end together with this thread. The caller must end that
+    /// process.
     pub(crate) fn run(mut self, socket: RawFd, has_own_table: bool) -> Option<Pid> {
         let mut packet = Packet { busy: (now(), now()), ..Packet::default() };
         let space = self.space.take();
@@ -179,8 +180,8 @@ fn send(socket: RawFd, packet: &mut Packet) {
     let _ = results::send(socket, packet);
 }
 
-/// Gives the calling thread a table of descriptors of its own, with copies of all descriptors. Returns whether it has one
-/// now.
+/// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
+/// `CLONE_FILES`). Returns whether the thread has such a table now.
 pub(crate) fn leave_shared_descriptors() -> bool {
     // SAFETY: the thread uses no descriptor that another thread opens later.
     unsafe { libc::unshare(libc::CLONE_FILES) == 0 }

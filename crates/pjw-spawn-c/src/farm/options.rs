@@ -13,6 +13,8 @@ const IN_ORDER: i32 = 1;
 const ONE_PU_EACH: i32 = 2;
 const ALLOW_THREADS: i32 = 4;
 
+/// Starts a farm (a group of worker processes that compute items) with these options.
+///
 /// # Safety
 /// As [`super::pjw_farm_start`].
 pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm<'static>, Failure> {

@@ -22,7 +22,7 @@ pub struct PjwFarmItem {
 }
 
 impl PjwFarmItem {
-    /// Returns the item for a C program. Its bytes are those of `item`.
+    /// Converts an item to the C type. The C value points to the bytes of `item`.
     pub(crate) fn of(item: &Item<'_>) -> Self {
         let (bytes, size) = (item.bytes.as_ptr().cast(), item.bytes.len());
         Self { number: item.number, bytes, size, worker: item.worker }
@@ -41,7 +41,7 @@ pub struct PjwFarmResult {
 }
 
 impl PjwFarmResult {
-    /// Returns the result for a C program. Its bytes are those of `result`.
+    /// Converts a result to the C type. The C value points to the bytes of `result`.
     pub(crate) fn of(result: &ItemResult) -> Self {
         let (outcome, code, attempts, bytes): (_, _, _, &[u8]) = match &result.outcome {
             Outcome::Done(bytes) => (0, 0, 0, bytes),
@@ -66,6 +66,7 @@ pub struct PjwFarmProgress {
 }
 
 impl PjwFarmProgress {
+    /// Converts the progress of a farm to the C type.
     pub(crate) fn of(progress: &Progress) -> Self {
         Self {
             total: progress.total.unwrap_or(u64::MAX),
@@ -77,17 +78,17 @@ impl PjwFarmProgress {
     }
 }
 
-/// The function of C that computes an item.
+/// A C function that computes an item in a worker process.
 pub(crate) type Work = extern "C" fn(*mut c_void, *const PjwFarmItem, *mut PjwFarmBytes) -> c_int;
-/// The function of C that reads an item.
+/// A C function that reads the next item in the reader process.
 pub(crate) type Read = extern "C" fn(*mut c_void, u64, *mut PjwFarmBytes) -> c_int;
-/// The function of C that writes a result.
+/// A C function that writes a result in the writer process.
 pub(crate) type Write = extern "C" fn(*mut c_void, *const PjwFarmResult) -> c_int;
-/// The function of C that the writer calls at its end.
+/// A C function that the writer process calls after the last result, before the process ends.
 pub(crate) type WriterEnd = extern "C" fn(*mut c_void) -> c_int;
-/// A function of C that a worker calls.
+/// A C function that a worker process calls at its start or at its end, with the index of the worker.
 pub(crate) type AtWorker = extern "C" fn(*mut c_void, c_uint);
-/// The function of C that forks the process.
+/// A C function that forks the calling process, instead of fork(2).
 pub(crate) type Fork = extern "C" fn(*mut c_void) -> pid_t;
 
 /// The C type `pjw_farm_options_t`: the options of a farm (a group of worker processes that compute items), such as

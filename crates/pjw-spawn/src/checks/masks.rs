@@ -12,7 +12,7 @@ use crate::own_policy::own_mask;
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// Checks each placement once.
+/// Checks the CPUs and the NUMA node of each placement. A placement that several instances share is checked once.
 pub(super) fn check_masks(instances: &[Instance]) -> Result<(), CheckError> {
     let allowed = own_mask().map_err(unreadable)?;
     let mut checked = HashSet::new();

@@ -14,7 +14,8 @@ use super::error::CheckError;
 /// The path that execvp(3) searches without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Finds a program as execvp(3) does: a name without a slash in the directories of `PATH`.
+/// Returns the path of `program` as execvp(3) finds it. A name without a slash is searched in the directories of
+/// `PATH`.
 ///
 /// # Errors
 /// If there is no such file, or if none of the found ones can be executed.

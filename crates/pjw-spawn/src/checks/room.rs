@@ -40,7 +40,8 @@ pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), Che
     check_limits(wanted, starters, limits)
 }
 
-/// Checks the cgroups in which instances are born, each for the instances in it.
+/// Checks for each cgroup in which instances are to start whether the limits of the cgroup allow this number of
+/// processes.
 pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
     let mut wanted: BTreeMap<RawFd, u64> = BTreeMap::new();
     for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {

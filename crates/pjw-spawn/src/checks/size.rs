@@ -26,7 +26,8 @@ struct Size {
     total: usize,
 }
 
-/// Fails if every instance is too large. The limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
+/// Checks the sizes of the arguments and the environment. Fails if these are too large for execve(2) in every instance.
+/// The limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
 pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
     let max_total = max_total();
     let mut shared = strings(&setup.environment);

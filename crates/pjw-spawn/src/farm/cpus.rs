@@ -22,7 +22,8 @@ pub enum WorkerCpus {
 }
 
 impl WorkerCpus {
-    /// Returns the masks of the workers, in turn. Empty if they keep the mask of the master.
+    /// Returns the affinity masks for the workers, in order. If there are more workers than masks, the masks are used
+    /// again from the first one. Empty if the workers keep the mask of the master.
     pub(crate) fn masks(&self) -> Result<Vec<CpuSet>, FarmError> {
         if *self == Self::Inherit {
             return Ok(Vec::new());

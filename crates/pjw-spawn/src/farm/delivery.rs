@@ -9,7 +9,8 @@ use super::ring::Label;
 use super::window::{State, Status, Window};
 use super::writer;
 
-/// The results that the master has.
+/// The results that the master has received. Puts them into order if requested, sends them to the writer process if
+/// there is one, and then keeps them for the program.
 #[derive(Debug, Default)]
 pub(crate) struct Delivery {
     is_in_order: bool,
@@ -32,30 +33,33 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
+    /// Makes the value without results. `is_in_order`: results are delivered in the order of their items.
     pub(crate) fn new(is_in_order: bool, has_reader: bool, has_writer: bool) -> Self {
         Self { is_in_order, has_reader, has_writer, ..Self::default() }
     }
 
-    /// Returns the next result for the program.
+    /// Removes and returns the next result that the program has not received yet.
     pub(crate) fn pop(&mut self) -> Option<ItemResult> {
         self.ready.pop_front()
     }
 
+    /// Returns whether a result is ready for the program.
     pub(crate) fn has_results(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Whether the writer has not enough room for the results.
+    /// Returns whether results could not be sent to the writer process because its ring buffer is full.
     pub(crate) fn waits_for_writer(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// The number of the item that the writer is at.
+    /// Returns the number of the first item whose result the writer process has not written.
     pub(crate) fn first_unwritten(&self) -> u64 {
         self.unwritten.front().or(self.outgoing.front()).map_or(0, |result| result.number)
     }
 
-    /// Takes the result of an item that worker `owner` has computed. Returns `false` if the worker has not taken this item.
+    /// Records the result of the item `number` that the worker `owner` has computed. Returns `false`, and records
+    /// nothing, if the item was not assigned to this worker.
     pub(crate) fn complete(&mut self, shared: &Shared, owner: u32, number: u64, outcome: Outcome) -> bool {
         let window = Window(shared);
         if window.state(number) != (State { position: number, owner, status: Status::Claimed }) {
@@ -82,7 +86,8 @@ impl Delivery {
         }
     }
 
-    /// Puts results into the ring to the writer. Returns whether any was put.
+    /// Puts results into the ring buffer to the writer process, as far as they fit. Returns whether any result was put
+    /// in.
     pub(crate) fn send(&mut self, shared: &Shared) -> bool {
         let mut is_any_sent = false;
         while let Some(result) = self.outgoing.front() {
@@ -103,7 +108,7 @@ impl Delivery {
         is_any_sent
     }
 
-    /// Delivers what the writer has written. Returns whether there was anything.
+    /// Delivers the results that the writer process has written. Returns whether there were any.
     pub(crate) fn take_written(&mut self, shared: &Shared) -> bool {
         let written = shared.control().written.load(Ordering::SeqCst);
         let news = written != self.written;
@@ -116,7 +121,8 @@ impl Delivery {
         news
     }
 
-    /// The writer was killed. A new one gets what was not written. No process uses the ring now.
+    /// Prepares for a new writer process after the old one was killed: clears the ring buffer, and sends all results
+    /// again that the old process had not written. Must be called while no process uses the ring buffer.
     pub(crate) fn send_again(&mut self, shared: &Shared) {
         self.take_written(shared);
         writer::ring(shared).reset();

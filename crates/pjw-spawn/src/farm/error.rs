@@ -164,7 +164,7 @@ fn remedy_for_fork(errno: Errno) -> &'static str {
     }
 }
 
-/// `by signal 9` or `with exit status 1`.
+/// Returns how a process ended, as a phrase for messages: `by signal 9` or `with exit status 1`.
 pub(crate) fn ended(end: &ExitStatus) -> String {
     match end {
         ExitStatus::Signal(signal) => format!("by signal {signal}"),

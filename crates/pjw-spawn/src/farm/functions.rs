@@ -4,20 +4,23 @@ use nix::errno::Errno;
 
 use super::result::{Item, ItemResult};
 
-/// Computes an item, and writes the bytes of its result. An error is a code of the program.
+/// A function of the program that computes an item and appends the bytes of the result. An error is an error code of
+/// the program.
 pub(crate) type Work<'a> = Box<dyn FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a>;
-/// Reads the item with a number. Returns `false` if there is none.
+/// A function of the program that reads the item with this number and appends its bytes. Returns `false` if there are
+/// no more items.
 pub(crate) type Read<'a> = Box<dyn FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'a>;
-/// Writes a result.
+/// A function of the program that writes a result.
 pub(crate) type Write<'a> = Box<dyn FnMut(&ItemResult) -> Result<(), i32> + 'a>;
-/// Writes what the writer holds back, after the last result.
+/// A function of the program that the writer process calls after the last result, to write what it has buffered.
 pub(crate) type WriterEnd<'a> = Box<dyn FnMut() -> Result<(), i32> + 'a>;
-/// Is called with the index of a worker.
+/// A function of the program that a worker process calls at its start or at its end, with the index of the worker.
 pub(crate) type AtWorker<'a> = Box<dyn FnMut(u32) + 'a>;
-/// Forks the process: returns 0 in the new process, and its id in the calling one.
+/// A function of the program that forks the process instead of fork(2). Returns 0 in the new process, and the process
+/// id of the new process in the calling process.
 pub(crate) type Fork<'a> = Box<dyn FnMut() -> Result<libc::pid_t, Errno> + 'a>;
 
-/// The functions of a farm.
+/// The functions of the program that the processes of a farm call.
 pub(crate) struct Functions<'a> {
     pub(crate) work: Work<'a>,
     pub(crate) worker_start: Option<AtWorker<'a>>,

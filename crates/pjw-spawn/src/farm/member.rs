@@ -2,7 +2,7 @@
 
 use crate::child::Child;
 
-/// A process of the farm.
+/// The role of a process in the farm, other than the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Worker(usize),
@@ -10,7 +10,7 @@ pub(crate) enum Role {
     Writer,
 }
 
-/// A process of the farm, and its predecessors.
+/// A process of the farm with its role, and the count of earlier processes in this role that died.
 #[derive(Debug, Default)]
 pub(crate) struct Member {
     pub(crate) child: Option<Child>,
@@ -23,17 +23,18 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// A place in which a process is to run, or not.
+    /// Makes the value without a process. `is_wanted` says whether a process must be started for it.
     pub(crate) fn new(is_wanted: bool) -> Self {
         Self { is_wanted, ..Self::default() }
     }
 
+    /// Returns whether a process must be started.
     pub(crate) fn is_missing(&self) -> bool {
         self.is_wanted && self.child.is_none()
     }
 }
 
-/// Kills a process of the farm and waits for its end.
+/// Kills a process of the farm and waits until the process has ended.
 pub(crate) fn kill(child: &Child) {
     let _ = child.send_signal(libc::SIGKILL);
     let _ = child.wait();

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use super::signal::Condition;
 
-/// `Shared::total` while the number of items is unknown.
+/// The value of [`Control::total`] while the number of items is unknown.
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 
 /// A type that several processes may use at the same time, and for which bytes of zero are a valid value.
@@ -16,7 +16,7 @@ pub(crate) const UNKNOWN: u64 = u64::MAX;
 /// The type consists of atomic numbers only.
 unsafe trait Shareable {}
 
-/// The words that all processes use.
+/// The variables in the shared memory that all processes of the farm use.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Control {
@@ -46,12 +46,13 @@ pub(crate) struct Control {
     pub(crate) to_writer: RingControl,
 }
 
-/// A value on a cache line of its own.
+/// A value that has a cache line of its own, so that processes which use neighbouring values do not slow each other
+/// down (false sharing).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
-/// Why a function of the program in a reader or a writer gave up.
+/// Why a reader or a writer process ended: an error of the function of the program, or an item that is too large.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Failure {
@@ -61,7 +62,7 @@ pub(crate) struct Failure {
     pub(crate) size: AtomicU64,
 }
 
-/// The words of a ring: see `ring.rs`.
+/// The variables of a ring buffer (`ring.rs`) in the shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct RingControl {
@@ -75,7 +76,7 @@ pub(crate) struct RingControl {
     pub(crate) filled: Condition,
 }
 
-/// The words of one worker.
+/// The variables of one worker in the shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct WorkerControl {
@@ -87,7 +88,7 @@ pub(crate) struct WorkerControl {
     pub(crate) results: RingControl,
 }
 
-/// Where the bytes of an item are, in bytes since the beginning of the input.
+/// The position and the length of the bytes of an item, in bytes since the beginning of all input.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Payload {
@@ -104,7 +105,7 @@ unsafe impl Shareable for Payload {}
 // SAFETY: it is an atomic number.
 unsafe impl Shareable for AtomicU64 {}
 
-/// The sizes of the parts of the memory.
+/// The sizes from which the layout of the shared memory is computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub(crate) workers: usize,
@@ -117,7 +118,7 @@ pub(crate) struct Sizes {
     pub(crate) has_writer: bool,
 }
 
-/// The shared memory. All processes of the farm have it at the same address.
+/// The shared memory of a farm. The memory has the same address in all processes of the farm.
 #[derive(Debug)]
 pub(crate) struct Shared {
     start: NonNull<u8>,
@@ -132,6 +133,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Maps the shared memory, before the processes of the farm are forked.
+    ///
+    /// # Errors
+    /// The error of mmap(2). `ENOMEM` also if the sizes overflow.
     pub(crate) fn map(sizes: Sizes) -> Result<Self, Errno> {
         let mut length = 0_usize;
         let mut part = |bytes: Option<usize>| {
@@ -168,31 +173,34 @@ impl Shared {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at).cast(), count) }
     }
 
+    /// Returns the variables that all processes use.
     pub(crate) fn control(&self) -> &Control {
         &self.part(0, 1)[0]
     }
 
+    /// Returns the variables of each worker, by the index of the worker.
     pub(crate) fn workers(&self) -> &[WorkerControl] {
         self.part(self.workers_at, self.sizes.workers)
     }
 
-    /// The states of the positions in the window: see `window.rs`.
+    /// Returns the state words of the positions in the window (`window.rs`).
     pub(crate) fn states(&self) -> &[AtomicU64] {
         self.part(self.states_at, self.sizes.window)
     }
 
-    /// The places of the items of the window. Empty without a reader.
+    /// Returns for each position in the window where the bytes of its item are. Empty if there is no reader process.
     pub(crate) fn payloads(&self) -> &[Payload] {
         self.part(self.payloads_at, if self.sizes.input > 0 { self.sizes.window } else { 0 })
     }
 
-    /// The bytes of the ring with this index: of a worker, or of the writer after those.
+    /// Returns the memory of the ring buffer with this index. The index of a worker is that of its ring buffer to the
+    /// master. The next index is that of the ring buffer from the master to the writer process.
     pub(crate) fn ring(&self, index: usize) -> Bytes {
         debug_assert!(index < self.sizes.workers + usize::from(self.sizes.has_writer));
         self.bytes(self.rings_at + index * self.sizes.ring, self.sizes.ring)
     }
 
-    /// The bytes for items.
+    /// Returns the ring buffer into which the reader process puts the bytes of the items.
     pub(crate) fn input(&self) -> Bytes {
         self.bytes(self.input_at, self.sizes.input)
     }
@@ -211,7 +219,7 @@ impl Drop for Shared {
     }
 }
 
-/// Bytes of the shared memory that are used as a circle: position `at` is the byte `at % length`.
+/// A range of the shared memory that is used as a ring buffer: the position `at` is the byte `at % length`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bytes {
     start: NonNull<u8>,
@@ -219,6 +227,7 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
+    /// Returns the length of the range in bytes.
     pub(crate) fn len(self) -> usize {
         self.length
     }
@@ -227,7 +236,7 @@ impl Bytes {
         usize::try_from(at % (self.length.max(1) as u64)).unwrap_or(0)
     }
 
-    /// Writes `bytes` from the position `at` on. Nothing is written if they are longer than the circle.
+    /// Writes `bytes` from the position `at` on. Writes nothing if `bytes` is longer than the range.
     ///
     /// # Safety
     /// The mapping still exists, and no other process uses these bytes now.
@@ -244,7 +253,8 @@ impl Bytes {
         }
     }
 
-    /// Appends `length` bytes from the position `at` on to `to`. Nothing if that is more than the circle has.
+    /// Appends `length` bytes from the position `at` on to `to`. Appends nothing if `length` is more than the length of
+    /// the range.
     ///
     /// # Safety
     /// As [`Bytes::write`].
@@ -261,7 +271,8 @@ impl Bytes {
         }
     }
 
-    /// Returns `length` bytes from the position `at` on, which must not pass the end of the circle. Empty if they do.
+    /// Returns `length` bytes from the position `at` on. These must not pass the end of the range. If they do, the
+    /// result is empty.
     ///
     /// # Safety
     /// The mapping exists and no process writes these bytes as long as the slice is used.

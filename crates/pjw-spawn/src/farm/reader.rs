@@ -7,19 +7,19 @@ use super::memory::{Failure, Payload, Shared, UNKNOWN};
 use super::signal::MasterWaker;
 use super::window::{MAX_ITEMS, State, Status, Window};
 
-/// The function of the program returned an error: the kind of a [`Failure`].
+/// The kind of a [`Failure`]: the function of the program returned an error.
 pub(crate) const FAILED: u32 = 1;
-/// An item does not fit into the shared memory: the kind of a [`Failure`].
+/// The kind of a [`Failure`]: an item does not fit into the shared memory.
 pub(crate) const TOO_LARGE: u32 = 2;
 
-/// The reader process.
+/// The reader process: reads the items, and puts their bytes into the shared memory for the workers.
 pub(crate) struct Reader<'f> {
     pub(crate) shared: &'f Shared,
     pub(crate) waker: &'f MasterWaker,
 }
 
 impl Reader<'_> {
-    /// Reads items until there are no more. Returns the exit status.
+    /// Reads items until there are no more. Returns the exit status of the process.
     pub(crate) fn run(&self, read: &mut Read<'_>) -> i32 {
         let control = self.shared.control();
         // A reader before this one may have been killed before it woke the workers.
@@ -91,7 +91,8 @@ impl Reader<'_> {
     }
 }
 
-/// Keeps why the process ends, for the master. Returns the exit status.
+/// Stores in the shared memory why the process ends, so that the master can report it. Returns the exit status of the
+/// process.
 pub(crate) fn fail(failure: &Failure, kind: u32, code: i32, size: u64) -> i32 {
     failure.code.store(code, Ordering::SeqCst);
     failure.size.store(size, Ordering::SeqCst);

@@ -49,7 +49,7 @@ impl Outcome {
         }
     }
 
-    /// The bytes of the result.
+    /// Returns the bytes of the result.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Done(bytes) | Self::Failed { bytes, .. } => bytes,

@@ -16,7 +16,7 @@ const FAILED: u32 = 1;
 const KILLED_BY_SIGNAL: u32 = 2;
 const KILLED_BY_EXIT: u32 = 3;
 
-/// What a result is, beside its bytes.
+/// The header of a result: the position of the item, and whether the item was computed, failed, or killed its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Label {
     pub(crate) position: u64,
@@ -26,6 +26,7 @@ pub(crate) struct Label {
 }
 
 impl Label {
+    /// Returns the header for the outcome of the item at `position`.
     pub(crate) fn of(position: u64, outcome: &Outcome) -> Self {
         let (kind, code, attempts) = match outcome {
             Outcome::Done(_) => (DONE, 0, 0),
@@ -38,10 +39,12 @@ impl Label {
         Self { position, kind, code, attempts }
     }
 
+    /// Returns the header for an item that was computed.
     pub(crate) fn done(position: u64) -> Self {
         Self { position, kind: DONE, code: 0, attempts: 0 }
     }
 
+    /// Returns the header for an item for which the function of the program returned the error `code`.
     pub(crate) fn failed(position: u64, code: i32) -> Self {
         Self { position, kind: FAILED, code, attempts: 0 }
     }
@@ -69,18 +72,18 @@ impl Label {
     }
 }
 
-/// The pieces of a result that were taken out so far.
+/// The pieces of an incomplete result that the receiving process has already read.
 #[derive(Debug, Default)]
 pub(crate) struct Partial(Vec<u8>);
 
 impl Partial {
-    /// Forgets the pieces: the process that put them in was killed before the last one.
+    /// Discards the pieces, because the sending process was killed before it sent the last piece.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 }
 
-/// What was in the ring.
+/// What a process has read from the ring buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     Nothing,
@@ -92,7 +95,7 @@ pub(crate) enum Taken {
     Invalid,
 }
 
-/// A ring: its words and its bytes. One process puts in, one takes out.
+/// A ring buffer in the shared memory that transfers results from one process to one other process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ring<'a> {
     pub(crate) control: &'a RingControl,
@@ -100,8 +103,9 @@ pub(crate) struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Puts in as many of the bytes as there is room for, at once. Returns how many, and whether the result is complete.
-    /// `None` if there is not enough room for a piece that is worth it.
+    /// Writes as much of `bytes` as fits now, as one piece. Returns the number of bytes, and whether the result is now
+    /// complete. `None` if the free space is too small: a piece has at least a quarter of the buffer, or all of
+    /// `bytes`.
     pub(crate) fn put(&self, label: Label, bytes: &[u8]) -> Option<(usize, bool)> {
         let capacity = self.bytes.len();
         let head = self.control.head.load(Ordering::SeqCst);
@@ -122,7 +126,7 @@ impl Ring<'_> {
         Some((length, is_last))
     }
 
-    /// Takes out one piece.
+    /// Reads one piece of a result. `partial` contains the earlier pieces of this result.
     pub(crate) fn take(&self, partial: &mut Partial) -> Taken {
         let tail = self.control.tail.0.load(Ordering::SeqCst);
         let used = self.control.head.load(Ordering::SeqCst).wrapping_sub(tail);
@@ -154,7 +158,7 @@ impl Ring<'_> {
         outcome.map_or(Taken::Invalid, |outcome| Taken::Result(position, outcome))
     }
 
-    /// Empties the ring. No other process may use it now.
+    /// Empties the ring buffer. Must be called while no other process uses the buffer.
     pub(crate) fn reset(&self) {
         self.control.head.store(0, Ordering::SeqCst);
         self.control.tail.0.store(0, Ordering::SeqCst);

@@ -10,10 +10,10 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// After this time a waiting process looks again by itself.
+/// The longest time for which a process sleeps before it checks its condition again without having been woken.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// A condition in shared memory that processes wait for.
+/// A condition variable in shared memory, made of a futex(2).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Condition {
@@ -24,7 +24,7 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// Waits until `look` returns a value.
+    /// Sleeps until `look` returns a value, and returns this value. `look` is called again after each wake-up.
     pub(crate) fn wait_until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Some(value) = look() {
@@ -39,7 +39,8 @@ impl Condition {
         }
     }
 
-    /// Wakes all that wait. The change that they wait for must be made before.
+    /// Wakes all processes that wait for this condition variable. The caller must change the shared data before the
+    /// call.
     pub(crate) fn notify(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
         if self.is_awaited.swap(0, Ordering::SeqCst) != 0 {
@@ -47,7 +48,8 @@ impl Condition {
         }
     }
 
-    /// Wakes all that wait, also if a process that was to wake them was killed before it did.
+    /// Wakes all processes that wait, as [`Condition::notify`] does, but always makes the system call. This is
+    /// necessary if another process may have been killed between the change of the data and its own call of `notify`.
     pub(crate) fn notify_always(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
         wake(&self.version);
@@ -68,23 +70,30 @@ fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
 }
 
-/// How the other processes wake the master, which waits for their ends as well, by epoll(7).
+/// An eventfd(2) by which the other processes wake the master. The master waits by epoll(7) for this descriptor and for
+/// the ends of processes.
 #[derive(Debug)]
 pub(crate) struct MasterWaker {
     event: OwnedFd,
 }
 
 impl MasterWaker {
+    /// Creates the eventfd.
+    ///
+    /// # Errors
+    /// The error of eventfd(2).
     pub(crate) fn new() -> Result<Self, Errno> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self { event: event.into() })
     }
 
+    /// Returns the descriptor of the eventfd.
     pub(crate) fn descriptor(&self) -> &OwnedFd {
         &self.event
     }
 
-    /// Wakes the master if `is_sleeping` says that it sleeps. The news must be published before, with the order SeqCst.
+    /// Wakes the master if `is_sleeping` is not 0. The caller must store the change that the master is to see before
+    /// the call, with the order `SeqCst`.
     pub(crate) fn wake(&self, is_sleeping: &AtomicU32) {
         if is_sleeping.load(Ordering::SeqCst) != 0 {
             // A full counter wakes the master too.
@@ -92,7 +101,7 @@ impl MasterWaker {
         }
     }
 
-    /// Forgets the wake-ups so far.
+    /// Resets the counter of the eventfd, so that the descriptor is no longer readable.
     pub(crate) fn clear(&self) {
         let _ = nix::unistd::read(&self.event, &mut [0; 8]);
         debug_assert!(self.event.as_raw_fd() >= 0);

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::memory::{Shared, UNKNOWN};
 
-/// The most items of a farm. The position has 44 bits of the word.
+/// The largest number of items of a farm. The position has 44 bits of the state word.
 pub(crate) const MAX_ITEMS: u64 = 1 << 43;
-/// The most workers. The owner has 16 bits of the word.
+/// The largest number of workers of a farm. The index of the worker has 16 bits of the state word.
 pub(crate) const MAX_WORKERS: u32 = 1 << 14;
 
 const POSITION_SHIFT: u32 = 20;
 const OWNER_SHIFT: u32 = 4;
 
-/// The status of a position.
+/// The status of a position in the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     /// The reader has not filled it.
@@ -34,7 +34,7 @@ pub(crate) enum Status {
     Delivered = 4,
 }
 
-/// The value of a word.
+/// The content of a state word: the position, the worker that has taken the item, and the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) position: u64,
@@ -43,6 +43,7 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Returns the state of a position that no worker has taken.
     pub(crate) fn new(position: u64, status: Status) -> Self {
         Self { position, owner: 0, status }
     }
@@ -64,7 +65,7 @@ impl State {
     }
 }
 
-/// What a worker found at the queue.
+/// The result of the attempt of a worker to take an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
     /// The worker has taken the item at this position.
@@ -75,7 +76,7 @@ pub(crate) enum Found {
     End,
 }
 
-/// The queue in the shared memory.
+/// The window: the queue of the items in the shared memory. Its positions move over all items.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window<'a>(pub(crate) &'a Shared);
 
@@ -86,20 +87,22 @@ impl<'a> Window<'a> {
         &states[usize::try_from(position).unwrap_or(usize::MAX) & (states.len() - 1)]
     }
 
+    /// Returns the state of a position.
     pub(crate) fn state(self, position: u64) -> State {
         State::of_word(self.word(position).load(Ordering::SeqCst))
     }
 
+    /// Sets the state of the position in `state`.
     pub(crate) fn set(self, state: State) {
         self.word(state.position).store(state.word(), Ordering::SeqCst);
     }
 
-    /// The number of positions.
+    /// Returns the number of positions in the window.
     pub(crate) fn len(self) -> u64 {
         self.0.sizes.window as u64
     }
 
-    /// Takes the next item for the worker `owner`.
+    /// Takes the next item for the worker with the index `owner`.
     pub(crate) fn take(self, owner: u32) -> Found {
         let control = self.0.control();
         let mut position = control.next.0.load(Ordering::SeqCst);
@@ -126,10 +129,12 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// The positions that the worker `owner` has taken and whose result the master does not have, in order.
+    /// Returns the positions that the worker with the index `owner` has taken and whose results the master does not
+    /// have, in ascending order.
     ///
-    /// Each worker may have been killed between taking one item and moving `next`, so the search goes on for as many
-    /// positions after it. Then `next` is moved over what was found: otherwise the distance would grow with each death.
+    /// A worker may have been killed after it took an item and before it advanced `next`. So the search continues past
+    /// `next`, by one position for each worker. Then `next` is set behind the positions that were found. Otherwise the
+    /// number of positions to search would grow with each worker that dies.
     pub(crate) fn claimed_by(self, owner: u32) -> Vec<u64> {
         let control = self.0.control();
         let lowest = control.lowest.load(Ordering::SeqCst);
@@ -144,7 +149,7 @@ impl<'a> Window<'a> {
         claimed
     }
 
-    /// Whether all items were taken.
+    /// Returns whether workers have taken all items.
     pub(crate) fn is_exhausted(self) -> bool {
         let control = self.0.control();
         // A worker that was killed may not have moved `next`.

@@ -9,7 +9,7 @@ use super::ring::{Label, Ring};
 use super::signal::MasterWaker;
 use super::window::{Found, Window};
 
-/// A worker process.
+/// A worker process: takes items, computes them, and puts the results into its ring buffer.
 pub(crate) struct Worker<'f, 'a> {
     pub(crate) index: u32,
     pub(crate) chunk: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Worker<'f, 'a> {
 }
 
 impl<'f> Worker<'f, '_> {
-    /// Computes items until there are no more. Returns the exit status.
+    /// Computes items until there are no more. Returns the exit status of the process.
     pub(crate) fn run(&mut self) -> i32 {
         let window = Window(self.shared);
         if let Some(start) = &mut self.functions.worker_start {

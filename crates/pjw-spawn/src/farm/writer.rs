@@ -12,19 +12,19 @@ use super::signal::MasterWaker;
 /// The position that stands for the end of all results.
 const END: u64 = u64::MAX;
 
-/// Returns the ring to the writer.
+/// Returns the ring buffer from the master to the writer process.
 pub(crate) fn ring(shared: &Shared) -> Ring<'_> {
     Ring { control: &shared.control().to_writer, bytes: shared.ring(shared.sizes.workers) }
 }
 
-/// Tells the writer that there are no more results. The ring must be empty.
+/// Sends the message that there are no more results to the writer process. The ring buffer must be empty.
 pub(crate) fn send_end(shared: &Shared) {
     let ring = ring(shared);
     let _ = ring.put(Label::of(END, &Outcome::Done(Vec::new())), &[]);
     ring.control.filled.notify();
 }
 
-/// Writes results until the master sends no more. Returns the exit status.
+/// Writes results until the message arrives that there are no more. Returns the exit status of the process.
 pub(crate) fn run(
     shared: &Shared,
     waker: &MasterWaker,

@@ -54,7 +54,7 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// As [`Template::load`].
+    /// Always returns an error, as [`Template::load`] does.
     pub(crate) fn of_setup(
         _: Arc<Setup>,
         _: &Instance,

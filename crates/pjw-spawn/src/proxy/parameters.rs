@@ -15,7 +15,8 @@ pub struct InstanceParameters {
 }
 
 impl InstanceParameters {
-    /// Takes the list of arguments at an address. The list of variables follows it.
+    /// Makes the value from the address of the list of pointers to the arguments. The list of pointers to the variables
+    /// begins behind the null pointer of this list.
     ///
     /// # Safety
     /// Both lists are there, each ended by a null pointer, and neither they nor their strings are freed or changed later.
@@ -47,7 +48,7 @@ impl InstanceParameters {
         ptr::with_exposed_provenance(self.arguments)
     }
 
-    /// The variables, without their lengths.
+    /// Iterates over the pointers to the environment variables of this instance.
     pub(super) fn variable_pointers(&self) -> impl Iterator<Item = *const c_char> + use<> {
         Strings(ptr::with_exposed_provenance(self.variables))
     }

@@ -5,7 +5,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use super::copies::{ReplicaError, Replicas};
 
-/// What a spawner thread does before it starts instances: it enters a node, and waits until all threads have done so.
+/// The part of a spawner thread in the start of a batch: the thread enters the mount namespace of its NUMA node, and
+/// waits until all threads of the batch have entered theirs.
 pub(crate) struct Entry {
     replicas: Arc<Replicas>,
     node: u32,
@@ -13,7 +14,8 @@ pub(crate) struct Entry {
     allowed: Receiver<()>,
 }
 
-/// The entries of the threads of a batch.
+/// The part of the caller in the start of a batch: waits until all spawner threads have entered the mount namespaces of
+/// their NUMA nodes.
 pub(crate) struct Entries {
     sender: Sender<Result<(), ReplicaError>>,
     entered: Receiver<Result<(), ReplicaError>>,
@@ -21,7 +23,8 @@ pub(crate) struct Entries {
 }
 
 impl Entry {
-    /// Moves the calling thread into the namespace of its node. Returns whether it may start instances.
+    /// Moves the calling thread into the mount namespace of its NUMA node. Returns whether the thread may start
+    /// instances: only if all threads of the batch have entered their namespaces.
     pub(crate) fn enter(self) -> bool {
         let Self { replicas, node, entered, allowed } = self;
         let _ = entered.send(replicas.enter_namespace_with_copies(node));
@@ -31,22 +34,24 @@ impl Entry {
 }
 
 impl Entries {
+    /// Makes the value without threads.
     pub(crate) fn new() -> Self {
         let (sender, entered) = mpsc::channel();
         Self { sender, entered, waiting: Vec::new() }
     }
 
-    /// Makes the entry of a thread.
+    /// Adds a spawner thread that must enter the mount namespace of the NUMA node `node`. The thread must call
+    /// [`Entry::enter`] of the returned value.
     pub(crate) fn add(&mut self, replicas: &Arc<Replicas>, node: u32) -> Entry {
         let (allow, allowed) = mpsc::channel();
         self.waiting.push(allow);
         Entry { replicas: Arc::clone(replicas), node, entered: self.sender.clone(), allowed }
     }
 
-    /// Waits until all threads have entered their nodes, and lets them go on.
+    /// Waits until all threads have entered their namespaces, and then lets them start instances.
     ///
     /// # Errors
-    /// If one of them could not. Then the threads end.
+    /// If a thread could not enter its namespace. Then no thread starts an instance.
     pub(crate) fn wait(self) -> Result<(), ReplicaError> {
         let Self { sender, entered, waiting } = self;
         drop(sender);

@@ -24,7 +24,8 @@ const BEGUN: u32 = u32::MAX - 1;
 /// How long the host sleeps before it looks whether the task was killed.
 static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What the host and the new task share until the program begins. It lies on the stack of the host.
+/// The variables that the host and a new task share until the task begins its program. They are on the stack of the
+/// host.
 pub(super) struct Birth<'a> {
     request: &'a Request,
     /// 1 until the task has begun its program, has failed or has ended. A futex.
@@ -41,13 +42,13 @@ pub(super) struct Birth<'a> {
     pid: &'a AtomicU32,
 }
 
-/// Where a task begins.
+/// The entry point of a task's program, and the stack pointer there.
 pub(super) struct Beginning {
     pub(super) entry: u64,
     pub(super) stack: u64,
 }
 
-/// Descriptors for a task.
+/// The descriptors for a new task.
 pub(super) struct Descriptors {
     /// -1 for the stream of the host.
     pub(super) streams: [RawFd; 3],
@@ -55,14 +56,14 @@ pub(super) struct Descriptors {
     pub(super) first_own: RawFd,
 }
 
-/// A task that was made: its process id, its pidfd, and the failed step with its errno. A task with a failed step ends by itself.
+/// A process that was made for a task. If `failure` is set, the process ends by itself.
 pub(super) struct Born {
     pub(super) pid: u32,
     pub(super) pidfd: RawFd,
     pub(super) failure: Option<(SpawnStep, Errno)>,
 }
 
-/// Makes a task. Returns when it has begun its program or has failed.
+/// Makes the process of a task. Returns when the process has begun its program or has failed.
 ///
 /// # Errors
 /// The failed step if there is no process.
@@ -221,7 +222,7 @@ fn prepare(birth: &Birth<'_>) -> Result<(), (SpawnStep, i32)> {
     Ok(())
 }
 
-/// Closes all descriptors from a number on. close_range(2) is in Linux 5.9 and later.
+/// Closes all descriptors from the number `first` on, with close_range(2) (Linux 5.9 and later) or one by one.
 pub(super) fn close_from(first: RawFd) -> Result<(), (SpawnStep, i32)> {
     // SAFETY: the table of descriptors is that of the calling process alone.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };

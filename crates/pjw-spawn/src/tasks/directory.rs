@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 const MAGIC: u64 = 0x3153_4b53_4154_4a50;
 /// `PJW_TASKS_NAMES_` of pjw_tasks.h.
 const NAMES: usize = 4096;
-/// The variable by which a task finds the directory.
+/// The environment variable by which a task finds the directory.
 pub(crate) const VARIABLE: &str = "PJW_TASKS";
 
-/// `struct pjw_tasks_space_` of pjw_tasks.h. The process ids of the ranks follow it.
+/// The directory of an address space with tasks: `struct pjw_tasks_space_` of pjw_tasks.h. The process ids of the ranks
+/// follow this value in memory.
 #[repr(C)]
 pub(super) struct Directory {
     magic: AtomicU64,
@@ -38,12 +39,12 @@ struct Name {
 }
 
 impl Directory {
-    /// The bytes of a directory for so many ranks.
+    /// Returns the size in bytes of a directory for `size` ranks, including their process ids.
     pub(super) fn bytes(size: u32) -> usize {
         size_of::<Self>() + size as usize * size_of::<AtomicU32>()
     }
 
-    /// Fills a new directory, which has only zeros.
+    /// Fills in a new directory. All of its bytes must be zero.
     ///
     /// # Safety
     /// `at` must point to so many bytes as [`Directory::bytes`] says.
@@ -56,14 +57,14 @@ impl Directory {
         directory
     }
 
-    /// The process id of a rank. The rank must be below the size.
+    /// Returns the process id of the task with this rank. `rank` must be less than the number of ranks.
     pub(super) fn pid_of(&self, rank: u32) -> &AtomicU32 {
         let first = (&raw const *self).wrapping_add(1).cast::<AtomicU32>();
         // SAFETY: the directory was made with a word for each rank.
         unsafe { &*first.wrapping_add(rank as usize) }
     }
 
-    /// Removes what an ended task had published. Tasks that wait for a change are woken.
+    /// Removes the addresses that an ended task had published. Wakes the tasks that wait for a change of the directory.
     pub(super) fn forget(&self, pid: u32) {
         let mut has_changed = false;
         let used = self.names_used.load(Acquire) as usize;

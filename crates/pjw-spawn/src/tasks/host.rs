@@ -34,7 +34,7 @@ const FREE: RawFd = -1;
 /// The end of the task in the slot will not be seen, so the slot is not used again.
 const LOST: RawFd = -2;
 
-/// What the host needs. All of it lies on the stack or in shared memory.
+/// The parameters of the host. The host has no heap, so all of them are on the stack or in shared memory.
 pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) slot: SlotShape,
@@ -81,7 +81,7 @@ struct Host<'a> {
 
 type Failed = (SpawnStep, Errno);
 
-/// The life of the host.
+/// Runs the host: starts tasks on request, and ends after the last task. Never returns.
 pub(super) fn run(plan: &Plan) -> ! {
     let code = match leave_parent(plan) {
         Ok((first_own, socket)) => serve_requests(plan, first_own, socket.as_fd()),

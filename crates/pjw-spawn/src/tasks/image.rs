@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::page::PAGE;
 
-/// The most segments that are mapped. Programs have four or five.
+/// The maximum number of segments of a program. Usual programs have four or five.
 pub(super) const MAX_SEGMENTS: usize = 16;
 /// The longest dynamic section that is read. Usual programs have less than 1 KiB.
 const MAX_DYNAMIC: u64 = 1 << 20;
@@ -85,7 +85,8 @@ pub(super) struct Segment {
     pub(super) protection: i32,
 }
 
-/// What is needed to map a program. Has no memory of its own, so that a process without a heap can use it.
+/// The facts about a program that are needed to map it. The value has no heap memory, so that the host, which has no
+/// heap, can use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     segments: [Segment; MAX_SEGMENTS],
@@ -102,12 +103,13 @@ pub(super) struct Shape {
 }
 
 impl Shape {
+    /// Iterates over the segments of the program.
     pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().take(self.count)
     }
 }
 
-/// A program that can run as a task.
+/// A program that can run as a task: its open file, and how it is mapped.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(super) file: OwnedFd,
@@ -115,7 +117,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Reads the program in a file.
+    /// Opens the program at `path`, and reads its ELF headers.
     ///
     /// # Errors
     /// If the program can't run as a task.

@@ -29,7 +29,7 @@ unsafe fn map_at(
     Errno::result(mapped).map(drop)
 }
 
-/// Makes a range inaccessible, and frees what it had.
+/// Frees the memory of an address range, and makes the range inaccessible, so that nothing else is mapped there.
 ///
 /// # Safety
 /// Nothing may use the range.
@@ -38,7 +38,7 @@ pub(super) unsafe fn reserve_again(address: u64, bytes: u64) -> Result<(), Errno
     unsafe { map_at(address, bytes, libc::PROT_NONE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0) }
 }
 
-/// Maps the stack and the program of a task into a slot at `address`.
+/// Maps the stack and the program of a task into the slot at `address`.
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.

@@ -11,7 +11,7 @@ const FIRST_ADDRESS: u64 = 4096;
 /// The most ranges that are remembered. pjwctl has about 80 mappings.
 const MAX_RANGES: usize = 1024;
 
-/// Where the heap of the calling process begins, from /proc/self/stat.
+/// Returns the address at which the heap (brk(2)) of the calling process begins, from field 47 of /proc/self/stat.
 pub(super) fn heap_begin() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
     // Field 47 of proc(5). The third one is the first after the name.
@@ -19,8 +19,9 @@ pub(super) fn heap_begin() -> Option<u64> {
     (begin != 0).then_some(begin)
 }
 
-/// Gives up the heap that brk(2) manages, and keeps it from growing again: a guard page follows its end. The tasks have the
-/// same brk(2), and must not get parts of each other's heap. malloc(3) takes mmap(2) instead.
+/// Frees the heap of the calling process, which begins at `begin`, and maps a guard page behind it so that the heap
+/// can't grow again. All tasks have the same brk(2) as this process, so they would get parts of each other's heap.
+/// Without brk(2), malloc(3) uses mmap(2).
 ///
 /// # Safety
 /// The calling process must not use its heap any more.
@@ -42,7 +43,7 @@ pub(super) unsafe fn give_up_heap(begin: u64) -> Result<(), Errno> {
     }
 }
 
-/// Maps anonymous memory that only the host uses.
+/// Maps `bytes` bytes of private anonymous memory.
 pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
@@ -51,7 +52,7 @@ pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
     if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(at.cast()) }
 }
 
-/// The ranges of addresses that the host had before the first task: [begin, end), in ascending order.
+/// The mappings that the host had before the first task: the begin and the end of each, in ascending order.
 pub(super) struct OwnRanges {
     ranges: *mut (u64, u64),
     count: usize,
@@ -60,7 +61,7 @@ pub(super) struct OwnRanges {
 }
 
 impl OwnRanges {
-    /// The bytes of memory that [`OwnRanges::read`] needs.
+    /// The size in bytes of the memory that [`OwnRanges::read`] needs.
     pub(super) const BYTES: usize = MAX_RANGES * size_of::<(u64, u64)>();
 
     /// Reads the mappings of the calling process from /proc/self/maps.
@@ -107,7 +108,8 @@ impl OwnRanges {
         true
     }
 
-    /// Unmaps everything that the process did not have when the ranges were read: what ended tasks have mapped.
+    /// Unmaps everything that was mapped after [`OwnRanges::read`], which is what ended tasks have mapped. Does nothing
+    /// if not all mappings could be read.
     ///
     /// # Safety
     /// No task may live.

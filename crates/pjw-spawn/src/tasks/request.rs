@@ -14,7 +14,8 @@ use crate::signals::KernelSignals;
 /// The size of the buffer. All strings of a program have at most 6 MiB, execve(2).
 const BUFFER_BYTES: usize = 8 << 20;
 
-/// The numbers of a task. The host is a fork of the process that writes them, so both have the same layout.
+/// The fixed part of a request to start a task. The host is a fork of the process that writes the request, so both have
+/// the same layout of this type.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
     pub(super) rank: u32,
@@ -38,7 +39,7 @@ pub(super) struct Head {
     pub(super) name: [u8; 16],
 }
 
-/// A buffer that this process and its forks share. It is unmapped when it is dropped.
+/// Memory that this process and its forks share, in which requests are written. Dropping this value unmaps the memory.
 #[derive(Debug)]
 pub(super) struct Buffer {
     at: *mut u8,
@@ -50,6 +51,10 @@ pub(super) struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
+    /// Maps the memory.
+    ///
+    /// # Errors
+    /// The error of mmap(2).
     pub(super) fn new() -> Result<Self, Errno> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -58,16 +63,18 @@ impl Buffer {
         if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(Self { at: at.cast(), used: 0 }) }
     }
 
+    /// Returns the address of the memory.
     pub(super) fn address(&self) -> *mut u8 {
         self.at
     }
 
-    /// Uses the buffer from its beginning again. No request may be on its way.
+    /// Frees the memory of all requests, so that the next request is written at the begin. No request may be
+    /// unanswered.
     pub(super) fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// Writes a request behind the others. Returns its offset.
+    /// Writes a request behind the earlier requests. Returns the offset of the request in the memory.
     ///
     /// # Errors
     /// `E2BIG` if it does not fit behind them.
@@ -105,7 +112,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A request as the host reads it.
+/// A request, as the host reads it from the shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     request: *const u8,
@@ -113,6 +120,8 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Reads the request at this address.
+    ///
     /// # Safety
     /// A complete request must be at this address. The writer must leave it until it has the answer.
     pub(super) unsafe fn read(request: *const u8) -> Self {
@@ -128,16 +137,17 @@ impl Request {
         self.head.mask_words * size_of::<u64>()
     }
 
-    /// The mask as sched_setaffinity(2) takes it: its bytes and its address.
+    /// Returns the size and the address of the affinity mask, for sched_setaffinity(2).
     pub(super) fn mask(&self) -> (usize, *const u8) {
         (self.mask_bytes(), self.at(0))
     }
 
-    /// The working directory, ended by a NUL byte. Null for that of the host.
+    /// Returns the path of the working directory as a C string. Null if the task keeps the directory of the host.
     pub(super) fn directory(&self) -> *const u8 {
         if self.head.directory_bytes == 0 { ptr::null() } else { self.at(self.mask_bytes()) }
     }
 
+    /// Returns the arguments, the environment variables and the path of the program, each with its NUL byte.
     pub(super) fn strings(&self) -> &[u8] {
         let at = self.at(self.mask_bytes() + self.head.directory_bytes);
         // SAFETY: a complete request has so many bytes there.
@@ -145,7 +155,7 @@ impl Request {
     }
 }
 
-/// The answer of the host. A pidfd comes with it if `pid` is not 0.
+/// The answer of the host to a request. If `pid` is not 0, the pidfd of this process is sent with the answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Answer {
     /// The process. It ends by itself if there is an errno too.
@@ -157,14 +167,16 @@ pub(super) struct Answer {
     pub(super) directory: u64,
 }
 
-/// The bytes of an answer.
+/// The size of an answer in bytes.
 pub(super) const ANSWER_BYTES: usize = 24;
 
 impl Answer {
+    /// Returns the answer that a step has failed.
     pub(super) fn failed(step: SpawnStep, errno: Errno) -> Self {
         Self { step: u32::from(step.number()), errno: errno as i32, ..Self::default() }
     }
 
+    /// Returns the bytes of the answer for the socket.
     pub(super) fn to_bytes(self) -> [u8; ANSWER_BYTES] {
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..4].copy_from_slice(&self.pid.to_ne_bytes());
@@ -174,6 +186,7 @@ impl Answer {
         bytes
     }
 
+    /// Parses an answer from its bytes.
     pub(super) fn of_bytes(bytes: &[u8; ANSWER_BYTES]) -> Self {
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
         let mut directory = [0; 8];

@@ -57,7 +57,7 @@ fn remedy_of_host(errno: Errno) -> &'static str {
     }
 }
 
-/// Checks whether so many tasks of a program find room in one address space.
+/// Checks whether `tasks` tasks of this program fit into one address space.
 pub(crate) fn check_room(image: &Image, tasks: usize) -> Result<(), SpaceError> {
     let error = |needed, limit, remedy| SpaceError::Room { tasks, needed, limit, remedy };
     let slot = SlotShape::new(&image.shape, stack_bytes());

@@ -15,7 +15,8 @@ const GUARD: u64 = 64 << 10;
 const USUAL_STACK: u64 = 8 << 20;
 const MIN_STACK: u64 = 256 << 10;
 
-/// The sizes of a slot in bytes. All are multiples of the page size.
+/// The layout of a slot: the address range for the stack and the program of one task. All values are in bytes, and
+/// multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotShape {
     pub(super) bytes: u64,
@@ -26,7 +27,8 @@ pub(super) struct SlotShape {
 }
 
 impl SlotShape {
-    /// Returns the shape for a program and a stack of so many bytes. `None` if it is larger than all addresses.
+    /// Returns the layout for a program with a stack of `stack_bytes` bytes. `None` if the slot would be larger than
+    /// the address space.
     pub(super) fn new(program: &Shape, stack_bytes: u64) -> Option<Self> {
         let tail = program.span.checked_next_multiple_of(program.alignment)?;
         let alignment = COVERED.max(program.alignment);
@@ -36,14 +38,15 @@ impl SlotShape {
         Some(Self { bytes, alignment, stack: program - stack_bytes, program })
     }
 
-    /// The addresses that so many slots need, with those that the alignment may lose. `None` if a process has fewer.
+    /// Returns the size in bytes of the address range for `count` slots, including the bytes that the alignment may
+    /// need. `None` if the address space is smaller.
     pub(super) fn bytes_of(&self, count: u64) -> Option<u64> {
         let bytes = self.bytes.checked_mul(count)?.checked_add(self.alignment)?;
         (bytes < ADDRESSES).then_some(bytes)
     }
 }
 
-/// Returns the size of the stack of a task in bytes, as `RLIMIT_STACK` has it.
+/// Returns the size of the stack of a task in bytes: the soft limit `RLIMIT_STACK`, or 8 MiB if there is no limit.
 pub(super) fn stack_bytes() -> u64 {
     match getrlimit(Resource::RLIMIT_STACK) {
         Ok((RLIM_INFINITY, _)) | Err(_) => USUAL_STACK,

@@ -35,7 +35,8 @@ use crate::signals;
 
 /// The first Linux in which a core dump of one process leaves others with the same memory running: 5.16.
 const SEPARATE_CORE_DUMPS: (u32, u32) = (5, 16);
-/// The most requests that may be on their way. Their descriptors count as open ones, unix(7): at most four each.
+/// The maximum number of unanswered requests. Each is sent with up to four descriptors, which count as open descriptors
+/// until the host receives them (unix(7)).
 pub(crate) const MAX_POSTED: usize = 32;
 /// The bytes of the name of a process in /proc/PID/comm, with its NUL byte.
 const COMM_BYTES: usize = 16;
@@ -79,6 +80,7 @@ impl Space {
         Self::of_setup(Arc::clone(&context.setup), capacity, rank_count)
     }
 
+    /// Makes an address space for tasks, as [`Space::create`] does.
     pub(crate) fn of_setup(setup: Arc<Setup>, capacity: usize, size: u32) -> Result<Self, SpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
@@ -147,11 +149,12 @@ impl Space {
         self.collect()
     }
 
-    /// Asks for a task. [`Space::collect`] returns the result. At most [`MAX_POSTED`] requests may be on their way. `layout`
-    /// is that of the environment of the setup.
+    /// Sends the request to start a task. [`Space::collect`] returns its result. There may be at most [`MAX_POSTED`]
+    /// unanswered requests. `layout` must have been made for the environment of this address space.
     ///
     /// # Errors
-    /// `E2BIG` in the step exec if the request does not fit beside those that are on their way. No task is asked for then.
+    /// `E2BIG` in the step exec if the request does not fit into the buffer with the other unanswered requests. Then no
+    /// request is sent.
     pub(crate) fn post(&mut self, instance: &Instance, layout: &mut Layout) -> Result<(), SpawnError> {
         let offset = self.write_request(instance, layout)?;
         let sent = self.send(instance, offset);
@@ -160,7 +163,7 @@ impl Space {
         Ok(())
     }
 
-    /// Waits for the result of the oldest request that is on its way.
+    /// Waits for the result of the oldest unanswered request.
     ///
     /// # Errors
     /// The errors of [`Space::start`].
@@ -270,7 +273,8 @@ impl Space {
 }
 
 impl Space {
-    /// Ends the requests. Returns the host if it is to be ended with the thread that made it.
+    /// Ends the use of this address space. Returns the process id of the host if the tasks must end with the calling
+    /// thread. Then the caller must end the host, by [`end_host`].
     pub(crate) fn leave_host(mut self) -> Option<Pid> {
         self.is_left = self.setup.ends_with_launcher;
         self.is_left.then_some(self.host)
@@ -302,7 +306,7 @@ fn reap_hosts() {
     HOSTS.lock().unwrap_or_else(PoisonError::into_inner).retain(lives);
 }
 
-/// Ends a host and waits for it. The tasks go on: the address space lives as long as one of them.
+/// Kills a host and waits for its end. Its tasks continue: the address space exists until the last of them ends.
 pub(crate) fn end_host(host: Pid) {
     kill_and_wait(host);
 }

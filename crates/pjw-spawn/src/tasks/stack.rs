@@ -12,7 +12,8 @@ const RANDOM_BYTES: usize = 16;
 /// The longest name of `AT_PLATFORM` and `AT_BASE_PLATFORM` that is passed on, with its NUL byte.
 const NAME_BYTES: usize = 32;
 
-/// The auxiliary vector of the calling process, getauxval(3). Entries about the program itself are replaced for each task.
+/// The auxiliary vector of the calling process, getauxval(3). For each task, the entries about the program are
+/// replaced.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Auxiliary {
     entries: [(u64, u64); MAX_ENTRIES],
@@ -21,7 +22,7 @@ pub(super) struct Auxiliary {
 }
 
 impl Auxiliary {
-    /// Reads the vector of the calling process.
+    /// Reads the auxiliary vector of the calling process.
     pub(super) fn own() -> Self {
         let bytes = std::fs::read("/proc/self/auxv").unwrap_or_default();
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
@@ -44,7 +45,7 @@ impl Auxiliary {
     }
 }
 
-/// What is written on the stack of a task.
+/// The contents of the initial stack of a task.
 pub(super) struct Contents<'a> {
     /// The arguments, the variables and the path of the program, each ended by a NUL byte.
     pub(super) strings: &'a [u8],
@@ -72,7 +73,7 @@ impl Words {
     }
 }
 
-/// Writes the contents below `top`. Returns the address that the stack pointer has at the first instruction.
+/// Writes the initial stack of a task below the address `top`. Returns the stack pointer for the first instruction.
 ///
 /// # Errors
 /// `E2BIG` if the contents do not fit.

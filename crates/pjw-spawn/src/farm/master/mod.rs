@@ -83,7 +83,8 @@ impl std::fmt::Debug for RunningFarm<'_> {
 }
 
 impl<'a> RunningFarm<'a> {
-    /// Makes the shared memory and forks the processes. `items` is the number of items without a reader.
+    /// Maps the shared memory of the farm, and forks its processes. `items` is the number of items. `None` if a reader
+    /// process reads the items.
     pub(crate) fn start(
         settings: Settings,
         masks: Vec<CpuSet>,

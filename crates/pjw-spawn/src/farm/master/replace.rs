@@ -44,7 +44,8 @@ impl RunningFarm<'_> {
         }
     }
 
-    /// `None` for the wake-ups of the master.
+    /// Returns the role of the process for which epoll(7) reported the number `number`. `None` if the number stands for
+    /// the eventfd that wakes the master.
     pub(super) fn role_of(&self, number: u64) -> Option<Role> {
         match usize::try_from(number).unwrap_or(usize::MAX).checked_sub(self.workers.len()) {
             None => Some(Role::Worker(usize::try_from(number).unwrap_or(0))),
@@ -54,7 +55,8 @@ impl RunningFarm<'_> {
         }
     }
 
-    /// Handles the end of a process.
+    /// Handles the end of the process with this role: reads its exit status, and decides whether the process is
+    /// replaced.
     pub(super) fn handle_end(&mut self, role: Role) -> Result<(), FarmError> {
         let Some(child) = self.member(role).child.take() else { return Ok(()) };
         let what = "it can't be read how a process of the farm ended, which another part of the program may have done";
@@ -173,7 +175,7 @@ impl RunningFarm<'_> {
         Err(FarmError::IoProcessDies { process, number, deaths: attempts, end })
     }
 
-    /// Forks the processes that are missing, and tries again later if that fails.
+    /// Forks the processes that are missing. If fork(2) fails, the next call tries again.
     pub(super) fn replace_missing(&mut self) -> Result<(), FarmError> {
         if self.is_ending {
             return Ok(());
@@ -186,6 +188,7 @@ impl RunningFarm<'_> {
         if since.elapsed() < FORK_TIMEOUT { Ok(()) } else { Err(FarmError::Fork(errno)) }
     }
 
+    /// Forks the processes that are missing. Stops at the first error of fork(2).
     pub(super) fn fork_missing(&mut self) -> Result<(), Errno> {
         if self.reader.is_missing() {
             self.fork(Role::Reader)?;

@@ -14,19 +14,20 @@ use super::load::tracee::{Plain, value_of};
 /// The longest wait of [`Channel::wait_closed`], in milliseconds.
 const CLOSE_TIMEOUT: u16 = 1000;
 
-/// The launcher's end. When it is closed, the template ends.
+/// The launcher's socket of the socket pair between the launcher and a template (the process from which instances are
+/// forked). The template ends when this socket is closed.
 #[derive(Debug)]
 pub(super) struct Channel(OwnedFd);
 
 impl Channel {
-    /// Makes a channel, and the end of the template.
+    /// Creates the socket pair. Returns the launcher's socket, and the descriptor for the template.
     pub(super) fn pair() -> Result<(Self, OwnedFd), Errno> {
         let (own, other) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         Ok((Self(own), other))
     }
 
-    /// Sends a message, with descriptors.
+    /// Sends the message `bytes` together with `descriptors`.
     pub(super) fn send(&self, bytes: &[u8], descriptors: &[RawFd]) -> Result<(), Errno> {
         let control = [ControlMessage::ScmRights(descriptors)];
         let control = if descriptors.is_empty() { &control[..0] } else { &control };
@@ -34,7 +35,7 @@ impl Channel {
         retry(|| sendmsg::<()>(self.0.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)).map(drop)
     }
 
-    /// Waits for a message. `None` if the other end has closed the channel.
+    /// Waits for a message of the size of `T`. `None` if the template has closed its socket, or the message is shorter.
     pub(super) fn receive<T: Plain>(&self) -> Result<Option<T>, Errno> {
         let mut bytes = vec![0; size_of::<T>()];
         match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::empty())) {
@@ -44,7 +45,8 @@ impl Channel {
         }
     }
 
-    /// Waits until every process has closed the other end, at most a second: a process may be stopped.
+    /// Waits until all processes have closed the other socket, but at most 1 s: a process that is stopped closes
+    /// nothing.
     pub(super) fn wait_closed(&self) {
         let descriptor = self.0.as_fd();
         let mut rest = [0; 64];

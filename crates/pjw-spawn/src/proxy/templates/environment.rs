@@ -12,7 +12,7 @@ unsafe extern "C" {
     static mut environ: *mut *const c_char;
 }
 
-/// The list of pointers that is the environment.
+/// The list of pointers to the environment variables of the calling process (`environ`, environ(7)).
 #[derive(Debug)]
 pub(super) struct Environment {
     list: *mut *const c_char,
@@ -22,7 +22,7 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// The bytes of a list for the present variables and those of an instance.
+    /// Returns the size in bytes of a list with the present variables and room for those of an instance.
     ///
     /// # Safety
     /// The process has one thread.
@@ -31,7 +31,7 @@ impl Environment {
         ((unsafe { count() } + ROOM + 1) * size_of::<*const c_char>()) as u64
     }
 
-    /// Makes a copy of the list at this address the environment.
+    /// Copies the list to `address`, and sets `environ` to the copy.
     ///
     /// # Safety
     /// The process has one thread. There is as much zeroed memory as [`Environment::size`] says, for nothing else.
@@ -49,7 +49,8 @@ impl Environment {
         }
     }
 
-    /// Sets a variable: in the place of the one with the same name, or behind the last one.
+    /// Sets an environment variable (`NAME=value`). Replaces the variable with the same name. If there is none, appends
+    /// the variable.
     ///
     /// # Safety
     /// The process has one thread. The variable is a C string, which stays as it is.

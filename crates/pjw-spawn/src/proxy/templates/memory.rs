@@ -9,7 +9,8 @@ use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::proxy::refusal::ForkError;
 
-/// Writes bytes to addresses of a process that waits for a message.
+/// Writes into the memory of a template or spare process that waits for a message (process_vm_writev(2)). Each element
+/// of `changes` is an address with the bytes that are written there.
 ///
 /// # Errors
 /// [`ForkError::WriteForbidden`] if the kernel forbids the call. Nothing was written then.

@@ -13,7 +13,8 @@ use crate::proxy::refusal::ForkError;
 /// The variables that the dynamic linker of glibc reads begin with these.
 const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];
 
-/// What the instances of a program that has not begun must have in common, and the file that was loaded.
+/// The properties that all instances of a template must have in common if the template is stopped before its program
+/// begins. Also contains the version of the program file.
 pub(super) struct Shape {
     /// The variables that the dynamic linker has read.
     linker_variables: Vec<CString>,
@@ -24,19 +25,19 @@ pub(super) struct Shape {
 type FileVersion = (u64, u64, i64, i64);
 
 impl Shape {
-    /// Takes the shape of a program that will be started with these variables.
+    /// Determines these properties for a program that will be started with the environment `variables`.
     pub(super) fn of(program: &CStr, variables: &[&CStr]) -> Self {
         let of_linker = variables.iter().filter(|variable| is_linker_variable(variable.to_bytes()));
         let linker_variables = of_linker.map(|variable| CStr::to_owned(variable)).collect();
         Self { linker_variables, file: version(program) }
     }
 
-    /// Whether the program's file is still the one that was loaded.
+    /// Returns whether the program file is still the file that was loaded.
     pub(super) fn is_current(&self, program: &CStr) -> bool {
         self.file.is_some() && version(program) == self.file
     }
 
-    /// Checks that an instance with these strings fits the stack of the template.
+    /// Checks that the arguments and variables of an instance fit into the initial stack of the template.
     pub(super) fn check(&self, strings: &Strings, stack: &EntryStack) -> Result<(), ForkError> {
         if strings.argument_count() != stack.argument_count {
             return Err(ForkError::Mismatch("number of arguments"));
@@ -52,7 +53,7 @@ impl Shape {
     }
 }
 
-/// Whether the dynamic linker reads a variable.
+/// Returns whether the dynamic linker reads this environment variable (`NAME=value`).
 pub(super) fn is_linker_variable(variable: &[u8]) -> bool {
     LINKER_VARIABLES.iter().any(|prefix| variable.starts_with(prefix))
 }

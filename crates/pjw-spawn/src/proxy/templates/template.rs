@@ -40,7 +40,8 @@ const MAX_STRING: usize = 32 * 4096;
 /// `RLIMIT_STACK`.
 const MIN_STRINGS: u64 = 128 * 1024;
 const MAX_STRINGS: u64 = 6 * 1024 * 1024;
-/// The most bytes that a message copies into the template. More are written into its memory while it waits.
+/// The maximum number of bytes that a message makes the template copy. If more bytes change, the launcher writes them
+/// into the memory of the template.
 pub(super) const MAX_COPIED: usize = 768;
 /// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
 const RANDOM_SIZE: usize = 16;
@@ -96,9 +97,9 @@ impl Template {
         Self::linked(Arc::clone(&context.setup), first_instance)
     }
 
-    /// Loads the kind of template that the context names. `requested_mask` is what the calling thread has requested by
-    /// sched_setaffinity(2). Instances with this mask inherit it. The wait for a call of `fork_here` ends when
-    /// `is_cancelled` is set.
+    /// Starts a template of the kind that `setup.templates` selects. Instances with the affinity mask `requested_mask`,
+    /// which the calling thread requested, inherit it. If the template waits for a call of `fork_here`, the wait ends
+    /// when `is_cancelled` is set.
     pub(crate) fn of_setup(
         setup: Arc<Setup>,
         first: &Instance,
@@ -113,7 +114,7 @@ impl Template {
         Ok(template)
     }
 
-    /// Starts the process of a template of [`Template::load`] again, after it has ended.
+    /// Starts a new process for a template of [`Template::load`] whose process has ended.
     pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
         *self = Self::linked(Arc::clone(&self.setup), first)?;
         Ok(())
@@ -290,8 +291,8 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the strings of an instance. A script has the arguments of its interpreter in place of argument 0. A program
-    /// that has begun has the variables of the context already.
+    /// Returns the arguments and variables of an instance. For a script, the arguments of the interpreter replace
+    /// argument 0. A program that waits in `fork_here` already has the variables of the context, so these are left out.
     pub(super) fn strings_of(&mut self, instance: &Instance) -> Strings {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
@@ -301,7 +302,7 @@ impl Template {
         Strings::of(interpreter.iter().map(Vec::as_slice).chain(given), variables)
     }
 
-    /// Sends the message, if there is one.
+    /// Sends the prepared message, if it makes any instance.
     pub(super) fn send(&mut self) -> Result<(), ForkError> {
         let message = mem::take(&mut self.message);
         let count = message.instance_count();
@@ -314,7 +315,7 @@ impl Template {
         self.loaded.channel.send(&bytes, &descriptors).map_err(|_| ForkError::Ended)
     }
 
-    /// Returns the result of the oldest instance that was sent.
+    /// Returns the process or the error of the oldest instance whose result was not returned yet.
     pub(super) fn next_child(&mut self) -> Result<Child, ForkError> {
         if self.results.is_empty() {
             self.receive()?;
@@ -341,7 +342,7 @@ impl Template {
         self.loaded.channel.receive().ok().flatten().ok_or(ForkError::Ended)
     }
 
-    /// Waits until the template has handled all messages.
+    /// Sends the prepared message, and waits until the template has handled all messages.
     pub(super) fn wait_until_idle(&mut self) -> Result<(), ForkError> {
         self.send()?;
         while !self.sent.is_empty() {
@@ -350,7 +351,7 @@ impl Template {
         Ok(())
     }
 
-    /// Returns what this instance does before its program, except for the map of its memory.
+    /// Returns the parameters of an instance for the system calls before its program begins, without the memory map.
     pub(super) fn own_calls(&self, instance: &Instance) -> Result<Own, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
@@ -373,19 +374,20 @@ impl Template {
         Ok(Own { mask, nodes, streams: streams.collect(), ..Own::default() })
     }
 
-    /// Returns the map of the memory of an instance with these strings.
+    /// Returns the memory map of an instance with these strings. `None` if the map of the template is unknown.
     pub(super) fn map_of(&self, image: &Image) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
         Some(map.with_strings(image.arguments(), variables))
     }
 
-    /// The address of the pointers to the arguments and the variables.
+    /// Returns the address of the list of pointers to the arguments and the variables.
     pub(super) fn pointers_at(&self) -> u64 {
         self.loaded.stack.at + 8
     }
 
-    /// Returns the address of the bytes at `AT_RANDOM`, and new ones. `None` if the program has begun.
+    /// Returns the address of the random bytes of the auxiliary vector (`AT_RANDOM`), with new random bytes. `None` if
+    /// the program already runs.
     pub(super) fn next_random(&mut self) -> Option<(u64, Vec<u8>)> {
         let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {
@@ -396,7 +398,8 @@ impl Template {
         Some((address, self.random.split_off(self.random.len() - RANDOM_SIZE)))
     }
 
-    /// Checks what the dynamic linker has read, what can't be changed later, and the limits of execve(2).
+    /// Checks whether an instance can be a fork of this template: by the properties that can't be changed after the
+    /// template was loaded, and by the limits of execve(2).
     pub(super) fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
         match &self.shape {
             Some(shape) => shape.check(strings, &self.loaded.stack)?,

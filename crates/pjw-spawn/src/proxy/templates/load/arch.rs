@@ -5,33 +5,36 @@ use crate::proxy::templates::message::stub::Slots;
 /// The registers of a stopped thread.
 pub(in crate::proxy::templates) type Registers = libc::user_regs_struct;
 
-/// The machine in the header of an ELF file: `EM_X86_64`.
+/// The value of the field `e_machine` in the ELF header of a program for this architecture: `EM_X86_64`.
 pub(in crate::proxy::templates) const ELF_MACHINE: u16 = 62;
-/// An instruction that stops a traced process: int3.
+/// The instruction `int3`, which stops a traced process with SIGTRAP.
 pub(in crate::proxy::templates) const BREAKPOINT: [u8; 1] = [0xcc];
-/// An instruction that makes a system call: syscall.
+/// The instruction `syscall`, which makes a system call.
 pub(in crate::proxy::templates) const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 
+/// Returns the stack pointer (`rsp`).
 pub(in crate::proxy::templates) fn stack_pointer(registers: &Registers) -> u64 {
     registers.rsp
 }
 
+/// Returns the instruction pointer (`rip`).
 pub(in crate::proxy::templates) fn instruction_pointer(registers: &Registers) -> u64 {
     registers.rip
 }
 
-/// Returns the registers that continue at an address.
+/// Returns these registers with the instruction pointer set to `address`.
 pub(in crate::proxy::templates) fn at(registers: Registers, address: u64) -> Registers {
     // Without a number of a system call, the kernel does not restart the one that a signal has interrupted.
     Registers { rip: address, orig_rax: u64::MAX, ..registers }
 }
 
-/// Returns the address of the breakpoint that a process has run into.
+/// Returns the address of the breakpoint instruction that a stopped process has just executed.
 pub(in crate::proxy::templates) fn breakpoint_before(registers: &Registers) -> u64 {
     registers.rip.wrapping_sub(BREAKPOINT.len() as u64)
 }
 
-/// Returns the registers for a system call, whose instruction lies at the instruction pointer.
+/// Returns these registers with the number and the arguments of a system call. The instruction at the instruction
+/// pointer must be [`SYSTEM_CALL`].
 pub(in crate::proxy::templates) fn for_system_call(
     registers: Registers,
     number: i64,
@@ -42,12 +45,12 @@ pub(in crate::proxy::templates) fn for_system_call(
     Registers { rax, orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..registers }
 }
 
-/// Returns the result of a system call.
+/// Returns the result of a system call after its end: the value, or the negative errno.
 pub(in crate::proxy::templates) fn result(registers: &Registers) -> u64 {
     registers.rax
 }
 
-/// Returns the slots that continue with these registers.
+/// Returns the [`Slots`] from which a process loads these registers.
 pub(in crate::proxy::templates) fn slots(of: &Registers) -> Slots {
     Slots {
         rip: of.rip,

@@ -4,7 +4,8 @@ use nix::errno::Errno;
 
 use super::tracee::Tracee;
 
-/// The stack of a program that has executed no instruction yet.
+/// The content of the initial stack of a program: the arguments, the environment and the auxiliary vector, as execve(2)
+/// wrote them.
 #[derive(Debug, Clone)]
 pub(in crate::proxy::templates) struct EntryStack {
     /// The address of the argument count.
@@ -17,7 +18,7 @@ pub(in crate::proxy::templates) struct EntryStack {
 }
 
 impl EntryStack {
-    /// Reads the stack of a process that is stopped after its execve(2).
+    /// Reads the initial stack of a process that is stopped directly after execve(2).
     pub(in crate::proxy::templates) fn read(tracee: &Tracee, stack_pointer: u64) -> Result<Self, Errno> {
         let argument_count = usize::try_from(tracee.read_u64(stack_pointer)?).map_err(|_| Errno::ENOEXEC)?;
         let mut words = Words { tracee, at: stack_pointer + 8, chunk: Vec::new() };
@@ -38,17 +39,18 @@ impl EntryStack {
         Ok(Self { at: stack_pointer, pointers, argument_count, auxiliary })
     }
 
-    /// Returns what stands for the stack of a program that has begun: only a place for the pointers.
+    /// Returns a value for a program that already runs, and whose initial stack is therefore not read. `address` is
+    /// where the pointers to the arguments and the variables of an instance are to be written.
     pub(in crate::proxy::templates) fn of_pointers(address: u64) -> Self {
         Self { at: address - 8, pointers: Vec::new(), argument_count: 0, auxiliary: Vec::new() }
     }
 
-    /// Returns a value of the auxiliary vector, getauxval(3).
+    /// Returns the value of the entry `kind` of the auxiliary vector, getauxval(3). `None` if there is no such entry.
     pub(in crate::proxy::templates) fn auxiliary(&self, kind: u64) -> Option<u64> {
         self.auxiliary.iter().find(|(of, _)| *of == kind).map(|(_, value)| *value)
     }
 
-    /// How many pointers are variables.
+    /// Returns the number of environment variables.
     pub(in crate::proxy::templates) fn variable_count(&self) -> usize {
         self.pointers.len().saturating_sub(self.argument_count + 2)
     }

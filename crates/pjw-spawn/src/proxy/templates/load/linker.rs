@@ -54,7 +54,8 @@ impl Breakpoint {
     }
 }
 
-/// Runs a process that is stopped after its execve(2) until its program is linked, or has come to its entry point.
+/// Runs a process that is stopped directly after execve(2) until the dynamic linker has loaded and relocated all
+/// libraries, or until the entry point of the program if that comes first. No code of the program has run then.
 pub(in crate::proxy::templates) fn run_until_linked(
     tracee: &mut Tracee,
     stack: &EntryStack,

@@ -36,7 +36,7 @@ const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
 /// The time between two looks whether the start was cancelled, in milliseconds.
 const CANCEL_INTERVAL: u16 = 50;
 
-/// A process that waits for messages where its program is linked.
+/// The process of a template: a process that has loaded its program and waits for messages from the launcher.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) child: Child,
@@ -55,7 +55,7 @@ pub(super) struct Loaded {
     pub(super) robust_list: (u64, u64),
 }
 
-/// Starts a program, and leaves it waiting for messages.
+/// Starts a program, stops it before its first own code, and leaves its process waiting for messages.
 pub(super) fn load(
     setup: &Setup,
     cgroup: Option<RawFd>,
@@ -126,7 +126,8 @@ fn start(
     })
 }
 
-/// Starts a program that calls [`super::fork_here`], and leaves it waiting for messages there.
+/// Starts a program, and waits until it calls [`super::fork_here`]. There the process waits for messages. Gives up when
+/// `is_cancelled` is set.
 pub(super) fn load_late(
     setup: &Setup,
     cgroup: Option<RawFd>,
@@ -309,7 +310,7 @@ fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, Lost> {
     Ok(block)
 }
 
-/// Returns flags as an argument of a system call.
+/// Converts a flag to the type of an argument of a system call.
 pub(super) fn flag(flags: i32) -> u64 {
     u64::try_from(flags).unwrap_or(0)
 }

@@ -13,7 +13,8 @@ use nix::unistd::Pid;
 use super::arch::{self, Registers};
 use crate::child::Child;
 
-/// A traced child of the calling thread, stopped unless a method lets it run. It is killed when this value is dropped.
+/// A child process that the calling thread traces with ptrace(2). The process is stopped, except during the calls of
+/// methods that let it run. Dropping this value kills the process.
 #[derive(Debug)]
 pub(in crate::proxy::templates) struct Tracee {
     pid: Pid,
@@ -22,7 +23,7 @@ pub(in crate::proxy::templates) struct Tracee {
     memory: File,
 }
 
-/// Why a traced process is stopped.
+/// The reason why a traced process has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proxy::templates) enum Stop {
     /// Before or after a system call.
@@ -31,7 +32,7 @@ pub(in crate::proxy::templates) enum Stop {
     Trap,
 }
 
-/// Why a traced process can't be led further.
+/// Error: a traced process has ended, or can't be traced any longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proxy::templates) enum Lost {
     /// It has ended with this status.
@@ -49,7 +50,8 @@ impl From<Errno> for Lost {
 }
 
 impl Tracee {
-    /// Takes a process that stops after its execve(2). From now on it is killed if this thread ends.
+    /// Begins to trace `child`, which stops after its execve(2). From now on the kernel kills the process when the
+    /// calling thread ends.
     pub(in crate::proxy::templates) fn after_exec(child: Child) -> Result<Self, Lost> {
         let pid = Pid::from_raw(child.pid.0.cast_signed());
         wait_stop(pid)?;
@@ -66,23 +68,24 @@ impl Tracee {
         }
     }
 
+    /// Returns the process id.
     pub(in crate::proxy::templates) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Reads memory.
+    /// Reads `bytes.len()` bytes of the memory of the process at `address`.
     pub(in crate::proxy::templates) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
         self.memory.read_exact_at(bytes, address).map_err(|error| errno_of(&error))
     }
 
-    /// Reads a number of 64 bits.
+    /// Reads a 64-bit number from the memory of the process at `address`.
     pub(in crate::proxy::templates) fn read_u64(&self, address: u64) -> Result<u64, Errno> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Reads a string, without its NUL byte.
+    /// Reads the C string at `address` from the memory of the process. The result has no NUL byte.
     pub(in crate::proxy::templates) fn read_string(&self, address: u64) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         let mut byte = [0];
@@ -95,30 +98,32 @@ impl Tracee {
         }
     }
 
-    /// Writes memory, also where the process itself may not write.
+    /// Writes `bytes` into the memory of the process at `address`, even if the mapping there is read-only.
     pub(in crate::proxy::templates) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.memory.write_all_at(bytes, address).map_err(|error| errno_of(&error))
     }
 
+    /// Reads the registers of the stopped process.
     pub(in crate::proxy::templates) fn registers(&self) -> Result<Registers, Errno> {
         ptrace::getregs(self.pid)
     }
 
+    /// Sets the registers of the stopped process.
     pub(in crate::proxy::templates) fn set_registers(&self, registers: Registers) -> Result<(), Errno> {
         ptrace::setregs(self.pid, registers)
     }
 
-    /// Runs until a breakpoint. Signals that arrive meanwhile are delivered.
+    /// Lets the process run until a breakpoint. Signals that arrive in this time are delivered to the process.
     pub(in crate::proxy::templates) fn run(&mut self) -> Result<Stop, Lost> {
         self.go(ptrace::cont)
     }
 
-    /// Runs until the next system call begins or ends, or until a breakpoint.
+    /// Lets the process run until the begin or the end of a system call, or until a breakpoint.
     pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<Stop, Lost> {
         self.go(ptrace::syscall)
     }
 
-    /// Executes one instruction.
+    /// Lets the process execute one instruction.
     pub(in crate::proxy::templates) fn step(&mut self) -> Result<Stop, Lost> {
         self.go(ptrace::step)
     }
@@ -140,8 +145,8 @@ impl Tracee {
         }
     }
 
-    /// Makes the process make one system call, and returns its result: an address, a number, or the negative errno.
-    /// Registers and memory are afterwards as before.
+    /// Makes the process make one system call, and returns the result of the call. An error of the call is
+    /// [`Lost::Failed`]. Afterwards the process has the same registers and memory as before.
     pub(in crate::proxy::templates) fn call(
         &mut self,
         number: i64,
@@ -165,7 +170,7 @@ impl Tracee {
         }
     }
 
-    /// Lets the process run on, no longer traced.
+    /// Ends the trace, and lets the process run.
     pub(in crate::proxy::templates) fn detach(mut self) -> Result<Child, Errno> {
         ptrace::detach(self.pid, None)?;
         self.child.take().ok_or(Errno::ESRCH)
@@ -180,7 +185,7 @@ impl Drop for Tracee {
     }
 }
 
-/// Kills a child and waits for its end.
+/// Kills a child process and waits for its end.
 pub(in crate::proxy::templates) fn end(child: &Child) {
     let _ = child.send_signal(libc::SIGKILL);
     let _ = child.wait();
@@ -207,13 +212,13 @@ fn wait_stop(pid: Pid) -> Result<StopOrSignal, Lost> {
     }
 }
 
-/// Returns the bytes of a plain value.
+/// Returns the bytes of a value, as they are in memory.
 pub(in crate::proxy::templates) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: a plain type has no padding, so that all of its bytes are initialised. The slice borrows the value.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
-/// Makes a plain value of its bytes. `None` if there are too few.
+/// Makes a value from its bytes. `None` if there are fewer bytes than the type has.
 pub(in crate::proxy::templates) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
     let mut value = MaybeUninit::<T>::uninit();
@@ -224,7 +229,7 @@ pub(in crate::proxy::templates) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T>
     }
 }
 
-/// A type of numbers only, without padding.
+/// A type that can be copied between processes as bytes: it consists of numbers only, and has no padding.
 ///
 /// # Safety
 /// Every value of its bytes is a value of the type, and it has no padding.
@@ -243,6 +248,7 @@ unsafe impl Plain for crate::proxy::templates::message::block::MemoryMap {}
 // SAFETY: as the first ones.
 unsafe impl Plain for crate::proxy::templates::message::place::Place {}
 
+/// Returns the errno of an I/O error. `EIO` if the error has none.
 pub(in crate::proxy::templates) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

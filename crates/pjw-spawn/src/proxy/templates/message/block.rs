@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use super::stub::Reply;
 
-/// The bytes of the page of code.
+/// The size of the page with the code of [`super::stub`] in a template, in bytes.
 pub(in crate::proxy::templates) const CODE_SIZE: u64 = 4096;
-/// The bytes of the block. Strings that are too large for it get memory of their own.
+/// The size of the block in bytes. Strings that are too large for the block get a mapping of their own.
 pub(in crate::proxy::templates) const SIZE: u64 = 7 * PAGE as u64;
-/// The bytes of the reply, with the rest of its page.
+/// The size of the reply in bytes, with the rest of its page.
 pub(in crate::proxy::templates) const REPLY_SIZE: usize = PAGE;
 const PAGE: usize = 4096;
 
@@ -21,50 +21,52 @@ const CONTROL_SIZE: u64 = 64;
 const MESSAGE: usize = 192;
 const STRINGS: usize = 3 * PAGE;
 const REPLY: usize = 6 * PAGE;
-/// The most bytes of a message.
+/// The maximum size of a message in bytes.
 pub(in crate::proxy::templates) const MAX_MESSAGE: usize = STRINGS - MESSAGE;
 
-/// The address of the block.
+/// The address of the block: memory in the template with the buffers for messages, strings and replies.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::proxy::templates) struct Block(pub(in crate::proxy::templates) u64);
 
 impl Block {
+    /// Returns the address of the `msghdr` for recvmsg(2).
     pub(in crate::proxy::templates) fn header(self) -> u64 {
         self.0
     }
 
-    /// The address of the reply. The template has its page alone (`MADV_DONTFORK`): it writes there after each fork, and a page
-    /// that an instance had too would be copied each time.
+    /// Returns the address of the reply. The page with the reply is not inherited by instances (`MADV_DONTFORK`).
+    /// Otherwise the kernel would copy the page after each fork, when the template writes its next reply.
     pub(in crate::proxy::templates) fn reply(self) -> u64 {
         self.0 + REPLY as u64
     }
 
-    /// The address of the result of the instance with this index.
+    /// Returns the address at which the template writes the process id of the instance with this index in the message.
     pub(in crate::proxy::templates) fn pid(self, index: usize) -> u64 {
         self.reply() + (offset_of!(Reply, pids) + 4 * index) as u64
     }
 
-    /// The address of the received descriptor with this index: the payload of the first control message, cmsg(3).
+    /// Returns the address of the received descriptor with this index, in the payload of the first control message,
+    /// cmsg(3).
     pub(in crate::proxy::templates) fn descriptor(self, index: u64) -> u64 {
         self.0 + CONTROL + 16 + 4 * index
     }
 
-    /// The address of the received message, which begins with its calls.
+    /// Returns the address of the received message, which begins with system calls.
     pub(in crate::proxy::templates) fn message(self) -> u64 {
         self.0 + MESSAGE as u64
     }
 
-    /// Where strings begin.
+    /// Returns the address of the memory for strings.
     pub(in crate::proxy::templates) fn strings(self) -> u64 {
         self.0 + STRINGS as u64
     }
 
-    /// The bytes for strings.
+    /// Returns the size of the memory for strings in bytes.
     pub(in crate::proxy::templates) fn strings_size() -> u64 {
         (REPLY - STRINGS) as u64
     }
 
-    /// The contents of the beginning of the block: the `msghdr` and the `iovec`.
+    /// Returns the initial content of the begin of the block: the `msghdr` and the `iovec` for recvmsg(2).
     pub(in crate::proxy::templates) fn contents(self) -> Vec<u8> {
         let mut words = [0u64; (CONTROL / 8) as usize];
         words[2] = self.0 + IOVEC;
@@ -77,7 +79,8 @@ impl Block {
     }
 }
 
-/// `struct prctl_mm_map` of Linux: where the parts of the memory lie, for /proc.
+/// `struct prctl_mm_map` of prctl(2): the addresses of the code, data, stack, arguments and environment that `/proc`
+/// shows for a process.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct MemoryMap {
@@ -98,10 +101,10 @@ pub(in crate::proxy::templates) struct MemoryMap {
 }
 
 impl MemoryMap {
-    /// Stands for "the same program as before".
+    /// The value of `exe_fd` that leaves `/proc/PID/exe` unchanged.
     pub(in crate::proxy::templates) const SAME_PROGRAM: u32 = u32::MAX;
 
-    /// Returns the map of a process with these strings.
+    /// Returns this map with other addresses of the arguments and the environment variables.
     pub(in crate::proxy::templates) fn with_strings(
         self,
         arguments: Range<u64>,
@@ -116,8 +119,8 @@ impl MemoryMap {
         }
     }
 
-    /// Reads the map of a process from the text of `/proc/PID/stat`. `None` if the text is not of that form, or if the
-    /// caller may not read the addresses, which are then 0.
+    /// Parses the map from the text of `/proc/PID/stat`. `None` if the text is malformed, or if it shows 0 for the
+    /// addresses because the caller may not see them.
     pub(in crate::proxy::templates) fn from_stat(stat: &str, brk: u64) -> Option<Self> {
         // The second field, the name, may have blanks. proc(5) numbers the fields from 1.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();

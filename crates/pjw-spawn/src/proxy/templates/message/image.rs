@@ -6,8 +6,8 @@ use std::ops::Range;
 /// Writes go in pieces of pages, because a fork copies whole pages.
 const PAGE: usize = 4096;
 
-/// The strings of one instance: the variables, then the arguments, each with its NUL byte. Variables are first, because
-/// most of them are the same for all instances: their pages don't change.
+/// The strings of one instance: the environment variables, then the arguments, each with its NUL byte. The variables
+/// come first because most of them are the same in all instances, so the pages with them need not be written again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct Strings {
     bytes: Vec<u8>,
@@ -16,7 +16,7 @@ pub(in crate::proxy::templates) struct Strings {
     arguments: Vec<usize>,
 }
 
-/// The strings of one instance at their addresses, and the pointers to them.
+/// The strings of one instance at fixed addresses, and the pointers to the strings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct Image {
     /// The address of the first string.
@@ -29,7 +29,7 @@ pub(in crate::proxy::templates) struct Image {
 }
 
 impl Strings {
-    /// Takes the arguments and the variables, without their NUL bytes.
+    /// Makes the value from the arguments and the environment variables. These have no NUL bytes.
     pub(in crate::proxy::templates) fn of<'a>(
         arguments: impl Iterator<Item = &'a [u8]>,
         variables: impl Iterator<Item = &'a [u8]>,
@@ -46,37 +46,40 @@ impl Strings {
         Self { bytes, variables, arguments }
     }
 
-    /// The bytes of all strings.
+    /// Returns the size of all strings in bytes, with their NUL bytes.
     pub(in crate::proxy::templates) fn size(&self) -> u64 {
         self.bytes.len() as u64
     }
 
-    /// The bytes of the longest string, with its NUL byte.
+    /// Returns the size of the longest string in bytes, with its NUL byte.
     pub(in crate::proxy::templates) fn longest(&self) -> usize {
         let starts = || self.variables.iter().chain(&self.arguments).copied();
         let ends = starts().skip(1).chain([self.bytes.len()]);
         starts().zip(ends).map(|(start, end)| end - start).max().unwrap_or(0)
     }
 
+    /// Returns the number of arguments.
     pub(in crate::proxy::templates) fn argument_count(&self) -> usize {
         self.arguments.len()
     }
 
+    /// Returns the number of environment variables.
     pub(in crate::proxy::templates) fn variable_count(&self) -> usize {
         self.variables.len()
     }
 
-    /// The pointers to all strings, and the two zeros.
+    /// Returns the number of pointers to all strings, including the null pointers behind the arguments and behind the
+    /// variables.
     pub(in crate::proxy::templates) fn pointer_count(&self) -> usize {
         self.arguments.len() + self.variables.len() + 2
     }
 
-    /// Returns the variables, without their NUL bytes.
+    /// Iterates over the environment variables, without their NUL bytes.
     pub(in crate::proxy::templates) fn variables(&self) -> impl Iterator<Item = &[u8]> {
         self.variables.iter().filter_map(|start| self.bytes[*start..].split(|byte| *byte == 0).next())
     }
 
-    /// Lays the strings out from an address on.
+    /// Places the strings in memory from the address `at` on.
     pub(in crate::proxy::templates) fn at(self, at: u64) -> Image {
         let addresses = |starts: &[usize]| starts.iter().map(|start| at + *start as u64).collect::<Vec<_>>();
         let pointers = [addresses(&self.arguments), vec![0], addresses(&self.variables), vec![0]].concat();
@@ -86,18 +89,18 @@ impl Strings {
 }
 
 impl Image {
-    /// The addresses of the arguments, for `/proc/PID/cmdline`.
+    /// Returns the address range of the arguments, which `/proc/PID/cmdline` shows.
     pub(in crate::proxy::templates) fn arguments(&self) -> Range<u64> {
         self.at + self.arguments_at as u64..self.at + self.strings.len() as u64
     }
 
-    /// The addresses of the variables, for `/proc/PID/environ`.
+    /// Returns the address range of the environment variables, which `/proc/PID/environ` shows.
     pub(in crate::proxy::templates) fn variables(&self) -> Range<u64> {
         self.at..self.at + self.arguments_at as u64
     }
 
-    /// Returns what has to be written over `before`: the address and the bytes of each piece. `pointers_at` is the
-    /// address of the pointers.
+    /// Returns the bytes in which this value differs from `before`: the address and the bytes of each change.
+    /// `pointers_at` is the address of the list of pointers.
     pub(in crate::proxy::templates) fn changes(
         &self,
         before: &Self,

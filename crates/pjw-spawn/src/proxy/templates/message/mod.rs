@@ -19,7 +19,8 @@ const PR_SET_MM_MAP: i32 = 14;
 /// No instance needs more bytes of a message: its copied strings, its mask, its nodes, and their calls.
 const LARGEST: usize = 4096;
 
-/// The calls of the template and of the instances that it makes, and the descriptors that are sent with them.
+/// A message to a template: the system calls that the template and its new instances make, and the descriptors that are
+/// sent with the message.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     template: List,
@@ -35,7 +36,7 @@ struct List {
     data: Vec<(Vec<u8>, usize, usize)>,
 }
 
-/// What all instances of a template do before their program.
+/// The parameters that all instances of a template have in common for the system calls before their program begins.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InstanceStart {
     /// Where the C library keeps the thread id.
@@ -48,7 +49,7 @@ pub(super) struct InstanceStart {
     pub(super) launcher: Option<u64>,
 }
 
-/// What one instance does before its program.
+/// The parameters of one instance for the system calls before its program begins.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     /// The bytes of its mask, unless the process inherits it.
@@ -65,7 +66,7 @@ pub(super) struct Own {
 }
 
 impl Message {
-    /// Returns the message that maps memory.
+    /// Returns the message that makes the template map `size` bytes of anonymous memory.
     pub(super) fn mapping(size: u64) -> Self {
         let mut message = Self::default();
         let protection = flag(libc::PROT_READ | libc::PROT_WRITE);
@@ -74,31 +75,31 @@ impl Message {
         message
     }
 
-    /// How many instances the message makes.
+    /// Returns the number of instances that the message makes.
     pub(super) fn instance_count(&self) -> usize {
         self.instances.len()
     }
 
-    /// Whether there is room for another instance. An instance with descriptors has a message of its own, because it would
-    /// inherit those of the instances after it.
+    /// Returns whether one more instance fits into the message. An instance with descriptors gets a message of its own,
+    /// because it would inherit the descriptors of the other instances in the message.
     pub(super) fn has_room(&self) -> bool {
         self.instances.len() < MAX_INSTANCES
             && self.descriptors.is_empty()
             && self.size() <= MAX_MESSAGE - LARGEST
     }
 
-    /// Adds a copy of bytes to an address of the template.
+    /// Makes the template copy `bytes` to `address` in its own memory.
     pub(super) fn copy(&mut self, address: u64, bytes: Vec<u8>) {
         let length = bytes.len() as u64;
         self.template.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
     }
 
-    /// Lets the template take a map of its memory, which the instances after it inherit.
+    /// Makes the template set its memory map (`PR_SET_MM_MAP`). Later instances inherit the map.
     pub(super) fn set_memory_map(&mut self, map: &MemoryMap) {
         self.template.set_memory_map(bytes_of(map).to_vec());
     }
 
-    /// Adds an instance.
+    /// Makes the template fork an instance.
     pub(super) fn make_instance(&mut self, block: Block, start: &InstanceStart, own: Own) {
         self.clone_process(block, start);
         // The template keeps no end of an instance's pipe.
@@ -112,7 +113,8 @@ impl Message {
         self.instances.push(calls);
     }
 
-    /// Adds a spare: a process that waits for messages on the channel whose end has this descriptor.
+    /// Makes the template fork a spare: a process that waits for messages of its own. `channel` is the descriptor of
+    /// its socket.
     pub(super) fn make_spare(&mut self, block: Block, start: &InstanceStart, channel: RawFd) {
         self.clone_process(block, start);
         let received = block.descriptor(self.descriptors.len() as u64);
@@ -125,7 +127,8 @@ impl Message {
         self.instances.push(calls);
     }
 
-    /// Makes the receiver of the message, a spare, the instance. It has no reply.
+    /// Turns the receiver of the message, a spare, into an instance that begins its program. The receiver sends no
+    /// reply.
     pub(super) fn begin_program(&mut self, block: Block, start: &InstanceStart, own: Own) {
         let mut calls = mem::take(&mut self.template);
         calls.take_streams(block, &own.streams);
@@ -148,8 +151,8 @@ impl Message {
         self.template.size() + self.instances.iter().map(List::size).sum::<usize>()
     }
 
-    /// Returns the bytes of the message: the calls of the template, then those of each instance, each followed by their
-    /// data. `None` if there are too many.
+    /// Returns the bytes of the message: first the system calls of the template, then the calls of each instance. The
+    /// data of the calls follow each list of calls. `None` if the message is larger than [`MAX_MESSAGE`].
     pub(super) fn into_bytes(mut self, block: Block) -> Option<Vec<u8>> {
         if let Some(last) = self.template.calls.last_mut() {
             last.flags |= LAST;

@@ -1,14 +1,15 @@
 //! What a program that makes itself a template tells its launcher.
 
-/// The variable with the number of the channel.
+/// The environment variable with the number of the descriptor by which a program communicates with its launcher.
 pub(in crate::proxy::templates) const CHANNEL_VARIABLE: &str = "PJW_SPAWN_CHANNEL";
 /// `PR_GET_TID_ADDRESS` of prctl(2), which libc lacks.
 pub(in crate::proxy::templates) const PR_GET_TID_ADDRESS: u64 = 40;
-/// The most pointers to arguments and variables, and their bytes.
+/// The maximum number of pointers to the arguments and variables of an instance, with their null pointers.
 pub(in crate::proxy::templates) const MAX_POINTERS: usize = POINTERS_SIZE / 8;
+/// The size of the memory for these pointers in bytes.
 pub(in crate::proxy::templates) const POINTERS_SIZE: usize = 32 * 1024;
 
-/// Where the launcher finds what it needs in the memory of the program. It is the first message on the channel.
+/// The first message of a program that calls `fork_here`: the addresses in its memory that the launcher needs.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::proxy::templates) struct Place {

@@ -9,8 +9,8 @@
 //! instance. The instance goes on with a list of its own, loads the registers of the stop and continues with its
 //! program. When the channel ends, the template ends: with exit status 125, as an instance does whose calls fail.
 
-/// The registers of the stop, and the addresses of the buffers. They precede the code in its page. The assembly has
-/// their offsets.
+/// The registers with which the program continues, and the addresses of the buffers. This value is placed directly
+/// before the code, in the same page. The assembly code contains the offsets of the fields.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::proxy::templates) struct Slots {
@@ -34,7 +34,7 @@ pub(in crate::proxy::templates) struct Slots {
     pub(in crate::proxy::templates) reply: u64,
 }
 
-/// A system call of a message.
+/// A system call in a message.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::proxy::templates) struct Call {
@@ -43,25 +43,27 @@ pub(in crate::proxy::templates) struct Call {
     pub(in crate::proxy::templates) flags: u64,
 }
 
-/// Argument 0 is the address of a descriptor, and not the descriptor.
+/// Flag of a [`Call`]: argument 0 is the address of a descriptor, instead of the descriptor.
 pub(in crate::proxy::templates) const INDIRECT: u64 = 1;
-/// The call makes an instance, which goes on with the calls at the address in argument 5. The 32 bits of the result, also
-/// of an error, go to the address in argument 4, and the list goes on.
+/// Flag of a [`Call`]: the call forks an instance. The instance continues with the calls at the address in argument 5.
+/// The template writes the lower 32 bits of the result, also of an error, to the address in argument 4, and continues
+/// with its next call.
 pub(in crate::proxy::templates) const FORK: u64 = 2;
-/// The last call of the list: the reply follows.
+/// Flag of a [`Call`]: this is the last call of the list. The reply follows.
 pub(in crate::proxy::templates) const LAST: u64 = 4;
-/// No call: the program begins.
+/// Flag of a [`Call`] without a system call: the process begins its program.
 pub(in crate::proxy::templates) const RESUME: u64 = 8;
-/// No call: the process waits for a message.
+/// Flag of a [`Call`] without a system call: the process waits for a message.
 pub(in crate::proxy::templates) const SERVE: u64 = 16;
-/// The process ends if the result is not argument 5.
+/// Flag of a [`Call`]: the process ends if the result of the call is not argument 5.
 pub(in crate::proxy::templates) const CHECK: u64 = 32;
-/// An error of the call is ignored.
+/// Flag of a [`Call`]: an error of the call is ignored.
 pub(in crate::proxy::templates) const QUIET: u64 = 64;
-/// No call: the bytes at argument 1, as many as argument 2 says, are copied to argument 0.
+/// Flag of a [`Call`] without a system call: copies the bytes at the address in argument 1 to the address in argument
+/// 0. Argument 2 is the number of bytes.
 pub(in crate::proxy::templates) const COPY: u64 = 128;
 
-/// What the template writes to the channel.
+/// The reply that a template sends to the launcher after each message.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct Reply {
@@ -71,7 +73,7 @@ pub(in crate::proxy::templates) struct Reply {
     pub(in crate::proxy::templates) pids: [i32; MAX_INSTANCES],
 }
 
-/// The most instances that one message makes.
+/// The maximum number of instances that one message makes.
 pub(in crate::proxy::templates) const MAX_INSTANCES: usize = 16;
 
 std::arch::global_asm!(
@@ -183,7 +185,7 @@ unsafe extern "C" {
     static pjw_spawn_stub_end: u8;
 }
 
-/// Returns the code. Its first instruction belongs directly after the [`Slots`].
+/// Returns the machine code. It must be placed directly behind the [`Slots`].
 pub(in crate::proxy::templates) fn code() -> &'static [u8] {
     let (start, end) = (&raw const pjw_spawn_stub, &raw const pjw_spawn_stub_end);
     // SAFETY: both symbols bound one block of constant bytes in this program's read-only data.
