@@ -18,7 +18,7 @@ use crate::allocate::tree::{
 use crate::basics::{CpuSet, prelude::*};
 use crate::machine::{Level, Topology};
 
-/// The available cores of one request, and the search among them.
+/// The cores that are available for one request, and the search for the best of them.
 #[derive(Debug)]
 pub(super) struct Allocator<'a> {
     topology: &'a Topology,
@@ -70,7 +70,8 @@ pub(super) struct FitTrace {
     pub(super) second: Option<Hole>,
 }
 
-/// The available cores of one domain.
+/// The available cores of one domain (an L3 cache, a NUMA node or a package). "Hole" is the term of best-fit allocation
+/// for a free range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hole {
     /// The index of the level in [`Topology::levels`].
@@ -122,18 +123,18 @@ impl<'a> Allocator<'a> {
         Self { topology, unit, levels, free_cores, groups: &[] }
     }
 
-    /// Lets a job that shrinks keep the PUs of these groups of threads, where it can. Each group lies in one L3 cache or one NUMA
-    /// node.
+    /// Sets the groups of PUs that a shrinking job keeps if possible. Threads with a common address space run on each
+    /// group, and each group is inside one L3 cache or one NUMA node.
     pub(super) fn with_groups(self, groups: &'a [CpuSet]) -> Self {
         Self { groups, ..self }
     }
 
-    /// Returns how much is available: the number of PUs if PUs are given out one by one, else that of whole cores.
+    /// Returns the number of available units: PUs if the allocator gives out single PUs, otherwise whole cores.
     pub(super) fn amount(&self) -> u32 {
         self.amount_of(self.free_cores.iter())
     }
 
-    /// Returns how much is available in the unit of the request: the number of whole cores, or of PUs.
+    /// Returns the number of available units in the unit of the request: whole cores or PUs.
     pub(super) fn units(&self) -> u32 {
         total_units(&self.free_cores.iter().collect::<Vec<_>>())
     }
@@ -145,16 +146,17 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Returns how much is available that the job does not hold yet, as [`Self::amount`] counts, and the available PUs that
-    /// it does not hold.
+    /// Returns the number of available units that the job does not hold yet, counted as [`Self::amount`] counts, and
+    /// the PUs that belong to them.
     pub(super) fn not_held(&self) -> (u32, CpuSet) {
         let others = || self.free_cores.iter().filter(|free_core| !free_core.held);
         let cpus = others().flat_map(|free_core| free_core.pus.iter().copied()).collect();
         (self.amount_of(others()), cpus)
     }
 
-    /// Returns how much a request for `units` needs, as [`Self::amount`] counts. In cores, these are the fewest available
-    /// cores that cover the request. If all available cores do not cover it, cores of the largest size are added.
+    /// Returns the number of units, counted as [`Self::amount`] counts, that a request for `units` needs. If the
+    /// allocator gives out whole cores, this is the smallest number of available cores that covers the request. If all
+    /// available cores do not cover the request, cores of the largest size are added.
     pub(super) fn amount_for(&self, units: u32) -> u32 {
         let largest = match self.unit {
             Unit::AnyPu => return units,
@@ -168,8 +170,8 @@ impl<'a> Allocator<'a> {
         count_to_cover(sizes, units).saturating_add(missing)
     }
 
-    /// Returns how much is available in the domain of `level` that has the most, as [`Self::amount`] counts. If the machine
-    /// does not have the level, the next larger level is used.
+    /// Returns the largest number of units that are available in one domain of `level`, counted as [`Self::amount`]
+    /// counts. If the machine does not have the level, the next larger level is used.
     pub(super) fn largest(&self, level: Level) -> u32 {
         let larger = [Level::L3, Level::NumaNode, Level::Package].into_iter().filter(|&other| other >= level);
         let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();

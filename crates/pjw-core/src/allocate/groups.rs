@@ -5,9 +5,9 @@ use core::cmp::Reverse;
 use crate::allocate::tree::{FreeCore, take_cores, total_units};
 use crate::basics::{CpuSet, prelude::*};
 
-/// Divides the cores that a job holds into those that it keeps for its `groups`, of at most `n` units, and those to choose the
-/// others from. The largest group comes first. If not even one group has room in `n` units, the largest one keeps a part of
-/// its cores.
+/// Divides the cores that a job holds into two lists: the cores that the job keeps for its `groups`, at most `n` units,
+/// and the cores from which the other units are chosen. Groups are kept from the largest to the smallest. If no whole
+/// group fits into `n` units, a part of the largest group is kept.
 pub(super) fn split_at_groups<'s>(
     groups: &[CpuSet],
     held: Vec<&'s FreeCore>,

@@ -3,7 +3,7 @@
 use crate::allocate::tree::{FreeCore, total_units};
 use crate::basics::prelude::*;
 
-/// Returns the kind of the cores, if all are of the same kind.
+/// Returns the kind (the index of the CPU core type) of these cores, if all are of the same kind.
 pub(super) fn only_kind(free_cores: &[&FreeCore]) -> Option<u32> {
     let kind = free_cores.first()?.kind;
     free_cores.iter().all(|free_core| free_core.kind == kind).then_some(kind)

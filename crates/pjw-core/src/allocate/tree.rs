@@ -10,7 +10,7 @@ use crate::machine::Topology;
 /// The PUs of one available core.
 pub(super) type Pus = SmallVec<[Pu; 4]>;
 
-/// The unit in which a request counts.
+/// The unit in which the allocator counts: a whole core or one PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Whole cores with any number of PUs.

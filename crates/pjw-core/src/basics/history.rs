@@ -16,21 +16,21 @@ pub(crate) struct History<T> {
 }
 
 impl<T: PartialEq> History<T> {
-    /// A value without earlier values.
+    /// Makes a value without earlier values.
     pub(crate) fn new(now: T) -> Self {
         Self { now, earlier: SmallVec::new() }
     }
 
-    /// Makes `value` the present value from the time `at` on. The value before becomes an earlier value. Nothing
-    /// changes if `value` equals the present value.
+    /// Replaces the present value by `value` at the time `at`. The replaced value is kept as an earlier value. Does
+    /// nothing if both values are equal.
     pub(crate) fn set(&mut self, value: T, at: Nanos) {
         if value != self.now {
             self.write(value, at);
         }
     }
 
-    /// Makes `value` the present value from the time `at` on, also if it equals the value before. The value before
-    /// becomes an earlier value.
+    /// Replaces the present value by `value` at the time `at`, also if both values are equal. The replaced value is
+    /// kept as an earlier value.
     pub(crate) fn write(&mut self, value: T, at: Nanos) {
         let before = core::mem::replace(&mut self.now, value);
         if self.earlier.len() == EARLIER_VALUES {
@@ -39,33 +39,34 @@ impl<T: PartialEq> History<T> {
         self.earlier.push((before, at));
     }
 
-    /// Takes back the last replacement, which failed: the value before is the present one again. The failed value counts as
-    /// an earlier value, because a part of the change may have been made.
+    /// Undoes the last replacement, because the change on the machine failed: the earlier value is the present value
+    /// again. The failed value is kept as an earlier value, because the change may have been made in part.
     pub(crate) fn take_back(&mut self) {
         if let Some((before, _)) = self.earlier.last_mut() {
             core::mem::swap(&mut self.now, before);
         }
     }
 
-    /// Corrects the time of the last replacement: it took place at `at`, or has not taken place yet.
+    /// Corrects the time of the last replacement to `at`, because the change on the machine was made later than
+    /// expected.
     pub(crate) fn postpone(&mut self, at: Nanos) {
         if let Some((_, until)) = self.earlier.last_mut() {
             *until = at.max(*until);
         }
     }
 
-    /// Every value that held at some moment from `from` until now, the present value first.
+    /// Iterates over the values that were in force at any moment from `from` until now. The present value comes first.
     pub(crate) fn since(&self, from: Nanos) -> impl Iterator<Item = &T> {
         let earlier = self.earlier.iter().rev().filter(move |(_, until)| *until >= from);
         core::iter::once(&self.now).chain(earlier.map(|(value, _)| value))
     }
 
-    /// The time of the last replacement. `None` if the value was never replaced.
+    /// Returns the time of the last replacement. `None` if the value was never replaced.
     pub(crate) fn changed_at(&self) -> Option<Nanos> {
         self.earlier.last().map(|&(_, until)| until)
     }
 
-    /// Whether the value was replaced at `from` or later.
+    /// Returns whether the value was replaced at the time `from` or later.
     pub(crate) fn has_changed_since(&self, from: Nanos) -> bool {
         self.changed_at().is_some_and(|changed_at| changed_at >= from)
     }

@@ -73,6 +73,7 @@ impl WithinJob {
         }
     }
 
+    /// Returns whether this is the rule `Default`, with which no NUMA node is chosen.
     pub(crate) fn is_default(&self) -> bool {
         *self == Self::Default
     }

@@ -9,7 +9,7 @@ use crate::terms::{
     Warning,
 };
 
-/// The unfinished decision of a cycle: the input, the state, and the output so far.
+/// The decision of a cycle while the phases make it: the input, the state, and the output so far.
 pub(crate) struct Draft<'a> {
     /// The state, which the phases change.
     pub(crate) state: &'a mut WardenState,
@@ -30,7 +30,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) out: Output,
 }
 
-/// The output of the phases, without the plan. Each list is in the order in which the entries were added.
+/// The output of the phases, except the plan. The entries of each list are in the order in which the phases added them.
 #[derive(Default)]
 pub(crate) struct Output {
     /// The records for the journal.
@@ -46,8 +46,8 @@ pub(crate) struct Output {
 }
 
 impl<'a> Draft<'a> {
-    /// A draft without output. After a full scan, and if everything is to be planned anew, all processes are checked for
-    /// their jobs, as after a change of the jobs.
+    /// Makes a draft without output. After a full scan, and if everything must be planned again, all processes are
+    /// checked for membership in a job.
     pub(crate) fn new(state: &'a mut WardenState, seen: &'a Snapshot, policy: &'a Policy) -> Self {
         let full = seen.scope == ScanScope::Full;
         Self {
@@ -114,8 +114,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Marks the processes to check for their jobs because this job begins or ends: those whose attributes name the job,
-    /// and those of its owner that a job may adopt.
+    /// Marks the processes whose membership may change because `job` begins or ends: the processes whose attributes
+    /// name the job, and the processes of the owner of the job that a job may adopt.
     pub(crate) fn recheck_for_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.marked_for(&job.id));
         if self.policy.adopt_unassigned_processes || self.state.jobs.of_owner(job.owner).next().is_none() {
@@ -124,7 +124,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Journals the masks that are about to be requested, and for each thread the mask that a release puts back.
+    /// Writes to the journal the masks that are about to be requested by `actions`. For each thread, also writes the
+    /// original mask, which a release of the job restores.
     pub(crate) fn begin_writes(&mut self, actions: &[MaskAction]) {
         let now = self.now.since_boot;
         for MaskAction { thread, requested_mask, .. } in actions {
@@ -138,8 +139,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Journals the mask of a thread, before its cpuset changes: a kernel before 6.2 then forgets the mask, and a restarted
-    /// daemon can't read it. Also the mask that a program requested after pjw had set another one.
+    /// Writes the mask of a thread to the journal before its cpuset changes. Kernels before Linux 6.2 forget the
+    /// requested mask at this change, so a restarted daemon could not read it. This also applies to a mask that a
+    /// program requested after a request of pjw.
     pub(crate) fn start_journaling(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
         if self.state.mask_mut(&thread).is_some_and(|entry| entry.mark_journaled(now)) {
@@ -147,7 +149,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the mask entry of a thread to the journal, if pjw set the mask or keeps it in the journal.
+    /// Writes the mask entry of a thread to the journal, if pjw set the mask or the journal already contains the entry.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
         if let Some(entry) = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some())
         {
@@ -155,8 +157,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Journals that the mask of a thread is the program's own again. Except while a cpuset may hide it from a restarted
-    /// daemon.
+    /// Writes to the journal that the mask of a thread is again the mask that its program requested. Not done while a
+    /// cpuset may hide this mask from a restarted daemon.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let pid = thread.process.pid;
         let known = self.state.tracked(pid).and_then(|member| member.threads.get(&thread.tid));

@@ -11,7 +11,7 @@ use crate::phases::draft::{Draft, warn};
 use crate::phases::jobs;
 use crate::terms::{CpuRequest, Event, EventKind, Grant, Job, JobId};
 
-/// Gives other cores to the jobs that lost cores, near their remaining cores if possible.
+/// Grants other cores to the jobs whose cores went offline, near their remaining cores if possible.
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
     let online = draft.state.pool.online_cpus();
     let lost_by = |job: &Job| {

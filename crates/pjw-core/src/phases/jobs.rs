@@ -50,8 +50,9 @@ fn end_reason(job: &Job, draft: &Draft<'_>) -> Option<&'static str> {
     }
 }
 
-/// Releases a job by command. A job that its scheduler still runs would be discovered again at once. So such a job stays in
-/// the list of jobs, without cores, until its scheduler ends it; its threads get their original masks back.
+/// Releases a job because of a command. A job that its scheduler still runs stays in the list of jobs without cores
+/// until the scheduler ends it, because the daemon would otherwise discover the job again. The threads of the job get
+/// their original masks back.
 pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     let still_runs = id.source().is_scheduler() && draft.state.members_of(id).next().is_some();
     let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| still_runs) else {
@@ -208,7 +209,8 @@ pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
     }
 }
 
-/// Returns the offer for a request, and whether its cores may overlap with other grants.
+/// Returns the PUs that the allocator offers for a request, and whether these PUs may overlap with the grants of other
+/// jobs.
 pub(crate) fn find_offer(
     state: &WardenState,
     policy: &Policy,
@@ -231,8 +233,8 @@ pub(crate) fn find_offer(
     }
 }
 
-/// Grants an offer to a job. If the grant is `shared`, other jobs may hold the same cores: in the pool, the job gets only
-/// the PUs that no other job holds.
+/// Grants the offered PUs to a job. If `shared` is true, other jobs may hold the same PUs. Then the pool records for
+/// this job only the PUs that no other job holds.
 pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shared: bool) {
     if shared {
         draft.state.pool.claim(id, &offer.cpus);

@@ -21,8 +21,8 @@ use crate::terms::{
     BindingPolicy, Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
 };
 
-/// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` wait for their cpusets. `reported` contains the
-/// violations that were reported already.
+/// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` are not planned, because changes of
+/// their cpusets are not complete. `reported` contains the violations that were already reported in this cycle.
 pub(crate) fn plan(
     draft: &mut Draft<'_>,
     waiting_jobs: &BTreeSet<JobId>,
@@ -371,9 +371,10 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
     (actions, done)
 }
 
-/// Gives the threads of released processes their original masks back. Only after a full scan, the processes that have them
-/// are no longer tracked: before, an unknown child may still have the mask that pjw had set for its parent. Nor before the
-/// process is out of every cpuset of pjw: a kernel before Linux 6.2 replaces the mask when the process leaves it.
+/// Plans the restore of the original masks of the threads of released processes. A process with restored masks remains
+/// tracked until a full scan, because an unknown child may still have a mask that pjw had set for its parent. The
+/// process also remains tracked while it is in a cpuset of pjw, because kernels before Linux 6.2 replace the mask when
+/// the process leaves the cpuset.
 pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     draft.state.note_restoring(draft.now.since_boot);
     let mut actions = Vec::new();

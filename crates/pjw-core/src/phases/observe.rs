@@ -55,8 +55,8 @@ fn update_cgroups(draft: &mut Draft<'_>) {
     }
 }
 
-/// Removes the processes that have ended. This comes after the membership of the other processes is decided, because
-/// a parent that has just exited is still evidence for its children.
+/// Removes the processes that have ended. Must be called after the membership of the other processes was decided,
+/// because a parent that has just exited is still evidence for its children.
 pub(crate) fn forget_gone(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
     let state = &mut draft.state;
@@ -255,8 +255,8 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
     true
 }
 
-/// Updates the threads of a tracked process from a scan that read them. The mask entries of known threads are read first:
-/// a new thread may have its mask from one of them.
+/// Updates the threads of a tracked process from a scan that read the threads. Known threads are updated before new
+/// threads are added, because a new thread may have inherited its mask from a known thread.
 pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let pid = seen.id.pid;
     let Some(list) = &seen.threads else { return };
@@ -390,7 +390,8 @@ fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     threads.any(|thread| !thread.effective_mask.is_subset(mask))
 }
 
-/// Makes the mask entries of threads of a job whose cpuset was unread when they were scanned.
+/// Adds the missing mask entries for threads of a job. The entries are missing if the cpuset of the job was unknown
+/// when the threads were scanned.
 pub(crate) fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
     let (members, dirty) = (&draft.state.members, &draft.state.dirty);
     let lacks_mask = |member: &&Member| {

@@ -36,7 +36,8 @@ enum Fate {
     Removed(Option<String>),
 }
 
-/// Decides about the cgroups that the node found when the daemon started. Waits for a full scan that read them.
+/// Decides about each cgroup of an earlier daemon that was found when this daemon started. Waits for a full scan that
+/// read these cgroups.
 pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
     if !draft.full || draft.policy.mode == Mode::Observe {
         return;
@@ -204,8 +205,8 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     draft.put_job(job);
 }
 
-/// Warns about the recovered jobs while that is useful: until the job gets another request or ends, and while processes live
-/// that lost their cores.
+/// Warns about the jobs whose cpusets were recovered. The warning ends when the job gets another request or ends, and
+/// when all processes that lost their cores have ended.
 pub(crate) fn warn_of_recovered(draft: &mut Draft<'_>) {
     let Draft { state, out, .. } = draft;
     let mut recovered = state.cpusets.take_recovered();

@@ -143,7 +143,8 @@ fn outside(state: &WardenState) -> CpuSet {
     state.pool.online_cpus().difference(&state.jobs.owned_grants_per_pu().cpus())
 }
 
-/// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.
+/// Returns the mask changes that keep the unassigned processes (processes in no job, of users with several jobs) off
+/// the cores of all jobs.
 pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
     if state.pids_kept_off_job_cpus.is_empty() {

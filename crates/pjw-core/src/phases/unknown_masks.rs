@@ -14,8 +14,9 @@ const MAX_NAMED: usize = 8;
 /// The largest number of processes whose masks one warning names. The next ones are named when these have other masks.
 const MAX_NAMED_MASKS: usize = 4096;
 
-/// Begins a search that is due, if the scan is full. This comes before the membership of processes is decided: the members so far
-/// are those that the journal names. After a restart, this also comes before cores are given.
+/// Begins a search for masks of unknown origin, if a search was requested and the scan is full. Must be called before
+/// the membership of processes is decided, while the members are only those that the journal names. After a restart,
+/// must also be called before cores are granted.
 pub(crate) fn begin_search(draft: &mut Draft<'_>) {
     if draft.state.unknown_masks.is_list_changed() {
         avoid_cpus_of_found(draft.state);
@@ -443,7 +444,7 @@ fn warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
     Some(Warning::new("unknown-masks", text, remedy))
 }
 
-/// The first of these processes, and the number of the others.
+/// Returns the first of these process ids as text, and the number of the others.
 pub(super) fn pids_text(pids: &[Pid]) -> String {
     first_pids_text(pids, MAX_NAMED)
 }

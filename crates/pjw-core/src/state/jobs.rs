@@ -124,7 +124,7 @@ impl Jobs {
         core::mem::take(&mut self.traces.changed)
     }
 
-    /// Returns the users who owned jobs at the last call of this method, or later, and own none now.
+    /// Returns the users who owned a job at or after the last call of this method, and own no job now.
     pub(crate) fn take_former_owners(&mut self) -> BTreeSet<Uid> {
         core::mem::take(&mut self.traces.former_owners)
     }
@@ -239,7 +239,7 @@ impl Jobs {
         self.without_cores.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs that have no processes, as far as is known.
+    /// Iterates over the jobs that have no known processes.
     pub(crate) fn without_processes(&self) -> impl Iterator<Item = &Job> {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }

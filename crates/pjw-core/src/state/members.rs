@@ -55,7 +55,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// A process without threads, as the journal has it.
+    /// Makes a member without threads from its record in the journal.
     pub(crate) fn from_record(membership: Membership) -> Self {
         let Membership { process: id, job, evidence, inherited_mask, first_seen } = membership;
         Self {
@@ -70,7 +70,7 @@ impl Member {
         }
     }
 
-    /// The facts that the journal keeps.
+    /// Returns the facts about the member that the journal contains.
     pub(crate) fn membership(&self) -> Membership {
         let Self { id: process, job, evidence, inherited_mask, first_seen, .. } = self;
         let (job, inherited_mask) = (job.clone(), inherited_mask.clone());
@@ -86,8 +86,9 @@ impl Member {
         if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
-    /// The requested masks of all threads with one of which a child of an unknown thread began. Those of the first
-    /// thread come last: the last one decides where several are possible.
+    /// Iterates over the mask requests of all threads of which a child may have inherited one, if it is unknown which
+    /// thread forked the child. The requests of the first thread come last, because the last request decides if several
+    /// are possible.
     pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let first = Tid(self.id.pid.0);
         let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);
@@ -323,8 +324,8 @@ impl Members {
         self.set_threads(pid, threads, active);
     }
 
-    /// Puts back the threads of a member after a scan at the time `at` read only its busy threads. `is_complete` says
-    /// whether the scan found all of these. Returns whether one of them is no longer busy.
+    /// Puts the threads of a member back after a scan at the time `at` read only its busy threads. `is_complete` says
+    /// whether the scan found all busy threads. Returns whether a thread is no longer busy.
     pub(crate) fn put_back_threads(
         &mut self,
         pid: Pid,
@@ -348,8 +349,8 @@ impl Members {
         is_one_idle
     }
 
-    /// Returns the active members of which the next scan may read only the busy threads, each with these threads. Members
-    /// in `dirty` as a whole are not among them.
+    /// Returns the members of which the next scan may read only the busy threads, each with these threads. Members that
+    /// `dirty` contains as a whole are left out.
     pub(crate) fn busy_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
         let is_dirty = |pid: &Pid| {
             let part = self.members.get(pid).and_then(|member| dirty.part_of(&member.job));
@@ -359,8 +360,8 @@ impl Members {
         may.map(|(&pid, busy)| (pid, busy.tids.clone())).collect()
     }
 
-    /// Returns the busy threads of a member if only the masks of these are to be planned, because nothing else of the
-    /// member is dirty. `None` if all its threads are.
+    /// Returns the busy threads of a member, if only their masks must be planned again. `None` if the masks of all
+    /// threads must be planned.
     pub(crate) fn busy_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
         let part = dirty.part_of(&member.job)?;
         if part.contains_whole_process(member.id.pid) {
@@ -381,13 +382,14 @@ impl Members {
         self.busy_threads.get(&pid).map(|busy| &busy.tids)
     }
 
-    /// The time of the last scan of a member that read only its busy threads. `None` if all threads were read since.
+    /// Returns the time of the last scan of a member that read only its busy threads. `None` if a later scan read all
+    /// threads.
     pub(crate) fn busy_threads_read_at(&self, pid: Pid) -> Option<Nanos> {
         self.busy_threads.get(&pid)?.read_alone_at()
     }
 
-    /// Lets a scan in this cycle read all threads of a process, if the last one read only its busy threads. Except if `tid` is
-    /// one of these.
+    /// Makes a scan in this cycle read all threads of a process, if the last scan read only its busy threads. Does
+    /// nothing if `tid` is one of the busy threads.
     pub(crate) fn read_all_threads(&mut self, pid: Pid, tid: Tid) {
         if let Some(busy) = self.busy_threads.get_mut(&pid).filter(|busy| !busy.tids.contains(&tid)) {
             busy.expire();
@@ -395,7 +397,7 @@ impl Members {
         }
     }
 
-    /// Returns the members of which this cycle must still read all threads.
+    /// Returns the members of which a scan in this cycle must still read all threads.
     pub(crate) fn take_unread(&mut self) -> BTreeSet<Pid> {
         core::mem::take(&mut self.unread)
     }

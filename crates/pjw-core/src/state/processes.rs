@@ -105,12 +105,13 @@ impl Processes {
         within.flat_map(|(_, pids)| pids).filter_map(|pid| self.processes.get(pid))
     }
 
-    /// Iterates over the processes whose attributes name a job.
+    /// Iterates over the processes with an attribute that contains the id of this job.
     pub(crate) fn marked_for(&self, job: &JobId) -> impl Iterator<Item = Pid> {
         self.by_marked_job.get(job).into_iter().flatten().copied()
     }
 
-    /// Iterates over the processes in this session or process group whose session or group belongs to their job as a whole.
+    /// Iterates over the processes in the session or process group with the leader `leader`, if this session or group
+    /// belongs to a job as a whole.
     pub(crate) fn with_own_unit(&self, unit: JobProcessScope, leader: Pid) -> impl Iterator<Item = Pid> {
         self.by_own_unit.get(&(unit, leader)).into_iter().flatten().copied()
     }

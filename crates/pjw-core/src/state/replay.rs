@@ -158,7 +158,7 @@ impl WardenState {
     }
 }
 
-/// The records of one mask entry: each mask that may have been requested, if `is_wanted`.
+/// Returns the journal records of one mask entry: a record for each mask request for which `is_wanted` is true.
 pub(crate) fn mask_records(
     thread: ThreadId,
     entry: &MaskEntry,

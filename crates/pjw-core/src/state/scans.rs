@@ -133,7 +133,7 @@ impl WardenState {
         Arc::clone(self.idle_watch.get_or_init(watch))
     }
 
-    /// Finds the idle processes of these jobs again.
+    /// Determines the idle processes of these jobs again.
     pub(crate) fn update_idle_groups<'a>(&mut self, jobs: impl IntoIterator<Item = &'a JobId>) {
         for job in jobs {
             let groups = self.find_idle_of(job);

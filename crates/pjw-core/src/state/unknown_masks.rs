@@ -159,32 +159,33 @@ impl UnknownMasks {
         record
     }
 
-    /// Whether the search runs and its processes are not chosen yet.
+    /// Returns whether a search has begun and its processes were not chosen yet.
     pub(crate) fn is_choice_pending(&self) -> bool {
         matches!(self.search, Search::Running { choice: None, .. })
     }
 
-    /// Whether the membership of the process is recorded from before the loss, as far as the search knows.
+    /// Returns whether the journal recorded the membership of the process before journal records were lost.
     pub(crate) fn is_recorded(&self, process: ProcessId) -> bool {
         matches!(&self.search, Search::Running { recorded, .. } if recorded.contains(&process))
     }
 
-    /// Sets the processes that the search reads, chosen from a scan that began at `chosen_at`.
+    /// Sets the processes that the search must read. They were chosen from a scan that began at `chosen_at`.
     pub(crate) fn choose(&mut self, unread: BTreeSet<Pid>, chosen_at: Nanos) {
         if let Search::Running { choice, .. } = &mut self.search {
             *choice = Some(Choice { chosen_at, unread, full_scans: 0 });
         }
     }
 
-    /// Notes that the threads and the cpusets of the process were read.
+    /// Records that a scan read the threads and the cpusets of the process.
     pub(crate) fn note_read(&mut self, pid: Pid) {
         if let Search::Running { choice: Some(choice), .. } = &mut self.search {
             choice.unread.remove(&pid);
         }
     }
 
-    /// Counts a full scan of the search. After [`MAX_SEARCH_SCANS`], the search ends without the processes that could not be
-    /// read: while a search is pending, each rescan is a full one. Returns these processes.
+    /// Counts a full scan of the search, and returns the processes that could not be read if the search ends now. The
+    /// search ends after [`MAX_SEARCH_SCANS`] full scans, because each rescan must be a full scan while a search is
+    /// pending.
     pub(crate) fn note_full_scan(&mut self) -> BTreeSet<Pid> {
         let Search::Running { choice: Some(choice), .. } = &mut self.search else { return BTreeSet::new() };
         choice.full_scans += 1;
@@ -204,8 +205,8 @@ impl UnknownMasks {
         unread.into_iter().flatten().copied()
     }
 
-    /// Ends the search if nothing is left to read. Returns what may have inherited a mask meanwhile; `None` if the search does
-    /// not end now.
+    /// Ends the search if all of its processes were read. Returns the processes that may have inherited a mask of
+    /// unknown origin during the search. `None` if the search does not end.
     pub(crate) fn end_search(&mut self) -> Option<EndedSearch> {
         let chosen_at = match &self.search {
             Search::Running { choice: Some(choice), .. } if choice.unread.is_empty() => choice.chosen_at,

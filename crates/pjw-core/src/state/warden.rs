@@ -183,21 +183,22 @@ impl WardenState {
             .chain(self.processes_to_restore.values().filter(move |member| member.job == *job))
     }
 
-    /// The tracked processes whose masks a change of this cpuset of a job may change: those of the job, and those of other
-    /// jobs in the cgroup of the cpuset.
+    /// Iterates over the tracked processes whose masks may change with this cpuset of a job: the processes of the job,
+    /// and processes of other jobs in the cgroup of the cpuset.
     pub(crate) fn concerned_by_cpuset(&self, job: &JobId, path: &str) -> impl Iterator<Item = &Member> {
         let inside = self.processes.within_cgroup(path).map(|known| known.process.id.pid);
         let inside = inside.filter_map(|pid| self.tracked(pid));
         self.tracked_of(job).chain(inside.filter(move |member| member.job != *job))
     }
 
-    /// The present limits of the masks of a process: no limit changes after this time.
+    /// Returns the PUs that limit the masks of a process at present, by its cpuset and by the online PUs.
     pub(crate) fn present_mask_limits(&self, pid: Pid) -> MaskLimits {
         self.mask_limits(pid, Nanos(u64::MAX), true)
     }
 
-    /// Whether a reading of this thread of a process need not show the original mask, because of a cpuset of pjw around it:
-    /// the cpuset cuts the mask, was written after the mask was read, or is to be removed, or the process is being moved.
+    /// Returns whether a reading of this thread may not show its original mask because of a cpuset of pjw. This is so
+    /// if the cpuset cuts the mask, was written after the mask was read, or is to be removed, and if the process is
+    /// being moved.
     pub(crate) fn may_cpuset_hide_mask(&self, pid: Pid, thread: &MemberThread) -> bool {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
@@ -264,7 +265,8 @@ impl WardenState {
         tracked.flat_map(Member::journaled_masks).chain(unread)
     }
 
-    /// The mask entries in the journal for the threads of this process that no scan has read since the restart.
+    /// Iterates over the mask entries in the journal for the threads of this process that no scan has read since the
+    /// restart of the daemon.
     pub(crate) fn recorded_masks_of(
         &self,
         process: ProcessId,
@@ -332,7 +334,7 @@ impl WardenState {
         self.unknown_masks.forget_fork_records();
     }
 
-    /// Lets the jobs of these processes be planned again.
+    /// Marks the jobs of these processes, so that they are planned again.
     pub(crate) fn plan_jobs_of(&mut self, pids: &BTreeSet<Pid>) {
         let jobs: BTreeSet<&JobId> =
             pids.iter().filter_map(|pid| Some(&self.members.get(pid)?.job)).collect();
@@ -367,7 +369,7 @@ impl WardenState {
             .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
     }
 
-    /// The PUs that the nearest cpuset around a process allows, as the last scan read them.
+    /// Returns the PUs of the nearest cpuset at or above the cgroup of a process, as the last scan read them.
     pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
         let cgroup = self.process(pid)?.cgroup.as_deref()?;
         enclosing_paths(cgroup)
@@ -471,8 +473,8 @@ impl WardenState {
         }
     }
 
-    /// Removes a process that a scan found gone. The exit event of the process may be unread, and the fork events of
-    /// its last children too.
+    /// Removes a process that has ended, according to a scan. Its exit event may not have been read yet, and neither
+    /// the fork events of its last children.
     pub(crate) fn forget_gone(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()

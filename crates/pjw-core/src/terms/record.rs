@@ -114,7 +114,7 @@ impl ReleasedMasks {
         Self { job, user_ids, masks, first_used_at: released_at, released_at, last_pending_restore_at: None }
     }
 
-    /// Adds masks.
+    /// Adds `masks` to the masks of the release.
     pub(crate) fn extend(&mut self, masks: impl Iterator<Item = ReleasedMask>) {
         self.masks.extend(masks);
     }
@@ -151,7 +151,7 @@ impl UnknownMask {
         self.first_thread.iter().chain(&self.other_threads)
     }
 
-    /// Whether no mask is left.
+    /// Returns whether no thread of the process has a mask of unknown origin any more.
     pub(crate) fn is_empty(&self) -> bool {
         self.all().next().is_none()
     }

@@ -52,7 +52,7 @@ pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
     if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(at.cast()) }
 }
 
-/// The mappings that the host had before the first task: the begin and the end of each, in ascending order.
+/// The mappings that the host had before the first task: the start and the end address of each, in ascending order.
 pub(super) struct OwnRanges {
     ranges: *mut (u64, u64),
     count: usize,

@@ -68,7 +68,7 @@ impl Buffer {
         self.at
     }
 
-    /// Frees the memory of all requests, so that the next request is written at the begin. No request may be
+    /// Frees the memory of all requests, so that the next request starts at offset 0. No request may be
     /// unanswered.
     pub(super) fn clear(&mut self) {
         self.used = 0;

@@ -60,7 +60,7 @@ pub struct DefragPlan {
     pub(crate) steps: Vec<Step>,
 }
 
-/// One change of the pool: one job moves.
+/// One step of the defragmentation: one job moves to other cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
     /// The job that moves.

@@ -350,7 +350,7 @@ impl Topology {
         self.0.index.get(pu.0 as usize)?.domain(level)
     }
 
-    /// Returns the domain with this index.
+    /// Returns the domain with the index `place` in the list of all domains.
     pub(crate) fn domain_at(&self, place: u32) -> Option<&Domain> {
         self.0.domains.get(place as usize)
     }

@@ -40,7 +40,7 @@ enum CpusetPlacement {
     Impossible(String),
 }
 
-/// Plans the changes of cpusets.
+/// Plans the changes of cpusets that make each job's cpuset match its grant.
 pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
     if draft.full {
         draft.state.cpusets.reset_failures();

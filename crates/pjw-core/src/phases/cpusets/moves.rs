@@ -13,14 +13,16 @@ const USER_SCOPES: [&str; 5] = ["session-", "run-", "app-", "tmux-spawn-", "vte-
 /// because process ids are used again.
 const MAX_GENERATIONS: usize = 64;
 
-/// Whether members are in the cgroup of the cpuset, as after the loss of the journal that recorded the cpuset.
+/// Returns whether the cgroup of this cpuset contains members of jobs. This is possible for a cpuset that the journal
+/// does not name, if the journal was lost.
 pub(super) fn is_inhabited(state: &WardenState, job_cpuset: &JobCpuset) -> bool {
     let mut members = state.members_of(&job_cpuset.job).filter_map(|member| state.process(member.id.pid));
     members.any(|process| process.is_within(&job_cpuset.path))
 }
 
-/// The members that are not in the cgroup of the cpuset and can be moved there, with their present cgroups. Except those
-/// that are still being moved for another job: their cgroup is not known before that move is complete.
+/// Returns the members that must still be moved into the cgroup of the cpuset, each with its present cgroup. Left out
+/// are members that can't be moved, and members whose move for another job is not complete: their present cgroup is
+/// unknown.
 pub(super) fn outside(
     draft: &Draft<'_>,
     job_cpuset: &JobCpuset,
@@ -37,8 +39,9 @@ pub(super) fn outside(
     members.iter().filter_map(to_move).collect()
 }
 
-/// Why a process can't be moved out of its cgroup. `None` if the process can be moved. The creator of the cgroup (a
-/// scheduler, a service manager, a container runtime) may account and kill its processes by the cgroup.
+/// Returns the reason why a process can't be moved out of its cgroup. `None` if the process can be moved. The program
+/// that created the cgroup (a scheduler, a service manager or a container runtime) may use the cgroup to account or
+/// kill its processes.
 pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Member) -> Option<String> {
     if let Some(why) = state.cpusets.move_error(member.id) {
         return Some(why.to_owned());
@@ -101,8 +104,8 @@ pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuse
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)
 }
 
-/// The processes in a job's cpuset, each with its original cgroup. `None` if the process can't be moved back there, or is
-/// still being moved for another job.
+/// Returns the processes in a job's cpuset, each with its original cgroup. The cgroup is `None` if the process can't be
+/// moved back to it, or if a move of the process for another job is not complete.
 pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
     let inside = state.processes.within_cgroup(path).map(|known| &known.process);
     let inside = inside.filter(|process| process.id.pid != Pid(1));
@@ -116,8 +119,8 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
     with_origin.collect()
 }
 
-/// The members of a job that are in the cpuset of a borrower, another job, and can be moved back: each with this cpuset and
-/// its original cgroup.
+/// Returns the members of the job `id` that are in the cpuset of a borrower (another job) and can be moved back. Each
+/// comes with this cpuset and its original cgroup.
 pub(super) fn in_cpusets_of_borrowers(
     state: &WardenState,
     id: &JobId,

@@ -14,7 +14,8 @@ pub(crate) struct PendingCpusetChanges {
     pub(crate) waiting_jobs: BTreeSet<JobId>,
 }
 
-/// Writes to the journal the masks that threads requested: a change of the cpuset at `path` is about to change their masks.
+/// Writes the requested masks of threads to the journal before a change of the cpuset at `path`, because the kernel may
+/// change the masks of these threads with the cpuset.
 pub(super) fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     let machine = draft.state.topology.cpus();
     // The journal may have an earlier request of a thread that has every PU now.
@@ -26,8 +27,8 @@ pub(super) fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     bound.into_iter().for_each(|thread| draft.start_journaling(thread));
 }
 
-/// Moves a process out of the cpuset at `path` to its original cgroup `to`. Its children that were born in the cpuset belong
-/// there too: so the cgroup is recorded, also for a process that was born in the cpuset itself.
+/// Plans the move of a process out of the cpuset at `path` to its original cgroup `to`. Also records this cgroup for
+/// the process. The children of the process that were forked in the cpuset have the same original cgroup.
 pub(super) fn move_back(
     draft: &mut Draft<'_>,
     changes: &mut PendingCpusetChanges,
@@ -42,7 +43,7 @@ pub(super) fn move_back(
     push(changes, job, CpusetChange::MoveBack { process, from, to }, false, why);
 }
 
-/// Whether the cpuset of a cgroup allows every online PU, or there is none.
+/// Returns whether the cgroup limits no process: its cpuset has every online PU, or the cgroup has no cpuset.
 pub(crate) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     cgroup.cpuset.as_ref().is_none_or(|cpuset| {
         let is_unlimited = cpuset.cpus.is_empty() || state.pool.online_cpus().is_subset(&cpuset.cpus);
@@ -50,7 +51,7 @@ pub(crate) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     })
 }
 
-/// Adds a change of the cpuset of `job`, whose masks then wait for the next scan.
+/// Adds a change of the cpuset of `job`. The masks of the job are planned only after the next scan.
 pub(super) fn push(
     changes: &mut PendingCpusetChanges,
     job: &JobId,

@@ -18,7 +18,7 @@ fn missing_cpuset_text(draft: &Draft<'_>, id: &JobId) -> Option<String> {
         .then(|| format!("{id} is kept on its cores by masks, which its threads can undo"))
 }
 
-/// Warns about a job that has no cpuset, if a cpuset is demanded.
+/// Warns about a job without a cpuset, if the configuration requires cpusets.
 pub(super) fn report_no_cpuset(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     let Some(text) = missing_cpuset_text(draft, id) else { return };
     let remedy = "the warden repairs masks within one interval; pjwctl doctor says what cpusets need";

@@ -75,7 +75,8 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
     }
 }
 
-/// Decides which cores the borrowers have, and changes their grants. A second call in the same cycle changes nothing.
+/// Decides which unused cores of owners each borrower gets, and changes the grants of the borrowers. A second call in
+/// the same cycle changes nothing.
 pub(crate) fn update(draft: &mut Draft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.

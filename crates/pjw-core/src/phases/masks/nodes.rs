@@ -9,7 +9,7 @@ use crate::phases::pinning::within_job::{BusyProcess, choose_nodes, node_contain
 use crate::state::{Member, WardenState};
 use crate::terms::{Job, JobId, OversubscriptionPolicy};
 
-/// The NUMA nodes that are chosen in one cycle for the processes of a job.
+/// The NUMA nodes that this cycle chooses for the processes of a job.
 #[derive(Debug, Default)]
 pub(super) struct ChosenNodes {
     /// Whether the job requests a rule now. Without one, the nodes that were recorded earlier have no effect.
@@ -19,8 +19,8 @@ pub(super) struct ChosenNodes {
 }
 
 impl ChosenNodes {
-    /// Chooses nodes for the processes with busy threads for which none was recorded before. None if the threads of the job are
-    /// not pinned in this cycle: then a choice would have no effect.
+    /// Chooses a NUMA node for each process that has busy threads and no recorded node. Chooses none if this cycle does
+    /// not pin the threads of the job, because the choice would have no effect.
     pub(super) fn choose(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> Self {
         let state = &*draft.state;
         let request = state.jobs.get(id).and_then(|job| job.request.as_ref());
@@ -62,19 +62,21 @@ impl ChosenNodes {
         Self { chosen, ..none }
     }
 
-    /// Whether the job requests a rule for the NUMA nodes of its processes.
+    /// Returns whether the job requested a rule for the NUMA nodes of its processes (`--within-job`).
     pub(super) fn has_rule(&self) -> bool {
         self.has_rule
     }
 
-    /// The node in which the threads of a process are pinned where there is room. `None` without a rule.
+    /// Returns the NUMA node in which the threads of a process are to be pinned if its cores are free. `None` if the
+    /// job requested no rule.
     pub(super) fn wanted(&self, member: &Member) -> Option<u32> {
         let chosen = self.chosen.iter().find(|(pid, _)| *pid == member.id.pid).map(|&(_, node)| node);
         chosen.or(member.numa_node).filter(|_| self.has_rule)
     }
 
-    /// The nodes to record: those in which the processes run from now on. That is another one than the chosen one if that
-    /// is full. A process gets none if no busy thread of it is restricted to one node, by a pin or by its program.
+    /// Returns the NUMA nodes to record: the nodes in which the processes run from now on. If the chosen node was full,
+    /// the process runs in another node. Nothing is recorded for a process if no busy thread of it is restricted to one
+    /// node by a pin or by its program.
     pub(super) fn used(
         &self,
         topology: &Topology,

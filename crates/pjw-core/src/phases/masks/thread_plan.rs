@@ -6,7 +6,7 @@ use crate::state::masks::lifted::LiftReason;
 use crate::state::{MaskEntry, Member, MemberThread};
 use crate::terms::JobId;
 
-/// A thread of a job, with the facts that decide which mask it gets.
+/// A thread of a job, with the facts from which its mask is decided.
 pub(super) struct ThreadPlan<'a> {
     pub(super) id: ThreadId,
     /// The process of the thread.
@@ -30,35 +30,38 @@ pub(super) struct ThreadPlan<'a> {
 }
 
 impl ThreadPlan<'_> {
-    /// The mask that the thread should have, unless it is pinned.
+    /// Returns the mask that the thread should have if it is not pinned.
     pub(super) fn target<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
         if self.is_unbound() { grant } else { &self.own }
     }
 
+    /// Returns whether no binding of the program applies to the thread: the program requested none, or pjw has lifted
+    /// the binding.
     pub(super) fn is_unbound(&self) -> bool {
         self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
     }
 
-    /// The PU to which pjw pinned the thread.
+    /// Returns the PU to which pjw pinned the thread. `None` if the thread is not pinned.
     pub(super) fn pinned(&self, grant: &CpuSet) -> Option<Pu> {
         self.entry.pinned_pu().filter(|&pin| self.target(grant).only_pu() != Some(pin))
     }
 
-    /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
+    /// Returns whether the program requested another mask after pjw had set the mask of the thread: a mask with PUs
+    /// outside the grant, or the mask of all PUs.
     pub(super) fn has_left(&self, grant: &CpuSet) -> bool {
         let requested_all = self.in_cpuset && self.own == *grant;
         self.entry.is_overridden_by_program()
             && (requested_all || !self.thread.effective_mask.is_subset(grant))
     }
 
-    /// The mask for sched_setaffinity(2) that results in the effective mask `mask`.
+    /// Returns the mask to pass to sched_setaffinity(2) so that the thread gets the effective mask `mask`.
     pub(super) fn request(&self, mask: &CpuSet, grant: &CpuSet, machine: &CpuSet, online: &CpuSet) -> CpuSet {
         let is_everything = online.is_subset(mask) || (self.follows_cpuset && mask == grant);
         if is_everything { machine.clone() } else { mask.clone() }
     }
 
-    /// Whether the kernel remembers a request of pjw that the cpuset hides: the request would take effect in another
-    /// cgroup, and children inherit it.
+    /// Returns whether the kernel stores a request of pjw that has no effect at present because of the cpuset. The
+    /// request would have an effect in another cgroup, and children inherit it.
     pub(super) fn is_request_hidden(&self, grant: &CpuSet) -> bool {
         let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))

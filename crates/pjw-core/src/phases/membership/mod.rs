@@ -146,7 +146,8 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
 /// parent of the orphans of this user.
 const SERVICE_MANAGER: &str = "systemd";
 
-/// Whether the parent of a process may not be the process that started it, and no fork event names the one that did.
+/// Returns whether the process that started this process is unknown: the present parent may be a reaper such as init,
+/// and no fork event names the creator.
 pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
     let adopts = |parent: &Process| parent.uid != process.uid || parent.comm == Comm::from(SERVICE_MANAGER);
@@ -163,8 +164,9 @@ fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) 
     state.jobs.provisions().find(is_recognised).map(|job| &job.id)
 }
 
-/// Whether the rule of a provision recognises a process. A person can give any name to a program, so a rule that names
-/// only a program recognises no process of a person. Except in the daemon of one user: it manages no other processes.
+/// Returns whether the rule of a provision matches a process. A rule that names only a program matches no process of an
+/// ordinary user, because any user can give a program any name. The daemon of a single user is an exception, because it
+/// manages only processes of this user.
 pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Process) -> bool {
     let is_of_other_person = policy.only_managed_user.is_none() && policy.is_person(process.uid);
     let is_trusted = !is_of_other_person || !rule.has_only_comm();
@@ -196,7 +198,7 @@ fn launched_by(state: &WardenState, process: &Process, source: JobSource) -> boo
     })
 }
 
-/// The known ancestors of a process, nearest first.
+/// Iterates over the known ancestors of a process. The parent comes first.
 pub(crate) fn ancestors<'a>(
     state: &'a WardenState,
     process: &'a Process,
@@ -255,7 +257,7 @@ fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
     add_member(draft, pid, &found.job, found.evidence);
 }
 
-/// Makes a process a member. Its threads are scanned next.
+/// Makes a process a member of the job. The next scan reads the threads of the process.
 pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;

@@ -7,8 +7,7 @@ use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
 use crate::terms::{Evidence, JobId, Record};
 
-/// Tracks the children of released processes. The child of a child is found after its parent: repeats until nothing new is
-/// found.
+/// Tracks the children of released processes, and the children of these children.
 pub(crate) fn track_children(draft: &mut Draft<'_>) {
     loop {
         let state = &*draft.state;
@@ -40,8 +39,8 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
     }
 }
 
-/// Forgets the masks of the released jobs of which a full scan found no process left. If events were lost, a process may be
-/// unknown that was forked during the scan.
+/// Removes the recorded masks of each released job if a full scan shows that no process has one of these masks. Waits
+/// for a later scan if process events were lost, because a process that was forked during the scan may be unknown.
 pub(crate) fn settle(draft: &mut Draft<'_>) {
     if !draft.full || draft.state.lineage.take_loss() {
         return;

@@ -29,7 +29,7 @@ pub(crate) struct Matching<'a> {
 }
 
 impl<'a> Matching<'a> {
-    /// Makes an assignment of no thread to the PUs `pus`.
+    /// Makes an empty assignment for the PUs `pus`.
     pub(crate) fn new(topology: &'a Topology, pus: &'a CpuSet) -> Self {
         Self {
             topology,
@@ -53,14 +53,15 @@ impl<'a> Matching<'a> {
         self.topology.overlapping_core_count(&self.on_idle_cores) as usize
     }
 
-    /// The PUs of the threads for which [`Matching::add`] returned true, in the order of the calls.
+    /// Returns the PUs that were assigned to the threads, in the order of the calls of [`Matching::add`] that returned
+    /// true.
     pub(crate) fn places(&self) -> &[Pu] {
         &self.places
     }
 
-    /// Gives a thread a PU of its mask, on an idle core if there is one, and returns whether that was possible. If
-    /// necessary, threads that were added earlier get another PU of their masks. They never lose their PU, so the first
-    /// thread has the highest priority. `mask` lies in the PUs of the assignment.
+    /// Assigns a PU in `mask` to one more thread, on an idle core if possible. Returns whether a PU could be assigned.
+    /// If necessary, threads that were added earlier get another PU of their masks, but keep one. So the thread that is
+    /// added first has the highest priority. `mask` must be a subset of the PUs of the assignment.
     pub(crate) fn add(&mut self, mask: &'a CpuSet) -> bool {
         let unused = mask.first_common(&self.on_idle_cores).or_else(|| mask.first_common(&self.free));
         let new = self.places.len();

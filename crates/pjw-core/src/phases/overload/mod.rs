@@ -23,9 +23,9 @@ use crate::machine::Topology;
 use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::HotThread;
 
-/// Returns the threads whose bindings are to be lifted, so that they can run on other PUs of `grant`. `hot_threads` are
-/// the hot threads of a job, also the floating ones. `inherited` are the processes whose threads all have the same
-/// mask inside one core.
+/// Returns the threads whose bindings must be lifted, so that the threads can run on other PUs of `grant`.
+/// `hot_threads` are all busy threads of a job, also those without a binding. `inherited` are the processes of which
+/// all threads have the same mask inside one core.
 pub(crate) fn overloaded_threads(
     topology: &Topology,
     grant: &CpuSet,

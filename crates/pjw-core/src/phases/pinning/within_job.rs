@@ -18,9 +18,9 @@ pub(crate) struct BusyProcess {
     pub(crate) last_cpu: Pu,
 }
 
-/// Chooses NUMA nodes for the processes that have none in `grant`, in the order in which they started. `last` is the NUMA node
-/// that was chosen last for a process of the job. Returns the chosen nodes in this order. A process whose busy threads are
-/// all restricted to one NUMA node already gets this one.
+/// Chooses a NUMA node in `grant` for each process without one, in the order in which the processes started. Returns
+/// the nodes in the same order. `last` is the node that was chosen last for a process of the job. If all busy threads
+/// of a process are restricted to one node, the process gets this node.
 pub(crate) fn choose_nodes(
     topology: &Topology,
     grant: &CpuSet,
@@ -72,13 +72,13 @@ fn own_node(topology: &Topology, process: &BusyProcess) -> Option<u32> {
     nodes.all(|node| node == Some(first)).then_some(first)
 }
 
-/// The kernel's number of the NUMA node that contains all of these PUs. `None` if there is none.
+/// Returns the kernel's number of the NUMA node that contains all of these PUs. `None` if they are in several nodes.
 pub(crate) fn node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let first = node_of(topology, cpus.first()?)?;
     cpus.iter().all(|pu| node_of(topology, pu) == Some(first)).then_some(first)
 }
 
-/// The kernel's number of the NUMA node of a PU.
+/// Returns the kernel's number of the NUMA node of a PU.
 pub(crate) fn node_of(topology: &Topology, pu: Pu) -> Option<u32> {
     topology.domain_of(Level::NumaNode, pu).map(|node| node.number)
 }

@@ -103,8 +103,9 @@ pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(
     ending.flat_map(|job| state.cgroups_of(job).map(move |path| (job.clone(), path))).collect()
 }
 
-/// Takes over the CPU times of this cycle, and ends the samples that are long enough. `may_record` says whether the usage may
-/// be written to the journal: not in a cycle for commands, for whose records the journal has reserved the space.
+/// Adds the CPU times that this cycle read to the usage of the jobs, and ends the samples that are long enough.
+/// `may_record` says whether the usage may be written to the journal. A cycle for commands may not, because the journal
+/// has reserved space only for the records of the commands.
 pub(crate) fn update(draft: &mut Draft<'_>, may_record: bool) {
     let mut jobs_read = read_processes(draft);
     read_cgroups(draft, &mut jobs_read);
@@ -267,8 +268,8 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     }
 }
 
-/// Ends the sample of a job before its grant becomes `ownership`, if the job holds cores before or after, but not both: a frozen
-/// job holds none.
+/// Ends the usage sample of a job before its grant becomes `ownership`, if the job changes between holding cores and
+/// holding none. A frozen job holds none.
 pub(crate) fn end_sample_before_freezing(draft: &mut Draft<'_>, job: &JobId, ownership: Ownership) {
     let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
     if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {
@@ -344,7 +345,7 @@ fn record(draft: &mut Draft<'_>, job: &JobId) {
     }
 }
 
-/// Makes the report of a job that has ended, and forgets what it used.
+/// Makes the report of a job that has ended, and removes the usage of the job from the state.
 pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
     // The last CPU time is read late. In a short sample it would look like more than the job used at once.
     let has_samples = draft.state.usage.of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);

@@ -72,8 +72,8 @@ impl AddressSpaceGroups {
         self.last.as_ref()?.0.unread_reason.as_deref()
     }
 
-    /// Updates the groups by the list of a scan that began at the time `at`. Returns the processes that are in another
-    /// group than before, or no longer in one.
+    /// Updates the groups from `list`, the result of a scan that began at the time `at`. Returns the processes whose
+    /// group changed, including those that are in no group now.
     pub(crate) fn update(
         &mut self,
         list: &Arc<AddressSpaceList>,

@@ -100,23 +100,23 @@ impl DelayedChanges {
         self.jobs.is_empty()
     }
 
-    /// Iterates over the cgroups to which a process is being moved.
+    /// Iterates over the cgroup paths to which unfinished changes move a process.
     pub(crate) fn moving_to(&self, process: ProcessId) -> impl Iterator<Item = &str> {
         self.moves.get(&process).into_iter().flatten().map(String::as_str)
     }
 
-    /// Whether a process is being moved.
+    /// Returns whether an unfinished change moves the process.
     pub(crate) fn is_moving(&self, process: ProcessId) -> bool {
         self.moves.contains_key(&process)
     }
 
-    /// Whether the PUs of the cpuset at `path` are being written.
+    /// Returns whether an unfinished change writes the PUs of the cpuset at `path`.
     pub(crate) fn is_writing(&self, path: &str) -> bool {
         self.written.contains(path)
     }
 
-    /// The paths of the cpusets whose PUs may have been written since the last decision. A completed write is listed in
-    /// one decision.
+    /// Returns the paths of the cpusets whose PUs may have been written since the last decision. A completed write is
+    /// returned once.
     pub(crate) fn take_written(&mut self) -> BTreeSet<String> {
         let mut written = core::mem::take(&mut self.finished);
         written.extend(self.written.iter().cloned());

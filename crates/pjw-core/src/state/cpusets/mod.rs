@@ -46,8 +46,8 @@ pub struct ManagedCpuset {
 }
 
 impl ManagedCpuset {
-    /// Whether the last settings of the cpuset are these, and those that a scan can't read (idle priority, freezing) are known
-    /// to be written.
+    /// Returns whether pjw last wrote the settings of `job_cpuset`, and whether the settings that a scan can't read
+    /// (idle priority and freezing) are known to be in force.
     pub(crate) fn is_written_as(&self, job_cpuset: &JobCpuset) -> bool {
         let is_known = self.was_written || !job_cpuset.spec.idle;
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
@@ -77,7 +77,7 @@ pub struct CgroupMove {
     pub to: String,
 }
 
-/// A cpuset that an earlier daemon made and that the journal did not know, and what became of it.
+/// A cpuset of an earlier daemon that the journal did not name, and the decision about this cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecoveredCpuset {
     /// The job.
@@ -155,22 +155,22 @@ impl CpusetRegistry {
         self.found.iter().map(|found| found.path.as_str())
     }
 
-    /// Takes the found cgroups, to decide about them.
+    /// Removes and returns the cgroups of earlier daemons about which no decision was made.
     pub(crate) fn take_found(&mut self) -> Vec<LeftoverCpuset> {
         core::mem::take(&mut self.found)
     }
 
-    /// Records what became of a found cpuset, for the warnings.
+    /// Records the decision about a cpuset of an earlier daemon, so that warnings can name the decision.
     pub(crate) fn note_recovered(&mut self, path: &str, recovered: RecoveredCpuset) {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
-    /// Takes the recovered cpusets that are worth a warning, by path.
+    /// Removes and returns the recovered cpusets for which a warning is shown, by path.
     pub(crate) fn take_recovered(&mut self) -> BTreeMap<String, RecoveredCpuset> {
         core::mem::take(&mut self.recovered)
     }
 
-    /// Puts the recovered cpusets back that are still worth a warning.
+    /// Sets the recovered cpusets for which a warning is still shown.
     pub(crate) fn put_recovered(&mut self, recovered: BTreeMap<String, RecoveredCpuset>) {
         self.recovered = recovered;
     }
@@ -199,7 +199,7 @@ impl CpusetRegistry {
         self.moved.contains_key(&process)
     }
 
-    /// The cgroup of the cpuset into which pjw moved the process last.
+    /// Returns the cgroup path of the cpuset into which pjw last moved the process.
     pub(crate) fn moved_into(&self, process: ProcessId) -> Option<&str> {
         self.moved.get(&process).map(|moved| moved.to.as_str())
     }
@@ -220,7 +220,7 @@ impl CpusetRegistry {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
-    /// The PUs of the cpuset at `path`, now and in the past. `None` if pjw did not write the cpuset.
+    /// Returns the present and the earlier PUs of the cpuset at `path`. `None` if pjw did not write the cpuset.
     pub(crate) fn history(&self, path: &str) -> Option<&History<CpuSet>> {
         self.history.get(path)
     }
@@ -265,7 +265,7 @@ impl CpusetRegistry {
         self.failed_removals.contains_key(path)
     }
 
-    /// Clears the failures, so that refused changes are tried again. Called before a full scan.
+    /// Removes the recorded failures, so that the refused changes are tried again. Must be called before a full scan.
     pub(crate) fn reset_failures(&mut self) {
         self.refused.clear();
         self.move_errors.clear();
@@ -273,7 +273,7 @@ impl CpusetRegistry {
         self.managed.values_mut().for_each(|managed| managed.tries = 0);
     }
 
-    /// Whether no change was refused, is being tried again or is pending removal.
+    /// Returns whether no change was refused, is to be tried again, or waits for the removal of a cpuset.
     pub(crate) fn has_nothing_pending(&self) -> bool {
         let is_done = |managed: &ManagedCpuset| !managed.must_be_removed && managed.tries == 0;
         self.refused.is_empty()
@@ -283,7 +283,8 @@ impl CpusetRegistry {
             && self.managed.values().all(is_done)
     }
 
-    /// Applies a record, when the record is made and on replay after a restart. `machine` is every PU of the machine.
+    /// Applies a journal record, both when the record is made and when the journal is replayed after a restart.
+    /// `machine` contains every PU of the machine.
     pub(crate) fn apply_record(&mut self, record: &CpusetRecord, machine: &CpuSet, at: Nanos) {
         match record {
             CpusetRecord::Created(job_cpuset) => {
@@ -364,8 +365,8 @@ impl CpusetRegistry {
         self.removed.remove(path);
     }
 
-    /// Records that a scan at the time `at` read the PUs `cpus` in the cpuset at `path`. They are not those that pjw wrote last if
-    /// the daemon ended before it made the write, or if another program has written since.
+    /// Records that a scan at the time `at` read the PUs `cpus` in the cpuset at `path`. These differ from the PUs that
+    /// pjw wrote last if the daemon ended before the write, or if another program wrote the cpuset later.
     pub(crate) fn note_read(&mut self, path: &str, cpus: &CpuSet, at: Nanos) {
         let history = self.history.get_mut(path).filter(|_| !cpus.is_empty());
         if let Some(history) = history.filter(|_| !self.delayed_changes.is_writing(path)) {
@@ -423,7 +424,7 @@ impl CpusetRegistry {
         }
     }
 
-    /// Marks the cpuset as having its current settings, as seen in a scan.
+    /// Records that a scan found the current settings in the cpuset at `path`.
     pub(crate) fn confirm(&mut self, path: &str) {
         if let Some(managed) = self.managed.get_mut(path) {
             managed.previous_cpus.clear();

@@ -21,7 +21,7 @@ impl GrantCounts {
         grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
     }
 
-    /// Counts one grant less. The grant must have been counted.
+    /// Removes one grant from the counts. The grant must have been added before.
     pub(crate) fn remove(&mut self, grant: &CpuSet) {
         for pu in grant.iter() {
             let count = self.0.get_mut(&pu).map(|count| {
@@ -40,7 +40,8 @@ impl GrantCounts {
         self.0.keys().copied().collect()
     }
 
-    /// Returns the PUs that are in at least so many grants, for each number that a PU has, smallest number first.
+    /// Iterates over sets of PUs, one for each count that a PU has, in ascending order of the counts. The set for a
+    /// count has the PUs that are in at least this number of grants.
     pub(crate) fn held_by_at_least(&self) -> impl Iterator<Item = CpuSet> {
         let numbers: BTreeSet<usize> = self.0.values().copied().collect();
         let held = |least| self.0.iter().filter(move |(_, count)| **count >= least).map(|(&pu, _)| pu);

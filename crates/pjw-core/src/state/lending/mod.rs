@@ -107,22 +107,24 @@ impl LendingState {
         self.realtime_borrowers = borrowers;
     }
 
-    /// Sets the borrowers of which a process can't run at idle priority.
+    /// Sets the borrowers that have a process which can't run at idle priority.
     pub(crate) fn set_unfit_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.unfit_borrowers = borrowers;
     }
 
-    /// Whether a process of a borrower would run before the threads of an owner, or beside them.
+    /// Returns whether the borrower has a thread with a real-time priority, or a process that can't run at idle
+    /// priority. These would run before the threads of an owner, or compete with them.
     pub(crate) fn would_slow_owners(&self, borrower: &JobId) -> bool {
         self.realtime_borrowers.contains(borrower) || self.unfit_borrowers.contains(borrower)
     }
 
-    /// Replaces the PUs that are leaving.
+    /// Replaces the list of leaving PUs: lent PUs that a borrower must leave, each with the time at which it is taken
+    /// back.
     pub(crate) fn set_leaving(&mut self, leaving: BTreeMap<Pu, Nanos>) {
         self.leaving = leaving;
     }
 
-    /// Records that cores of an owner were lent, or taken back.
+    /// Records that cores of an owner were lent, or were taken back if `is_return` is true.
     pub(crate) fn record_move(&mut self, owner: &JobId, is_return: bool, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         if is_return {
@@ -133,14 +135,15 @@ impl LendingState {
         }
     }
 
-    /// Forgets what the owners use. Called while there are no samples: what an owner used before them says nothing about later.
+    /// Removes the recorded core use of all owners. Must be called when sampling stops: the earlier use does not
+    /// predict the use after a gap.
     pub(crate) fn forget_use(&mut self) {
         for known in self.owners.values_mut() {
             (known.used, known.at_most_since, known.runs_on) = (None, Vec::new(), CpuSet::new());
         }
     }
 
-    /// Forgets the owners for which `is_owner` is false.
+    /// Removes the owners for which `is_owner` is false.
     pub(crate) fn retain_owners(&mut self, is_owner: impl Fn(&JobId) -> bool) {
         self.owners.retain(|job, _| is_owner(job));
     }
@@ -154,23 +157,24 @@ impl OwnerLendingState {
         self.used
     }
 
-    /// The lent PUs on which the owner runs, as of the last sample.
+    /// Returns the lent PUs on which threads of the owner ran in the last sample.
     pub(crate) fn runs_on(&self) -> &CpuSet {
         &self.runs_on
     }
 
-    /// The largest number of cores that the owner used in the last `period`. `None` if it was not sampled for so long.
+    /// Returns the largest number of cores that the owner used at the same time in the last `period`. `None` if
+    /// sampling began later than that.
     pub(crate) fn most_used_in(&self, period: Duration, now: Nanos) -> Option<u32> {
         let is_long = |since: &Option<Nanos>| since.is_some_and(|since| has_passed(since, period, now));
         (0u32..).zip(&self.at_most_since).find(|(_, since)| is_long(since)).map(|(most, _)| most)
     }
 
-    /// The time for which a core must be idle now before it is lent.
+    /// Returns the time for which a core of the owner must be idle before the core is lent.
     pub(crate) fn pause(&self, lend_after: Duration, now: Nanos) -> Duration {
         doubled(lend_after, self.doublings(lend_after, now))
     }
 
-    /// Whether the last lending was long enough ago for another one.
+    /// Returns whether enough time has passed since cores of the owner were last lent.
     pub(crate) fn may_lend(&self, lend_after: Duration, now: Nanos) -> bool {
         self.lent_at.is_none_or(|at| has_passed(at, lend_after, now))
     }

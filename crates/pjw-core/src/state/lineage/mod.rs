@@ -199,7 +199,8 @@ impl Lineage {
         }
     }
 
-    /// Records the requests of which a released process may have inherited one, also those that its fork event does not name.
+    /// Records the mask requests of which a released process may have inherited one, including those that its fork
+    /// event does not name.
     pub(crate) fn note_inherited(&mut self, released: &Member, requests: Vec<MaskRequest>) {
         let pid = released.id.pid;
         self.of_unknown_descent.remove(&pid);
@@ -254,13 +255,14 @@ impl Lineage {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
-    /// Records that a scan found the process.
+    /// Records that a scan found the process running.
     pub(crate) fn scanned(&mut self, pid: Pid) {
         self.unscanned.remove(&pid);
     }
 
-    /// Records that the original masks of a released process are in force again: its children begin with these. Until the
-    /// release is settled, its children are descendants: the fork of one may have begun before the restore.
+    /// Records that the threads of a released process have their original masks again, which its later children
+    /// inherit. Children that were forked before the restore may have another mask, so new children are tracked as
+    /// descendants until the release is settled (`is_settled`).
     pub(crate) fn note_restored(&mut self, released: &Member, is_settled: bool) {
         let pid = released.id.pid;
         if !is_settled && self.descendants.len() < MAX_FORK_RECORDS {
@@ -272,15 +274,16 @@ impl Lineage {
         }
     }
 
-    /// Removes the scanned descendants of the released processes of a job, when no process has a mask of the job any more.
+    /// Removes the scanned descendants of the released processes of a job, because no process has a mask of the job any
+    /// more.
     pub(crate) fn settle(&mut self, job: &JobId) {
         let Self { descendants, unscanned, .. } = self;
         descendants
             .retain(|pid, known| known.was_ancestor_member || known.job != *job || unscanned.contains(pid));
     }
 
-    /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts
-    /// for its last children.
+    /// Records that a scan found that a tracked process has ended. If its exit event was not read yet, the facts about
+    /// the process are kept, because its last fork events may follow.
     pub(crate) fn note_gone(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
         self.unscanned.remove(&pid);
@@ -307,7 +310,7 @@ impl Lineage {
         self.has_lost_events = true;
     }
 
-    /// Returns whether events were lost since the last call.
+    /// Returns whether process events were lost since the last call.
     pub(crate) fn take_loss(&mut self) -> bool {
         core::mem::take(&mut self.has_lost_events)
     }

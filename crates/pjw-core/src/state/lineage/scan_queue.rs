@@ -43,7 +43,7 @@ pub struct ScanQueue {
     exiting: BTreeMap<Pid, u32>,
 }
 
-/// What the events say about a process of no job that was not scanned yet.
+/// The facts from process events about a process that belongs to no job and was not scanned yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnscannedProcess {
     /// The process that forked it.
@@ -108,8 +108,8 @@ impl ScanQueue {
         &self.forked
     }
 
-    /// Records that the mask of a forked process is right, or that the process has exited: its scan may wait a few
-    /// milliseconds.
+    /// Records that the scan of a forked process may be delayed by a few milliseconds, because its mask is right or the
+    /// process has exited.
     pub(crate) fn defer(&mut self, pid: Pid) {
         if self.forked.remove(&pid) {
             self.of_jobs.insert(pid);
@@ -127,8 +127,7 @@ impl ScanQueue {
         pids
     }
 
-    /// Returns the forked processes that belong to no job and descend from a process in `pids`. They are then removed from
-    /// the list.
+    /// Removes and returns the forked processes that belong to no job and descend from a process in `pids`.
     pub(crate) fn take_descendants_of(&mut self, pids: &BTreeSet<Pid>) -> BTreeSet<Pid> {
         let mut found = BTreeSet::new();
         loop {

@@ -122,7 +122,7 @@ impl MaskEntry {
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
-    /// Sets the time since when the journal keeps the original mask: earlier than the last request.
+    /// Sets the time since which the journal contains the original mask. The time is before the last request.
     pub(crate) fn with_journaled_since(self, since: Nanos) -> Self {
         Self { journaled_since: Some(since), ..self }
     }
@@ -174,7 +174,7 @@ impl MaskEntry {
         self.candidates.iter()
     }
 
-    /// Iterates over all requests of which the entry knows, also the replaced ones.
+    /// Iterates over all mask requests for the thread that are known, including earlier requests that were replaced.
     pub(crate) fn known_requests(&self) -> impl Iterator<Item = &MaskRequest> {
         self.earlier.iter().map(|(request, _)| request).chain(&self.candidates)
     }
@@ -263,7 +263,7 @@ impl MaskEntry {
         self.lifted = lifted.map(Box::new);
     }
 
-    /// Records that the lifted binding is in force again, because the lift did not help.
+    /// Records that the program's binding, which pjw had lifted, is in force again because lifting it did not help.
     pub(crate) fn note_rebound(&mut self) {
         if let Some(lifted) = &mut self.lifted {
             lifted.is_restored = true;
@@ -439,14 +439,14 @@ impl MaskEntry {
         MaskComparison::ChangedByProgram
     }
 
-    /// Records that the program certainly requested the mask of the last reading.
+    /// Records that the program has certainly requested the mask that was read last.
     pub(crate) fn confirm_writer(&mut self) {
         self.is_writer_certain = true;
     }
 
-    /// Corrects requests that were attributed to the program. `is_kernels` finds those that the kernel may have
-    /// written, by the mask and by the time of the first reading of the mask. A release then restores the request
-    /// before them.
+    /// Corrects requests that were wrongly attributed to the program, although the kernel changed the mask.
+    /// `is_kernels` returns whether the kernel may have set a mask that was first read at a time. A release of the job
+    /// then restores the request before these.
     pub(crate) fn attribute_to_kernel(
         &mut self,
         machine: &CpuSet,

@@ -15,7 +15,8 @@ use crate::terms::{Evidence, Observed};
 type CpusetList<'a> = SmallVec<[&'a CpuSet; 2]>;
 
 impl WardenState {
-    /// The limits of the masks of a process since `read_at`. `persists` is false for kernels before Linux 6.2.
+    /// Returns the PUs that limited the masks of a process (by its cpuset and by the online PUs) since `read_at`.
+    /// `persists` is false for kernels before Linux 6.2, which do not store requested masks.
     pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, persists: bool) -> MaskLimits {
         let known = self.processes.get(&pid);
         let moved =
@@ -50,8 +51,9 @@ impl WardenState {
         MaskLimits { possible_cpus, machine_cpus: machine, may_have_changed, kernel_may_have_reset_mask }
     }
 
-    /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of
-    /// the ancestor before the birth, after the ancestor was read.
+    /// Returns the PUs that limited the masks of a new process (by its cpuset and by the online PUs) since its fork. A
+    /// kernel before Linux 6.2 may have replaced the requested mask of the ancestor after the ancestor was read and
+    /// before the fork.
     pub(crate) fn birth_limits(
         &self,
         pid: Pid,
@@ -66,8 +68,8 @@ impl WardenState {
         limits
     }
 
-    /// The time of the last change of the limits of a process: by hotplug, by a cpuset that pjw wrote, or by a move to
-    /// another cgroup. `None` if they never changed.
+    /// Returns the time of the last change of the PUs that limit the masks of a process: by hotplug, by a cpuset that
+    /// pjw wrote, or by a move to another cgroup. `None` if there was no such change.
     pub(crate) fn limits_changed_at(&self, pid: Pid) -> Option<Nanos> {
         let known = self.processes.get(&pid)?;
         let moved_at = known.last_cgroup_change.as_ref().map(|&(_, at)| at);
@@ -105,8 +107,8 @@ impl WardenState {
         })
     }
 
-    /// The entry of a thread that has none yet. `ended` are threads of the same process that ended since the last
-    /// scan. `None` if the cpuset of the thread was not read yet.
+    /// Returns the mask entry for a thread that has none yet. `ended` contains the threads of the same process that
+    /// ended since the last scan. `None` if the cpuset of the thread was not read yet.
     pub(crate) fn first_mask_entry(
         &self,
         member: &Member,

@@ -12,8 +12,8 @@ use crate::state::warden::WardenState;
 use crate::terms::{Evidence, JobId, Membership, Process, ReleasedMask, ReleasedMasks};
 
 impl WardenState {
-    /// The masks that the tracked processes of a job which is about to be released have because of pjw, and those of an
-    /// earlier release of this job that is not settled. `None` if there are none.
+    /// Returns the masks that pjw set for the tracked processes of a job which is about to be released. Also contains
+    /// the masks of an earlier release of this job that is not settled. `None` if there are no such masks.
     pub(crate) fn masks_to_release(&self, job: &JobId, now: Nanos) -> Option<ReleasedMasks> {
         let earlier = self.released_masks.get(job).cloned();
         let new = || ReleasedMasks::new(job.clone(), now);
@@ -43,9 +43,10 @@ impl WardenState {
         (!released.masks.is_empty()).then_some(released)
     }
 
-    /// The request of pjw that a process inherited from a process of `job`, or of any released job if that is `None`, if it
-    /// has exactly that mask and that user. `None` if there is none, or if several have different original masks. Never for root, whose daemons choose
-    /// masks.
+    /// Returns the mask request of pjw that a process inherited from a process of `job` (of any released job if `job`
+    /// is `None`), with this job. Only if the process has exactly this mask and the same user. `None` if several such
+    /// requests have different original masks. Always `None` for processes of root, because daemons of root set masks
+    /// themselves.
     pub(crate) fn released_request_of<'a>(
         &'a self,
         process: &'a Process,
@@ -102,9 +103,9 @@ impl WardenState {
         }
     }
 
-    /// The released jobs of which a full scan at the time `now` shows that no process has a mask of them: every process that
-    /// was found has its original masks, every fork that began before that has ended, and no process is unscanned whose
-    /// ancestors are unknown.
+    /// Returns the released jobs that are settled: a full scan at the time `now` shows that no process has a mask of
+    /// the job. For this, all processes that were found must have their original masks, all forks that began earlier
+    /// must have ended, and no unscanned process may have unknown ancestors.
     pub(crate) fn settled_releases(&self, now: Nanos) -> Vec<JobId> {
         if self.lineage.pids_of_unknown_descent().any(|pid| !self.processes.contains_key(&pid)) {
             return Vec::new();
@@ -123,8 +124,8 @@ impl WardenState {
         old.map(|released| &released.job).filter(|job| !is_unfinished(job)).cloned().collect()
     }
 
-    /// The processes that have their original masks again, of jobs whose release is not settled. A child of one may have a
-    /// mask of the job.
+    /// Iterates over the processes that have their original masks again, of jobs whose release is not settled. A child
+    /// of such a process may still have a mask of the job.
     pub(crate) fn restored_of_unsettled(&self) -> impl Iterator<Item = Membership> {
         let restored = self.lineage.descendants().filter(|(pid, descendant)| {
             self.released_masks.contains_key(&descendant.job) && self.tracked(*pid).is_none()

@@ -82,21 +82,21 @@ pub struct MaskLimits {
 }
 
 impl MaskLimits {
-    /// Whether `seen` is the effective mask of this request at some moment since the last reading.
+    /// Returns whether `seen` was the effective mask of this request at some moment since the last reading.
     pub(crate) fn show(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
         self.possible_cpus.iter().any(|possible| effective_mask(requested, possible) == *seen)
     }
 
-    /// Whether `seen` is the whole set of possible PUs of some moment. A larger mask is only read while the cpuset or
-    /// the online PUs change. It must then contain the sets of all moments: a request that was cut to the earlier cpuset
-    /// may contain the whole present cpuset by chance, and the reverse.
+    /// Returns whether `seen` is the whole set of PUs that the thread could have at some moment. While the cpuset or
+    /// the online PUs change, a larger mask can be read. Then `seen` must contain the sets of all moments, because a
+    /// request that was cut to the earlier cpuset may contain the whole present cpuset by chance, and the reverse.
     pub(crate) fn are_all_in(&self, seen: &CpuSet) -> bool {
         self.possible_cpus.contains(seen)
             || self.possible_cpus.iter().all(|possible| possible.is_subset(seen))
     }
 
-    /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
-    /// every possible PU, else `seen`.
+    /// Returns the request of the program that is assumed for the effective mask `seen`. If the thread has every PU
+    /// that it can have, this is the mask of all PUs. Otherwise it is `seen`.
     pub(crate) fn request_of(&self, seen: &CpuSet, requested_at: Nanos) -> MaskRequest {
         let mask = if self.are_all_in(seen) { self.machine_cpus.clone() } else { seen.clone() };
         MaskRequest { original_mask: mask.clone(), mask, writer: MaskWriter::Program, requested_at }

@@ -52,7 +52,7 @@ impl BusyThreads {
         Some(Self { tids, all, same_readings, scans_left: period - 1, read_alone_at: None })
     }
 
-    /// Whether the next scan may read only the busy threads.
+    /// Returns whether the next scan may read only the busy threads of the process.
     pub(super) fn suffice(&self) -> bool {
         self.scans_left > 0
     }

@@ -47,7 +47,7 @@ struct ExitTimes {
     is_final: bool,
 }
 
-/// The usage of a job that runs.
+/// The usage of a running job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct OpenUsage {
     pub(crate) usage: JobUsage,
@@ -73,12 +73,14 @@ pub(crate) struct OpenUsage {
 }
 
 impl OpenUsage {
+    /// Adds `ns` nanoseconds of CPU time to the job.
     pub(crate) fn add_cpu(&mut self, ns: u64) {
         self.usage.cpu_ns += ns;
         self.sample_cpu_ns += ns;
     }
 
-    /// The CPU time of the job: the largest of what its processes, its cgroup and an earlier daemon tell.
+    /// Returns the CPU time of the job in ns. This is the largest of three values: the sum over its processes, the
+    /// value of its cgroup, and the value that an earlier daemon recorded.
     pub(crate) fn cpu_ns(&self) -> u64 {
         let of_cgroup = self.cgroup_cpu_ns.map_or(0, |(first, last)| last.saturating_sub(first));
         self.usage.cpu_ns.max(of_cgroup).max(self.recovered_cpu_ns.unwrap_or(0))
@@ -103,21 +105,23 @@ impl UsageState {
         self.jobs.insert(job, OpenUsage { usage, recovered_cpu_ns, is_unread: true, ..OpenUsage::default() });
     }
 
-    /// The open usage of a job. `None` if the job has none.
+    /// Returns the usage of a running job. `None` if the job has none.
     pub(crate) fn of_job(&self, job: &JobId) -> Option<&OpenUsage> {
         self.jobs.get(job)
     }
 
+    /// Returns the usage of a running job, so that the caller can change it. `None` if the job has none.
     pub(crate) fn of_job_mut(&mut self, job: &JobId) -> Option<&mut OpenUsage> {
         self.jobs.get_mut(job)
     }
 
-    /// Iterates over the usage of the running jobs, each as the journal has it.
+    /// Iterates over the usage of the running jobs, each in the form for the journal.
     pub(crate) fn records(&self) -> impl Iterator<Item = (&JobId, JobUsage)> {
         self.jobs.keys().filter_map(|job| Some((job, self.record_of(job)?)))
     }
 
-    /// The usage of a job as the journal has it: with the CPU time of the processes that have ended.
+    /// Returns the usage of a running job in the form for the journal: with the CPU time of the processes that have
+    /// ended.
     pub(crate) fn record_of(&self, job: &JobId) -> Option<JobUsage> {
         let open = self.jobs.get(job)?;
         let began_at = open.usage.began_at;
@@ -177,12 +181,14 @@ impl UsageState {
         }
     }
 
-    /// The parents outside from which the time of an ended child is still expected.
+    /// Iterates over the processes outside all jobs whose reading must still show the CPU time of an ended child that
+    /// belonged to a job.
     pub(crate) fn expected_parents(&self) -> impl Iterator<Item = Pid> {
         self.expected_from.iter().copied()
     }
 
-    /// Records that these processes ended before they were read: no time of a child is expected from them any more.
+    /// Records that these processes ended before they were read, so the CPU times of their ended children can't be read
+    /// any more.
     pub(crate) fn expect_nothing_from(&mut self, parents: impl Iterator<Item = Pid>) {
         for pid in parents {
             if let Some(parent) = self.outside_parents.get_mut(&pid) {
@@ -265,7 +271,8 @@ impl UsageState {
         taken
     }
 
-    /// The beginning of the present sample of a job, in ns since boot. `None` if a thread with this start time is older than the job.
+    /// Returns the start time of the present usage sample of a job, in ns since boot. `None` if the job began after the time
+    /// `start`, at which a thread started.
     pub(crate) fn sample_start_for_new_thread(&self, job: &JobId, start: StartTime) -> Option<Nanos> {
         let open = self.jobs.get(job)?;
         is_born_since(start, open.usage.began_at).then_some(open.sample_began_at)
@@ -281,7 +288,8 @@ impl UsageState {
         }
     }
 
-    /// The process whose CPU time was read, if it is the same one.
+    /// Returns the CPU times of a process as last read. `None` if the process was not read, or if the pid belongs to
+    /// another process now.
     pub(crate) fn process(&self, id: ProcessId) -> Option<&ProcessUsage> {
         self.processes.get(&id.pid).filter(|known| known.start == id.start)
     }
@@ -327,8 +335,8 @@ impl UsageState {
         self.note_parent(Some(before), parent);
     }
 
-    /// Notes how much time the parent of a process of a job has got from its children, if the parent belongs to no job. Both
-    /// were just read.
+    /// Records the CPU time that the parent of a process of a job has got from its ended children, if the parent
+    /// belongs to no job. Both processes were just read.
     pub(crate) fn note_time_of_outside_parent(&mut self, pid: Pid) {
         if let Some(known) = self.processes.get_mut(&pid) {
             let parent = self.outside_parents.get(&known.parent);
@@ -348,8 +356,8 @@ impl UsageState {
         }
     }
 
-    /// Records that a scan found a process of a job gone. `times` are its last times, if it still is a zombie. Its parent
-    /// gets its time from the kernel when the parent waits for it.
+    /// Records that a scan found that a process of a job has ended. `times` are its last CPU times, if the process is
+    /// still a zombie. The kernel adds these times to the parent when the parent waits for the process.
     pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessTimes>) {
         let Some(mut ended) = self.processes.remove(&pid) else { return };
         self.remove_child(ended.parent);
@@ -372,9 +380,9 @@ impl UsageState {
         }
     }
 
-    /// Takes over the CPU times of a parent that belongs to no job. If a process of a job ended since the last reading and its
-    /// last times are unknown, the rest of its time is added to its job, if it is at most `most_ns`. More than that is the
-    /// time of other children.
+    /// Records the CPU times of a parent that belongs to no job. If a child that belonged to a job has ended since the
+    /// last reading with unknown last times, the rest of its CPU time is added to the job, if the rest is at most
+    /// `most_ns`. A larger rest belongs to other children.
     pub(crate) fn read_outside_parent(
         &mut self,
         pid: Pid,

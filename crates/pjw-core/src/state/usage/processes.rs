@@ -19,23 +19,24 @@ pub(crate) struct ProcessUsage {
 }
 
 impl ProcessUsage {
+    /// Makes the value from the first reading of a process of a job.
     pub(super) fn first_read(job: JobId, start: StartTime, parent: Pid, times: &ProcessTimes) -> Self {
         let (own_ns, children_ns) = (times.own_ns, times.children_ns);
         Self { job, start, parent, own_ns, children_ns, unclaimed_ns: 0, parent_before_ns: None }
     }
 
-    /// What the process and the children that it waited for used.
+    /// Returns the CPU time of the process and of the children for which it waited, in ns.
     pub(super) fn total_ns(&self) -> u64 {
         self.own_ns + self.children_ns
     }
 
-    /// The part of the job's time that a restarted daemon reads again in this process. It counts a process that is older
-    /// than the job only from its first reading on.
+    /// Returns the part of the job's CPU time, in ns, that a restarted daemon can read again from this process. For a
+    /// process that is older than the job, the restarted daemon counts only the time after its own first reading.
     pub(super) fn readable_again_ns(&self, job_began_at: Nanos) -> u64 {
         if is_born_since(self.start, job_began_at) { self.total_ns() } else { 0 }
     }
 
-    /// Takes over a reading. Returns the time that is new for the job.
+    /// Records a reading. Returns the CPU time that was used since the last reading, in ns.
     pub(super) fn read(&mut self, times: &ProcessTimes) -> u64 {
         let own_ns = times.own_ns.saturating_sub(self.own_ns);
         self.own_ns = self.own_ns.max(times.own_ns);
@@ -81,6 +82,7 @@ const CUT_NS: i64 = 20_000_000;
 const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 
 impl OutsideParent {
+    /// Makes the value from the first reading of the parent.
     pub(super) fn first_read(times: &ProcessTimes, now: Nanos) -> Self {
         let mark = (now, times.children_ns.cast_signed());
         Self {
@@ -92,14 +94,14 @@ impl OutsideParent {
         }
     }
 
-    /// The CPU time of the children that the parent has waited for, except what jobs have got of it. Less than before if
-    /// the parent has not yet waited for an ended child.
+    /// Returns the CPU time of the children for which the parent has waited, without the part that was added to jobs,
+    /// in ns. The value decreases when a child of a job ends, until the parent has waited for that child.
     pub(super) fn other_children_ns(&self) -> i64 {
         self.children_ns.cast_signed().saturating_sub(self.of_jobs_ns.cast_signed())
     }
 
-    /// Records that a child ended of which its job has got `known_ns`. `before_ns` is [`Self::other_children_ns`] when
-    /// the child was last read.
+    /// Records that a child ended, of whose CPU time `known_ns` was added to its job. `before_ns` is the result of
+    /// [`Self::other_children_ns`] when the child was last read.
     pub(super) fn end_child(&mut self, job: JobId, known_ns: u64, before_ns: Option<i64>, is_unread: bool) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
         let before_ns = match before_ns {
@@ -122,12 +124,12 @@ impl OutsideParent {
         });
     }
 
-    /// Whether the parent has not yet got all the time of its ended children from the kernel, as far as that is known.
+    /// Returns whether the parent has probably not yet got all CPU time of its ended children from the kernel.
     pub(super) fn is_time_expected(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// The job of the child whose end is not settled.
+    /// Returns the job of an ended child whose CPU time the parent has not got completely.
     pub(super) fn job_of_ended_child(&self) -> Option<&JobId> {
         self.ended.as_ref().map(|ended| &ended.job)
     }
@@ -137,12 +139,13 @@ impl OutsideParent {
         self.ended.as_ref().filter(|ended| ended.is_unread).map(|ended| &ended.job)
     }
 
+    /// Records that no CPU time of ended children is expected any more.
     pub(super) fn expect_nothing(&mut self) {
         self.ended = None;
     }
 
-    /// Takes over a reading at the time `now`, in ns since boot. Returns the job of a child that ended unread, with the time
-    /// that was not read of it.
+    /// Records a reading of the parent at the time `now`, in ns since boot. If a child of a job ended with unknown last
+    /// CPU times, returns this job and the CPU time that was missing, in ns.
     pub(super) fn read(&mut self, times: &ProcessTimes, now: Nanos) -> Option<(JobId, u64)> {
         self.children_ns = self.children_ns.max(times.children_ns);
         let other_ns = self.other_children_ns();
@@ -174,7 +177,7 @@ fn unread_growth(children_ns: &mut u64, unclaimed_ns: &mut u64, now_ns: u64) -> 
     growth - claimed
 }
 
-/// Whether a process with this start time was born in a job that began at the time `began_at`.
+/// Returns whether a process with this start time was started after the job began at the time `began_at`.
 pub(super) fn is_born_since(start: StartTime, began_at: Nanos) -> bool {
     start.latest_time() > began_at
 }

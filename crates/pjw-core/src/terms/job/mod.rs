@@ -226,7 +226,7 @@ pub enum CpuRequest {
 }
 
 impl CpuRequest {
-    /// Whether the request is for no core or PU at all.
+    /// Returns whether the request is for zero cores or PUs.
     pub(crate) fn is_none_requested(&self) -> bool {
         match self {
             CpuRequest::Cores(count) | CpuRequest::Pus(count) => *count == 0,
@@ -403,7 +403,7 @@ impl Job {
         self.has_class(PriorityClass::Besteffort)
     }
 
-    /// Whether the job has a request of this class.
+    /// Returns whether the job requested the priority class `class`.
     pub(crate) fn has_class(&self, class: PriorityClass) -> bool {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }

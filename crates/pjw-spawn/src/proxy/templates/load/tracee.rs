@@ -118,7 +118,7 @@ impl Tracee {
         self.go(ptrace::cont)
     }
 
-    /// Lets the process run until the begin or the end of a system call, or until a breakpoint.
+    /// Lets the process run until a system call begins or ends, or until a breakpoint.
     pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<Stop, Lost> {
         self.go(ptrace::syscall)
     }

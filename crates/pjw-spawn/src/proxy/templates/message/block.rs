@@ -66,7 +66,7 @@ impl Block {
         (REPLY - STRINGS) as u64
     }
 
-    /// Returns the initial content of the begin of the block: the `msghdr` and the `iovec` for recvmsg(2).
+    /// Returns the initial content of the first part of the block: the `msghdr` and the `iovec` for recvmsg(2).
     pub(in crate::proxy::templates) fn contents(self) -> Vec<u8> {
         let mut words = [0u64; (CONTROL / 8) as usize];
         words[2] = self.0 + IOVEC;
