@@ -415,7 +415,7 @@ impl Call {
     }
 }
 
-/// Checks the parameters of a method that has none.
+/// Returns an error if a call of a method without parameters has parameters.
 pub(crate) fn check_no_parameters(parameters: &Value) -> Result<(), CallError> {
     match parameters.as_object() {
         Some(object) => {

@@ -82,7 +82,8 @@ struct Response<'a, P> {
     error: Option<String>,
 }
 
-/// Sends the reason for a rejected connection, as far as that is possible without waiting.
+/// Sends the reason `why` to a client whose connection is rejected. Does not wait: if the socket is full, the client
+/// gets no reason.
 pub(crate) fn reject(stream: &UnixStream, why: &str) {
     let (error, parameters) = CallError::Busy(why.to_owned()).to_varlink();
     let response = json!({ "error": error, "parameters": parameters });

@@ -40,12 +40,12 @@ pub(crate) fn listener_pid(stream: &UnixStream) -> Option<i32> {
 /// The maximum length of a socket's path, in bytes: unix(7) has room for 108 with the zero at the end.
 pub(crate) const MAX_PATH: usize = 107;
 
-/// The length of a path in bytes, if it is too long for a socket.
+/// Returns the length of a path in bytes, if the path is longer than [`MAX_PATH`]. Otherwise returns `None`.
 pub(crate) fn length_if_too_long(path: &Path) -> Option<usize> {
     Some(path.as_os_str().len()).filter(|&length| length > MAX_PATH)
 }
 
-/// A path for a message about its length, cut to the maximum length of a socket path.
+/// Returns a path for a message, cut to the maximum length of a socket path.
 pub(crate) fn shortened(path: &Path) -> String {
     let text = path.display().to_string();
     match text.char_indices().nth(MAX_PATH) {

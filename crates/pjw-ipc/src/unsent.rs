@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-/// The budget of bytes for the waiting replies of all connections.
+/// The limit of the bytes of all replies that wait to be sent, over all connections.
 #[derive(Debug)]
 pub(crate) struct ReplyBudget {
     most: usize,
@@ -31,7 +31,7 @@ struct Reply {
     give_up: Rc<Notify>,
 }
 
-/// The share of one reply in the budget. Dropping it returns the share.
+/// The bytes that one reply has reserved in the [`ReplyBudget`]. Dropping this value frees the bytes.
 #[derive(Debug)]
 pub(crate) struct ReservedBytes {
     unsent: Rc<ReplyBudget>,
@@ -40,12 +40,13 @@ pub(crate) struct ReservedBytes {
 }
 
 impl ReplyBudget {
+    /// Makes a budget of `most` bytes.
     pub(crate) fn new(most: usize) -> Rc<Self> {
         Rc::new(Self { most, waiting: RefCell::default() })
     }
 
-    /// Reserves `bytes` for a reply to `uid`. `None` if there is no room and no user has more waiting bytes than this
-    /// one.
+    /// Reserves `bytes` bytes for a reply to the user `uid`. `None` if the budget has too few free bytes, and no other
+    /// user has more waiting bytes than this user.
     pub(crate) fn reserve(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<ReservedBytes> {
         let mut waiting = self.waiting.borrow_mut();
         while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.most) {

@@ -15,6 +15,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{counts, flaw::HookInputError, host::Host};
 
+/// The row of HTCondor in the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Condor,
     launchers: &["condor_starter"],
@@ -52,12 +53,12 @@ fn attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     ad.lines().find_map(value)
 }
 
-/// The value of an attribute that is a text: `Owner = "alice"`.
+/// Returns the value of the string attribute `name` in a ClassAd, such as `Owner = "alice"`.
 pub(crate) fn text<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     attribute(ad, name)?.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// The number of cores in the ClassAd of the slot. `None` if the ClassAd does not name it.
+/// Returns the number of cores in the ClassAd of the slot. `None` if the ClassAd does not contain the number.
 pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, HookInputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";

@@ -56,7 +56,7 @@ fn run(item: &str) -> Option<Run> {
     Some(Run { count: number(count)?, nodes: Some(nodes).filter(|&nodes| nodes > 0)? })
 }
 
-/// A number of digits only. `parse` alone also accepts a sign.
+/// Parses a number that consists of digits only. `str::parse` would also accept a sign.
 pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -51,14 +51,17 @@ pub enum HookInputError {
 }
 
 impl HookInputError {
+    /// Returns the error that the variable contains no job id of this scheduler.
     pub(crate) fn not_an_id(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "names no job of this scheduler", text)
     }
 
+    /// Returns the error that the variable contains no user.
     pub(crate) fn not_a_user(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "names no user", text)
     }
 
+    /// Returns the error that the variable contains no whole number above 0.
     pub(crate) fn not_a_number(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "is not a whole number above 0", text)
     }
@@ -67,10 +70,12 @@ impl HookInputError {
         HookInputError::Malformed { variable, problem, value: shortened(text) }
     }
 
+    /// Returns the error that the list in the variable is invalid. `why` is the reason.
     pub(crate) fn list(variable: &'static str, why: &impl ToString) -> Self {
         HookInputError::MalformedList { variable, why: why.to_string() }
     }
 
+    /// Returns the error that the list in the variable does not contain this host.
     pub(crate) fn host_not_listed(variable: &'static str, host: &str) -> Self {
         HookInputError::HostNotListed { variable, host: shortened(host) }
     }

@@ -16,6 +16,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{host::Host, place::manager_of};
 
+/// The row of Flux in the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Flux,
     launchers: &["flux-shell", "flux-imp"],
@@ -46,6 +47,7 @@ fn tasks_here(environ: Environ<'_>) -> Option<u32> {
     tasks.is_multiple_of(nodes).then_some(tasks / nodes)
 }
 
+/// Returns the job with the id `text` of Flux. `None` if the text is no such id.
 pub(crate) fn job(text: &str) -> Option<JobId> {
     let digits = text.strip_prefix(['f', 'ƒ'])?;
     // 64 bits are at most 11 digits. Base58 has no letters that look alike.

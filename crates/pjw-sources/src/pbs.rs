@@ -15,6 +15,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
+/// The row of PBS (OpenPBS and Torque) in the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Pbs,
     launchers: &["pbs_mom"],

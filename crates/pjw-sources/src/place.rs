@@ -11,8 +11,8 @@
 
 use pjw_core::ids::Uid;
 
-/// The cgroup paths of a process in `/proc/PID/cgroup`, in the order in which a job is looked for in them: unified,
-/// cpuset, then the v1 hierarchies in which batch systems track jobs.
+/// Returns the cgroup paths of a process (from `/proc/PID/cgroup`) in the order in which they are searched for a job:
+/// the v2 hierarchy, the cpuset hierarchy, then the v1 hierarchies in which batch systems track jobs.
 pub(crate) fn paths_by_priority(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
@@ -28,7 +28,7 @@ pub(crate) struct CgroupPath<'a> {
 }
 
 impl<'a> CgroupPath<'a> {
-    /// `None` if the directory was removed: then its only process is a zombie.
+    /// Splits `path`. `None` if the cgroup was removed: then its only process is a zombie.
     pub(crate) fn new(path: &'a str, flux_user: Option<Uid>) -> Option<Self> {
         if path.ends_with(" (deleted)") {
             return None;
@@ -41,19 +41,20 @@ impl<'a> CgroupPath<'a> {
         Some(Self { whole: path, parts: whole.split('/').take_while(believed).collect() })
     }
 
+    /// Returns the trusted directories of the path, outermost first.
     pub(crate) fn parts(&self) -> &[&'a str] {
         &self.parts
     }
 
-    /// The path down to its directory number `depth`, inclusive.
+    /// Returns the path of the directory with the index `depth` on this path.
     pub(crate) fn down_to(&self, depth: usize) -> String {
         let length: usize = self.parts.iter().take(depth + 1).map(|part| part.len() + 1).sum();
         self.whole.get(..length).unwrap_or(self.whole).to_owned()
     }
 }
 
-/// The user whose service manager owns the directory. `None` if it is not the directory of a manager, `Some(None)` if
-/// the user cannot be parsed.
+/// Returns the user whose service manager (`user@UID.service`) owns the directory `part`. `None` if it is not the
+/// directory of a service manager. `Some(None)` if the user id can't be parsed.
 pub(crate) fn manager_of(part: &str) -> Option<Option<Uid>> {
     let user = part.strip_prefix("user@")?.strip_suffix(".service")?;
     Some(user.parse().ok().map(Uid))

@@ -22,6 +22,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
+/// The row of Grid Engine in the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Sge,
     launchers: &["sge_shepherd"],

@@ -25,6 +25,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host, hostlist};
 
+/// The row of Slurm in the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Slurm,
     launchers: &["slurmstepd"],

@@ -9,7 +9,7 @@ use crate::{flaw::HookInputError, host::Host};
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
 const MAX_CORES: u32 = 65_536;
 
-/// How one batch system is recognised.
+/// How the jobs of one batch system are recognised: a row of the table of batch systems.
 pub(crate) struct System {
     /// The batch system.
     pub(crate) source: JobSource,
@@ -29,7 +29,7 @@ pub(crate) struct System {
     pub(crate) environ_claim: fn(Environ<'_>, &Host) -> Option<EnvironClaim>,
 }
 
-/// The properties of a process by which its place is recognised.
+/// The properties of a process from which [`System::place`] finds the directory of its job.
 pub(crate) struct ProcessView<'a> {
     /// The directories of its cgroup path, outermost first, as far as they are trusted.
     pub(crate) parts: &'a [&'a str],
@@ -39,7 +39,7 @@ pub(crate) struct ProcessView<'a> {
     pub(crate) command_line: &'a str,
 }
 
-/// The meaning of a directory on a cgroup path.
+/// What a directory on the cgroup path of a process means.
 pub(crate) enum Place {
     /// The directory of a job.
     Job {
@@ -58,11 +58,12 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// The directory of a job, with a process of the job in it.
+    /// Returns the directory of a job, in which the process belongs to the job and not to the batch system.
     pub(crate) fn job(job: JobId, depth: usize) -> Self {
         Place::Job { job, depth, helper: false }
     }
 
+    /// Returns the index of the directory on the path, from 0.
     pub(crate) fn depth(&self) -> usize {
         match self {
             Place::Job { depth, .. } | Place::SchedulerOnly { depth } => *depth,
@@ -70,7 +71,7 @@ impl Place {
     }
 }
 
-/// The claim of the environment.
+/// The job to which a process belongs according to its environment.
 pub(crate) struct EnvironClaim {
     /// The id of the job.
     pub(crate) job: JobId,
@@ -83,18 +84,18 @@ pub(crate) struct EnvironClaim {
 }
 
 impl EnvironClaim {
-    /// A job with an unknown amount of cores.
+    /// Restricts the environment of a hook to these variables.
     pub(crate) fn of(job: JobId) -> Self {
         Self { job, alias: None, amount: None, tasks: None }
     }
 
-    /// Whether the claim names this job.
+    /// Returns whether the claim is for this job.
     pub(crate) fn names(&self, job: &JobId) -> bool {
         self.job == *job || self.alias.as_ref() == Some(job)
     }
 }
 
-/// The environment of a process, as one system reads it: the variables of its own row only.
+/// The environment variables of a process, restricted to those that one batch system may read.
 #[derive(Clone, Copy)]
 pub(crate) struct Environ<'a> {
     variables: &'static [&'static str],
@@ -102,6 +103,7 @@ pub(crate) struct Environ<'a> {
 }
 
 impl<'a> Environ<'a> {
+    /// Restricts the environment of a process to the variables of `system`.
     pub(crate) fn new(system: &System, attributes: &'a BatchAttributes) -> Self {
         Self { variables: system.variables, attributes }
     }
@@ -111,37 +113,38 @@ impl<'a> Environ<'a> {
         Self { variables, attributes }
     }
 
-    /// The value of a variable. The error says that it is missing.
+    /// Returns the value of a variable. If the variable is not set, the error names it.
     pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, HookInputError> {
         self.get(variable).ok_or(HookInputError::Missing(variable))
     }
 
-    /// The name and the value of the first of two variables that is set. The error says that the first is missing.
+    /// Returns the name and the value of the first of two variables that is set. If neither is set, the error names the
+    /// first one.
     pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), HookInputError> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
         set.ok_or(HookInputError::Missing(names[0]))
     }
 
-    /// The value of a variable, if it is set and not empty.
+    /// Returns the value of a variable, if the variable is set and not empty.
     pub(crate) fn get(self, name: &str) -> Option<&'a str> {
         let value = self.variables.contains(&name).then(|| self.attributes.environ.get(name))??;
         (!value.is_empty()).then_some(value)
     }
 
-    /// The value of a variable, if it is a whole number above 0.
+    /// Returns the value of a variable, if the value is a whole number above 0.
     pub(crate) fn number(self, name: &str) -> Option<u32> {
         self.get(name).and_then(|text| text.parse().ok()).filter(|&n| n > 0)
     }
 }
 
-/// The text, if it is a number in the form of a job id: digits only, not 0, no leading zeros. Two spellings of one
-/// number would be two jobs.
+/// Returns `text` if it is a number in the form of a job id: digits only, not 0, without leading zeros. Otherwise two
+/// spellings of one number would be two jobs.
 pub(crate) fn plain_number(text: &str) -> Option<&str> {
     let digits = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits && !text.starts_with('0')).then_some(text)
 }
 
-/// The count, if it is from 1 to 65,536. No machine has more cores.
+/// Returns `count` if it is from 1 to 65,536. No machine has more cores.
 pub(crate) fn valid_count(count: u32) -> Option<u32> {
     (1..=MAX_CORES).contains(&count).then_some(count)
 }

@@ -64,6 +64,7 @@ impl AffinityMonitor {
         Self::load_with(&BpfPlatform::find()?)
     }
 
+    /// Loads the BPF program of the monitor, attaches it to the kernel, and tests it.
     pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));

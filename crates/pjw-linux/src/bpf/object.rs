@@ -25,7 +25,7 @@ const LOAD_ATTEMPTS: usize = 5;
 const FIRST_WORDS: usize = 12;
 const LAST_WORDS: usize = 60;
 
-/// A machine that can run the BPF programs.
+/// The facts about a kernel that can run the BPF programs.
 #[derive(Debug)]
 pub(super) struct BpfPlatform {
     /// The kernel's BTF type information, some megabytes.
@@ -35,6 +35,7 @@ pub(super) struct BpfPlatform {
 }
 
 impl BpfPlatform {
+    /// Determines whether the kernel can run the BPF programs.
     pub(super) fn find() -> Result<Self, TaskScanUnavailable> {
         if cfg!(target_endian = "big") {
             return Err(TaskScanUnavailable::BigEndian);
@@ -58,7 +59,8 @@ impl BpfPlatform {
         Ok(Self { btf, mask_bytes })
     }
 
-    /// Loads the object of the task scan and the affinity monitor with room for `watched` processes in its map, and lets the kernel verify one program.
+    /// Loads the object file of the task scan and the affinity monitor, with room for `watched` processes in its map.
+    /// Lets the kernel verify one program with `verify`.
     pub(super) fn load(
         &self,
         watched: u32,
@@ -67,7 +69,8 @@ impl BpfPlatform {
         self.load_object(OBJECT, ("WATCHED_TGIDS", watched), verify)
     }
 
-    /// Loads an object file with this number of entries in one of its maps, and lets the kernel verify one program.
+    /// Loads an object file. `map` and `entries` are the name of one of its maps and the size of this map. Lets the
+    /// kernel verify one program with `verify`.
     pub(super) fn load_object(
         &self,
         file: &[u8],
@@ -106,6 +109,7 @@ fn may_load(status: &str) -> bool {
     has(CAP_SYS_ADMIN) || (has(CAP_BPF) && has(CAP_PERFMON))
 }
 
+/// Removes the map `name` from a loaded object, and returns the map.
 pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, TaskScanUnavailable> {
     program.take_map(name).ok_or_else(|| refused(name, &io::Error::other("the object has no such map")))
 }
@@ -130,7 +134,7 @@ fn has_errno(error: &(dyn Error + 'static), errno: i32) -> bool {
     causes.any(|error| error.raw_os_error() == Some(errno))
 }
 
-/// The class of an error during loading.
+/// Returns why the BPF programs can't be used, from the error of the step `step` of loading them.
 pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
     let denied = has_errno(error, libc::EPERM);
     let unknown = errors(error).filter_map(|error| error.downcast_ref::<BtfError>());
@@ -147,10 +151,12 @@ pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> 
     }
 }
 
+/// Returns the error that the kernel refused the step `step` of loading a BPF program.
 pub(super) fn refused(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
     TaskScanUnavailable::Refused(failed(step, error))
 }
 
+/// Returns the error that a loaded BPF program failed in the step `step`.
 pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanError {
     TaskScanError::Kernel(failed(step, error))
 }
@@ -168,7 +174,8 @@ fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     })
 }
 
-/// An error and its causes in one line. The cause of a verifier error is at the end of a long log.
+/// Returns the text of an error and its causes in one line. For an error of the verifier, the end of its long log has
+/// the cause.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for error in errors(error) {

@@ -8,7 +8,7 @@ use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 use super::task::TaskRecord;
 use crate::proc::procfs::Stat;
 
-/// `sizeof(((struct record *)0)->mask)`: 8,192 PUs.
+/// The size of the field `mask` of a record in bytes: room for 8,192 PUs (`sizeof(((struct record *)0)->mask)`).
 pub(super) const MASK_BYTES: usize = 1024;
 /// `offsetof(struct record, mask)`.
 const HEADER_BYTES: usize = 120;
@@ -26,7 +26,7 @@ const IDLE: u32 = 0x402;
 /// `TASK_RTLOCK_WAIT` (5.16) and `TASK_FROZEN` (6.1), shown as uninterruptible. Unused before.
 const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
 
-/// One parsed record.
+/// One parsed record of a BPF program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     /// The task, without its mask.
@@ -103,16 +103,19 @@ fn letter(state: u32, exit_state: u32) -> char {
     LETTERS.get(highest as usize).copied().unwrap_or('?')
 }
 
-/// A name ends at its first zero byte. The rest is left from an earlier name.
+/// Returns the thread name (comm) in `bytes`. The name ends at its first zero byte. The bytes behind it may be left
+/// from an earlier name.
 pub(super) fn comm(bytes: &[u8]) -> Comm {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     Comm::new(&bytes[..end])
 }
 
+/// Returns the 32-bit number at the offset `at`, in the byte order of the machine. 0 behind the end.
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
+/// Returns the 64-bit number at the offset `at`, in the byte order of the machine. 0 behind the end.
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }

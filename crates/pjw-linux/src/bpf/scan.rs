@@ -61,6 +61,7 @@ impl TaskScan {
         Self::load_with(&BpfPlatform::find()?)
     }
 
+    /// Loads the BPF program of the task scan, and tests it.
     pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, TaskScanUnavailable> {
         let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
         let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {

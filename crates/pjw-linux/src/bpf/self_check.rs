@@ -40,7 +40,8 @@ struct Facts {
     cgroup: Option<u64>,
 }
 
-/// Runs a pass over the calling process, and compares the record of the calling thread.
+/// Checks the task scan: scans the calling process with `pass`, and compares the record of the calling thread with the
+/// true values.
 pub(super) fn run(
     mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
 ) -> Result<(), TaskScanUnavailable> {

@@ -67,20 +67,20 @@ impl CpusetMount {
         Self { mount_point, is_unified: true, v1_cpu_mount_point: None, v1_freezer_mount_point: None }
     }
 
-    /// The cgroup at `path` in the v1 hierarchy of the cpu controller. It need not exist. `None` if there is no
-    /// such hierarchy.
+    /// Returns the cgroup at `path` in the v1 hierarchy of the cpu controller. The cgroup need not exist. `None` if
+    /// there is no such hierarchy.
     pub(crate) fn cpu_twin(&self, path: &str) -> Option<CgroupDir> {
         CgroupDir::below(self.v1_cpu_mount_point.as_ref()?, path, false)
     }
 
-    /// The cgroup at `path` in the v1 hierarchy of the freezer. It need not exist. `None` if there is no such
-    /// hierarchy.
+    /// Returns the cgroup at `path` in the v1 hierarchy of the freezer controller. The cgroup need not exist. `None` if
+    /// there is no such hierarchy.
     pub(crate) fn freezer_twin(&self, path: &str) -> Option<CgroupDir> {
         CgroupDir::below(self.v1_freezer_mount_point.as_ref()?, path, false)
     }
 
-    /// The kind of the hierarchy, which `with_systemd` is managed by systemd if it is v2. `None` if v2 has no
-    /// cpuset controller, or its controllers can't be read.
+    /// Returns the kind of this hierarchy. `with_systemd` says whether systemd manages the v2 hierarchy. `None` if the
+    /// v2 hierarchy has no cpuset controller, or its controllers can't be read.
     pub(crate) fn kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
         if !self.is_unified {
             return Some(CpusetHierarchy::Legacy);

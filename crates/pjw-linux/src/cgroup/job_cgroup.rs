@@ -22,7 +22,7 @@ use super::{
 };
 use crate::sys::errno::{from_io, is_gone};
 
-/// The assumption for a cgroup whose state is unknown: populated, without limits.
+/// Returns what is assumed of a cgroup that can't be read: the cgroup contains processes and has no limits.
 pub(crate) fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
     let id = CgroupId { inode: 0, path: path.to_owned() };
     Observed::Present(Cgroup {

@@ -37,12 +37,14 @@ pub(super) fn changed_cpuset(change: &CpusetChange) -> Option<&JobCpuset> {
 }
 
 impl CpusetContext<'_> {
+    /// Returns the cgroup at `path`. The change is refused if the path is outside the cgroup namespace of the daemon.
     pub(super) fn cgroup(&self, path: &str) -> Result<CgroupDir> {
         self.hierarchy
             .cgroup(path)
             .ok_or_else(|| refused(format!("the cgroup {path} is of another cgroup namespace")))
     }
 
+    /// Returns the cgroup of a job's cpuset. The change is refused if this is the root cgroup.
     pub(super) fn job_cgroup(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir> {
         let group = self.cgroup(&job_cpuset.path)?;
         if group.path == "/" {

@@ -19,7 +19,7 @@ const FREEZE: &str = "cgroup.freeze";
 const STATE: &str = "freezer.state";
 const FREEZER: &str = "freezer";
 
-/// Freezes or thaws the processes of a job's own cgroup.
+/// Freezes or thaws the processes in the cgroup of a job that pjw created. `frozen` says which.
 pub(super) fn apply(context: &mut CpusetContext<'_>, group: &CgroupDir, frozen: bool) -> Result<()> {
     if frozen { freeze(context, group) } else { thaw(context.hierarchy, group) }
 }
@@ -107,7 +107,8 @@ fn cgroup_of(proc: &mut ProcDir, pid: Pid) -> Option<String> {
     cgroups.into_iter().find(|(names, _)| names.split(',').any(|name| name == FREEZER)).map(|(_, path)| path)
 }
 
-/// Thaws the processes of a job's own cgroup. In v1 removes the twin.
+/// Thaws the processes in the cgroup of a job that pjw created. In v1, removes its twin: the cgroup with the same path
+/// in the hierarchy of the freezer controller.
 pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if group.is_unified() {
         return match group.read_file(FREEZE).as_deref() {
@@ -143,7 +144,9 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
         .collect()
 }
 
-/// Moves a process that came into the cpuset at `to` into its twin if the job is frozen, else out of every twin.
+/// After a process was moved into the cpuset at `to`: if the job is frozen, moves the process into the twin of this
+/// cpuset (the cgroup with the same path in the v1 hierarchy of the freezer controller). Otherwise moves the process
+/// out of any twin.
 pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
     let twin = context.hierarchy.freezer_twin(to).filter(|_| twins::besteffort_job_path(to).is_some());
     let Some(twin) = twin.filter(CgroupDir::exists) else { return leave(context, process) };
@@ -153,7 +156,8 @@ pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &s
     }
 }
 
-/// Moves a process out of the frozen twin that it is in, which thaws the process.
+/// Moves a process out of the twin that contains it (a cgroup in the v1 hierarchy of the freezer controller). This
+/// thaws the process.
 pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
     let here = moving::cgroup_in(context.proc, process, FREEZER);
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {

@@ -18,6 +18,7 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::proc::procfs::ProcDir;
 use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 
+/// The cgroup file for the idle priority of a cgroup among its siblings (Linux 5.15 and later).
 pub(super) const IDLE: &str = "cpu.idle";
 const CPU: &str = "cpu";
 /// The extended attribute with the origins that differ from the twin's: a line "PID START PATH" for each process.
@@ -54,8 +55,8 @@ fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
     }
 }
 
-/// Makes sure that the parent of a besteffort job's own cgroup has idle priority. In v1 also creates the cgroup's twin. The
-/// cgroup exists.
+/// Gives idle priority to the parent of the cgroup of a besteffort job. In v1, also creates the twin of the cgroup: the
+/// cgroup with the same path in the hierarchy of the cpu controller. `group` must exist.
 pub(super) fn ensure(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
         return Err(refused(format!("the cgroup {} is not in a place for idle priority", group.path)));
@@ -105,7 +106,7 @@ fn start_slice(context: &mut CpusetContext<'_>, slice: &str, weight: u64) -> Res
     }
 }
 
-/// Stops the slice at `group` if it holds no scope.
+/// Stops systemd's slice `slice` for besteffort jobs, if no scope is in it.
 pub(super) fn stop_empty_slice(context: &mut CpusetContext<'_>, slice: &str) {
     let Ok(group) = context.cgroup(&format!("/{slice}")) else { return };
     if group.exists() && group.children().is_empty() && !group.is_populated() {
@@ -122,7 +123,8 @@ fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
     twin.filter(CgroupDir::exists)
 }
 
-/// Moves a process into the twin of the cpuset at `to`, if there is one. Returns whether the process entered it.
+/// Moves a process into the twin of the cpuset at `to` (the cgroup with the same path in the v1 hierarchy of the cpu
+/// controller), if the twin exists. Returns whether the process was moved.
 pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<bool> {
     let Some(twin) = twin_of(context.hierarchy, to) else { return Ok(false) };
     let here = moving::cgroup_in(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
@@ -145,12 +147,14 @@ pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &st
     }
 }
 
-/// Moves a process that came into the cgroup at `to` out of the twin that it is in, unless `to` has a twin.
+/// After a process was moved into the cgroup at `to`: if this cgroup has no twin (a cgroup with the same path in the v1
+/// hierarchy of the cpu controller), moves the process out of any other twin.
 pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
     if twin_of(context.hierarchy, to).is_some() { Ok(()) } else { leave(context, process) }
 }
 
-/// Moves a process out of the twin that it is in, to the cgroup from which it came.
+/// Moves a process out of the twin that contains it (a cgroup in the v1 hierarchy of the cpu controller), back to its
+/// original cgroup in this hierarchy.
 pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
     let Some(here) = moving::cgroup_in(context.proc, process, CPU) else { return Ok(()) };
     let Some(twin) = twin_around(context.hierarchy, &here) else { return Ok(()) };
@@ -162,7 +166,8 @@ fn twin_around(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
     hierarchy.cpu_twin(&twins::besteffort_job_path(path)?)
 }
 
-/// Removes the twin of the cgroup at `path`. Its processes return to the cgroups from which they came.
+/// Removes the twin of the cgroup at `path` (the cgroup with the same path in the v1 hierarchy of the cpu controller).
+/// Its processes return to their original cgroups in this hierarchy.
 pub(super) fn remove_twin(context: &mut CpusetContext<'_>, path: &str) -> Result<()> {
     let Some(twin) = twin_of(context.hierarchy, path) else { return Ok(()) };
     let origins = Origins::read(&twin);

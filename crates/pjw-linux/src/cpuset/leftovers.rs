@@ -7,8 +7,8 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use super::{marks, twins};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
-/// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.
-/// In v1 also the twins whose cpuset is gone.
+/// Lists the cgroups for jobs that this daemon or systemd created, in the order of their paths. In v1, also lists twins
+/// (cgroups with the same path in the hierarchy of another controller) whose cpuset was removed.
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
     let above = [
         own_cgroups.directory_path(),

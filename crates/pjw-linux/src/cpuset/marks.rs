@@ -13,11 +13,14 @@ use crate::cgroup::CgroupDir;
 /// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need
 /// `CAP_SYS_ADMIN`.
 const NAMESPACES: [&str; 2] = ["user", "trusted"];
+/// The extended attribute with the user id of the owner of the job.
 pub(super) const OWNER: &str = "pjw.owner";
+/// The extended attribute with the path of the cgroup from which the processes of the job were moved.
 pub(super) const ORIGIN: &str = "pjw.origin";
 /// The longest value that the kernel stores (`XATTR_SIZE_MAX`).
 pub(super) const MAX_VALUE: usize = 1 << 16;
 
+/// Reads the extended attribute `name` of a cgroup directory. `None` if the attribute does not exist or can't be read.
 pub(super) fn read(dir: &Path, name: &str) -> Option<String> {
     let mut buffer = vec![0u8; MAX_VALUE];
     let length = NAMESPACES
@@ -27,7 +30,8 @@ pub(super) fn read(dir: &Path, name: &str) -> Option<String> {
     String::from_utf8(buffer).ok()
 }
 
-/// A cgroup without attributes is no error: a warden that loses its journal then knows less about the job.
+/// Writes the extended attribute `name` of a cgroup directory. An error is ignored: without the attribute, a daemon
+/// that lost its journal knows less about the job.
 pub(super) fn write(dir: &Path, name: &str, value: &str) {
     let set = |namespace: &str| {
         setxattr(dir, format!("{namespace}.{name}"), value.as_bytes(), XattrFlags::empty()).is_ok()
@@ -37,7 +41,7 @@ pub(super) fn write(dir: &Path, name: &str, value: &str) {
     }
 }
 
-/// Writes the owner of the job whose cpuset the cgroup is.
+/// Writes the user id of the owner of the job into the attribute [`OWNER`] of the job's cgroup.
 pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
     let value = owner.0.to_string();
     if read(&group.dir, OWNER).as_ref() != Some(&value) {
@@ -45,8 +49,9 @@ pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
     }
 }
 
-/// Records that a process comes from the cgroup at the path `from`. If processes came from several cgroups, the attribute
-/// is empty. A process that comes from the cgroup of another job has the origin of that job.
+/// Writes the path of `from`, the cgroup from which a process was moved, into the attribute [`ORIGIN`] of the cgroup.
+/// If processes came from several cgroups, the attribute is empty. A process that came from the cgroup of another job
+/// has the origin of that job.
 pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
     let from = read(&from.dir, ORIGIN).unwrap_or_else(|| from.path.clone());
     match read(&group.dir, ORIGIN) {
@@ -56,7 +61,8 @@ pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
     }
 }
 
-/// Removes the owner, before the cpuset is widened and removed: a cpuset without limits and owner is no job's.
+/// Removes the attribute [`OWNER`] before the limits of the cpuset are removed: a cpuset without limits and owner
+/// belongs to no job.
 pub(super) fn remove_owner(group: &CgroupDir) {
     for namespace in NAMESPACES {
         let _ = removexattr(&group.dir, format!("{namespace}.{OWNER}"));

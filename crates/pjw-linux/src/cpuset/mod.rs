@@ -158,7 +158,8 @@ fn undo_twins(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> 
     idle::remove_twin(context, &group.path)
 }
 
-/// Removes the twins of this warden whose cpuset is gone, as after a kill.
+/// Removes the twins of this daemon (cgroups in the v1 hierarchies of other controllers) whose cpuset no longer exists,
+/// for example because the daemon was killed.
 pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups: &OwnCgroupNames) {
     for twin in twins::orphans(context.hierarchy, own_cgroups) {
         let removed = context.cgroup(&twin.path).and_then(|group| undo_twins(context, &group));

@@ -59,7 +59,7 @@ pub(super) fn enable_cpu_controller(hierarchy: &CpusetMount, besteffort: &Cgroup
     enable_controller(&hierarchy.root(), CPU, Some(besteffort))
 }
 
-/// The directory of the warden that creates this cgroup itself. `None` if no warden does.
+/// Returns the directory of the daemon that created this cgroup. `None` if no daemon of pjw created it.
 pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
     let own_cgroups = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?;
     let directory = own_cgroups.directory_path();
@@ -84,7 +84,7 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
     Ok(())
 }
 
-/// Restores what hotplug removed from the parent of one of the warden's own cgroups.
+/// Restores the PUs that hotplug removed from the parent of a cgroup that pjw created.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     let above = job_cpuset.parent();
     if !hierarchy.is_unified && above.path != "/" && directory_of(hierarchy, job_cpuset).is_some() {
@@ -93,6 +93,8 @@ pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     }
 }
 
+/// Enables a controller for the children of a v2 cgroup, if it is not enabled yet. `mark_on` is the cgroup with the
+/// attribute which says that pjw has enabled the controller.
 pub(super) fn enable_controller(
     group: &CgroupDir,
     controller: &str,
@@ -128,8 +130,8 @@ fn mark(base: &CgroupDir) {
     }
 }
 
-/// Called after a cpuset was removed. After the last one of a warden, removes the warden's directory `base` and disables
-/// the controller again, unless another program uses the controller.
+/// Must be called after a cpuset was removed. If it was the last one, removes the directory `base` of this daemon, and
+/// disables the controller again unless another program uses it.
 pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
         let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory_path());

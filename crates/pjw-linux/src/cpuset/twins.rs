@@ -15,20 +15,21 @@ use super::bounds::refusal;
 use super::context::{Result, refused};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
-/// How often the processes of a twin are listed until none is left. A process that forks meanwhile leaves children behind
-/// only until it is moved itself.
+/// The maximum number of times that the processes of a twin are listed and moved until none is left. Children that are
+/// forked during a pass are moved in the next one.
 pub(super) const MAX_PASSES: usize = 64;
 const MAX_ATTEMPTS: usize = 3;
 
-/// The path of the job's cgroup that contains the cgroup at `path`. `None` if that is no cgroup of a besteffort job.
+/// Returns the path of the besteffort job's cgroup that is, or contains, the cgroup at `path`. `None` if `path` is in
+/// no cgroup of a besteffort job.
 pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
     let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_directory_path();
     let name = path.strip_prefix(&base)?.strip_prefix('/')?.split('/').next()?;
     (!name.is_empty()).then(|| format!("{base}/{name}"))
 }
 
-/// Creates a twin and its parent, and prepares the parent before the twin is created. Another warden that removes its last
-/// twin also removes the parent. Then the creation is repeated.
+/// Creates a twin (the cgroup with the path of a cpuset in the v1 hierarchy of another controller). First creates its
+/// parent, and calls `prepare` for the parent. If another daemon removes the parent in the meantime, tries again.
 pub(super) fn create(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()>) -> Result<()> {
     let above = twin.parent();
     let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
@@ -43,8 +44,8 @@ pub(super) fn create(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()
     )
 }
 
-/// Moves a process to the cgroup at `path`, or to the nearest cgroup above it that exists and takes the process. `group_at`
-/// is the hierarchy. A process that has ended is no error.
+/// Moves a process to the cgroup at `path`, or to the nearest cgroup above it that exists and accepts the process.
+/// `group_at` returns the cgroup at a path in the hierarchy. A process that has ended is no error.
 pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, pid: Pid) -> Result<()> {
     let Some(mut group) = group_at(path).or_else(|| group_at("/")) else { return Ok(()) };
     loop {
@@ -58,7 +59,8 @@ pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, 
     }
 }
 
-/// Moves every process out of a twin by `move_out`, and removes the twin, and its parent after the last one.
+/// Moves every process out of a twin with `move_out`, and then removes the twin. Also removes its parent if that is
+/// empty now.
 pub(super) fn remove(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<()>) -> Result<()> {
     for _ in 0..MAX_PASSES {
         let left = twin.processes();
@@ -86,7 +88,7 @@ pub(super) fn remove_empty_parent(twin: &CgroupDir) {
     }
 }
 
-/// The twins of this warden whose cpuset does not exist.
+/// Returns the twins of this daemon whose cpuset does not exist.
 pub(super) fn orphans(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
     let above = own_cgroups.besteffort_directory_path();
     let above = [hierarchy.cpu_twin(&above), hierarchy.freezer_twin(&above)];

@@ -85,7 +85,8 @@ impl UnrelatedThreads {
         Self { affinity_persists, pending: Vec::new(), partitions: BTreeMap::new(), ended: Vec::new() }
     }
 
-    /// The threads with masks of their own that the change would affect. Empty if it affects none.
+    /// Returns the threads with a mask of their own whose masks the kernel may reset with this change. Empty if the
+    /// change affects no threads outside its cpuset.
     pub(super) fn record_bound(
         &mut self,
         context: &mut CpusetContext<'_>,
@@ -112,8 +113,8 @@ impl UnrelatedThreads {
         bound
     }
 
-    /// Notes that the partition at `path` ends, or that its cgroup was removed. The kernel then resets masks, now or soon. No
-    /// effect if there is no partition at `path`.
+    /// Records that the partition at `path` ends, or that its cgroup was removed. The kernel then resets the masks of
+    /// other threads, possibly later. No effect if there is no partition at `path`.
     pub(crate) fn note_ended(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
             let until = Instant::now() + REMOVAL_DELAY;
@@ -121,8 +122,8 @@ impl UnrelatedThreads {
         }
     }
 
-    /// Restores the pending masks after a partition has ended. The kernel may replace a restored mask until it has ended
-    /// the partition, so the masks stay pending for that time.
+    /// Restores the pending masks after the end of a partition. The kernel may replace a restored mask until it has
+    /// completely ended the partition. So the masks stay pending for [`REMOVAL_DELAY`].
     pub(crate) fn restore_after_end(&mut self, context: &mut CpusetContext<'_>) {
         if self.ended.is_empty() {
             return;
@@ -134,7 +135,8 @@ impl UnrelatedThreads {
         self.restore(context, pending, &paths);
     }
 
-    /// Restores the recorded masks. Except threads in the changed cpusets, at `paths`: their masks are planned.
+    /// Restores the recorded masks of the threads in `bound`. Leaves out threads in the changed cpusets, at `paths`,
+    /// because their masks are planned by the daemon.
     pub(super) fn restore(
         &mut self,
         context: &mut CpusetContext<'_>,
@@ -218,7 +220,7 @@ impl UnrelatedThreads {
         pending
     }
 
-    /// Notes that a change was not made. A partition that the kernel refused takes no PUs.
+    /// Records that a change was not made. A partition that the kernel refused takes no PUs from other cgroups.
     pub(super) fn note_refused(&mut self, change: &CpusetChange) {
         if let CpusetChange::Create { job_cpuset, .. } = change {
             self.partitions.remove(&job_cpuset.path);

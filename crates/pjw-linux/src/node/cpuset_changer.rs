@@ -210,7 +210,7 @@ impl CpusetChanger {
         !thread.finished.is_empty()
     }
 
-    /// The delayed changes that are complete, in the order of the calls.
+    /// Removes and returns the delayed changes that are complete, in the order in which they were requested.
     pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         let Worker::Thread(thread) = &mut self.worker else { return Vec::new() };
         thread.receive_finished();

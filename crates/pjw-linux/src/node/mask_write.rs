@@ -16,13 +16,15 @@ pub(super) fn set_mask(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet,
     affinity::get_mask(tid)
 }
 
-/// Lets a thread follow its cpuset, if the effective mask is then `to`. Otherwise sets the mask `to`.
+/// Lets a thread use its whole cpuset (the mask of all PUs), if its effective mask is then `to`. Otherwise sets the
+/// mask `to`.
 pub(super) fn set_mask_or_inherit(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
     affinity::set_full_mask(tid)?;
     let allowed = affinity::get_mask(tid)?;
     if allowed == to.intersection(online) { Ok(allowed) } else { set_mask(tid, to, online) }
 }
 
+/// Returns a text for users why the kernel refused a mask change.
 pub(super) fn refusal_reason(errno: Errno, action: &MaskAction) -> String {
     let (tid, to) = (action.thread.tid, &action.target_mask);
     let why = match errno {

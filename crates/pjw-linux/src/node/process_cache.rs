@@ -93,8 +93,8 @@ pub(super) struct ProcessCache {
     pub(super) address_spaces: AddressSpaces,
 }
 
-/// Whether an error means that the process has ended, or may not be read. Other errors say nothing about the
-/// process.
+/// Returns whether this error of reading `/proc` means that the process has ended, or that this user may not read it.
+/// Other errors say nothing about the process.
 pub(super) fn is_absent(errno: Errno) -> bool {
     is_gone(errno) || is_permission_denied(errno)
 }
@@ -119,7 +119,7 @@ impl ProcessCache {
         })
     }
 
-    /// Observes one process. `scanned` is what a pass reported about the process.
+    /// Reads the facts about one process. `scanned` is what the task scan reported about it.
     ///
     /// # Errors
     /// `ESRCH` if the process has ended, or is a zombie.
@@ -176,8 +176,8 @@ impl ProcessCache {
         })
     }
 
-    /// Observes one process with its busy threads only. `None` if all its threads must be read: a busy thread has ended,
-    /// another thread used CPU time, or the process can't be read.
+    /// Reads the facts about one process, with its threads in `busy` only. `None` if all threads must be read: a busy
+    /// thread has ended, another thread used CPU time, or the process can't be read.
     pub(super) fn observe_busy(&mut self, pid: Pid, busy: &BTreeSet<Tid>) -> Option<Process> {
         let known_ns = self.processes.get(&pid)?.other_threads_ns;
         let mut before_ns = 0;
@@ -240,10 +240,10 @@ impl ProcessCache {
         }
     }
 
-    /// Called before a full scan. Marks cgroups to be read again although the fingerprint is unchanged. With
-    /// `all` those of every process, because a hierarchy was mounted or unmounted, which no fingerprint
-    /// shows. Otherwise those of some processes, so that other changes without a new fingerprint (a renamed
-    /// v1 cgroup) are found after some full scans.
+    /// Marks cgroups to be read again in the next full scan, although the fingerprint of the process is unchanged. If
+    /// `all` is true, marks those of every process: a hierarchy was mounted or unmounted, which no fingerprint shows.
+    /// Otherwise marks those of some processes, so that other changes without a new fingerprint (a renamed v1 cgroup)
+    /// are found after some full scans.
     pub(super) fn expire_fingerprints(&mut self, all: bool) {
         self.full_scans = self.full_scans.wrapping_add(1);
         for (pid, known) in &mut self.processes {

@@ -68,8 +68,8 @@ fn is_complete(mount: &CpusetMount) -> bool {
     if mount.is_unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
 }
 
-/// Why no cgroup can have idle priority, by the files and the kernel's version alone. `None` if a test has to show it.
-/// `mount` is the hierarchy with cpusets.
+/// Returns why no cgroup can have idle priority, according to the files of the hierarchy `mount` and to the kernel
+/// version. `None` if only a test can show it.
 pub(crate) fn idle_obstacle(mount: &CpusetMount) -> Option<String> {
     let why = if !version::is_kernel_at_least(FIRST_WITH_IDLE) {
         "idle priority of cgroups (cpu.idle) needs Linux 5.15"
@@ -84,7 +84,7 @@ pub(crate) fn idle_obstacle(mount: &CpusetMount) -> Option<String> {
     Some(why.to_owned())
 }
 
-/// Whether the files say that the processes of a job cpuset can be frozen. `mount` is the hierarchy with cpusets.
+/// Returns whether the processes of a job cpuset can be frozen, according to the files of the cpuset hierarchy `mount`.
 pub(crate) fn has_freezer(mount: &CpusetMount) -> bool {
     if mount.is_unified {
         version::is_kernel_at_least(FIRST_WITH_FREEZE)

@@ -26,7 +26,7 @@ use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 const NAME: &str = "probe-";
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Result of the test.
+/// The result of the test with a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TestResult {
     /// Whether affinity survives cpuset writes.
@@ -39,7 +39,10 @@ pub(super) struct TestResult {
     pub(super) can_freeze: bool,
 }
 
-/// Creates a cpuset, tests it and removes it. The error says why no cpuset can be created.
+/// Creates a test cpuset, changes its settings and removes it, to find out what this machine supports.
+///
+/// # Errors
+/// Why no cpuset can be created, as text for users.
 pub(super) fn run(
     hierarchy: &CpusetMount,
     own_cgroups: &OwnCgroupNames,

@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_millis(10);
 /// The largest number of threads that read. If all of them wait for locks, no further process is tried.
 const MAX_READERS: usize = 4;
 
-/// The contents of the files of one process.
+/// The contents of the memory files of one process, such as `/proc/PID/environ`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MemoryContents {
     /// The variables of the environment whose names are wanted. Empty if this user may not read them.
@@ -37,7 +37,8 @@ pub(crate) struct MemoryContents {
 type Contents = Result<MemoryContents, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
-/// The reader of the files, with the thread that reads those of processes that may hold their lock.
+/// The reader of the memory files of processes. Has a thread for processes whose memory lock may be held, because
+/// reading their files may block.
 #[derive(Debug)]
 pub(crate) struct MemoryFiles {
     wanted: BTreeSet<&'static str>,
@@ -65,7 +66,7 @@ impl Drop for Counted {
 }
 
 impl MemoryFiles {
-    /// A reader of the environment variables `wanted`. Starts no thread yet.
+    /// Makes a reader for the environment variables `wanted`. Starts no thread yet.
     pub(crate) fn new(wanted: BTreeSet<&'static str>) -> Self {
         Self { wanted, read: read_files, may_wait, reader: None, readers: Arc::default() }
     }

@@ -47,6 +47,7 @@ struct NotScheduled {
 }
 
 impl Online {
+    /// Opens the list of online PUs in sysfs.
     pub(crate) fn open() -> io::Result<Self> {
         let file = File::open(ONLINE)?;
         let mut online = Self {

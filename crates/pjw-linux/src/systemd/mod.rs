@@ -74,6 +74,7 @@ impl Default for SystemdClient {
 }
 
 impl SystemdClient {
+    /// Makes a client that tries these addresses of systemd in order.
     pub(crate) fn at(addresses: Vec<Address>) -> Self {
         Self { addresses, silent_since: None }
     }

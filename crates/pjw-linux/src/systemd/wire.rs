@@ -83,18 +83,21 @@ impl Bytes {
 }
 
 impl Body {
+    /// Appends a string argument.
     pub(super) fn text(mut self, text: &str) -> Self {
         self.signature.push('s');
         self.bytes.text(text);
         self
     }
 
+    /// Appends the boolean argument `true`.
     pub(super) fn boolean_true(mut self) -> Self {
         self.signature.push('b');
         self.bytes.number(1);
         self
     }
 
+    /// Appends a list of unit properties as an argument.
     pub(super) fn properties(mut self, properties: &[Property]) -> Self {
         self.signature.push_str("a(sv)");
         self.bytes.array(8, |bytes| properties.iter().for_each(|property| pair(bytes, property)));
@@ -138,8 +141,8 @@ fn pair(bytes: &mut Bytes, (name, value): &Property) {
     }
 }
 
-/// A unit name as an element of an object path: any other character than a letter or digit becomes `_` and
-/// its hexadecimal code.
+/// Returns a unit name in the form for an object path: `_` and a hexadecimal code replace each character other than a
+/// letter or digit.
 pub(super) fn escape_unit(unit: &str) -> String {
     let letter = |byte: u8| {
         let plain = byte.is_ascii_alphanumeric();
@@ -179,7 +182,7 @@ pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
     bytes.0
 }
 
-/// The number of bytes after the prefix of a message. `None` if the message is malformed or too long.
+/// Returns the number of bytes that follow the prefix of a message. `None` if the message is malformed or too long.
 pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
     let reader = Reader::new(prefix)?;
     let body = usize::try_from(reader.number_at(4)?).ok()?;

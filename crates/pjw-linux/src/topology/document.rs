@@ -26,7 +26,7 @@ pub struct TopologyXmlError {
     pub problem: String,
 }
 
-/// Validates a document.
+/// Validates a topology document (the XML format of hwloc), before it is passed to hwloc.
 pub(super) fn check(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };

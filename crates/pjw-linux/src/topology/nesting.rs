@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-/// The open objects, the innermost last.
+/// The topology objects in an XML document whose end tags have not been read yet. The innermost object is the last.
 #[derive(Default)]
 pub(super) struct Nesting {
     /// Whether the document has another version than 2. Then nothing is checked.
@@ -15,7 +15,7 @@ pub(super) struct Nesting {
     gp_indexes: BTreeSet<String>,
 }
 
-/// The checked attributes of an object.
+/// The checked attributes of a topology object.
 #[derive(Default)]
 pub(super) struct Object {
     pub(super) kind: String,

@@ -11,7 +11,7 @@ use pjw_core::topology::{Core, Domain, Level, Topology, TopologyError};
 use super::convert::{numbers, pus_of, trimmed};
 use super::devices;
 
-/// The whole machine.
+/// Converts hwloc's topology of the machine to a [`Topology`].
 ///
 /// # Errors
 /// If the cores or domains are invalid.

@@ -40,7 +40,7 @@ pub enum SyntheticTopologyError {
     RejectedByHwloc,
 }
 
-/// Validates a description.
+/// Validates a synthetic description of a topology, before it is passed to hwloc.
 pub(super) fn check(text: &str) -> Result<(), SyntheticTopologyError> {
     if text.trim().is_empty() {
         return Err(SyntheticTopologyError::Empty);

@@ -8,6 +8,7 @@ use pjw_core::snapshot::{Cgroup, CgroupUsage, Cpuset, Observed};
 
 use crate::world::{SimProcess, World};
 
+/// Returns the state of the simulated cgroup at `path`.
 pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let populated = world.is_populated(path);
     // A scheduler and systemd remove their empty cgroups, and the warden removes its own.

@@ -4,14 +4,14 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::locality::{ProcessorUnit, PuLocation, PuLocations};
 
-/// A unit that a policy allocates: a whole core, or a PU if the log counts PUs.
+/// The unit that a reference policy allocates: a whole core, or a PU if the job log counts PUs.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
     pub(super) location: PuLocation,
     pub(super) pus: CpuSet,
 }
 
-/// The free cells, in the machine's order.
+/// Returns the free cells, in the order of the machine.
 pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &PuLocations) -> Vec<Cell> {
     let cells_of = |(location, pus): (PuLocation, &CpuSet)| {
         let free = pus.intersection(free);

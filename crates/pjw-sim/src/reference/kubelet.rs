@@ -14,8 +14,8 @@ use crate::locality::{ProcessorUnit, PuLocations};
 /// A domain of a level. Cells without a domain count as one domain.
 type Domain = Option<u32>;
 
-/// Takes `n` of the free cells. The caller has checked that there are enough. `by_l3` keeps the cells of an uncore
-/// cache together.
+/// Chooses `n` of the cells in `free`, as kubelet's static CPU manager does. There must be at least `n` cells. `by_l3`
+/// says whether the policy prefers cells of one L3 cache.
 pub(super) fn take(
     n: u32,
     unit: ProcessorUnit,

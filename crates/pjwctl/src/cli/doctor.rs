@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::json::JsonArg;
 
-/// The text after its help.
+/// The examples below the help of `pjwctl doctor`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl doctor           the findings, most urgent first, each with its remedy\n  \
     pjwctl doctor --all     also findings that need no action, and every fact\n  \

@@ -12,6 +12,7 @@ use super::json::JsonArg;
 use super::priority_class::PriorityClassArg;
 use super::within_job::WithinJobArg;
 
+/// The examples below the help of `pjwctl spawn`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 8 -- ./solver --rank %r --of %n\n  \
     pjwctl spawn -n 4 --cores 16 --label -- ./worker      four cores for each of four\n  \

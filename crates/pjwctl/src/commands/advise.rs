@@ -12,6 +12,7 @@ use crate::cli;
 use crate::output;
 use crate::render::advise::{Advice, advice_text};
 
+/// Runs `pjwctl advise`.
 pub(super) fn run(what: &cli::AdviseArgs) -> anyhow::Result<ExitCode> {
     let workers = match what.workers {
         Some(workers) => workers,

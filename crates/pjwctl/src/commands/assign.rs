@@ -8,6 +8,7 @@ use super::connection::{Warden, call_for, job_id};
 use crate::cli::{AssignArgs, CoreCountArg, PolicyArg, value_name};
 use crate::{output, render};
 
+/// Runs `pjwctl assign`: assigns cores to a job.
 pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
         job: job_id(&request.job)?,

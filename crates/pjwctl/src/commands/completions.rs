@@ -6,6 +6,7 @@ use clap_complete::Shell;
 
 use crate::{cli, output};
 
+/// Runs `pjwctl completions`: prints the completion script for a shell.
 pub(super) fn run(shell: Shell) -> anyhow::Result<ExitCode> {
     output::print(&String::from_utf8_lossy(&script(shell)))?;
     Ok(ExitCode::SUCCESS)

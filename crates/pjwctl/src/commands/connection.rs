@@ -16,19 +16,19 @@ use serde_json::{Map, Value};
 
 use crate::{output, render::UserNames};
 
-/// The daemon, with the socket from the command line.
+/// The connection parameters of the daemon: the path of its socket, if the command line contains one.
 #[derive(Debug)]
 pub(super) struct Warden {
     pub(super) socket: Option<PathBuf>,
 }
 
 impl Warden {
-    /// The socket that the user named, if any.
+    /// Returns the path of the socket from the command line. `None` if the user named none.
     pub(super) fn named_socket(&self) -> Option<&Path> {
         self.socket.as_deref().filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// The path of the socket to connect to.
+    /// Returns the path of the socket to connect to.
     pub(super) fn path(&self) -> PathBuf {
         let xdg = std::env::var_os("XDG_RUNTIME_DIR");
         socket_path(self.named_socket(), geteuid().as_raw(), xdg.as_deref().map(Path::new))
@@ -47,7 +47,7 @@ impl Warden {
         Ok(client)
     }
 
-    /// Connects to the daemon once more, for calls whose reply may take so long.
+    /// Connects to the daemon, for calls whose reply may take up to `timeout`.
     pub(super) fn connect_for(&self, timeout: Duration) -> Result<Client, ConnectError> {
         Client::connect_with_timeout(&self.path(), timeout)
     }

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 /// The directories in which distributions install daemons. The PATH of a plain user does not contain them.
 const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
 
-/// The command `pjwd` without arguments: the program beside this one, so that both have the same version, else the
-/// first in PATH and in the usual directories.
+/// Returns the command that runs `pjwd`, without arguments. The program in the directory of this pjwctl is preferred,
+/// so that both have the same version. Otherwise the first one in PATH or in the usual directories is used.
 pub(super) fn command() -> anyhow::Result<Command> {
     let own = std::env::current_exe().ok();
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -25,7 +25,7 @@ pub(super) fn command() -> anyhow::Result<Command> {
     })
 }
 
-/// `--name=value`, so that any value is accepted, also one that begins with a dash.
+/// Returns the option `--name=value` as one argument, so that the value may begin with a dash.
 pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     let mut option = OsString::from(name);
     option.push("=");
@@ -33,16 +33,18 @@ pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     option
 }
 
-/// The option that names a machine: a topology file, or a synthetic description. `None` for this machine.
+/// Returns the option of `pjwd` that selects the machine: a topology file or a synthetic description. `None` for this
+/// machine.
 pub(super) fn source_option(input: Option<&Path>, synthetic: Option<&str>) -> Option<OsString> {
     let file = input.map(|file| option("--input", file.as_os_str()));
     file.or_else(|| synthetic.map(|description| option("--synthetic", description.as_ref())))
 }
 
-/// Runs the daemon's program, which contains hwloc, to load a machine. The last of the arguments names the machine.
+/// Loads the topology of a machine in another process: runs `pjwd`, which contains hwloc, with these arguments. The
+/// last argument selects the machine.
 ///
-/// hwloc is C code and the file may have any content. So it is parsed in another process. Other output of that
-/// process is not shown.
+/// hwloc is C code, and the topology file may have any content. So the file is not parsed in this process. Other output
+/// of the process is discarded.
 pub(super) fn machine<T: DeserializeOwned>(arguments: &[OsString]) -> anyhow::Result<T> {
     let mut pjwd = command()?;
     let source = arguments.last().map(|argument| argument.to_string_lossy().into_owned()).unwrap_or_default();

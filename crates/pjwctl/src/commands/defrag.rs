@@ -8,12 +8,12 @@ use pjw_ipc::call::DefragReply;
 use super::connection::{NoParameters, Warden};
 use crate::{cli::JsonArg, output, render, render::defrag::DefragStage};
 
-/// Shows the moves and changes nothing.
+/// Shows the moves of jobs that would make free cores contiguous. Changes nothing.
 pub(super) fn plan(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "PlanDefrag", DefragStage::Planned, json)
 }
 
-/// Requests the moves.
+/// Requests from the daemon the moves of jobs that make free cores contiguous.
 pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "Defrag", DefragStage::Done, json)
 }

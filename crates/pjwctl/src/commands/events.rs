@@ -13,6 +13,7 @@ struct Reply {
     event: Event,
 }
 
+/// Runs `pjwctl events`: prints the events of the daemon. With `follow`, also prints new events until interrupted.
 pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     if follow {

@@ -9,8 +9,8 @@ use pjw_ipc::client::{Client, ClientError};
 use super::connection::{Warden, job_id};
 use crate::{cli::JsonArg, output, render};
 
-/// A subject of digits only is a process id, any other is a job. A job whose name is a number must be given with its
-/// source.
+/// Runs `pjwctl explain`. If `subject` consists of digits, it is a process id. Otherwise it is a job id. A job whose
+/// name is a number must be given with its source, such as `slurm:7`.
 pub(super) fn run(warden: &Warden, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;

@@ -12,6 +12,7 @@ use crate::cli::{JsonArg, ReportArgs};
 use crate::output;
 use crate::render::report::{jobstats_line, report_text, reports_text};
 
+/// Runs `pjwctl report`: prints how ended jobs used their cores.
 pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitCode> {
     let Some(job) = &request.job else { return list(warden, request.last, request.json) };
     let job = job_id(job)?;
@@ -30,7 +31,7 @@ pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitC
     output::print_reply(request.json, &report, |report, term| report_text(report, &names, term))
 }
 
-/// Lists the reports of the last jobs that ended, or of all.
+/// Prints a list of the reports of the last `last` jobs that ended. `None` prints all reports.
 pub(super) fn list(warden: &Warden, last: Option<u32>, json: JsonArg) -> anyhow::Result<ExitCode> {
     let parameters = GetReports { job: None, last };
     let reports: Vec<Report> = call_for(&mut warden.connect()?, "GetReports", &parameters, "reports")?;

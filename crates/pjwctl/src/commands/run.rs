@@ -35,8 +35,9 @@ const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
 const MOST_EXCHANGES: u32 = 5;
-/// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
+/// The exit code of shells for a command that does not exist.
 pub(super) const NOT_FOUND: u8 = 127;
+/// The exit code of shells for a command that can't be executed.
 pub(super) const NOT_EXECUTABLE: u8 = 126;
 
 /// Replaces this process by the command. Returns only if that fails.
@@ -93,7 +94,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
     Ok(report_exec_failure(program, &error))
 }
 
-/// Prints why a command was not run, and returns the exit code that shells have for that.
+/// Prints why a command could not be executed, and returns the exit code that shells use for this error.
 pub(super) fn report_exec_failure(program: &OsStr, error: &io::Error) -> ExitCode {
     let name = Path::new(program).display();
     let (code, why) = if is_there(program) {
@@ -115,9 +116,9 @@ fn is_there(program: &OsStr) -> bool {
     !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
-/// Returns the CPUs that the job was granted. A besteffort job that can borrow no core is frozen, with this process: the call
-/// then returns when the job has a core. pjwd closes a connection that was quiet for ten minutes, so the call may replace
-/// `client`.
+/// Waits until the job holds cores, and returns its CPUs. A besteffort job that can borrow no core is frozen together
+/// with this process, so the call returns when the job gets a core. The daemon closes a connection after ten minutes
+/// without a call, so this function may replace `client`.
 pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Job) -> anyhow::Result<CpuSet> {
     // The cores of a borrower may be exchanged between the reply and the check.
     let mut exchanges = 0;
@@ -211,24 +212,26 @@ pub(super) fn release(client: &mut Client, job: &str) {
     let _ = client.call::<serde_json::Value>("Release", &JobParameter { job: job.to_owned() });
 }
 
-/// The number of cores that contain some of these PUs.
+/// Returns the number of cores that have at least one CPU in `cpus`.
 pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
     let pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default();
     cores.iter().filter(|core| pus(core).intersects(cpus)).count()
 }
 
-/// The number of these PUs, and of the cores that they are on.
+/// Returns the number of CPUs in `cpus`, and the number of cores to which they belong.
 pub(super) fn cpu_counts(cpus: &CpuSet, cores: &[Core]) -> CpuCounts {
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     CpuCounts { cores: number(cores_in(cpus, cores)), pus: number(cpus.len()) }
 }
 
-/// A variable of the environment of this process. A value that is no text is one that the user set.
+/// Returns the value of an environment variable of this process. A value that is not valid UTF-8 also counts as set by
+/// the user.
 pub(super) fn own_variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// A job name made of the program's name and the process id: `make-4711`. No other running process has the same.
+/// Returns a job name from the program's name and the process id, such as `make-4711`. No other running process has the
+/// same name.
 pub(super) fn default_name(program: &OsStr, pid: u32) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "._-+@".contains(c) { c } else { '_' };
     let base = Path::new(program).file_name().unwrap_or(OsStr::new("job")).to_string_lossy();

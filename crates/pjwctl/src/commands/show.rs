@@ -19,6 +19,7 @@ const READING_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// After this time without a reply, pjwctl prints that the reading takes long, and why.
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Runs `pjwctl show`: prints the details of a job.
 pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     let mut details = read(&mut client, job_id(&request.job)?)?;

@@ -10,6 +10,7 @@ use super::connection::{NoParameters, Warden, call_for, read_status};
 use super::daemon_program;
 use crate::{cli, file, output, render};
 
+/// Runs `pjwctl topology`: prints the topology of the machine.
 pub(super) fn run(warden: &Warden, what: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
     let (topology, status): (Topology, _) = match source {

@@ -5,16 +5,17 @@ use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
 
 use super::{Terminal, UserNames};
 
-/// A pipe.
+/// A terminal without colours, as for the output to a pipe.
 pub(crate) const PLAIN: Terminal = Terminal { width: 80, has_colours: false };
 /// A terminal with colours.
 pub(crate) const COLOURED: Terminal = Terminal { width: 80, has_colours: true };
 
-/// Five minutes after the start of the jobs.
+/// Returns the time of the tests: five minutes after the start of the jobs.
 pub(crate) fn now() -> Timestamp {
     "2026-05-04T12:05:00Z".parse().unwrap()
 }
 
+/// Returns the user names of the tests.
 pub(crate) fn names() -> UserNames {
     [(0, "root".to_owned()), (1000, "alice".to_owned())].into()
 }
@@ -84,6 +85,7 @@ pub(crate) fn status() -> Status {
     }
 }
 
+/// Makes a warning for the tests.
 pub(crate) fn warning(code: &str, job: &str, text: &str, remedy: &str) -> Warning {
     Warning { code: code.into(), job: job.into(), text: text.into(), remedy: remedy.into() }
 }
@@ -114,7 +116,7 @@ pub(crate) fn threads() -> Vec<Thread> {
     vec![hot, cold(101, "io"), cold(102, "evil\x1b[2J\nname")]
 }
 
-/// The text without escape sequences.
+/// Removes the escape sequences from `text`.
 pub(crate) fn without_colour(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }

@@ -69,7 +69,7 @@ pub(super) enum Key {
     SourceCores(JobSource),
 }
 
-/// A key that exists once: its name with the names of its tables, its parser, and the text form of its value.
+/// A key that occurs once: its full name, its parser, and the function that formats its value.
 #[derive(Debug)]
 pub(super) struct PlainKey {
     name: &'static str,
@@ -171,13 +171,17 @@ const PLAIN: &[PlainKey] = &[
     number!("metrics.max_jobs", metrics.max_jobs, 0..=MAX_JOBS),
 ];
 
-/// Names of keys that other modules use.
+/// The name of the key for the housekeeping rule.
 pub(super) const HOUSEKEEPING: &str = "housekeeping";
-/// The tables `[[provision]]`, which are no keys of the kind above.
+/// The name of the tables `[[provision]]`. They are not in the list of keys.
 pub(super) const PROVISION: &str = "provision";
+/// The name of the key for the interval of the cycles.
 pub(super) const INTERVAL: &str = "interval";
+/// The name of the key for the interval of the full scans.
 pub(super) const RESCAN_INTERVAL: &str = "rescan_interval";
+/// The name of the key for the CPU demand above which a thread is busy.
 pub(super) const HOT_PERMILLE: &str = "balance.hot_permille";
+/// The name of the key for the CPU demand below which a thread is no longer busy.
 pub(super) const COLD_PERMILLE: &str = "balance.cold_permille";
 
 impl Key {

@@ -63,7 +63,7 @@ impl ConfigError {
         self.key.as_deref()
     }
 
-    /// Returns the number of the line with the mistake, counted from 1. `None` if the mistake concerns the whole file.
+    /// Returns the line number, from 1.
     #[must_use]
     pub fn line(&self) -> Option<usize> {
         self.position.as_ref().map(|position| position.line)
@@ -155,8 +155,8 @@ pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", visible(text, QUOTED_VALUE))
 }
 
-/// The known word that was probably meant: the word with the smallest edit distance. `None` if no word is near enough
-/// for a typing mistake.
+/// Returns the word in `known` that the user probably meant by `wrong`: the one with the smallest edit distance. `None`
+/// if no word is near enough for a typing mistake.
 pub(super) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = wrong.chars().count();
     if length > QUOTED_VALUE {

@@ -28,22 +28,23 @@ pub(super) struct ValueError {
 }
 
 impl ValueError {
-    /// An error with this text.
+    /// Makes an error with this text.
     pub(super) fn because(text: impl Into<String>) -> Self {
         Self { text: text.into(), span: None }
     }
 
-    /// The same error, at a part of the value.
+    /// Sets the part of the value to which the error applies.
     pub(super) fn at(self, span: Range<usize>) -> Self {
         Self { span: Some(span), ..self }
     }
 
+    /// Makes the error that the value has the wrong type. `wanted` describes the right one.
     pub(super) fn kind(value: &DeValue<'_>, wanted: &str) -> Self {
         Self::because(format!("{} is not allowed here: write {wanted}", found(value)))
     }
 }
 
-/// One of the allowed words.
+/// Parses a value that must be one of the allowed words.
 pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Result<T, ValueError> {
     let allowed = listed(choices);
     let text = text(value, &allowed)?;
@@ -61,17 +62,17 @@ pub(super) fn show_choice<T: PartialEq>(meaning: &T, choices: Choices<T>) -> Str
     format!("\"{choice}\"")
 }
 
-/// A string. `wanted` describes the allowed strings.
+/// Parses a string. `wanted` describes the allowed strings in the error.
 pub(super) fn text<'v>(value: &'v DeValue<'_>, wanted: &str) -> Result<&'v str, ValueError> {
     value.as_str().ok_or_else(|| ValueError::kind(value, wanted))
 }
 
-/// `true` or `false`.
+/// Parses `true` or `false`.
 pub(super) fn boolean(value: &DeValue<'_>) -> Result<bool, ValueError> {
     value.as_bool().ok_or_else(|| ValueError::kind(value, "true or false, without quotation marks"))
 }
 
-/// A whole number in a range.
+/// Parses a whole number in a range.
 pub(super) fn number(value: &DeValue<'_>, range: RangeInclusive<u32>) -> Result<u32, ValueError> {
     let wanted = format!("a whole number from {} to {}", range.start(), range.end());
     let integer = value.as_integer().ok_or_else(|| ValueError::kind(value, &wanted))?;

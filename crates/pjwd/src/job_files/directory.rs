@@ -82,10 +82,12 @@ pub(super) struct JobsDirectory {
 }
 
 impl JobsDirectory {
+    /// Makes the value for the state directory `state_dir`. Does not make the directory yet.
     pub(super) fn new(state_dir: &Path) -> Self {
         Self { path: state_dir.join(JOBS_DIRECTORY), inode: None }
     }
 
+    /// Returns the path of the directory.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -150,10 +152,12 @@ pub(super) struct JobDirectory {
 }
 
 impl JobDirectory {
+    /// Returns the path of the directory.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Returns the path of the file `want`.
     pub(super) fn want_path(&self) -> PathBuf {
         self.path.join(WANTED_CORES_FILE_NAME)
     }

@@ -27,6 +27,7 @@ pub(super) struct FileWatch {
 }
 
 impl FileWatch {
+    /// Makes an inotify(7) instance without watches. If that fails, no file is watched.
     pub(super) fn new() -> Self {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         let inotify = inotify
@@ -62,6 +63,7 @@ impl FileWatch {
         }
     }
 
+    /// Returns the descriptor that is readable when files have changed. `None` if there is no inotify instance.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }

@@ -102,12 +102,14 @@ impl SampleWriter<'_> {
     }
 }
 
+/// Appends the formatted arguments to `text`.
 pub(super) fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
     // Writing to a String can't fail.
     let _ = text.write_fmt(what);
 }
 
-/// Escapes a text for a quoted label value, in both formats. Also used for HELP lines: the text can't end the line.
+/// Displays a text with the escapes for a quoted label value, which are the same in both formats. Also used for HELP
+/// lines, so that the text can't end the line.
 pub(super) struct Escaped<'t>(pub(super) &'t str);
 
 impl Display for Escaped<'_> {

@@ -9,8 +9,8 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::refusal::Refusal;
 use tracing::{debug, info};
 
-/// The event that a command is not carried out because its caller has hung up. `None` for a command without a job, and
-/// for a command of a user: users could fill the log.
+/// Returns the event that a command was not carried out because its caller has hung up. `None` for a command that
+/// concerns no job. Also `None` for a command of an ordinary user, because users could fill the event history.
 pub(super) fn dropped(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {

@@ -244,10 +244,11 @@ impl OwnerCpuSampler {
         }
     }
 
-    /// Loads the monitor by `load` if cores may be lent soon. That takes some 50 ms, in which no owner is heard, so it is done
-    /// while no core is lent, as `is_any_lent` says. If the monitor can't be loaded or stops working, it is tried again after
-    /// [`RETRY_INTERVAL`], because the reason may be over: a limit of memory, or a capability that a new unit adds. The monitor
-    /// runs only while cores are lent.
+    /// Loads the monitor of lent PUs with `load`, if cores may be lent soon. Loading takes about 50 ms, during which
+    /// demand of owners is not noticed. So the monitor is loaded only while no core is lent (`is_any_lent` is false).
+    /// If the monitor can't be loaded or stops working, the next attempt is made after [`RETRY_INTERVAL`], because the
+    /// reason may have gone away: a limit of memory, or a missing capability. The monitor runs only while cores are
+    /// lent.
     pub(super) fn load_monitor_if_due(
         &mut self,
         now: Instant,
@@ -273,7 +274,7 @@ impl OwnerCpuSampler {
         }
     }
 
-    /// How this sampler learns that an owner needs a lent core.
+    /// Returns how this sampler detects that an owner needs a core that is lent.
     pub(super) fn demand_source(&self) -> DemandSource {
         match &self.monitor {
             Monitor::Unloaded => DemandSource::Unknown,

@@ -18,7 +18,7 @@ fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning
     wire::Warning { code: code.to_owned(), job, text, remedy: remedy.to_owned() }
 }
 
-/// The warnings of lasting conditions: of a daemon beside another one, and of failures.
+/// Returns the warnings about lasting conditions: another daemon on the same machine, and failures that continue.
 pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNames) -> Vec<wire::Warning> {
     let mut warnings = Vec::from_iter(beside_warning(own_cgroups));
     for (job, violation) in &faults.audit_violations {
@@ -48,7 +48,7 @@ pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item 
     plan_warnings.iter().map(status_warning_to_wire)
 }
 
-/// The warnings about the rule of a provision.
+/// Returns the warnings about the rule of a provision.
 pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let ambiguous = ambiguous_rule_warning(state, policy, job).map(|text| {
@@ -61,7 +61,7 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
     ambiguous.into_iter().chain(unmatched).collect()
 }
 
-/// The warnings about what a job holds and runs.
+/// Returns the warnings about the cores and the processes of a job.
 pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: Counts) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let overlap = overlap(job)
@@ -77,6 +77,7 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: Counts) -> Vec<wi
     overlap.into_iter().chain(housekeeping).chain(oversubscribed).collect()
 }
 
+/// Returns the warning that the cycles of the daemon are late by the time `by`.
 pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
     wire::Warning {
         code: "behind".to_owned(),

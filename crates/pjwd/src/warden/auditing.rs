@@ -9,8 +9,8 @@ use pjw_core::ports::{Journal, MachineInterface};
 use super::cycle::Warden;
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// The plan without the actions of jobs that fail the audit. The current masks and cpusets of these jobs stay as
-    /// they are.
+    /// Removes the actions of all jobs that fail the audit from the plan, and returns the plan. The masks and cpusets
+    /// of these jobs stay as they are.
     pub(super) fn audited(&mut self, plan: Plan) -> Plan {
         self.ongoing_failures.audit_violations.clear();
         self.audit_grants();

@@ -22,14 +22,14 @@ const MAX_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Sets the time that a cycle with these commands may wait for changes of cpusets.
+    /// Sets how long a cycle with these commands may wait for changes of cpusets.
     pub(super) fn set_cpuset_time(&mut self, commands: &[Command]) {
         let is_release_all = commands.iter().any(|command| matches!(command, Command::ReleaseAll { .. }));
         self.cpuset_time_left = if is_release_all { MAX_WAIT_OF_RELEASE_ALL } else { MAX_WAIT };
     }
 
-    /// Notes the changes of cpusets that were completed since the last cycle: the scan `request` is extended by what they
-    /// changed.
+    /// Records the changes of cpusets that were completed since the last cycle. Adds the processes and cgroups that
+    /// these changed to the scan `request`.
     pub(super) fn note_finished_cpuset_changes(
         &mut self,
         request: &mut ScanRequest,
@@ -43,7 +43,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Makes the changes of cpusets of a plan. When the time of this cycle is over, the node completes the rest later.
+    /// Makes the planned changes of cpusets. If the time limit of this cycle is exceeded, the remaining changes are
+    /// completed later.
     pub(super) fn apply_cpuset_changes(
         &mut self,
         actions: Vec<CpusetAction>,

@@ -19,7 +19,7 @@ pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, stat
     defer_scans_if_masks_match(state, &expected, &mismatches);
 }
 
-/// A snapshot of the forked processes whose masks are not the expected ones. `None` if there are none.
+/// Returns a snapshot of the forked processes whose masks differ from the expected masks. `None` if there are none.
 pub(super) fn probe<N: MachineInterface>(node: &mut N, state: &WardenState) -> Option<Snapshot> {
     let expected = expected_fork_masks(state);
     if expected.is_empty() {

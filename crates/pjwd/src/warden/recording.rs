@@ -139,7 +139,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         None
     }
 
-    /// Drops the pending claims of the scanned processes: the state has these claims now.
+    /// Removes the pending claims (assignments of processes to jobs by their attributes) of the scanned processes,
+    /// because the state contains these claims now.
     pub(super) fn drop_applied_claims(&mut self, snapshot: &Snapshot) {
         match &snapshot.scope {
             ScanScope::Full => self.pending_claims.clear(),

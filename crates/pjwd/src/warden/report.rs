@@ -110,8 +110,8 @@ impl CycleReport {
         self.events.append(&mut events);
     }
 
-    /// Counts the mask writes of a round. Returns whether one of them was a step forward, so that another round is worth
-    /// its scan.
+    /// Counts the mask changes of a round. Returns whether another scan and round are useful: at least one thread got a
+    /// mask, and this thread has not yet got the maximum number of masks of a cycle (`MAX_MASK_WRITES`).
     pub(super) fn count_progress(&mut self, outcomes: &[(MaskAction, MaskOutcome)]) -> bool {
         let mut progress = false;
         for (action, _) in outcomes.iter().filter(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }))
@@ -123,7 +123,7 @@ impl CycleReport {
         progress
     }
 
-    /// Refuses the commands whose new job is over already, because all its named processes ended in the meantime.
+    /// Refuses the commands whose new job has already ended, because all processes that the commands name have ended.
     pub(super) fn refuse_ended(&mut self, commands: &[Command], state: &WardenState) {
         for (command, reply) in commands.iter().zip(&mut self.replies) {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
@@ -136,7 +136,7 @@ impl CycleReport {
     }
 }
 
-/// The refusals of commands that could not be journaled.
+/// Returns a refusal for each command, because the journal could not be written.
 pub(super) fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
     commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }

@@ -96,6 +96,7 @@ struct Process {
 }
 
 impl AddressSpaces {
+    /// Makes a value without processes. `compare` compares the address spaces of two processes.
     pub(super) fn new(compare: Compare) -> Self {
         Self {
             processes: BTreeMap::new(),
@@ -121,7 +122,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Takes over what a scan read of a process. `scanned` is what the task scan reported.
+    /// Records what a scan read of a process. `scanned` is the report of the task scan about its address space.
     pub(super) fn note(&mut self, pid: Pid, stat: &Stat, scanned: Option<ScannedSpace>) {
         let id = ProcessId { pid, start: stat.start };
         let known = self.processes.get(&pid).copied();
@@ -252,7 +253,7 @@ impl AddressSpaces {
         if is_due { self.open.iter().filter(is_unread).copied().collect() } else { BTreeSet::new() }
     }
 
-    /// Takes over what a run of the task scan reported about candidates.
+    /// Records what a run of the task scan reported about candidates.
     pub(super) fn take_pass(&mut self, pass: &PassResult, at: Nanos) {
         self.last_check = at;
         for (&pid, scanned) in &pass.processes {

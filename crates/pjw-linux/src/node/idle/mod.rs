@@ -81,7 +81,7 @@ enum CgroupActivity {
     Idle,
 }
 
-/// Result of a check of the idle processes.
+/// The result of a check which of the idle processes ran since the last scan.
 #[derive(Debug, Default)]
 pub(super) struct IdleCheck {
     /// Processes to observe: they ran, are new, or have ended.
@@ -97,7 +97,7 @@ pub(super) struct IdleCheck {
 }
 
 impl IdleCheck {
-    /// The processes that did not run and need not be observed.
+    /// Returns the processes that did not run since the last scan, so that this scan need not read them.
     pub(super) fn unobserved(&self) -> BTreeSet<Pid> {
         self.idle.iter().filter(|pid| !self.active.contains(pid)).copied().collect()
     }

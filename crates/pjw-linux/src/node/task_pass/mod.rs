@@ -19,7 +19,7 @@ const MIN_THREADS: usize = 32;
 /// thread in `/proc`.
 const TASKS_PER_PROC_READ: usize = 24;
 
-/// The result of a pass, by process.
+/// The result of a pass (one run of the task scan), by process.
 #[derive(Debug, Default)]
 pub(super) struct PassResult {
     pub(super) processes: BTreeMap<Pid, ScannedProcess>,
@@ -27,7 +27,7 @@ pub(super) struct PassResult {
     pub(super) tasks: usize,
 }
 
-/// Facts about a process from a pass.
+/// The facts about a process that a pass (one run of the task scan) reported.
 #[derive(Debug)]
 pub(super) struct ScannedProcess {
     /// Of the first thread.
@@ -57,7 +57,8 @@ pub(super) struct ScannedSpace {
     pub(super) is_in_vfork: bool,
 }
 
-/// Whether a pass is faster than reading this many threads in `/proc`, on a machine with this many tasks.
+/// Returns whether a pass (one run of the task scan over all tasks) is faster than reading `threads` threads in
+/// `/proc`, on a machine with `tasks` tasks.
 pub(super) fn is_pass_cheaper(threads: usize, tasks: usize) -> bool {
     threads >= MIN_THREADS && threads * TASKS_PER_PROC_READ >= tasks
 }

@@ -7,9 +7,13 @@
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{snapshot::ProcessEvent, time::Nanos};
 
+/// The index of the proc connector in the id of a connector message (linux/connector.h).
 pub(super) const CN_IDX_PROC: u32 = 1;
+/// The value of the proc connector in the id of a connector message (linux/connector.h).
 pub(super) const CN_VAL_PROC: u32 = 1;
+/// The size of `struct nlmsghdr` (netlink(7)) in bytes.
 pub(super) const NETLINK_HEADER: usize = 16;
+/// The size of `struct cn_msg` (linux/connector.h) in bytes.
 pub(super) const CONNECTOR_HEADER: usize = 20;
 /// Bytes of the fields `what`, `cpu` and `timestamp_ns`.
 const EVENT_HEADER: usize = 16;

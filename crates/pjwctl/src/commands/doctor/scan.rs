@@ -27,7 +27,7 @@ const MAX_SCANS: usize = 4;
 /// The maximum number of files that are read from a configuration directory.
 const MAX_FILES: usize = 64;
 
-/// The node, and the state derived from it.
+/// The interface that scans this machine, and the state that is derived from the scans.
 pub(super) struct Scanner {
     node: LinuxMachine,
     state: WardenState,
@@ -35,7 +35,7 @@ pub(super) struct Scanner {
     host: Host,
 }
 
-/// The result of the two scans.
+/// The results of the two scans of the jobs.
 pub(super) struct ScanResults {
     pub(super) before: Snapshot,
     pub(super) after: Snapshot,
@@ -43,6 +43,7 @@ pub(super) struct ScanResults {
 }
 
 impl Scanner {
+    /// Makes a scanner for this machine.
     pub(super) fn new(topology: Topology) -> Result<Self, Errno> {
         let policy = Policy {
             mode: Mode::Observe,
@@ -59,11 +60,12 @@ impl Scanner {
         })
     }
 
+    /// Returns the rules by which processes are assigned to jobs.
     pub(super) fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The diagnosis of the two scans.
+    /// Returns the two scans in the form for the diagnosis.
     pub(super) fn diagnosis<'a>(&'a self, watched: &'a ScanResults) -> ScanPair<'a> {
         ScanPair {
             state: &self.state,
@@ -73,7 +75,7 @@ impl Scanner {
         }
     }
 
-    /// The first scan: the list of processes.
+    /// Makes the first scan, which lists the processes.
     pub(super) fn first(&mut self) -> Snapshot {
         let processes = scan::ScanRequest {
             scope: ScanScope::Full,
@@ -85,7 +87,7 @@ impl Scanner {
         self.observe(&processes)
     }
 
-    /// Starts with the records of a running warden, assigns processes to jobs, and scans the jobs twice.
+    /// Assigns processes to jobs, and then scans the jobs twice. `records` is the state of a running daemon.
     pub(super) fn watch(
         &mut self,
         first: &Snapshot,
@@ -146,7 +148,7 @@ impl Scanner {
     }
 }
 
-/// The batch systems whose daemons run on this node, with their binding of jobs.
+/// Returns the batch systems whose daemons run on this machine, and whether they bind jobs to cores.
 pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<ObservedScheduler> {
     let here = |service: &&Scheduler| {
         processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))

@@ -22,7 +22,7 @@ use super::super::show;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of jobs whose members are read.
 const MAX_JOBS: usize = 256;
-/// The state that a warden reports.
+/// The state that a running daemon reports.
 pub(super) struct Answer {
     pub(super) warden: DaemonStatus,
     /// The jobs of the warden and their members.
@@ -46,7 +46,7 @@ impl Answer {
     }
 }
 
-/// Reads the state of the warden, if a warden runs or the user named its socket.
+/// Reads the state of the daemon, if a daemon runs (`runs`) or the command line names its socket.
 pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
     if !runs && warden.named_socket().is_none() {
         return Answer::none(absent());

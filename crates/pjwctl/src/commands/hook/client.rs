@@ -41,6 +41,7 @@ pub(super) struct HookClient {
 }
 
 impl HookClient {
+    /// Makes a client whose calls end at `until`.
     pub(super) fn new(socket: Option<PathBuf>, until: Instant) -> Self {
         let named = socket.filter(|path| !path.as_os_str().is_empty());
         Self { socket: named.unwrap_or_else(|| PathBuf::from(SOCKET)), until }
@@ -119,8 +120,9 @@ impl HookClient {
         Ok(())
     }
 
-    /// The report of a job that has just ended, by either of its ids. `None` if there is none, if it is that of an earlier job
-    /// with this id, or if the daemon does not answer: a hook does not fail for it.
+    /// Returns the report of a job that has just ended, searched by both of its ids. `None` if there is no report, if
+    /// the report is of an earlier job with this id, or if the daemon does not answer. A hook does not fail for this
+    /// reason.
     pub(super) fn report(&self, announcement: &JobAnnouncement, now: Timestamp) -> Option<Report> {
         std::iter::once(&announcement.job).chain(&announcement.alias).find_map(|job| {
             let request = GetReports { job: Some(job.to_string()), last: Some(1) };
@@ -137,8 +139,8 @@ impl HookClient {
         Ok(self.call("GetStatus", &NoParameters {}, "status")??)
     }
 
-    /// The job with its grant, and the status of the machine. Waits until the deadline for a grant that is still to
-    /// come. `None` if the job is not confined: the daemon is in observe mode, or the job was released.
+    /// Returns the job with its grant, and the status of the machine. If the job has no grant yet, waits until the
+    /// deadline. `None` if the job is not confined: the daemon is in observe mode, or the job was released.
     pub(super) fn granted(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
         let ids: Vec<String> =
             std::iter::once(&announcement.job).chain(&announcement.alias).map(JobId::to_string).collect();
@@ -157,9 +159,9 @@ impl HookClient {
         }
     }
 
-    /// The same, but waits until this process is confined to the job's cores. This process becomes the job's first
-    /// program, or is its parent. With a cpuset both are confined at the same time, with masks mostly the parent
-    /// before its child.
+    /// Returns the same as [`HookClient::granted`], but first waits until this process is confined to the cores of the
+    /// job. This process becomes the first program of the job, or is its parent. A cpuset confines both at the same
+    /// time. Affinity masks mostly confine the parent before the child.
     pub(super) fn confined(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
         loop {
             let Some((status, job)) = self.granted(announcement)? else { return Ok(None) };
@@ -188,8 +190,8 @@ fn is_confined(job: &Job) -> bool {
     job.owner != geteuid().as_raw() || own_mask().is_none_or(|mask| mask.is_subset(&grant))
 }
 
-/// The affinity mask of the task at its start: that of this process's first thread, which is the only one after
-/// execve(2). Without PUs that are offline, which a grant never has.
+/// Returns the affinity mask that the task had at its start, without offline PUs, which no grant contains. This is the
+/// mask of the first thread of this process, because there is only one thread after execve(2).
 pub(super) fn own_mask() -> Option<CpuSet> {
     affinity::get_mask(Tid(std::process::id())).ok()
 }

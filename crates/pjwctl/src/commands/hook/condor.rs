@@ -11,11 +11,13 @@ use pjw_sources::announcement::{self, JobAnnouncement};
 use super::context::{Context, MAX_FILE_BYTES, Variables, is_root};
 use super::variables;
 
+/// Runs the hook `HOOK_PREPARE_JOB`: registers the job, if the hook runs as root.
 pub(super) fn prepare(context: &Context) -> anyhow::Result<Variables> {
     let ad = job_ad();
     if is_root() { context.register(announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
 
+/// Runs the hook `HOOK_JOB_EXIT`: releases the job, if the hook runs as root.
 pub(super) fn exit(context: &Context) -> anyhow::Result<Variables> {
     let ad = job_ad();
     if is_root() { context.release_and_log(&announcement(context, &ad)?) } else { Ok(Vec::new()) }
@@ -29,6 +31,7 @@ fn job_ad() -> String {
     String::from_utf8_lossy(&ad).into_owned()
 }
 
+/// Runs the hook `USER_JOB_WRAPPER`: returns the variables for the job.
 pub(super) fn wrapper(context: &Context) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement(context, "")?)
 }

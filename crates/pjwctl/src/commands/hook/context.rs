@@ -35,6 +35,7 @@ pub(super) struct Context {
 }
 
 impl Context {
+    /// Makes the inputs from the command line and the environment of the hook. Calls to the daemon end at `until`.
     pub(super) fn of(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
         let environ = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
@@ -61,8 +62,9 @@ impl Context {
         Ok(Vec::new())
     }
 
-    /// The same for a batch system that discards the output of the hook: the line also goes to the system log, if the hook runs
-    /// as root. Users could otherwise write to that log.
+    /// Releases the job as [`Context::release`] does, for a batch system that discards the output of the hook.
+    /// Therefore the line about the use of the cores also goes to the system log, but only if the hook runs as root.
+    /// Otherwise users could write to the system log.
     pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
         if let Some(line) = self.print_line_of(announcement).filter(|_| is_root()) {
@@ -86,6 +88,7 @@ impl Context {
         self.arguments.iter().map(String::as_str).collect()
     }
 
+    /// Returns the value of an environment variable that the batch system sets for the hook.
     pub(super) fn variable(&self, name: &str) -> Option<&str> {
         self.attributes.environ.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
@@ -95,21 +98,21 @@ impl Context {
         self.attributes.environ.get(name).cloned()
     }
 
-    /// The text of the file that a variable names.
+    /// Returns the text of the file whose path is the value of the environment variable `variable`.
     pub(super) fn file_of(&self, variable: &str) -> Option<String> {
         file(Path::new(self.variable(variable)?))
     }
 }
 
-/// The text of a small file. `None` if it cannot be read.
+/// Returns the text of the file at `path`. `None` if the file can't be read.
 pub(super) fn file(path: &Path) -> Option<String> {
     let mut text = Vec::new();
     std::fs::File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Whether this hook may register jobs. A hook that the scheduler runs as the job's owner may not: the daemon
-/// discovers that job.
+/// Returns whether this hook may register jobs, because it runs as root. A job of a hook that runs as its owner is
+/// discovered by the daemon.
 pub(super) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }

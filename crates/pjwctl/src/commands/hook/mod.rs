@@ -31,6 +31,7 @@ use crate::cli::{HookArgs, HookKind, value_name};
 use crate::output;
 use context::{Context, Variables, is_root};
 
+/// Runs `pjwctl hook`: runs the hook of a batch system.
 pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<ExitCode> {
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;

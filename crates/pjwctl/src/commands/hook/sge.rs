@@ -8,14 +8,17 @@ use pjw_sources::announcement::{self, JobAnnouncement};
 use super::context::{Context, Variables, is_root};
 use super::variables;
 
+/// Runs the `prolog` of Grid Engine: registers the job, if the hook runs as root.
 pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
     if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
+/// Runs the `epilog` of Grid Engine: releases the job, if the hook runs as root.
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
     if is_root() { context.release(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
+/// Runs the `starter_method` of Grid Engine: returns the variables for the job.
 pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement::from_sge(&context.attributes, &context.host, None, None)?)
 }

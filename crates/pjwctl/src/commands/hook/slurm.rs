@@ -15,6 +15,7 @@ use super::variables;
 
 const CONF: &str = "/etc/slurm/slurm.conf";
 
+/// Runs the `Prolog` of Slurm: registers the job, unless Slurm gives the job a cpuset itself.
 pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let conf = conf(context);
@@ -25,10 +26,13 @@ pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
     Ok(Vec::new())
 }
 
+/// Runs the `Epilog` of Slurm: releases the job.
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
     context.release_and_log(&announcement::from_slurm(&context.attributes, &context.host)?)
 }
 
+/// Runs the `TaskProlog` of Slurm: returns the variables for one task, after the task is confined to the cores of the
+/// job.
 pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };

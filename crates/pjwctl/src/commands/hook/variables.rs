@@ -19,13 +19,14 @@ use super::context::{Context, Variables};
 use crate::commands::connection::{cpu_count_variables, job_directory};
 use crate::commands::run::{cores_in, cpu_counts};
 
-/// The variables for programs that inherit the environment of a whole job.
+/// Returns the variables for programs that inherit the environment of the whole job.
 pub(super) fn of_job(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.granted(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
 }
 
-/// The same for a starter, which becomes the job's command. Waits until the process is confined to the job's cores.
+/// Returns the variables for the command of the job, into which this process turns. First waits until this process is
+/// confined to the cores of the job.
 pub(super) fn of_starter(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.confined(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
@@ -40,7 +41,7 @@ fn of_share(context: &Context, status: &Status, job: &Job) -> anyhow::Result<Var
     Ok(variables)
 }
 
-/// The variables for one Slurm task.
+/// Returns the variables for one Slurm task.
 pub(super) fn of_task(
     context: &Context,
     status: &Status,

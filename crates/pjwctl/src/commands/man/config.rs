@@ -4,6 +4,7 @@ use super::{page::Page, roff};
 
 const SHIPPED: &str = include_str!("../../../../../config/pjwd.toml");
 
+/// Makes the manual page of the configuration file.
 pub(super) fn page() -> Page {
     let mut blocks = SHIPPED.split("\n\n");
     let head = blocks.next().map(prose).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use super::{page::Page, roff};
 
-/// The page. `None` if the text is not such a help.
+/// Makes the manual page of pjwd from `help`, the output of `pjwd --help`. `None` if the text does not have this form.
 pub(super) fn page(help: &str) -> Option<Page> {
     let (about, rest) = help.split_once("\nUsage: ")?;
     let (usage, options) = rest.split_once("\n\nOptions:\n")?;

@@ -16,6 +16,7 @@ use super::daemon_program;
 use crate::{cli, output};
 use page::Page;
 
+/// Runs `pjwctl man`: writes all manual pages to the directory `dir`. Without `dir`, prints the page of pjwctl.
 pub(super) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     let mut pages = of_commands()?;
     let Some(dir) = dir else {

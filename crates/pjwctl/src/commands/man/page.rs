@@ -13,8 +13,8 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// The path of its file. If `dir` is a `man1`, the pages of other sections go to the directories beside it, where
-    /// man(1) finds them.
+    /// Returns the path of the file of the page. If `dir` is a directory `man1`, a page of another section goes to the
+    /// directory of its section beside `man1`, where man(1) searches it.
     pub(super) fn path(&self, dir: &Path) -> PathBuf {
         let file = format!("{}.{}", self.name, self.section);
         match dir.parent() {
@@ -25,6 +25,7 @@ impl Page {
         }
     }
 
+    /// Writes the page to its file below `dir`.
     pub(super) fn write(&self, dir: &Path) -> anyhow::Result<()> {
         let path = self.path(dir);
         // The given directory must exist. One beside it may be created.

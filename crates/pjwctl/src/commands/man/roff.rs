@@ -1,6 +1,6 @@
 //! The part of roff that a manual page needs: man(7).
 
-/// A text with roff escapes, so that nothing in it is a request, an escape or a typographic hyphen.
+/// Returns a text with the escapes of roff, so that roff prints it literally.
 pub(super) fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('…', "...");
     // A line that begins with a dot or an apostrophe would be a request.

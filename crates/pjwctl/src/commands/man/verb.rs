@@ -4,6 +4,7 @@ use clap_mangen::Man;
 
 use super::{page::Page, roff};
 
+/// Makes the manual page of a command of pjwctl.
 pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
     let man = Man::new(command.clone());
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();

@@ -14,13 +14,14 @@ use crate::output;
 /// From so many opens of missing files at a start on there is advice.
 const MANY_MISSED_OPENS: usize = 100;
 
-/// Prints a line for each program whose start looks for libraries in many places in vain: before the start, for programs
-/// that each instance executes.
+/// Prints a line for each program that searches its libraries in many directories without success at its start. Called
+/// before the start, for programs that each instance executes.
 pub(super) fn print(programs: &[Program]) {
     print_lines(programs.iter().map(|program| (&program.context, program.instances.len() > 1)));
 }
 
-/// Prints such a line for each program whose instances could not be forks. Instances of a program may have several contexts.
+/// Prints the line of [`print`] for each program whose instances could not be forked from a template. The instances of
+/// a program may have several contexts.
 pub(super) fn print_without_proxy<'a>(contexts: impl Iterator<Item = &'a Context>) {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));

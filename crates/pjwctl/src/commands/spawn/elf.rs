@@ -21,7 +21,7 @@ const DT_STRSZ: usize = 10;
 const DT_RPATH: usize = 15;
 const DT_RUNPATH: usize = 29;
 
-/// The dynamic section of a file.
+/// The dynamic section of an ELF file: its libraries and search paths.
 #[derive(Debug, Default)]
 pub(super) struct DynamicSection {
     /// The path of the dynamic linker. Programs name one, libraries don't.
@@ -43,7 +43,8 @@ struct Part {
 }
 
 impl DynamicSection {
-    /// Reads a file. `None` if it is none of 64 bits for this byte order, or is cut off.
+    /// Reads the dynamic section of the file at `path`. `None` if the file is no 64-bit ELF file in the byte order of
+    /// this machine, or is truncated.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let file = File::open(path).ok()?;
         let parts = parts(&file)?;

@@ -17,7 +17,7 @@ use crate::commands::connection::{
 };
 use crate::commands::run;
 
-/// The cores that the instances are started on.
+/// The job of this command, and the cores on which its instances are started.
 pub(super) struct Grant {
     pub(super) cpus: CpuSet,
     /// The job, if a daemon knows one.
@@ -31,8 +31,9 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// Makes a job, with this process as its first member. A process of a scheduler's job stays in that job: its own mask is
-    /// the grant then, and the cgroup is not left.
+    /// Makes a job with this process as its first member, and obtains its cores. A process that already belongs to a
+    /// job of a scheduler stays in that job: its cores are then those of its own affinity mask, and it stays in its
+    /// cgroup.
     pub(super) fn obtain(
         warden: &Warden,
         request: &SpawnArgs,
@@ -102,7 +103,7 @@ impl Grant {
         }
     }
 
-    /// Releases the job, if it was made for this command. It has no other member.
+    /// Releases the job if it was made for this command.
     pub(super) fn release(self) {
         if let (Some(mut client), Some(job)) = (self.client, self.job) {
             run::release(&mut client, &job);

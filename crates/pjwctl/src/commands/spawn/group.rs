@@ -39,12 +39,12 @@ pub(super) struct Program {
     pub(super) instances: Vec<Instance>,
 }
 
-/// Error: the start failed, or the instances can't be watched, when some had begun.
+/// Error: the start failed after some instances had begun, or the instances can't be watched.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}; the instances that had begun were killed")]
 pub(super) struct StartFailure(pub(super) anyhow::Error);
 
-/// The instances, and what is awaited.
+/// The started instances, and the state of waiting for them.
 pub(super) struct Group {
     /// What is known of each instance, by rank.
     pub(super) states: Vec<InstanceState>,
@@ -140,7 +140,7 @@ impl Group {
         }
     }
 
-    /// Stops the start, kills the instances that have begun, and waits for their ends.
+    /// Cancels the start, kills the instances that have begun, and waits for their ends.
     pub(super) fn abort(&mut self) {
         self.clear_progress();
         self.batches.iter().flatten().for_each(|(batch, _)| batch.cancel());
@@ -184,8 +184,8 @@ impl Group {
         Ok(())
     }
 
-    /// Prints the rest of labelled output, how many failures were not printed, and how many instances a signal kept from
-    /// being started.
+    /// Prints the remaining labelled output, the number of failures that were not printed, and the number of instances
+    /// that were not started because of a signal.
     pub(super) fn print_rest(&mut self) {
         self.labels.finish();
         if self.failure_lines > MAX_FAILURE_LINES {
@@ -204,7 +204,7 @@ impl Group {
         self.executed.iter().filter_map(|index| self.contexts.get(*index))
     }
 
-    /// Returns what is known of the templates. It is final when all instances have begun.
+    /// Returns how the instances of the group used templates. Final when all instances have begun.
     pub(super) fn templates(&self) -> TemplateUse {
         TemplateUse { begun: self.begun, ..self.templates.clone() }
     }
@@ -217,7 +217,7 @@ impl Group {
         ExitCode::from(self.states.iter().map(|state| state.code(self.ending)).max().unwrap_or(0))
     }
 
-    /// Returns the time from the creation of the first process until the last one had begun its program.
+    /// Returns the time from the creation of the first process until the last process had begun its program.
     pub(super) fn started_in(&self) -> Duration {
         self.started_between.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
     }

@@ -11,11 +11,11 @@ use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
 
 /// The time in which a task that can't do without brk(2) ends: its C library fails before `main`.
 const START_OF_A_TASK: Duration = Duration::from_secs(1);
-/// Why a task may have ended in that time. Which system calls a task makes is unknown.
+/// The addition to the message about a task that ended early: a possible reason is a call of brk(2).
 pub(super) const BRK_HINT: &str = "; a task has no brk(2): a program that calls it, or is linked with a static glibc before 2.36, can end \
                         like this (docs/tasks.md)";
 
-/// What is known of an instance.
+/// The state of an instance: started, failed or ended.
 #[derive(Debug, Default)]
 pub(super) struct InstanceState {
     pub(super) cpus: CpuSet,
@@ -34,7 +34,7 @@ impl InstanceState {
         self.pid.is_none() && self.error.is_none()
     }
 
-    /// Whether the instance ended soon after its start, as programs do that need brk(2).
+    /// Returns whether the instance ended so soon after its start that a failed brk(2) may be the reason.
     pub(super) fn may_have_missed_brk(&self) -> bool {
         let is_such_an_end = match self.exit {
             Some(ExitStatus::Code(code)) => code == i32::from(NOT_FOUND),
@@ -46,8 +46,9 @@ impl InstanceState {
         is_such_an_end && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
     }
 
-    /// The exit code of the instance, as a shell has it: also for one that was not started because of the signal `ending`. 0 for
-    /// one that has not ended, 1 for one whose exit status is lost.
+    /// Returns the exit code of the instance, as a shell reports it. For an instance that was not started because of
+    /// the signal `ending`, returns the code of that signal. 0 for an instance that has not ended, 1 if the exit status
+    /// is lost.
     pub(super) fn code(&self, ending: Option<i32>) -> u8 {
         let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
         match (self.exit, self.error) {
@@ -61,7 +62,7 @@ impl InstanceState {
     }
 }
 
-/// What to do about an instance that was not started.
+/// Returns what the user can do about an instance that failed to start with this errno.
 pub(super) fn remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::ENOENT => "the program, or the interpreter that it names, is gone",

@@ -13,7 +13,7 @@ use pjw_spawn::Stdio;
 /// A line that is longer is printed in pieces.
 const MAX_LINE: usize = 64 * 1024;
 
-/// The pipes of the instances whose output is labelled, each with a number.
+/// The pipes of the instances whose output is printed with a label.
 #[derive(Default)]
 pub(super) struct Labels {
     pipes: BTreeMap<u64, Labelled>,
@@ -46,7 +46,7 @@ impl Labels {
         self.pipes.iter().map(|(number, labelled)| (*number, labelled.pipe.as_fd()))
     }
 
-    /// Prints what a pipe has. At the end of the pipe, and if the output can't be written, the pipe is closed.
+    /// Prints the output that is available in a pipe. Closes the pipe at its end, and if the output can't be written.
     pub(super) fn read(&mut self, number: u64) {
         let Some(labelled) = self.pipes.get_mut(&number) else { return };
         if !labelled.print_available().unwrap_or(false) {
@@ -54,7 +54,7 @@ impl Labels {
         }
     }
 
-    /// Prints what all pipes have, and closes them.
+    /// Prints the output that is available in all pipes, and closes them.
     pub(super) fn finish(&mut self) {
         for (_, mut labelled) in std::mem::take(&mut self.pipes) {
             if labelled.print_available().unwrap_or(false) {

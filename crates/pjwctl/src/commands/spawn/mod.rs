@@ -57,7 +57,7 @@ const DESCRIPTORS_OF_PROGRAMS: usize = 4;
 /// A command whose program was found and whose arguments were parsed.
 type Prepared = (Context, RankedCommand, Arc<Arguments>);
 
-/// Starts the instances and waits for their end. With `--async` it does not wait.
+/// Runs `pjwctl spawn`: starts the instances and waits for their ends. With `--async`, does not wait.
 pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let (group, grant) = match start(warden, request) {
         Ok(started) => started,

@@ -5,7 +5,7 @@ use pjw_spawn::proxy::{ForkError, TemplateError};
 use crate::cli::{ProxyArg, SpawnArgs};
 use crate::output;
 
-/// What is known of the templates of a group, when all its instances have begun.
+/// How the instances of a group used templates, after all of them have begun.
 #[derive(Debug, Default, Clone)]
 pub(super) struct TemplateUse {
     /// The number of instances that have begun.
@@ -19,7 +19,8 @@ pub(super) struct TemplateUse {
     pub(super) unequal_variable: Option<String>,
 }
 
-/// Why an instance that is the only one with its values of a variable is no fork of a template.
+/// Returns the text that says why an instance is not a fork of a template: no other instance has the same value of the
+/// variable `name`.
 pub(super) fn unequal_values_text(name: &str) -> String {
     format!(
         "the parts have different sizes, so instances have different values of {name}, which a program may read when it is \
@@ -27,7 +28,7 @@ pub(super) fn unequal_values_text(name: &str) -> String {
     )
 }
 
-/// How the instances were started.
+/// How the instances were started: by executing the program, as forks of a template, or as tasks.
 #[derive(Debug, Clone)]
 pub(super) enum Mode {
     /// Each executed the program, as requested.
@@ -43,7 +44,7 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// Returns how the instances of a group were started. It is known when all have begun.
+    /// Returns how the instances of a group were started. All of them must have begun.
     pub(super) fn of(request: &SpawnArgs, templates: TemplateUse) -> Self {
         if request.share.is_some() {
             return Self::Shared;
@@ -69,7 +70,7 @@ impl Mode {
         }
     }
 
-    /// Returns why the instances were started in this way.
+    /// Returns the reason why the instances were started in this way, as text.
     pub(super) fn why(&self) -> String {
         match self {
             Self::Never => "--proxy never: each instance executes the program".to_owned(),
@@ -93,8 +94,8 @@ impl Mode {
         }
     }
 
-    /// Prints which way was taken and why, if there was a choice: `--proxy auto` always, and the others where an instance
-    /// executed the program.
+    /// Prints how the instances were started and why, if pjwctl had a choice. With `--proxy auto`, always prints this.
+    /// Otherwise prints this only if an instance executed the program.
     pub(super) fn announce(&self, proxy: ProxyArg) {
         match (self, proxy) {
             (Self::Never | Self::NoneBegun | Self::Shared, _) => {}

@@ -10,7 +10,8 @@ use pjw_spawn::replicate::Replicas;
 use super::group::Program;
 use crate::output;
 
-/// Gives the programs their replicas, which are made when the instances are started. Says what memory they will take.
+/// Sets up copies (replicas) of the program files on each NUMA node. The copies are made when the instances are
+/// started. Prints how much memory the copies will use.
 ///
 /// # Errors
 /// If the files of a program can't be found, or do not fit.

@@ -16,12 +16,12 @@ const OWN: [Signal; 6] =
 /// Signals after which no more instances are started.
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
-/// The blocked signals.
+/// A signalfd(2) for the signals that are blocked in this process.
 pub(super) struct Signals {
     pub(super) descriptor: SignalFd,
 }
 
-/// A signal that this process got.
+/// A signal that was sent to this process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received {
     pub(super) number: i32,

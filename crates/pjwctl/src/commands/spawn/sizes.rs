@@ -13,7 +13,8 @@ use crate::commands::run::own_variable;
 /// A value that removes a variable from a [`Context`].
 const REMOVED: &str = "\0";
 
-/// The variables of the instances. Variables that the user set are not among them.
+/// The environment variables that tell the instances their numbers of cores and PUs. Variables that the user has set
+/// are not among them.
 pub(super) struct InstanceSizes {
     /// The variables of each part, with their values, in the order of the placements.
     of_parts: Vec<Vec<(String, String)>>,
@@ -63,13 +64,14 @@ impl InstanceSizes {
         })
     }
 
-    /// The name of a variable that has other values on some parts than on others. `None` if all parts have the same variables.
+    /// Returns the name of a variable whose value differs between parts of the machine. `None` if all parts have the
+    /// same values.
     pub(super) fn unequal_variable(&self) -> Option<&str> {
         let mut pairs = self.of_parts.windows(2).flat_map(|pair| pair[0].iter().zip(&pair[1]));
         pairs.find(|(one, other)| one != other).map(|((name, _), _)| name.as_str())
     }
 
-    /// The variables of an instance on this part that its context does not have.
+    /// Returns the variables of an instance on this part of the machine that are not set in its context.
     pub(super) fn own_variables(&self, part: usize) -> Vec<CString> {
         let own = self.of_parts.get(part).filter(|_| !self.are_common).into_iter().flatten();
         own.filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect()

@@ -35,7 +35,7 @@ pub(super) enum Kind {
     Offline,
 }
 
-/// The measures of a box, in pixels.
+/// The sizes and distances of a box, in pixels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Metrics {
     /// The height of the header.
@@ -48,7 +48,7 @@ pub(super) struct Metrics {
     pub(super) gap: u32,
 }
 
-/// A group of boxes.
+/// A group of boxes inside a box.
 #[derive(Debug, Default)]
 pub(super) struct Section {
     pub(super) frames: Vec<DiagramBox>,
@@ -124,6 +124,7 @@ impl DiagramBox {
         Self { kind, fill_style, label, note, hint, sections, x: 0, y: 0, width: 0, height: 0 }
     }
 
+    /// Returns the sizes and distances of this kind of box.
     pub(super) fn metrics(&self) -> Metrics {
         let (header, text, padding, gap) = match self.kind {
             Kind::Machine => (0, 11, 0, 10),

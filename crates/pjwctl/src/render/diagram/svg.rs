@@ -69,7 +69,7 @@ fn job(n: usize) -> Fill {
     Fill { fill: format!("#{r:02x}{g:02x}{b:02x}"), text: if bright < 128 { "#ffffff" } else { TEXT_COLOUR } }
 }
 
-/// The text, cut to at most `most` letters.
+/// Returns `text`, cut to at most `most` letters.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -83,12 +83,13 @@ pub(super) fn width_of(text: &str, size: u32) -> u32 {
     (letters * size * LETTER_WIDTH).div_ceil(100)
 }
 
-/// A drawing under construction.
+/// An SVG drawing to which shapes are added.
 pub(super) struct Svg {
     svg: String,
 }
 
 impl Svg {
+    /// Begins a drawing of this size, in pixels.
     pub(super) fn new(width: u32, height: u32) -> Self {
         let svg = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" \
@@ -99,24 +100,29 @@ impl Svg {
         Self { svg }
     }
 
+    /// Ends the drawing, and returns the SVG document.
     pub(super) fn finish(mut self) -> String {
         self.svg.push_str("</svg>\n");
         self.svg
     }
 
-    /// Begins a group. The pointer shows `hint` over everything that is drawn until [`Svg::close`].
+    /// Begins a group of shapes. A viewer shows `hint` when the pointer is over a shape that is drawn before
+    /// [`Svg::close`].
     pub(super) fn open(&mut self, hint: &str) {
         self.put(&format!("<g><title>{}</title>", escaped(hint)));
     }
 
+    /// Ends the group that [`Svg::open`] began.
     pub(super) fn close(&mut self) {
         self.put("</g>\n");
     }
 
+    /// Draws bold text at the position (`x`, `y`) in the font size `size`, in pixels.
     pub(super) fn heading(&mut self, x: u32, y: u32, size: u32, text: &str) {
         self.text(x, y, size, text, r#" font-weight="bold""#);
     }
 
+    /// Draws text at the position (`x`, `y`) in the font size `size`, in pixels.
     pub(super) fn line(&mut self, x: u32, y: u32, size: u32, text: &str) {
         self.text(x, y, size, text, "");
     }

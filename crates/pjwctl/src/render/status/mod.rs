@@ -11,7 +11,7 @@ use super::{Terminal, UserNames, jobs, style, text};
 /// The codes of warnings that mean a broken promise. Other warnings are for information.
 const ALARMS: [&str; 5] = ["overlap", "unserved", "audit", "violation", "unconfined"];
 
-/// Whether a warning means a broken promise.
+/// Returns whether the warning means that a promise of pjw is broken, for example that two jobs share a core.
 pub(crate) fn is_alarming(warning: &Warning) -> bool {
     ALARMS.iter().any(|alarm| warning.code.contains(alarm))
 }

@@ -45,7 +45,7 @@ pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Termina
     tree.lines
 }
 
-/// The numbers of parts of the machine.
+/// Returns a text with the numbers of packages, NUMA nodes, caches, cores and PUs of the machine.
 pub(super) fn counts(topology: &Topology) -> String {
     let parts = [
         (topology.packages, "package", "packages"),
@@ -64,7 +64,8 @@ pub(super) fn counts(topology: &Topology) -> String {
     parts.join(", ")
 }
 
-/// The largest requests that fit now, in a sentence. Only levels that the machine has.
+/// Returns a sentence with the sizes of the largest requests that fit now. Levels that the machine does not have are
+/// left out.
 pub(super) fn fits(topology: &Topology, fits: &Fits) -> String {
     let levels = [
         (topology.l3, fits.l3, "one L3"),
@@ -90,13 +91,13 @@ fn cpus_text(domain: &Domain, number: &str) -> String {
     }
 }
 
-/// The class and the names of a device: `gpu card0 cuda0`.
+/// Returns the class and the names of a device, such as `gpu card0 cuda0`.
 pub(super) fn classed(device: &Device) -> String {
     let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
     escape_control_characters(&format!("{} {names}", device.class))
 }
 
-/// A size in the largest suitable unit.
+/// Returns a size in bytes as text, in the largest suitable unit.
 pub(super) fn memory(bytes: u64) -> String {
     let (unit, name) = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")]
         .into_iter()

@@ -15,7 +15,7 @@ pub(super) struct BorrowerWarnings {
 }
 
 impl BorrowerWarnings {
-    /// All warnings about borrowers.
+    /// Iterates over the warnings about borrowers.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Warning> {
         self.realtime.iter().chain(self.unsignalled.values())
     }

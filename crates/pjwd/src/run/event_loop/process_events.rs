@@ -13,6 +13,7 @@ use crate::warden::EventCount;
 const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
 impl EventLoop {
+    /// Reads all process events that the kernel has queued, and checks the masks of newly forked processes.
     pub(super) fn drain_events(&mut self) {
         if !self.has_process_events {
             return;
@@ -23,7 +24,8 @@ impl EventLoop {
         self.note_events_read(waited_since);
     }
 
-    /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
+    /// Counts the events that the event loop and the scans of a cycle have read. After lost events, schedules a scan.
+    /// `waited_since` is the time since which the events waited.
     pub(super) fn note_events_read(&mut self, waited_since: Option<Instant>) {
         let EventCount { count, events_lost, still_dropping } = self.warden.take_event_count();
         self.meter.count_process_events(count, events_lost);
@@ -45,6 +47,8 @@ impl EventLoop {
         }
     }
 
+    /// Records that the fork events are complete from now on, because earlier events were lost. If the daemon gets no
+    /// process events, records that they are not complete.
     pub(super) fn restart_fork_tracking(&mut self) {
         let now = self.has_process_events.then(|| clock::now().since_boot);
         self.warden.set_fork_events_complete_since(now);

@@ -10,6 +10,8 @@ use crate::control::query::{self, Answer, Query};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
 
 impl EventLoop {
+    /// Computes the changes that the next cycle and a defragmentation would make, if clients wait for these answers,
+    /// and sends the answers.
     pub(super) fn answer_dry_runs(&mut self) {
         let Self { dry_runs, defrags, warden, .. } = self;
         dry_runs.answer_all(Instant::now, || {
@@ -19,6 +21,7 @@ impl EventLoop {
         defrags.answer_all(Instant::now, || defrag_to_wire(&plan_defrag(warden.state(), warden.policy())));
     }
 
+    /// Answers a query of a client from the present state.
     pub(super) fn answer(&mut self, query: Query, answer: oneshot::Sender<Answer>) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let reply = match query {

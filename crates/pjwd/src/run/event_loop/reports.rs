@@ -22,8 +22,8 @@ impl EventLoop {
         report
     }
 
-    /// Notes for the report of a job what a reading of its memory found. `since` is the time at which the job began, as the
-    /// status shows it.
+    /// Records the measured memory of a job for its report. `since` is the time at which the job began, in the form of
+    /// the status.
     pub(super) fn note_memory(&mut self, job: &JobId, since: &str, figures: &MemoryFigures) {
         let state = self.warden.state_mut();
         let is_same = state.jobs.get(job).is_some_and(|job| format_rfc3339(job.detected_at) == since);
