@@ -122,9 +122,8 @@ impl ProcDir {
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
-    /// Reads `/proc/PID/stat` of the process `pid`. For this file, the kernel sums the CPU times of all threads
-    /// of the process, which takes time for each thread. [`ProcDir::thread_stat`] is faster if only the first
-    /// thread is needed.
+    /// Reads `/proc/PID/stat` of the process `pid`. For this file, the kernel sums the CPU times of all threads of the
+    /// process, which takes time for each thread. [`ProcDir::thread_stat`] is faster if only the first thread is needed.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
@@ -233,6 +232,7 @@ impl ProcDir {
         Ok(words.trim_end().to_owned())
     }
 
+    /// Opens the file at `path` below this directory. `also` are additional flags of openat(2).
     pub(super) fn open_at(&mut self, path: Arguments<'_>, also: OFlags) -> Result<OwnedFd, Errno> {
         self.path.clear();
         // Writing into a string can't fail.

@@ -63,7 +63,7 @@ impl ConfigError {
         self.key.as_deref()
     }
 
-    /// Returns the line number, from 1.
+    /// Returns the number of the line with the mistake, counted from 1. `None` if the mistake concerns the whole file.
     #[must_use]
     pub fn line(&self) -> Option<usize> {
         self.position.as_ref().map(|position| position.line)
@@ -117,6 +117,7 @@ impl Position {
         }
     }
 
+    /// Returns the number of the line, counted from 1.
     pub(super) fn line(&self) -> usize {
         self.line
     }

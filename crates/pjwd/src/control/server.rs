@@ -1,9 +1,8 @@
 //! The control server: permissions, and the answers to calls on the socket.
 //!
-//! Every user may read. Root, the user of the daemon and the members of `admin_groups` may change everything. The
-//! core decides which changes other users may make. Clear cases are refused earlier (see
-//! [`crate::control::admission`]). The status and past events are answered here, at once. Commands and detailed
-//! queries go to the event loop.
+//! Every user may read. Root, the user of the daemon and the members of `admin_groups` may change everything. The core
+//! decides which changes other users may make, except clear cases ([`crate::control::admission`]). The status and past
+//! events are answered here, at once. Commands and detailed queries go to the event loop.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -58,14 +57,12 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service for the calls of clients, and a future. The future stores each event of the daemon in the
-    /// service, because clients can ask for past events. The caller must run the future for as long as the service
-    /// runs.
+    /// Makes the service for the calls of clients, and a future that stores each event of the daemon in the service,
+    /// because clients can read past events. The caller must run the future for as long as the service runs.
     ///
     /// - `published` receives the status, the topology and the events from the event loop. The service answers calls
     ///   about these values without the event loop.
-    /// - `outbox` sends messages to the event loop. Commands and detailed queries of clients become a [`Message`],
-    ///   and the reply of the event loop is the answer to the client.
+    /// - `outbox` sends the commands and detailed queries of clients to the event loop, each as a [`Message`].
     /// - `settings` receives the configuration: who is an administrator, what other users are allowed to do, and when
     ///   pjwd measures the memory use of jobs without a request.
     pub fn new(
@@ -105,6 +102,7 @@ impl ControlService {
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }
 
+    /// Returns the user at the other end of the connection, and whether this user is an administrator.
     pub(super) async fn caller(&self, peer: Peer) -> Caller {
         let uid = pjw_core::ids::Uid(peer.uid);
         if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
@@ -172,6 +170,7 @@ impl ControlService {
         answer.await.map_err(|_| stopping())
     }
 
+    /// Sends a query to the event loop, and waits for the answer.
     pub(super) async fn query_loop(&self, query: Query) -> Result<Answer, CallError> {
         self.call_loop(|answer| Message::Query { query, answer }).await
     }
@@ -383,6 +382,7 @@ fn released(reply: CommandReply) -> Reply {
     Reply::Released { released }
 }
 
+/// Parses a job id. The error is the reply to the client.
 pub(super) fn job_id(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
 }

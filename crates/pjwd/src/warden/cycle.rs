@@ -439,6 +439,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         next_scan.filter(|_| moved)
     }
 
+    /// Makes a scan. Adds to each process the jobs that its attributes name, and its CPU times.
     pub(super) fn observe(&mut self, request: &ScanRequest) -> Snapshot {
         let mut snapshot = self.node.scan(request);
         for seen in snapshot.processes.values_mut() {
