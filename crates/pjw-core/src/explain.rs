@@ -6,7 +6,9 @@ use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effect
 use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
-use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Ownership, Policy, PriorityClass};
+use crate::terms::{
+    BatchRole, Evidence, Grant, GrantedBy, Job, JobIdAttribute, Ownership, Policy, PriorityClass,
+};
 
 /// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
 /// cores or holds none, what restricts the processes of the job to these cores, and why the processes belong to
@@ -200,7 +202,7 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
         ));
     }
     for mark in &known.job_marks.marks {
-        if let MarkKind::Environment { .. } = mark.kind {
+        if let JobIdAttribute::Environment { .. } = mark.kind {
             because.push(format!(
                 "its environment names {}, which alone proves nothing: anyone can set a variable",
                 mark.job

@@ -32,7 +32,7 @@ pub mod task;
 
 use std::collections::BTreeSet;
 
-use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMark, JobMarks, MarkKind};
+use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMark, JobMarks};
 use pjw_core::{ids::Comm, job::JobSource};
 
 use place::CgroupPath;
@@ -120,7 +120,7 @@ pub fn recognise_jobs(
         let same = environ_claims.iter().find(|(environ_claim, _)| environ_claim.names(job));
         let (cpu_request, tasks) = same
             .map_or((None, None), |(environ_claim, _)| (environ_claim.amount.clone(), environ_claim.tasks));
-        let kind = MarkKind::Cgroup(directory.clone());
+        let kind = JobIdAttribute::Cgroup(directory.clone());
         claims.push(JobMark { job: job.clone(), kind, cpu_request, tasks });
     }
     for (environ_claim, system) in environ_claims {
@@ -128,7 +128,7 @@ pub fn recognise_jobs(
             .as_ref()
             .is_some_and(|(job, _)| job.source() == environ_claim.job.source() && *job != environ_claim.job);
         if !contradicted {
-            let kind = MarkKind::Environment { process_scope: system.own };
+            let kind = JobIdAttribute::Environment { process_scope: system.own };
             let EnvironClaim { job, amount: cpu_request, tasks, .. } = environ_claim;
             claims.push(JobMark { job, kind, cpu_request, tasks });
         }

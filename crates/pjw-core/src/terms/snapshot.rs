@@ -210,14 +210,14 @@ pub struct JobMarks {
     /// The role of the process in a batch system: an ordinary process, a launcher of jobs, or a helper.
     pub role: BatchRole,
     /// The marks: the attributes of the process that each contain the id of a job, such as a cgroup path or
-    /// an environment variable. For each batch system there is at most one mark of each [`MarkKind`].
+    /// an environment variable. For each batch system there is at most one mark of each [`JobIdAttribute`].
     pub marks: Vec<JobMark>,
 }
 
 impl JobMarks {
     /// The job in whose cgroup the process is, by the cgroups that batch systems make. `None` if it is in none of them.
     pub(crate) fn job_of_cgroup(&self) -> Option<&JobId> {
-        let mark = self.marks.iter().find(|mark| matches!(mark.kind, MarkKind::Cgroup(_)))?;
+        let mark = self.marks.iter().find(|mark| matches!(mark.kind, JobIdAttribute::Cgroup(_)))?;
         Some(&mark.job)
     }
 
@@ -225,7 +225,7 @@ impl JobMarks {
     /// whole.
     pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobProcessScope)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
-            MarkKind::Environment { process_scope: own } if own != JobProcessScope::Neither => {
+            JobIdAttribute::Environment { process_scope: own } if own != JobProcessScope::Neither => {
                 Some((&mark.job, own))
             }
             _ => None,
@@ -256,7 +256,7 @@ pub struct JobMark {
     /// The job whose id the attribute contains.
     pub job: JobId,
     /// The attribute that contains the id of the job.
-    pub kind: MarkKind,
+    pub kind: JobIdAttribute,
     /// The number of cores or PUs of the job on this machine. `None` if the attribute does not contain the
     /// number.
     pub cpu_request: Option<CpuRequest>,
@@ -268,7 +268,7 @@ pub struct JobMark {
 /// The attribute of a process that contains the id of a job: a cgroup, a supplementary group or an
 /// environment variable. The variants are ordered from the most to the least trusted attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MarkKind {
+pub enum JobIdAttribute {
     /// The cgroup that the batch system made for the job, with the path of this cgroup. The marked process is
     /// in this cgroup or in a cgroup below it, such as the cgroup of a job step.
     Cgroup(String),
@@ -319,13 +319,14 @@ pub struct Cgroup {
 /// the memory use. Processes that have ended are included.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CgroupUsage {
-    /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this cgroup.
+    /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this
+    /// cgroup.
     pub cpu_ns: Option<u64>,
-    /// The largest memory use, in bytes: `memory.peak` (cgroup v2, Linux 5.19) or `memory.max_usage_in_bytes` (cgroup v1).
-    /// `None` if the kernel does not measure it for this cgroup.
+    /// The largest memory use, in bytes: `memory.peak` (cgroup v2, Linux 5.19) or `memory.max_usage_in_bytes` (cgroup
+    /// v1). `None` if the kernel does not measure it for this cgroup.
     pub memory_peak: Option<u64>,
-    /// The limit of the memory use, in bytes: `memory.max` (cgroup v2) or `memory.limit_in_bytes` (cgroup v1). `None` if this
-    /// cgroup has no limit of its own.
+    /// The limit of the memory use, in bytes: `memory.max` (cgroup v2) or `memory.limit_in_bytes` (cgroup v1). `None`
+    /// if this cgroup has no limit of its own.
     pub memory_limit: Option<u64>,
 }
 

@@ -21,8 +21,8 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchRole, JobMark, JobMarks,
-    JobProcessScope, MarkKind, SharedAddressSpace, Snapshot,
+    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchRole, JobIdAttribute,
+    JobMark, JobMarks, JobProcessScope, SharedAddressSpace, Snapshot,
 };
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
@@ -354,7 +354,8 @@ pub fn assign_of(id: &str, cpu_request: Option<CpuRequest>) -> AssignCommand {
 pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_request: Option<CpuRequest>) {
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
-    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), cpu_request, tasks: None };
+    let claim =
+        JobMark { job: job(id), kind: JobIdAttribute::Cgroup(path.to_owned()), cpu_request, tasks: None };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }
 
@@ -365,7 +366,7 @@ pub fn in_environment(
     own: JobProcessScope,
     cpu_request: Option<CpuRequest>,
 ) {
-    let kind = MarkKind::Environment { process_scope: own };
+    let kind = JobIdAttribute::Environment { process_scope: own };
     let claim = JobMark { job: job(id), kind, cpu_request, tasks: None };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }

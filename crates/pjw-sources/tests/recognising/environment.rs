@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::Comm;
 use pjw_core::job::JobSource;
-use pjw_core::snapshot::MarkKind;
+use pjw_core::snapshot::JobIdAttribute;
 use pjw_sources::{batch_system_of_launcher, job_variable_names};
 
 use crate::story::{TestProcess, tell};
@@ -135,7 +135,7 @@ fn exporting_a_number_is_never_more_than_a_claim_by_environment() {
         .with("SLURM_JOB_ID", "4");
     let claims = story.claims().marks;
     assert!(
-        matches!(claims[..], [ref claim] if matches!(claim.kind, MarkKind::Environment { .. })),
+        matches!(claims[..], [ref claim] if matches!(claim.kind, JobIdAttribute::Environment { .. })),
         "{claims:?}"
     );
 }

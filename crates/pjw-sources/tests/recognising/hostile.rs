@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::JobSource;
-use pjw_core::snapshot::{BatchAttributes, MarkKind};
+use pjw_core::snapshot::{BatchAttributes, JobIdAttribute};
 use pjw_sources::{Host, counts, hostlist, job_variable_names, recognise_jobs};
 use proptest::prelude::*;
 
@@ -151,13 +151,15 @@ proptest! {
     ) {
         let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &JobSource::ALL.iter().copied().collect()).marks;
         for (at, claim) in claims.iter().enumerate() {
-            if let MarkKind::Cgroup(path) = &claim.kind {
+            if let JobIdAttribute::Cgroup(path) = &claim.kind {
                 prop_assert_eq!(at, 0);
                 prop_assert!(attributes.cgroups.iter().any(|(_, whole)| is_at_or_below(whole, path)), "{}", path);
             }
         }
-        let kinds: BTreeSet<_> =
-            claims.iter().map(|claim| (matches!(claim.kind, MarkKind::Cgroup(_)), claim.job.source())).collect();
+        let kinds: BTreeSet<_> = claims
+            .iter()
+            .map(|claim| (matches!(claim.kind, JobIdAttribute::Cgroup(_)), claim.job.source()))
+            .collect();
         prop_assert_eq!(kinds.len(), claims.len());
     }
 
@@ -167,7 +169,7 @@ proptest! {
     ) {
         let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
         let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &JobSource::ALL.iter().copied().collect()).marks;
-        let by_cgroup = claims.iter().filter(|claim| matches!(claim.kind, MarkKind::Cgroup(_))).count();
+        let by_cgroup = claims.iter().filter(|claim| matches!(claim.kind, JobIdAttribute::Cgroup(_))).count();
         prop_assert_eq!(by_cgroup, 0);
     }
 

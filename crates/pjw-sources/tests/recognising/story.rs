@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
-use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMarks, JobProcessScope, MarkKind};
+use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMarks, JobProcessScope};
 use pjw_sources::{Host, recognise_jobs};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
@@ -79,15 +79,17 @@ pub(crate) fn tell(claims: &JobMarks) -> String {
             Some(CpuRequest::Exactly(cpus)) => format!(", PUs {cpus}"),
         };
         let mark = match &claim.kind {
-            MarkKind::Cgroup(path) => format!("cgroup {path}"),
-            MarkKind::SupplementaryGroup(group) => format!("group {group}"),
-            MarkKind::Environment { process_scope: JobProcessScope::ProcessGroup } => {
+            JobIdAttribute::Cgroup(path) => format!("cgroup {path}"),
+            JobIdAttribute::SupplementaryGroup(group) => format!("group {group}"),
+            JobIdAttribute::Environment { process_scope: JobProcessScope::ProcessGroup } => {
                 "environment (own group)".to_owned()
             }
-            MarkKind::Environment { process_scope: JobProcessScope::Session } => {
+            JobIdAttribute::Environment { process_scope: JobProcessScope::Session } => {
                 "environment (own session)".to_owned()
             }
-            MarkKind::Environment { process_scope: JobProcessScope::Neither } => "environment".to_owned(),
+            JobIdAttribute::Environment { process_scope: JobProcessScope::Neither } => {
+                "environment".to_owned()
+            }
         };
         let tasks = claim.tasks.map_or_else(String::new, |tasks| format!(", {tasks} tasks"));
         format!("{} by {mark}{amount}{tasks}", claim.job)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{Job, JobId};
-use pjw_core::snapshot::{JobMark, MarkKind};
+use pjw_core::snapshot::{JobIdAttribute, JobMark};
 use pjw_core::state::dirty::{DirtyScope, DirtySet};
 use pjw_core::state::members::MemberThread;
 use pjw_core::state::{Member, WardenState};
@@ -111,8 +111,8 @@ impl JobCounts {
         known.sum.change(counts, u32::saturating_add, u64::saturating_add);
     }
 
-    /// Counts the busy threads of a process again, of which the scan read only these. Returns `false` if all its threads must
-    /// be counted.
+    /// Counts the busy threads of a process again, of which the scan read only these. Returns `false` if all its
+    /// threads must be counted.
     fn update_busy_threads(&mut self, state: &WardenState, pid: Pid) -> bool {
         let Some(member) = state.members.get(&pid) else { return false };
         let Some(busy) = state.members.busy_threads_of(pid) else { return false };
@@ -198,6 +198,6 @@ fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
     let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
         return false;
     };
-    let is_inside = |claim: &JobMark| claim.job == job.id && matches!(claim.kind, MarkKind::Cgroup(_));
+    let is_inside = |claim: &JobMark| claim.job == job.id && matches!(claim.kind, JobIdAttribute::Cgroup(_));
     !known.job_marks.marks.iter().any(is_inside)
 }

@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid, prelude::*}
 use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    BatchRole, GrantedBy, Job, JobId, JobMark, MarkKind, Observed, Policy, Process, Snapshot, Thread,
+    BatchRole, GrantedBy, Job, JobId, JobIdAttribute, JobMark, Observed, Policy, Process, Snapshot, Thread,
 };
 
 /// The maximum number of processes in no job whose threads are all read. For further ones only the mask of
@@ -127,7 +127,7 @@ impl ScanPair<'_> {
     /// Whether the member is not in the scheduler's cgroup for the job.
     fn is_outside(&self, job: &Job, member: &Member) -> bool {
         let known = self.state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some());
-        let is_inside = |mark: &JobMark| mark.job == job.id && matches!(mark.kind, MarkKind::Cgroup(_));
+        let is_inside = |mark: &JobMark| mark.job == job.id && matches!(mark.kind, JobIdAttribute::Cgroup(_));
         known.is_some_and(|known| !known.job_marks.marks.iter().any(is_inside))
     }
 

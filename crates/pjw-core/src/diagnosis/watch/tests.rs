@@ -60,7 +60,7 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
 fn of_job(cgroup: bool) -> JobMarks {
     let job = JobId::new(JobSource::Slurm, "1").unwrap();
     let cpu_request = Some(CpuRequest::Cores(2));
-    let kind = MarkKind::Cgroup(JOB.to_owned());
+    let kind = JobIdAttribute::Cgroup(JOB.to_owned());
     let marks = if cgroup { vec![JobMark { job, kind, cpu_request, tasks: None }] } else { Vec::new() };
     JobMarks { role: BatchRole::Ordinary, marks }
 }

@@ -3,7 +3,7 @@
 use crate::basics::{Pid, ProcessId, is_cgroup_within, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::{Member, WardenState};
-use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, JobId, MarkKind, Policy, Process};
+use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, JobId, JobIdAttribute, Policy, Process};
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.
@@ -51,7 +51,7 @@ pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
     let cgroup = known.process.cgroup.as_deref()?;
     let job = state.jobs.get(&member.job)?;
     let by_cgroup = known.job_marks.marks.iter().find(|mark| {
-        matches!(mark.kind, MarkKind::Cgroup(_))
+        matches!(mark.kind, JobIdAttribute::Cgroup(_))
             && (mark.job != member.job || *hierarchy != CpusetHierarchy::Legacy)
     });
     if let Some(mark) = by_cgroup {

@@ -9,8 +9,8 @@ use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
-    BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobMark, JobProcessScope,
-    JobSource, MarkKind, Observed, Policy, Process, ProvisionRule, Record,
+    BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobIdAttribute, JobMark,
+    JobProcessScope, JobSource, Observed, Policy, Process, ProvisionRule, Record,
 };
 
 pub(crate) mod released;
@@ -60,7 +60,7 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess) -> Option<FoundJob> {
     let enabled = |source: JobSource| policy.sources.contains(&source);
 
     let by_cgroup = known.job_marks.marks.iter().find(|mark| {
-        matches!(mark.kind, MarkKind::Cgroup(_) | MarkKind::SupplementaryGroup(_))
+        matches!(mark.kind, JobIdAttribute::Cgroup(_) | JobIdAttribute::SupplementaryGroup(_))
             && enabled(mark.job.source())
     });
     let found = |job: &JobId, evidence, mark: Option<&JobMark>| FoundJob {
@@ -179,7 +179,7 @@ fn by_environment<'a>(
     enabled: &impl Fn(JobSource) -> bool,
 ) -> Option<&'a JobMark> {
     known.job_marks.marks.iter().find(|mark| {
-        let by_environment = matches!(mark.kind, MarkKind::Environment { .. });
+        let by_environment = matches!(mark.kind, JobIdAttribute::Environment { .. });
         let confirmed = match state.jobs.get(&mark.job) {
             Some(job) => job.owner == known.process.uid,
             // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
@@ -250,7 +250,7 @@ fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
     if job.owner == Uid::ROOT && found.mark.is_some() {
         job.owner = owner;
     }
-    if let Some(MarkKind::Cgroup(path)) = found.mark.as_ref().map(|mark| &mark.kind) {
+    if let Some(JobIdAttribute::Cgroup(path)) = found.mark.as_ref().map(|mark| &mark.kind) {
         job.cgroup.get_or_insert_with(|| path.clone());
     }
     draft.put_job(job);

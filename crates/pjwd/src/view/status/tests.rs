@@ -7,7 +7,7 @@ use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::policy::Policy;
-use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
+use pjw_core::snapshot::{JobIdAttribute, JobMark, JobMarks, Process};
 use pjw_core::state::{KnownProcess, Member};
 use pjw_core::testing::regular_topology;
 use pjw_core::time::{Nanos, UnixMillis};
@@ -182,7 +182,7 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
     for pid in [10, 11] {
         enroll(&mut state, pid, "slurm:7");
     }
-    let kind = MarkKind::Cgroup("/slurm/job_7".to_owned());
+    let kind = JobIdAttribute::Cgroup("/slurm/job_7".to_owned());
     let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, cpu_request: None, tasks: None };
     let mut known = state.processes[&Pid(10)].clone();
     known.job_marks.marks.push(claim);
