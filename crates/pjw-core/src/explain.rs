@@ -1,7 +1,7 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
-use crate::machine::{WithinJob, numa_nodes_of_cpus};
+use crate::machine::{NumaNodeRule, numa_nodes_of_cpus};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
@@ -82,7 +82,7 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
 /// The sentence about the NUMA nodes of new processes. `None` if the job requested no rule for them.
 fn within_job_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     let rule = job.request.as_ref()?.within_job;
-    if rule == WithinJob::Default {
+    if rule == NumaNodeRule::Default {
         return None;
     }
     let grant = job.active_grant()?;
@@ -303,7 +303,7 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
     let lifted = binding.map(lifted_text).unwrap_or_default();
     if let Some(pu) = state.pinned_pu_of(member, tid) {
         let request = state.jobs.get(&member.job).and_then(|job| job.request.as_ref());
-        let has_rule = request.is_some_and(|request| request.within_job != WithinJob::Default);
+        let has_rule = request.is_some_and(|request| request.within_job != NumaNodeRule::Default);
         let node = member.numa_node.filter(|_| has_rule);
         let node = node.map(|node| format!(" (NUMA node {node} was chosen for its process)"));
         return format!("{wants} and is pinned to CPU {pu}{}{lifted}", node.unwrap_or_default());

@@ -14,7 +14,7 @@ use crate::machine::topology::{Level, Topology};
 /// The rule is the value of the option `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`. With
 /// the rule `Default`, pjw chooses no NUMA node. All other rules are launch policies of mpsched(1) of HP-UX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-pub enum WithinJob {
+pub enum NumaNodeRule {
     /// No NUMA node is chosen. A busy thread gets a PU in the NUMA node in which it runs, if one is idle there.
     #[default]
     #[serde(rename = "default")]
@@ -34,15 +34,15 @@ pub enum WithinJob {
 }
 
 /// The error for an invalid value of the option `--within-job`. The valid values are `default`, `rr`, `ll`,
-/// `fill` and `packed` ([`WithinJob`]).
+/// `fill` and `packed` ([`NumaNodeRule`]).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text:?} is no rule for the processes of a job: use default, rr, ll, fill or packed")]
-pub struct WithinJobError {
+pub struct NumaNodeRuleError {
     /// The invalid text.
     pub text: String,
 }
 
-impl WithinJob {
+impl NumaNodeRule {
     /// All rules for the choice of a NUMA node, in the order in which they are shown to users.
     pub const ALL: [Self; 5] = [Self::Default, Self::RoundRobin, Self::LeastLoaded, Self::Fill, Self::Packed];
 
@@ -79,18 +79,18 @@ impl WithinJob {
     }
 }
 
-impl fmt::Display for WithinJob {
+impl fmt::Display for NumaNodeRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for WithinJob {
-    type Err = WithinJobError;
+impl FromStr for NumaNodeRule {
+    type Err = NumaNodeRuleError;
 
-    fn from_str(text: &str) -> Result<Self, WithinJobError> {
+    fn from_str(text: &str) -> Result<Self, NumaNodeRuleError> {
         let rule = Self::ALL.into_iter().find(|rule| rule.name() == text);
-        rule.ok_or_else(|| WithinJobError { text: text.to_owned() })
+        rule.ok_or_else(|| NumaNodeRuleError { text: text.to_owned() })
     }
 }
 
@@ -141,7 +141,7 @@ pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoa
 /// If no NUMA node has fewer busy threads than cores, `Fill` chooses like `LeastLoaded`.
 #[must_use]
 pub fn choose_numa_node(
-    rule: WithinJob,
+    rule: NumaNodeRule,
     nodes: &[NumaNodeLoad],
     last_chosen: Option<u32>,
     parent_node: Option<u32>,
@@ -152,13 +152,13 @@ pub fn choose_numa_node(
     let index_of = |number: Option<u32>| nodes.iter().position(|node| Some(node.number) == number);
     let least_loaded = || choose_least_loaded(nodes).and_then(|index| nodes.get(index));
     let node = match rule {
-        WithinJob::Default => None,
-        WithinJob::RoundRobin => {
+        NumaNodeRule::Default => None,
+        NumaNodeRule::RoundRobin => {
             nodes.get(index_of(last_chosen).map_or(0, |index| (index + 1) % nodes.len()))
         }
-        WithinJob::LeastLoaded => least_loaded(),
-        WithinJob::Packed => nodes.get(index_of(parent_node).unwrap_or(0)),
-        WithinJob::Fill => {
+        NumaNodeRule::LeastLoaded => least_loaded(),
+        NumaNodeRule::Packed => nodes.get(index_of(parent_node).unwrap_or(0)),
+        NumaNodeRule::Fill => {
             let mut in_turn = nodes.iter().cycle().skip(index_of(parent_node).unwrap_or(0)).take(nodes.len());
             in_turn.find(|node| node.has_idle_core()).or_else(least_loaded)
         }
@@ -178,7 +178,7 @@ pub fn choose_numa_node(
 ///
 /// The parts of one NUMA node keep their order.
 #[must_use]
-pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: WithinJob) -> Vec<CpuSet> {
+pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: NumaNodeRule) -> Vec<CpuSet> {
     let node_of = |part: &CpuSet| {
         part.first().and_then(|pu| topology.domain_of(Level::NumaNode, pu)).map(|node| node.number)
     };
@@ -195,14 +195,14 @@ pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: WithinJob) -
         }
     }
     match rule {
-        WithinJob::Default | WithinJob::Fill | WithinJob::Packed => {
+        NumaNodeRule::Default | NumaNodeRule::Fill | NumaNodeRule::Packed => {
             by_node.into_iter().flat_map(|(_, parts)| parts).collect()
         }
-        WithinJob::RoundRobin => {
+        NumaNodeRule::RoundRobin => {
             let turn = |_| by_node.iter_mut().filter_map(|(_, parts)| parts.pop_front()).collect::<Vec<_>>();
             (0..count).flat_map(turn).collect()
         }
-        WithinJob::LeastLoaded => {
+        NumaNodeRule::LeastLoaded => {
             let load = |(number, (_, parts)): (u32, &(_, VecDeque<CpuSet>))| NumaNodeLoad {
                 number,
                 cores: parts.len(),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     /// The nodes that a rule chooses for so many processes of one thread, one after the other. All have the same parent.
-    fn choices(rule: WithinJob, cpus: &str, parent: Option<u32>, count: usize) -> Vec<u32> {
+    fn choices(rule: NumaNodeRule, cpus: &str, parent: Option<u32>, count: usize) -> Vec<u32> {
         let mut nodes = numa_nodes_of_cpus(&machine(), &cpus.parse().unwrap());
         let mut chosen = Vec::new();
         for _ in 0..count {
@@ -258,39 +258,41 @@ mod tests {
 
     #[test]
     fn round_robin_takes_the_nodes_in_turns() {
-        assert_eq!(choices(WithinJob::RoundRobin, "0-7", None, 5), [0, 1, 0, 1, 0]);
-        assert_eq!(choices(WithinJob::RoundRobin, "0-7", Some(1), 3), [0, 1, 0], "the parent has no effect");
+        assert_eq!(choices(NumaNodeRule::RoundRobin, "0-7", None, 5), [0, 1, 0, 1, 0]);
+        let chosen = choices(NumaNodeRule::RoundRobin, "0-7", Some(1), 3);
+        assert_eq!(chosen, [0, 1, 0], "the parent has no effect");
     }
 
     #[test]
     fn least_loaded_takes_the_node_with_the_fewest_threads_per_core() {
-        assert_eq!(choices(WithinJob::LeastLoaded, "0-7", None, 4), [0, 1, 0, 1]);
+        assert_eq!(choices(NumaNodeRule::LeastLoaded, "0-7", None, 4), [0, 1, 0, 1]);
         // Four cores in node 0, two in node 1.
-        assert_eq!(choices(WithinJob::LeastLoaded, "0-5", None, 6), [0, 1, 0, 0, 1, 0]);
+        assert_eq!(choices(NumaNodeRule::LeastLoaded, "0-5", None, 6), [0, 1, 0, 0, 1, 0]);
     }
 
     #[test]
     fn fill_uses_the_cores_of_a_node_before_those_of_the_next() {
-        assert_eq!(choices(WithinJob::Fill, "0-7", None, 10), [0, 0, 0, 0, 1, 1, 1, 1, 0, 1]);
-        assert_eq!(choices(WithinJob::Fill, "2-7", Some(1), 6), [1, 1, 1, 1, 0, 0]);
+        assert_eq!(choices(NumaNodeRule::Fill, "0-7", None, 10), [0, 0, 0, 0, 1, 1, 1, 1, 0, 1]);
+        assert_eq!(choices(NumaNodeRule::Fill, "2-7", Some(1), 6), [1, 1, 1, 1, 0, 0]);
     }
 
     #[test]
     fn packed_takes_the_node_of_the_parent() {
-        assert_eq!(choices(WithinJob::Packed, "0-7", Some(1), 6), [1; 6]);
-        assert_eq!(choices(WithinJob::Packed, "0-7", None, 3), [0; 3]);
-        assert_eq!(choices(WithinJob::Packed, "0-7", Some(9), 1), [0], "no node of the job has this number");
+        assert_eq!(choices(NumaNodeRule::Packed, "0-7", Some(1), 6), [1; 6]);
+        assert_eq!(choices(NumaNodeRule::Packed, "0-7", None, 3), [0; 3]);
+        let chosen = choices(NumaNodeRule::Packed, "0-7", Some(9), 1);
+        assert_eq!(chosen, [0], "no node of the job has this number");
     }
 
     #[test]
     fn no_node_is_chosen_in_one_node_or_by_default() {
-        for rule in WithinJob::ALL {
+        for rule in NumaNodeRule::ALL {
             assert_eq!(choices(rule, "4-7", None, 2), [0; 0], "{rule}");
         }
-        assert_eq!(choices(WithinJob::Default, "0-7", None, 2), [0; 0]);
+        assert_eq!(choices(NumaNodeRule::Default, "0-7", None, 2), [0; 0]);
     }
 
-    fn arranged(rule: WithinJob, parts: &[&str]) -> Vec<String> {
+    fn arranged(rule: NumaNodeRule, parts: &[&str]) -> Vec<String> {
         let parts = parts.iter().map(|part| part.parse().unwrap()).collect();
         arrange_parts(&machine(), parts, rule).iter().map(ToString::to_string).collect()
     }
@@ -298,14 +300,14 @@ mod tests {
     #[test]
     fn the_instances_of_spawn_get_the_parts_in_the_order_of_the_rule() {
         let parts = ["1", "2", "3", "4", "5", "6"];
-        assert_eq!(arranged(WithinJob::RoundRobin, &parts), ["1", "4", "2", "5", "3", "6"]);
-        assert_eq!(arranged(WithinJob::LeastLoaded, &parts), ["1", "4", "2", "5", "3", "6"]);
-        assert_eq!(arranged(WithinJob::LeastLoaded, &["0", "1", "4"]), ["0", "4", "1"]);
+        assert_eq!(arranged(NumaNodeRule::RoundRobin, &parts), ["1", "4", "2", "5", "3", "6"]);
+        assert_eq!(arranged(NumaNodeRule::LeastLoaded, &parts), ["1", "4", "2", "5", "3", "6"]);
+        assert_eq!(arranged(NumaNodeRule::LeastLoaded, &["0", "1", "4"]), ["0", "4", "1"]);
         let mixed = ["4", "0", "5", "1"];
-        assert_eq!(arranged(WithinJob::Fill, &mixed), ["4", "5", "0", "1"]);
-        assert_eq!(arranged(WithinJob::Packed, &mixed), ["4", "5", "0", "1"]);
-        assert_eq!(arranged(WithinJob::Default, &mixed), mixed);
-        for rule in WithinJob::ALL {
+        assert_eq!(arranged(NumaNodeRule::Fill, &mixed), ["4", "5", "0", "1"]);
+        assert_eq!(arranged(NumaNodeRule::Packed, &mixed), ["4", "5", "0", "1"]);
+        assert_eq!(arranged(NumaNodeRule::Default, &mixed), mixed);
+        for rule in NumaNodeRule::ALL {
             let mut all = arranged(rule, &["0", "4", "5", "6-7"]);
             all.sort();
             assert_eq!(all, ["0", "4", "5", "6-7"], "{rule}: each part is given out once");
@@ -315,10 +317,10 @@ mod tests {
 
     #[test]
     fn rules_print_and_parse() {
-        for rule in WithinJob::ALL {
+        for rule in NumaNodeRule::ALL {
             assert_eq!(rule.to_string().parse(), Ok(rule));
         }
-        let error = "rrr".parse::<WithinJob>().unwrap_err().to_string();
+        let error = "rrr".parse::<NumaNodeRule>().unwrap_err().to_string();
         assert!(error.contains("\"rrr\"") && error.contains("rr, ll, fill or packed"), "{error}");
     }
 }

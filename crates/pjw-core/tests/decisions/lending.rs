@@ -26,7 +26,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
-use pjw_core::within_job::WithinJob;
+use pjw_core::within_job::NumaNodeRule;
 
 use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine_with, regular_topology, set};
 
@@ -61,7 +61,8 @@ fn assign_class(
     m.command(Command::Assign(AssignCommand { class, pids, ..assign_of(id, Some(CpuRequest::Cores(cores))) }))
 }
 
-/// A guaranteed job `web` of six cores, with process 10, and a besteffort job `batch` for at most eight cores, with process 20.
+/// A guaranteed job `web` of six cores, with process 10, and a besteffort job `batch` for at most eight cores, with
+/// process 20.
 fn web_and_batch() -> Machine {
     let mut m = lending_machine();
     m.spawn(10, 1, 0);
@@ -467,7 +468,7 @@ fn requests_that_a_borrower_can_not_have_are_refused() {
         (besteffort("a", CpuRequest::Exactly(set("0-1"))), "a CPU list"),
         (AssignCommand { isolated: Some(true), ..besteffort("a", two()) }, "an isolated partition"),
         (AssignCommand { bind_memory: Some(true), ..besteffort("a", two()) }, "bound memory"),
-        (AssignCommand { within_job: Some(WithinJob::Packed), ..besteffort("a", two()) }, "--within-job"),
+        (AssignCommand { within_job: Some(NumaNodeRule::Packed), ..besteffort("a", two()) }, "--within-job"),
         (besteffort("a", CpuRequest::Cores(0)), "0 cores"),
         (besteffort("slurm:7", two()), "belongs to a batch system"),
         (AssignCommand { caller: ALICE, ..besteffort("a", two()) }, "users may not take cores"),

@@ -5,24 +5,24 @@ use pjw_core::explain;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::{OversubscriptionPolicy, Policy};
-use pjw_core::within_job::WithinJob;
+use pjw_core::within_job::NumaNodeRule;
 
 use super::machine::{Machine, assign_of, job, machine, machine_with, regular_topology, set};
 
 /// Assigns cores to the job `a`, with a launcher, process 10, that sleeps.
-fn job_with_rule(machine: &mut Machine, cores: u32, rule: WithinJob) {
+fn job_with_rule(machine: &mut Machine, cores: u32, rule: NumaNodeRule) {
     machine.spawn(10, 1, 0);
     change_rule(machine, cores, Some(rule));
 }
 
-fn change_rule(machine: &mut Machine, cores: u32, within_job: Option<WithinJob>) {
+fn change_rule(machine: &mut Machine, cores: u32, within_job: Option<NumaNodeRule>) {
     let assign =
         AssignCommand { within_job, pids: vec![Pid(10)], ..assign_of("a", Some(CpuRequest::Cores(cores))) };
     machine.command(Command::Assign(assign)).unwrap();
 }
 
-/// Starts processes as children of process 10, one after the other. Each runs all the time from its start. Returns the mask of
-/// each.
+/// Starts processes as children of process 10, one after the other. Each runs all the time from its start. Returns the
+/// mask of each.
 fn start_one_by_one(machine: &mut Machine, pids: &[u32]) -> Vec<String> {
     for index in 0..pids.len() {
         machine.spawn(pids[index], 10, 0);
@@ -44,7 +44,7 @@ fn masks(machine: &Machine, pids: &[u32]) -> Vec<String> {
 }
 
 /// Node 0 has the PUs 0-3, node 1 the PUs 4-7.
-fn check(rule: WithinJob, pids: &[u32], expected: &[&str]) {
+fn check(rule: NumaNodeRule, pids: &[u32], expected: &[&str]) {
     let mut machine = machine();
     job_with_rule(&mut machine, 8, rule);
     assert_eq!(start_one_by_one(&mut machine, pids), expected, "{rule}");
@@ -54,23 +54,23 @@ fn check(rule: WithinJob, pids: &[u32], expected: &[&str]) {
 #[test]
 fn each_rule_chooses_the_nodes_of_new_processes() {
     let four = [20, 21, 22, 23];
-    check(WithinJob::RoundRobin, &four, &["0", "4", "1", "5"]);
-    check(WithinJob::LeastLoaded, &four, &["0", "4", "1", "5"]);
-    check(WithinJob::Fill, &four, &["0", "1", "2", "3"]);
-    check(WithinJob::Packed, &four, &["0", "1", "2", "3"]);
-    check(WithinJob::Default, &four, &["0", "1", "2", "3"]);
-    check(WithinJob::Fill, &[20, 21, 22, 23, 24], &["0", "1", "2", "3", "4"]);
+    check(NumaNodeRule::RoundRobin, &four, &["0", "4", "1", "5"]);
+    check(NumaNodeRule::LeastLoaded, &four, &["0", "4", "1", "5"]);
+    check(NumaNodeRule::Fill, &four, &["0", "1", "2", "3"]);
+    check(NumaNodeRule::Packed, &four, &["0", "1", "2", "3"]);
+    check(NumaNodeRule::Default, &four, &["0", "1", "2", "3"]);
+    check(NumaNodeRule::Fill, &[20, 21, 22, 23, 24], &["0", "1", "2", "3", "4"]);
 }
 
 #[test]
 fn a_full_node_passes_threads_on_to_idle_cores_of_another_one() {
-    check(WithinJob::Packed, &[20, 21, 22, 23, 24, 25], &["0", "1", "2", "3", "4", "5"]);
+    check(NumaNodeRule::Packed, &[20, 21, 22, 23, 24, 25], &["0", "1", "2", "3", "4", "5"]);
 }
 
 #[test]
 fn processes_that_become_busy_at_the_same_time_are_placed_in_the_order_of_their_start() {
     let mut machine = machine();
-    job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+    job_with_rule(&mut machine, 8, NumaNodeRule::RoundRobin);
     let pids = [20, 21, 22, 23];
     for pid in pids {
         machine.spawn(pid, 10, 0);
@@ -82,7 +82,7 @@ fn processes_that_become_busy_at_the_same_time_are_placed_in_the_order_of_their_
 
 #[test]
 fn packed_and_fill_begin_in_the_node_of_the_parent() {
-    for rule in [WithinJob::Packed, WithinJob::Fill] {
+    for rule in [NumaNodeRule::Packed, NumaNodeRule::Fill] {
         let mut machine = machine();
         machine.spawn(10, 1, 0);
         machine.bind(10, 10, "5");
@@ -98,7 +98,7 @@ fn packed_and_fill_begin_in_the_node_of_the_parent() {
 #[test]
 fn least_loaded_counts_the_bound_threads_of_the_job() {
     let mut machine = machine();
-    job_with_rule(&mut machine, 8, WithinJob::LeastLoaded);
+    job_with_rule(&mut machine, 8, NumaNodeRule::LeastLoaded);
     for (pid, mask) in [(20, "0"), (21, "1")] {
         machine.spawn(pid, 10, 0);
         machine.bind(pid, pid, mask);
@@ -113,7 +113,7 @@ fn least_loaded_counts_the_bound_threads_of_the_job() {
 #[test]
 fn a_process_that_sleeps_and_runs_again_returns_to_its_node() {
     let mut machine = machine();
-    job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+    job_with_rule(&mut machine, 8, NumaNodeRule::RoundRobin);
     let pids = [20, 21];
     start_one_by_one(&mut machine, &pids);
     run_for_seconds(&mut machine, 10, &[]);
@@ -127,23 +127,23 @@ fn another_rule_for_a_job_moves_neither_its_cores_nor_its_threads() {
     let mut machine = machine();
     machine.spawn(9, 1, 0);
     machine.assign("before", 1, &[9]).unwrap();
-    job_with_rule(&mut machine, 6, WithinJob::Default);
+    job_with_rule(&mut machine, 6, NumaNodeRule::Default);
     let (grant, masks_before) = (machine.grant("a"), start_one_by_one(&mut machine, &[20, 21]));
     machine.release("before").unwrap();
-    change_rule(&mut machine, 6, Some(WithinJob::RoundRobin));
+    change_rule(&mut machine, 6, Some(NumaNodeRule::RoundRobin));
     assert_eq!(machine.grant("a"), grant);
     assert_eq!(run_for_seconds(&mut machine, 5, &[20, 21]), 0);
     assert_eq!(masks(&machine, &[20, 21]), masks_before);
     // A later command without the option keeps the rule.
     change_rule(&mut machine, 6, None);
     let request = machine.state.jobs[&job("a")].request.clone().unwrap();
-    assert_eq!(request.within_job, WithinJob::RoundRobin);
+    assert_eq!(request.within_job, NumaNodeRule::RoundRobin);
 }
 
 #[test]
 fn a_process_whose_node_the_job_lost_gets_another_one() {
     let mut machine = machine();
-    job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+    job_with_rule(&mut machine, 8, NumaNodeRule::RoundRobin);
     let pids = [20, 21];
     start_one_by_one(&mut machine, &pids);
     change_rule(&mut machine, 4, None);
@@ -160,7 +160,7 @@ fn a_process_whose_node_the_job_lost_gets_another_one() {
 fn two_threads_get_a_core_each_before_a_rule_puts_two_on_one_core() {
     // Two nodes of two cores of two PUs: core n has the PUs n and n + 4, node 0 the cores 0 and 1.
     let mut machine = machine_with(regular_topology(2, 1, 1, 2, 2), Policy::default());
-    job_with_rule(&mut machine, 4, WithinJob::Packed);
+    job_with_rule(&mut machine, 4, NumaNodeRule::Packed);
     assert_eq!(start_one_by_one(&mut machine, &[20, 21, 22, 23]), ["0", "1", "2", "3"]);
 }
 
@@ -171,9 +171,9 @@ fn recorded_nodes(machine: &Machine, pids: &[u32]) -> Vec<Option<u32>> {
 
 #[test]
 fn the_default_rule_ends_the_choices_of_an_earlier_rule() {
-    for (later, expected) in [(Some(WithinJob::Default), "1"), (None, "4")] {
+    for (later, expected) in [(Some(NumaNodeRule::Default), "1"), (None, "4")] {
         let mut machine = machine();
-        job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+        job_with_rule(&mut machine, 8, NumaNodeRule::RoundRobin);
         let pids = [20, 21];
         assert_eq!(start_one_by_one(&mut machine, &pids), ["0", "4"]);
         run_for_seconds(&mut machine, 10, &[20]);
@@ -195,7 +195,7 @@ fn the_default_rule_ends_the_choices_of_an_earlier_rule() {
 #[test]
 fn the_node_in_which_a_process_runs_is_recorded_and_not_a_full_one() {
     let mut machine = machine();
-    job_with_rule(&mut machine, 8, WithinJob::Packed);
+    job_with_rule(&mut machine, 8, NumaNodeRule::Packed);
     let pids = [20, 21, 22, 23, 24];
     start_one_by_one(&mut machine, &pids);
     assert_eq!(recorded_nodes(&machine, &pids), [Some(0), Some(0), Some(0), Some(0), Some(1)]);
@@ -207,7 +207,7 @@ fn a_process_that_is_not_pinned_gets_no_node() {
     let off = Policy { pin_hot_threads: false, ..Policy::default() };
     for (policy, pids) in [(float, 20..29), (off, 20..22)] {
         let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
-        job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+        job_with_rule(&mut machine, 8, NumaNodeRule::RoundRobin);
         let pids: Vec<u32> = pids.collect();
         pids.iter().for_each(|&pid| drop(machine.spawn(pid, 10, 0)));
         run_for_seconds(&mut machine, 4, &pids);
@@ -223,7 +223,7 @@ fn a_process_that_is_not_pinned_gets_no_node() {
 #[test]
 fn explain_names_the_rule_and_the_chosen_node() {
     let mut machine = machine();
-    job_with_rule(&mut machine, 8, WithinJob::RoundRobin);
+    job_with_rule(&mut machine, 8, NumaNodeRule::RoundRobin);
     start_one_by_one(&mut machine, &[20, 21]);
     let reasons = |machine: &Machine| {
         explain::explain_job(&machine.state, &machine.policy, &machine.state.jobs[&job("a")]).join("\n")

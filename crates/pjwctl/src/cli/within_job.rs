@@ -1,7 +1,7 @@
 //! The option `--within-job`.
 
 use clap::ValueEnum;
-use pjw_core::within_job::WithinJob;
+use pjw_core::within_job::NumaNodeRule;
 
 /// The value of `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`: the rule that chooses a NUMA node
 /// for each new process of a job. The rule matters only if the cores of the job are in several NUMA nodes.
@@ -19,7 +19,7 @@ pub enum WithinJobArg {
     Packed,
 }
 
-impl From<WithinJobArg> for WithinJob {
+impl From<WithinJobArg> for NumaNodeRule {
     fn from(arg: WithinJobArg) -> Self {
         match arg {
             WithinJobArg::Default => Self::Default,

@@ -17,7 +17,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass, Provision, ProvisionRule};
 use pjw_core::plan::Warning;
 use pjw_core::refusal::{CpuUnit, Refusal};
-use pjw_core::within_job::WithinJob;
+use pjw_core::within_job::NumaNodeRule;
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
@@ -437,7 +437,7 @@ fn class(text: &str) -> Result<PriorityClass, CallError> {
     }
 }
 
-fn within_job(text: &str) -> Result<WithinJob, CallError> {
+fn within_job(text: &str) -> Result<NumaNodeRule, CallError> {
     text.parse().map_err(|_| CallError::InvalidParameter("within_job".to_owned()))
 }
 

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
 use pjw_core::job::{GrantedBy, Job, Ownership, PriorityClass};
 use pjw_core::plan::{MaskAction, Plan, Warning};
-use pjw_core::within_job::WithinJob;
+use pjw_core::within_job::NumaNodeRule;
 use pjw_core::{
     allocate::defrag::DefragPlan, allocate::offer::LargestRequests, event::Event, evidence::Evidence,
     state::WardenState, time::UnixMillis,
@@ -45,7 +45,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforc
         (_, Some(_)) => "running",
     };
     let class = job.request.as_ref().map_or(PriorityClass::Normal, |request| request.class);
-    let within_job = job.request.as_ref().map_or(WithinJob::Default, |request| request.within_job);
+    let within_job = job.request.as_ref().map_or(NumaNodeRule::Default, |request| request.within_job);
     wire::Job {
         id: job.id.to_string(),
         source: job.id.source().to_string(),
@@ -80,7 +80,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforc
             .as_ref()
             .map(|provision| provision.rule.as_ref().map(ToString::to_string).unwrap_or_default()),
         wants: job.wanted_core_count(topology),
-        within_job: (within_job != WithinJob::Default).then(|| within_job.to_string()),
+        within_job: (within_job != NumaNodeRule::Default).then(|| within_job.to_string()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
-use crate::machine::WithinJob;
+use crate::machine::NumaNodeRule;
 use crate::terms::{CpuRequest, CpuUnit, Job, JobId, Placement, PriorityClass, Provision};
 
 /// The user that sent a command, and whether this user may change jobs of other users.
@@ -87,8 +87,8 @@ pub struct AssignCommand {
     /// `None` leaves the setting of the job unchanged; for a new job it means false.
     pub isolated: Option<bool>,
     /// Where new processes go if the cores are in several NUMA nodes. `None` leaves the rule of the job unchanged;
-    /// for a new job it means [`WithinJob::Default`].
-    pub within_job: Option<WithinJob>,
+    /// for a new job it means [`NumaNodeRule::Default`].
+    pub within_job: Option<NumaNodeRule>,
     /// The pids of the processes that are to join the job. The descendants of these processes join the job
     /// too.
     pub pids: Vec<Pid>,

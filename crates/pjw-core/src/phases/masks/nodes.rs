@@ -2,7 +2,7 @@
 
 use super::thread_plan::{ThreadPlan, is_isolated};
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
-use crate::machine::{Topology, WithinJob, numa_nodes_of_cpus};
+use crate::machine::{NumaNodeRule, Topology, numa_nodes_of_cpus};
 use crate::phases::draft::Draft;
 use crate::phases::membership::ancestors;
 use crate::phases::pinning::within_job::{BusyProcess, choose_nodes, node_containing};
@@ -24,8 +24,8 @@ impl ChosenNodes {
     pub(super) fn choose(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> Self {
         let state = &*draft.state;
         let request = state.jobs.get(id).and_then(|job| job.request.as_ref());
-        let rule = request.map_or(WithinJob::Default, |request| request.within_job);
-        if rule == WithinJob::Default {
+        let rule = request.map_or(NumaNodeRule::Default, |request| request.within_job);
+        if rule == NumaNodeRule::Default {
             return Self::default();
         }
         let none = Self { has_rule: true, chosen: Vec::new() };
@@ -41,7 +41,7 @@ impl ChosenNodes {
             return none;
         }
         // The other rules do not depend on the node of the parent.
-        let needs_parent = matches!(rule, WithinJob::Fill | WithinJob::Packed);
+        let needs_parent = matches!(rule, NumaNodeRule::Fill | NumaNodeRule::Packed);
         let mut busy: BTreeMap<Pid, BusyProcess> = BTreeMap::new();
         for plan in hot {
             let ProcessId { pid, start } = plan.id.process;

@@ -1,7 +1,7 @@
 //! The NUMA nodes of the processes of one job, by the rule that the job requested.
 
 use crate::basics::{CpuSet, Pid, Pu, StartTime, prelude::*};
-use crate::machine::{Level, NumaNodeLoad, Topology, WithinJob, choose_numa_node, numa_nodes_of_cpus};
+use crate::machine::{Level, NumaNodeLoad, NumaNodeRule, Topology, choose_numa_node, numa_nodes_of_cpus};
 
 /// A process of a job with at least one busy thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,12 +24,12 @@ pub(crate) struct BusyProcess {
 pub(crate) fn choose_nodes(
     topology: &Topology,
     grant: &CpuSet,
-    rule: WithinJob,
+    rule: NumaNodeRule,
     mut processes: Vec<BusyProcess>,
     mut last: Option<u32>,
 ) -> Vec<(Pid, u32)> {
     let mut nodes = numa_nodes_of_cpus(topology, grant);
-    if rule == WithinJob::Default || nodes.len() < 2 {
+    if rule == NumaNodeRule::Default || nodes.len() < 2 {
         return Vec::new();
     }
     processes.sort_by_key(|process| (process.start, process.pid));
@@ -45,7 +45,7 @@ pub(crate) fn choose_nodes(
         let parent = process.ancestors.iter().find_map(|&(pid, node)| chosen_for(pid).or(node));
         // The parent of the first ranks is a launcher that sleeps.
         let parent = match rule {
-            WithinJob::Packed => parent.or(last).or_else(|| node_of(topology, process.last_cpu)),
+            NumaNodeRule::Packed => parent.or(last).or_else(|| node_of(topology, process.last_cpu)),
             _ => parent,
         };
         let own = own_node(topology, &process);
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    fn chosen(rule: WithinJob, processes: &[BusyProcess], last: Option<u32>) -> Vec<(u32, u32)> {
+    fn chosen(rule: NumaNodeRule, processes: &[BusyProcess], last: Option<u32>) -> Vec<(u32, u32)> {
         let grant = "0-7".parse().unwrap();
         let chosen = choose_nodes(&machine(), &grant, rule, processes.to_vec(), last);
         chosen.into_iter().map(|(pid, node)| (pid.0, node)).collect()
@@ -116,35 +116,35 @@ mod tests {
     fn a_process_that_is_pinned_in_one_node_keeps_this_node() {
         // As after a restart of the daemon: the pins are known, the choices are not.
         let processes = [process(1, &["5"]), process(2, &["6", "7"]), process(3, &["0-7"])];
-        assert_eq!(chosen(WithinJob::RoundRobin, &processes, None), [(1, 1), (2, 1), (3, 0)]);
-        assert_eq!(chosen(WithinJob::RoundRobin, &[process(1, &["0", "5"])], Some(0)), [(1, 1)]);
+        assert_eq!(chosen(NumaNodeRule::RoundRobin, &processes, None), [(1, 1), (2, 1), (3, 0)]);
+        assert_eq!(chosen(NumaNodeRule::RoundRobin, &[process(1, &["0", "5"])], Some(0)), [(1, 1)]);
     }
 
     #[test]
     fn the_threads_of_processes_that_were_placed_before_are_counted() {
         let placed = BusyProcess { numa_node: Some(0), ..process(1, &["0-7", "0-7"]) };
         let processes = [placed, process(2, &["0-7"]), process(3, &["0-7"]), process(4, &["0-7"])];
-        assert_eq!(chosen(WithinJob::LeastLoaded, &processes, Some(0)), [(2, 1), (3, 1), (4, 0)]);
+        assert_eq!(chosen(NumaNodeRule::LeastLoaded, &processes, Some(0)), [(2, 1), (3, 1), (4, 0)]);
     }
 
     #[test]
     fn packed_follows_the_nearest_ancestor_then_the_last_choice_then_the_pu() {
         let child =
             BusyProcess { ancestors: vec![(Pid(9), None), (Pid(8), Some(1))], ..process(2, &["0-7"]) };
-        assert_eq!(chosen(WithinJob::Packed, std::slice::from_ref(&child), Some(0)), [(2, 1)]);
-        assert_eq!(chosen(WithinJob::Packed, &[process(2, &["0-7"])], Some(1)), [(2, 1)]);
+        assert_eq!(chosen(NumaNodeRule::Packed, std::slice::from_ref(&child), Some(0)), [(2, 1)]);
+        assert_eq!(chosen(NumaNodeRule::Packed, &[process(2, &["0-7"])], Some(1)), [(2, 1)]);
         let on_node_1 = BusyProcess { last_cpu: Pu(6), ..process(2, &["0-7"]) };
-        assert_eq!(chosen(WithinJob::Packed, &[on_node_1], None), [(2, 1)]);
+        assert_eq!(chosen(NumaNodeRule::Packed, &[on_node_1], None), [(2, 1)]);
         // The parent gets its node in the same call.
         let parent = BusyProcess { last_cpu: Pu(6), ..process(1, &["0-7"]) };
         let child = BusyProcess { ancestors: vec![(Pid(1), None)], ..process(2, &["0-7"]) };
-        assert_eq!(chosen(WithinJob::Packed, &[child, parent], None), [(1, 1), (2, 1)]);
+        assert_eq!(chosen(NumaNodeRule::Packed, &[child, parent], None), [(1, 1), (2, 1)]);
     }
 
     #[test]
     fn a_node_that_the_job_lost_is_chosen_again() {
         let lost = BusyProcess { numa_node: Some(7), ..process(1, &["0-7"]) };
-        assert_eq!(chosen(WithinJob::RoundRobin, &[lost], Some(7)), [(1, 0)]);
+        assert_eq!(chosen(NumaNodeRule::RoundRobin, &[lost], Some(7)), [(1, 0)]);
     }
 
     fn any_process() -> impl Strategy<Value = BusyProcess> {
@@ -164,7 +164,7 @@ mod tests {
         fn each_new_process_gets_one_node_of_the_grant_whatever_the_order(
             processes in proptest::collection::vec(any_process(), 0..12),
             grant in 1u64..256,
-            rule in proptest::sample::select(WithinJob::ALL.to_vec()),
+            rule in proptest::sample::select(NumaNodeRule::ALL.to_vec()),
             last in proptest::option::of(0u32..3),
         ) {
             let by_pid: BTreeMap<Pid, BusyProcess> =
@@ -179,7 +179,7 @@ mod tests {
                 .filter(|process| process.numa_node.is_none_or(|node| !numbers.contains(&node)))
                 .map(|process| process.pid)
                 .collect();
-            let is_active = rule != WithinJob::Default && numbers.len() > 1;
+            let is_active = rule != NumaNodeRule::Default && numbers.len() > 1;
             prop_assert_eq!(chosen.iter().map(|(pid, _)| *pid).collect::<Vec<_>>(), if is_active { new } else { vec![] });
             let is_bound_elsewhere = |pid: &Pid| own_node(&machine(), &by_pid[pid]).is_some();
             prop_assert!(chosen.iter().all(|(pid, node)| numbers.contains(node) || is_bound_elsewhere(pid)));

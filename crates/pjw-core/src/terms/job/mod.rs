@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
-use crate::machine::{Topology, WithinJob};
+use crate::machine::{NumaNodeRule, Topology};
 
 mod grant;
 mod provision;
@@ -274,8 +274,8 @@ pub struct JobRequest {
     #[serde(default)]
     pub isolated: bool,
     /// Where new processes go if the cores are in several NUMA nodes.
-    #[serde(default, skip_serializing_if = "WithinJob::is_default")]
-    pub within_job: WithinJob,
+    #[serde(default, skip_serializing_if = "NumaNodeRule::is_default")]
+    pub within_job: NumaNodeRule,
 }
 
 impl JobRequest {
@@ -290,7 +290,7 @@ impl JobRequest {
             near_device: None,
             bind_memory: false,
             isolated: false,
-            within_job: WithinJob::Default,
+            within_job: NumaNodeRule::Default,
         }
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use pjw_core::ids::Uid;
 use pjw_core::job::{EndCondition, Job, JobId, JobRequest};
 use pjw_core::time::UnixMillis;
-use pjw_core::within_job::WithinJob;
+use pjw_core::within_job::NumaNodeRule;
 
 fn ended(name: &str) -> Record {
     Record::Ended(name.parse::<JobId>().unwrap())
@@ -324,7 +324,7 @@ fn a_job_keeps_the_rule_for_its_processes_and_a_record_without_one_is_read() {
         let job = Job::new(id, Uid::ROOT, EndCondition::Members, UnixMillis(0));
         Record::Job(Job { request: Some(request), ..job })
     };
-    let records = [job("a", WithinJob::LeastLoaded), job("b", WithinJob::Default)];
+    let records = [job("a", NumaNodeRule::LeastLoaded), job("b", NumaNodeRule::Default)];
     let (mut journal, _) = reopen(dir.path());
     journal.append(&records).unwrap();
     drop(journal);

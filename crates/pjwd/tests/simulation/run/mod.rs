@@ -23,7 +23,7 @@ use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 use pjw_core::time::UnixMillis;
 use pjw_core::topology::Topology;
-use pjw_core::within_job::WithinJob;
+use pjw_core::within_job::NumaNodeRule;
 use pjw_sim::faults::{Faults, KILL_PANIC_PAYLOAD};
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimMachineInterface;
@@ -472,6 +472,7 @@ fn start(
 
 fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
     let assign = pjw_sim::testing::assign_command(&job.to_string(), cores, pid.as_slice());
-    let within_job = WithinJob::ALL.get(usize::try_from(cores).unwrap() % WithinJob::ALL.len()).copied();
+    let rules = NumaNodeRule::ALL;
+    let within_job = rules.get(usize::try_from(cores).unwrap() % rules.len()).copied();
     Command::Assign(AssignCommand { within_job, ..assign })
 }
