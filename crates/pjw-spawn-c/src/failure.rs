@@ -39,7 +39,7 @@ impl From<CheckError> for Failure {
             CheckError::TooLarge { .. } => Errno::E2BIG,
             CheckError::Replicas(_) => Errno::ENOMEM,
             CheckError::SystemCall { errno, .. } => *errno,
-            CheckError::Space(_) => Errno::ENOTSUP,
+            CheckError::AddressSpace(_) => Errno::ENOTSUP,
         };
         Self { errno, text: error.to_string() }
     }

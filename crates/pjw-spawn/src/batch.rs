@@ -1,7 +1,8 @@
 //! Starts a group of instances by spawner threads, and hands over the results.
 //!
-//! Each part of the machine has a spawner thread, so instances are started on all parts in parallel. A thread that carries
-//! the mask of its part needs no system call for the mask. With more parts than threads, neighbours share a thread.
+//! Each part of the machine has a spawner thread, so instances are started on all parts in parallel. A thread that
+//! carries the mask of its part needs no system call for the mask. With more parts than threads, neighbours share a
+//! thread.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -24,14 +25,14 @@ use crate::results::{self, InstanceResult, Packet};
 use crate::setup::Setup;
 use crate::signals;
 use crate::spawner;
-use crate::tasks::room::SpaceError;
-use crate::tasks::space::{Space, end_host};
+use crate::tasks::room::AddressSpaceError;
+use crate::tasks::space::{AddressSpace, end_host};
 use crate::work::{Work, leave_shared_descriptors};
 
 /// The stack of a spawner thread.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
-/// The fewest instances for which another spawner loads another template. A template costs as much as three instances that
-/// are started by exec.
+/// The fewest instances for which another spawner loads another template. A template costs as much as three instances
+/// that are started by exec.
 const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
 /// A group of processes (instances) of one program that are being started. [`Context::start`] returns a batch.
@@ -158,8 +159,8 @@ impl Context {
 }
 
 impl Context {
-    /// Whether the calling thread can start a single instance itself. An instance that ends with its launcher needs a thread that
-    /// lives as long as the context, and replicas need one with a mount namespace of its own.
+    /// Whether the calling thread can start a single instance itself. An instance that ends with its launcher needs a
+    /// thread that lives as long as the context, and replicas need one with a mount namespace of its own.
     fn needs_no_thread(&self) -> bool {
         !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.image.is_none()
     }
@@ -188,8 +189,8 @@ impl Context {
     }
 }
 
-/// Deals the instances to the spawners: the indexes for each. Instances of one placement have the same spawner. Placements
-/// that follow each other share one.
+/// Deals the instances to the spawners: the indexes for each. Instances of one placement have the same spawner.
+/// Placements that follow each other share one.
 fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
     let mut numbers = HashMap::new();
     for instance in instances {
@@ -220,10 +221,10 @@ fn space_of(
     setup: &Arc<Setup>,
     indexes: &[usize],
     instances: &[Instance],
-) -> Option<Result<Space, SpaceError>> {
+) -> Option<Result<AddressSpace, AddressSpaceError>> {
     setup.image.as_ref()?;
     let size = instances.iter().map(|instance| instance.size).max().unwrap_or(0);
-    Some(Space::of_setup(Arc::clone(setup), indexes.len(), size))
+    Some(AddressSpace::of_setup(Arc::clone(setup), indexes.len(), size))
 }
 
 impl Batch {
@@ -334,7 +335,7 @@ impl Batch {
         context: &Context,
         indexes: Vec<usize>,
         entry: Option<Entry>,
-    ) -> mpsc::Receiver<Result<(), SpaceError>> {
+    ) -> mpsc::Receiver<Result<(), AddressSpaceError>> {
         let (report, reported) = mpsc::channel();
         let setup = Arc::clone(&context.setup);
         let instances = Arc::clone(&self.instances);

@@ -17,7 +17,7 @@ use crate::own_policy::own_mask;
 use crate::replicate::Replicas;
 use crate::setup::{Setup, TemplateKind};
 use crate::signals;
-use crate::tasks::{directory, image::Image, room::SpaceError};
+use crate::tasks::{directory, image::Image, room::AddressSpaceError};
 
 /// Starts processes of one program. The properties that all of these processes have in common are set in advance: the
 /// program, the environment, the credentials and the working directory. The processes are the instances of a group.
@@ -164,10 +164,11 @@ impl Context {
     /// own.
     ///
     /// An instance is started by exec if it differs from the template in a property that a fork can't change, such as
-    /// the cgroup or the number of arguments, and if the template ends or can't be written to. [`Batch::fork_error`](crate::Batch::fork_error) then returns the
-    /// reason. If the program can't have a template, all instances are started by exec, and
-    /// [`Batch::template_error`](crate::Batch::template_error) returns the reason. A batch with a single instance
-    /// uses no template. This call undoes an earlier call of [`Context::share_memory`].
+    /// the cgroup or the number of arguments, and if the template ends or can't be written to.
+    /// [`Batch::fork_error`](crate::Batch::fork_error) then returns the reason. If the program can't have a template,
+    /// all instances are started by exec, and [`Batch::template_error`](crate::Batch::template_error) returns the
+    /// reason. A batch with a single instance uses no template. This call undoes an earlier call of
+    /// [`Context::share_memory`].
     #[must_use]
     pub fn use_templates(self) -> Self {
         self.with_templates(TemplateKind::Linked)
@@ -179,9 +180,9 @@ impl Context {
     /// [`Context::use_fork_here_templates`] and [`Context::set_replicas`].
     ///
     /// # Errors
-    /// [`CheckError::Space`] if the program can't run as a task. The error contains the reason.
+    /// [`CheckError::AddressSpace`] if the program can't run as a task. The error contains the reason.
     pub fn share_memory(mut self) -> Result<Self, CheckError> {
-        let image = Image::read(&self.setup.program).map_err(|why| SpaceError::Program {
+        let image = Image::read(&self.setup.program).map_err(|why| AddressSpaceError::Program {
             program: self.setup.program.to_string_lossy().into_owned(),
             why,
         })?;

@@ -19,7 +19,7 @@ use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, MAX_RESULTS, Packet};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
-use crate::tasks::space::{MAX_POSTED, Space};
+use crate::tasks::space::{AddressSpace, MAX_POSTED};
 
 /// The instances that one spawner thread starts, and how.
 pub(crate) struct Work {
@@ -31,7 +31,7 @@ pub(crate) struct Work {
     pub(crate) forked: Arc<AtomicUsize>,
     pub(crate) mismatch: Arc<OnceLock<ForkError>>,
     /// The address space, if the instances are tasks.
-    pub(crate) space: Option<Space>,
+    pub(crate) space: Option<AddressSpace>,
 }
 
 impl Work {
@@ -121,7 +121,7 @@ impl Work {
     }
 
     /// Starts the instances as tasks. Returns their host if it is to be ended with the thread.
-    fn start_tasks(&self, mut space: Space, socket: RawFd, packet: &mut Packet) -> Option<Pid> {
+    fn start_tasks(&self, mut space: AddressSpace, socket: RawFd, packet: &mut Packet) -> Option<Pid> {
         let setup = Arc::clone(&self.setup);
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let mut posted = VecDeque::new();

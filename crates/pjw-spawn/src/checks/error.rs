@@ -5,7 +5,7 @@ use pjw_core::cpuset::CpuSet;
 use thiserror::Error;
 
 use crate::replicate::ReplicaError;
-use crate::tasks::room::SpaceError;
+use crate::tasks::room::AddressSpaceError;
 use crate::template::ArgumentError;
 
 /// Error: a group of processes can't be started. A check before the start has failed, so no process was started.
@@ -95,7 +95,7 @@ pub enum CheckError {
     Replicas(#[from] ReplicaError),
     /// The instances can't share one address space. The variant contains the reason.
     #[error(transparent)]
-    Space(#[from] SpaceError),
+    AddressSpace(#[from] AddressSpaceError),
     /// A system call that should never fail has failed.
     #[error("{what}: {}", .errno.desc())]
     SystemCall {

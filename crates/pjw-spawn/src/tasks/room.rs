@@ -14,7 +14,7 @@ const MAPPINGS_OF_A_TASK: u64 = 12;
 /// Error: an address space for tasks can't be made, so no task was started. A task is a process that shares its
 /// address space with other processes of the same program.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SpaceError {
+pub enum AddressSpaceError {
     /// The program can't run as a task.
     #[error("the program {program} can't share its memory with others: {why}")]
     Program {
@@ -58,8 +58,8 @@ fn remedy_of_host(errno: Errno) -> &'static str {
 }
 
 /// Checks whether `tasks` tasks of this program fit into one address space.
-pub(crate) fn check_room(image: &Image, tasks: usize) -> Result<(), SpaceError> {
-    let error = |needed, limit, remedy| SpaceError::Room { tasks, needed, limit, remedy };
+pub(crate) fn check_room(image: &Image, tasks: usize) -> Result<(), AddressSpaceError> {
+    let error = |needed, limit, remedy| AddressSpaceError::Room { tasks, needed, limit, remedy };
     let slot = SlotShape::new(&image.shape, stack_bytes());
     let Some(bytes) = slot.and_then(|slot| slot.bytes_of(tasks as u64)) else {
         let remedy = "start fewer, or make the stack smaller with ulimit -s";

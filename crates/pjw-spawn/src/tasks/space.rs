@@ -20,7 +20,7 @@ use super::directory::VARIABLE;
 use super::host::{self, Plan};
 use super::own_memory::heap_begin;
 use super::request::{ANSWER_BYTES, Answer, Buffer, Head};
-use super::room::{SpaceError, check_room};
+use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
 use super::stack::Auxiliary;
 use crate::child::Child;
@@ -49,7 +49,7 @@ const COMM_BYTES: usize = 16;
 /// If [`Context::kill_when_launcher_ends`] was called before, the kernel kills the tasks when the thread that made this
 /// value (the launcher) ends. Dropping this value then kills the host at once, and the running tasks continue.
 #[derive(Debug)]
-pub struct Space {
+pub struct AddressSpace {
     setup: Arc<Setup>,
     socket: OwnedFd,
     buffer: Buffer,
@@ -63,7 +63,7 @@ pub struct Space {
     is_left: bool,
 }
 
-impl Space {
+impl AddressSpace {
     /// Makes an address space for tasks (processes that share their memory) of the program of `context`. The caller
     /// must have called [`Context::share_memory`]. `capacity` is the maximum number of tasks that run at the same
     /// time. The rank of each task must be less than `rank_count`.
@@ -72,25 +72,25 @@ impl Space {
     /// the tasks when the calling thread ends.
     ///
     /// # Errors
-    /// - [`SpaceError::Unsupported`] if the caller has not called [`Context::share_memory`] for `context`, or has
+    /// - [`AddressSpaceError::Unsupported`] if the caller has not called [`Context::share_memory`] for `context`, or has
     ///   called [`Context::set_credentials`].
-    /// - [`SpaceError::Room`] if a limit does not allow `capacity` tasks.
-    /// - [`SpaceError::Host`] if the process that owns the address space can't be started.
-    pub fn create(context: &Context, capacity: usize, rank_count: u32) -> Result<Self, SpaceError> {
+    /// - [`AddressSpaceError::Room`] if a limit does not allow `capacity` tasks.
+    /// - [`AddressSpaceError::Host`] if the process that owns the address space can't be started.
+    pub fn create(context: &Context, capacity: usize, rank_count: u32) -> Result<Self, AddressSpaceError> {
         Self::of_setup(Arc::clone(&context.setup), capacity, rank_count)
     }
 
-    /// Makes an address space for tasks, as [`Space::create`] does.
-    pub(crate) fn of_setup(setup: Arc<Setup>, capacity: usize, size: u32) -> Result<Self, SpaceError> {
+    /// Makes an address space for tasks, as [`AddressSpace::create`] does.
+    pub(crate) fn of_setup(setup: Arc<Setup>, capacity: usize, size: u32) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
-            return Err(SpaceError::Unsupported("a context without Context::share_memory"));
+            return Err(AddressSpaceError::Unsupported("a context without Context::share_memory"));
         };
         if setup.credentials.is_some() {
-            return Err(SpaceError::Unsupported("another user or group"));
+            return Err(AddressSpaceError::Unsupported("another user or group"));
         }
         check_room(&image, capacity)?;
-        let failed = |errno| SpaceError::Host(SpawnError { step: SpawnStep::Clone, errno });
+        let failed = |errno| AddressSpaceError::Host(SpawnError { step: SpawnStep::Clone, errno });
         let of_io = |error: rustix::io::Errno| failed(Errno::from_raw(error.raw_os_error()));
         let slot = SlotShape::new(&image.shape, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
         let (socket, of_host) =
@@ -123,7 +123,7 @@ impl Space {
                 space.directory = directory;
                 Ok(space)
             }
-            Ok((answer, _)) => Err(SpaceError::Host(error_of(answer))),
+            Ok((answer, _)) => Err(AddressSpaceError::Host(error_of(answer))),
             Err(errno) => Err(failed(errno)),
         }
     }
@@ -149,8 +149,8 @@ impl Space {
         self.collect()
     }
 
-    /// Sends the request to start a task. [`Space::collect`] returns its result. There may be at most [`MAX_POSTED`]
-    /// unanswered requests. `layout` must have been made for the environment of this address space.
+    /// Sends the request to start a task. [`AddressSpace::collect`] returns its result. There may be at most
+    /// [`MAX_POSTED`] unanswered requests. `layout` must have been made for the environment of this address space.
     ///
     /// # Errors
     /// `E2BIG` in the step exec if the request does not fit into the buffer with the other unanswered requests. Then no
@@ -166,7 +166,7 @@ impl Space {
     /// Waits for the result of the oldest unanswered request.
     ///
     /// # Errors
-    /// The errors of [`Space::start`].
+    /// The errors of [`AddressSpace::start`].
     pub(crate) fn collect(&mut self) -> Result<Child, SpawnError> {
         let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
         self.posted = self.posted.saturating_sub(1);
@@ -272,7 +272,7 @@ impl Space {
     }
 }
 
-impl Space {
+impl AddressSpace {
     /// Ends the use of this address space. Returns the process id of the host if the tasks must end with the calling
     /// thread. Then the caller must end the host, by [`end_host`].
     pub(crate) fn leave_host(mut self) -> Option<Pid> {
@@ -281,7 +281,7 @@ impl Space {
     }
 }
 
-impl Drop for Space {
+impl Drop for AddressSpace {
     fn drop(&mut self) {
         if self.is_left {
             return;

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags};
-use pjw_spawn::tasks::Space;
+use pjw_spawn::tasks::AddressSpace;
 use pjw_spawn::{Child, ExitStatus, SpawnStep};
 
 use super::{context, instance, maps, start_printing, task_program};
@@ -14,7 +14,7 @@ const MANY: u32 = 1_000;
 #[test]
 fn a_thousand_tasks_one_after_the_other_leave_no_mapping() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 2, MANY).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 2, MANY).unwrap();
     let before = maps(space.host_pid());
     for rank in 0..MANY {
         let child = space.start(&instance(&program, rank, MANY, &["leave"])).unwrap();
@@ -27,10 +27,13 @@ fn a_thousand_tasks_one_after_the_other_leave_no_mapping() {
 #[test]
 fn the_program_and_the_stack_of_a_task_are_unmapped_while_others_live() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 9, 9).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 9, 9).unwrap();
     let (first, _) = start_printing(&mut space, instance(&program, 0, 9, &["wait"]));
     let name = program.path.to_str().unwrap().to_owned();
-    let copies = |space: &Space| maps(space.host_pid()).lines().filter(|line| line.ends_with(&name)).count();
+    let copies = |space: &AddressSpace| {
+        let maps = maps(space.host_pid());
+        maps.lines().filter(|line| line.ends_with(&name)).count()
+    };
     let of_one = copies(&space);
     assert!(of_one > 0);
     for rank in 1..9 {
@@ -44,7 +47,7 @@ fn the_program_and_the_stack_of_a_task_are_unmapped_while_others_live() {
 #[test]
 fn exit_exec_a_fault_and_a_kill_of_one_leave_the_others_running() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 6, 6).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 6, 6).unwrap();
     let (first, _) = start_printing(&mut space, instance(&program, 0, 6, &["wait"]));
     let (killed, _) = start_printing(&mut space, instance(&program, 1, 6, &["wait"]));
     killed.send_signal(libc::SIGKILL).unwrap();
@@ -66,7 +69,7 @@ fn exit_exec_a_fault_and_a_kill_of_one_leave_the_others_running() {
 #[test]
 fn tasks_go_on_when_the_host_is_killed_and_no_more_can_be_started() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 2, 2).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 2, 2).unwrap();
     let (first, address) = start_printing(&mut space, instance(&program, 0, 2, &["offer"]));
     nix::sys::signal::kill(
         nix::unistd::Pid::from_raw(space.host_pid().0.cast_signed()),
@@ -82,7 +85,7 @@ fn tasks_go_on_when_the_host_is_killed_and_no_more_can_be_started() {
 #[test]
 fn no_more_tasks_live_at_a_time_than_the_space_has_room_for() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 1, 3).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 1, 3).unwrap();
     let (first, _) = start_printing(&mut space, instance(&program, 0, 3, &["wait"]));
     let error = space.start(&instance(&program, 1, 3, &["live"])).unwrap_err();
     assert_eq!((error.step, error.errno), (SpawnStep::Clone, nix::errno::Errno::EAGAIN));
@@ -105,7 +108,7 @@ fn a_task_whose_end_the_host_could_not_see_is_killed_and_its_slot_is_not_used_ag
     // The descriptors of the host are above this one, which the tasks inherit.
     let kept = std::fs::File::open("/dev/null").unwrap();
     let kept = nix::fcntl::fcntl(&kept, nix::fcntl::FcntlArg::F_DUPFD(700)).unwrap();
-    let mut space = Space::create(&context(&program), 2, 3).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 2, 3).unwrap();
     nix::unistd::close(kept).unwrap();
     let host = Pid::from_raw(space.host_pid().0.cast_signed());
     let usual = getrlimit(Resource::Nofile);
@@ -144,7 +147,7 @@ fn tasks_end_with_the_thread_that_made_the_space_if_that_was_asked_for() {
     let child = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let context = context(&program).kill_when_launcher_ends();
-            let mut space = Space::create(&context, 1, 1).unwrap();
+            let mut space = AddressSpace::create(&context, 1, 1).unwrap();
             start_printing(&mut space, instance(&program, 0, 1, &["wait"])).0
         });
         thread.join().unwrap()

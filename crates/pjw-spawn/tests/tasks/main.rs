@@ -16,7 +16,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use pjw_core::ids::Pid;
-use pjw_spawn::tasks::Space;
+use pjw_spawn::tasks::AddressSpace;
 use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, SpawnStep, Stdio};
 use tempfile::TempDir;
 
@@ -82,7 +82,7 @@ fn line(reader: &mut BufReader<PipeReader>) -> String {
 }
 
 /// Starts a task and returns what it prints first.
-fn start_printing(space: &mut Space, instance: Instance) -> (Child, String) {
+fn start_printing(space: &mut AddressSpace, instance: Instance) -> (Child, String) {
     let (instance, mut output) = with_output(instance);
     let child = space.start(&instance).unwrap();
     drop(instance);
@@ -97,7 +97,7 @@ fn maps(host: Pid) -> String {
 #[test]
 fn a_task_follows_the_pointer_of_another_and_has_its_own_variables() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 2, 2).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 2, 2).unwrap();
     let (first, address) = start_printing(&mut space, instance(&program, 0, 2, &["offer"]));
     let second = space.start(&instance(&program, 1, 2, &["take", &address])).unwrap();
     assert_eq!(second.wait(), Ok(ExitStatus::Code(0)));
@@ -117,7 +117,7 @@ fn tasks_have_their_own_heap_threads_and_thread_local_variables() {
 #[test]
 fn a_task_finds_what_execve_would_give_it_and_random_bytes_of_its_own() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 2, 2).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 2, 2).unwrap();
     let mut bytes = Vec::new();
     for rank in 0..2 {
         let (child, line) = start_printing(&mut space, instance(&program, rank, 2, &["look"]));
@@ -132,7 +132,7 @@ fn a_task_finds_what_execve_would_give_it_and_random_bytes_of_its_own() {
 #[test]
 fn directory_handlers_descriptors_and_environment_of_a_task_are_its_own() {
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 2, 2).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 2, 2).unwrap();
     let (first, said) = start_printing(&mut space, instance(&program, 0, 2, &["change"]));
     assert_eq!(said, "changed");
     let second = space.start(&instance(&program, 1, 2, &["unchanged"])).unwrap();
@@ -148,7 +148,7 @@ fn a_task_inherits_the_descriptors_that_execve_would_leave_open() {
     let kept = fs::File::open("/dev/null").unwrap();
     let kept = nix::fcntl::fcntl(&kept, nix::fcntl::FcntlArg::F_DUPFD(700)).unwrap();
     let _closed = fs::File::open("/dev/null").unwrap();
-    let mut space = Space::create(&context(&program), 3, 3).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 3, 3).unwrap();
     let others: Vec<Child> =
         (0..2).map(|rank| start_printing(&mut space, instance(&program, rank, 3, &["wait"])).0).collect();
     let (child, line) = start_printing(&mut space, instance(&program, 2, 3, &["descriptors"]));
@@ -170,7 +170,7 @@ fn a_task_inherits_the_descriptors_that_execve_would_leave_open() {
 fn a_task_has_the_variable_of_its_own_address_space_alone() {
     let Some(program) = task_program() else { return };
     let context = context(&program).set_environment([("PJW_TASKS", "1000:1")]);
-    let mut space = Space::create(&context, 1, 1).unwrap();
+    let mut space = AddressSpace::create(&context, 1, 1).unwrap();
     let (child, line) = start_printing(&mut space, instance(&program, 0, 1, &["variables"]));
     assert_eq!(child.wait(), Ok(ExitStatus::Code(0)));
     assert_eq!(line, "1");
@@ -180,7 +180,7 @@ fn a_task_has_the_variable_of_its_own_address_space_alone() {
 fn a_task_whose_streams_do_not_fit_the_host_is_not_started_and_the_next_one_is() {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let Some(program) = task_program() else { return };
-    let mut space = Space::create(&context(&program), 1, 2).unwrap();
+    let mut space = AddressSpace::create(&context(&program), 1, 2).unwrap();
     let host = Pid::from_raw(space.host_pid().0.cast_signed());
     let usual = rustix::process::getrlimit(Resource::Nofile);
     prlimit(host, Resource::Nofile, Rlimit { current: Some(3), ..usual }).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use pjw_spawn::tasks::Space;
+use pjw_spawn::tasks::AddressSpace;
 use pjw_spawn::{Context, Credentials, ExitStatus, Instance};
 
 use super::{Program, compile, context, instance, task_program};
@@ -121,10 +121,10 @@ fn more_mappings_than_an_address_space_may_have_are_refused_before_the_first_tas
 fn of_tasks_and_templates_the_last_call_counts() {
     let Some(program) = task_program() else { return };
     for with_templates in [Context::use_templates, Context::use_fork_here_templates] {
-        let error = Space::create(&with_templates(context(&program)), 1, 1).unwrap_err().to_string();
+        let error = AddressSpace::create(&with_templates(context(&program)), 1, 1).unwrap_err().to_string();
         assert!(error.contains("a context without Context::share_memory"), "{error}");
         let shared = with_templates(Context::new(&program.path).unwrap()).share_memory().unwrap();
-        assert!(Space::create(&shared, 1, 1).is_ok());
+        assert!(AddressSpace::create(&shared, 1, 1).is_ok());
     }
     // A static program has no template: its instances are started by exec.
     let children = context(&program).use_templates().spawn_n(vec![instance(&program, 0, 1, &["live"])]);
