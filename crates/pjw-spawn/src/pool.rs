@@ -10,7 +10,7 @@ use crate::child::{Child, ExitStatus};
 use crate::context::Context;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
-use crate::proxy::{ForkError, Spare, Template, TemplateError};
+use crate::proxy::{ForkError, SpareProcess, Template, TemplateError};
 use crate::signals::child_status_is_discarded;
 
 /// A group of worker processes, and of spares that replace failed workers. A spare is a process of the same program
@@ -27,7 +27,7 @@ pub struct WorkerPool {
     /// The process from which the workers and the spares are forked.
     template: Template,
     /// The spares that are ready to replace a worker.
-    spares: VecDeque<Spare>,
+    spares: VecDeque<SpareProcess>,
     /// The number of spares that [`WorkerPool::wait`] restores.
     spare_count: usize,
     workers: Vec<Worker>,
@@ -167,8 +167,8 @@ impl WorkerPool {
         self.make_process(|template, workers| template.fork(&workers[index].instance))
     }
 
-    /// Makes a process from the template. If the process of the template has ended, loads the template again and makes the
-    /// process from the new one.
+    /// Makes a process from the template. If the process of the template has ended, loads the template again and makes
+    /// the process from the new one.
     fn make_process<T>(
         &mut self,
         make: impl Fn(&mut Template, &[Worker]) -> Result<T, ForkError>,
@@ -222,8 +222,8 @@ impl WorkerPool {
     /// replacement has failed gives a timeout and calls again.
     ///
     /// # Errors
-    /// If epoll(7) or waitid(2) fails. If `timeout_ms` is `None` and no worker runs, because each has exited with status 0
-    /// or can't be replaced.
+    /// If epoll(7) or waitid(2) fails. If `timeout_ms` is `None` and no worker runs, because each has exited with
+    /// status 0 or can't be replaced.
     pub fn wait(&mut self, timeout_ms: Option<u16>) -> Result<Option<EndedWorker>, WorkerPoolWaitError> {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,

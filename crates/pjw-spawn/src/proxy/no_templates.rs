@@ -22,7 +22,7 @@ pub struct Template(Infallible);
 /// The type of spares on architectures other than x86_64. A spare is a process that was made in advance and is
 /// stopped before `main`. Spares exist only on x86_64, so this type has no values.
 #[derive(Debug)]
-pub struct Spare(Infallible);
+pub struct SpareProcess(Infallible);
 
 /// On architectures other than x86_64, always returns `Ok(None)`, because each process of the program is started by
 /// exec there. On x86_64, the function stops the calling process, and other processes of its program are then forked
@@ -97,7 +97,7 @@ impl Template {
     ///
     /// # Errors
     /// None.
-    pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
+    pub fn make_spare(&mut self) -> Result<SpareProcess, ForkError> {
         match self.0 {}
     }
 
@@ -106,7 +106,7 @@ impl Template {
     ///
     /// # Errors
     /// None.
-    pub fn start_spare(&mut self, _: Spare, _: &Instance) -> Result<Child, ForkError> {
+    pub fn start_spare(&mut self, _: SpareProcess, _: &Instance) -> Result<Child, ForkError> {
         match self.0 {}
     }
 

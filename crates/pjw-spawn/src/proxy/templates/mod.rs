@@ -13,5 +13,5 @@ mod template;
 mod tests;
 
 pub use late::fork_here;
-pub use spare::Spare;
+pub use spare::SpareProcess;
 pub use template::Template;

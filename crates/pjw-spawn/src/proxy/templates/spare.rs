@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 /// process of the program with arguments of its own. The stopped process ends when this value is dropped, or when the
 /// process that made the spare ends.
 #[derive(Debug)]
-pub struct Spare {
+pub struct SpareProcess {
     /// The process of the spare. `None` if the process has become an instance.
     child: Option<Child>,
     channel: Channel,
@@ -34,14 +34,14 @@ impl Template {
     ///
     /// # Errors
     /// The errors of [`Template::fork`].
-    pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
+    pub fn make_spare(&mut self) -> Result<SpareProcess, ForkError> {
         let failed = |errno| ForkError::from(SpawnError { step: SpawnStep::Clone, errno });
         let (channel, other) = Channel::pair().map_err(failed)?;
         self.wait_until_idle()?;
         self.message.make_spare(self.loaded.block, &self.start, other.as_raw_fd());
         self.send()?;
         let child = self.next_child()?;
-        Ok(Spare {
+        Ok(SpareProcess {
             child: Some(child),
             channel,
             image: self.image.clone(),
@@ -58,7 +58,7 @@ impl Template {
     /// # Errors
     /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the process of
     /// the spare has ended.
-    pub fn start_spare(&mut self, mut spare: Spare, instance: &Instance) -> Result<Child, ForkError> {
+    pub fn start_spare(&mut self, mut spare: SpareProcess, instance: &Instance) -> Result<Child, ForkError> {
         let own = self.own_calls(instance)?;
         let strings = self.strings_of(instance);
         self.check_fit(instance, &strings)?;
@@ -93,7 +93,7 @@ impl Template {
     }
 }
 
-impl Drop for Spare {
+impl Drop for SpareProcess {
     fn drop(&mut self) {
         if let Some(child) = &self.child {
             end(child);
