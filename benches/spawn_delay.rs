@@ -1,12 +1,12 @@
-//! Measures the time from the call that starts a process to the process's first instruction, by the process's own clock; the
-//! time from the death of a pool's worker to `main` of the worker that replaces it; and the processes each second that
-//! `pjwctl spawn` starts through the daemon.
+//! Measures the time from the call that starts a process to the process's first instruction, by the process's own
+//! clock; the time from the death of a pool's worker to `main` of the worker that replaces it; and the processes each
+//! second that `pjwctl spawn` starts through the daemon.
 //!
-//! The process is a program without libc: its first system calls read its mask and the time. The peers are bare vfork(2) and
-//! exec in a program of C, without a mask and with one that the process sets in between; posix_spawn(3) without a mask; and
-//! `taskset -c PU PROGRAM`, which is how scripts bind a process. For the rate:
-//! `pjwctl spawn --local`, which asks no daemon, and posix_spawn(3) one after the other. For the pool: a supervisor that
-//! waits for the worker and starts the program again by posix_spawn(3).
+//! The process is a program without libc: its first system calls read its mask and the time. The peers are bare
+//! vfork(2) and exec in a program of C, without a mask and with one that the process sets in between; posix_spawn(3)
+//! without a mask; and `taskset -c PU PROGRAM`, which is how scripts bind a process. For the rate: `pjwctl spawn
+//! --local`, which asks no daemon, and posix_spawn(3) one after the other. For the pool: a supervisor that waits for
+//! the worker and starts the program again by posix_spawn(3).
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -28,7 +28,7 @@ use pjw_benches::setup::Setup;
 use pjw_benches::setup::empty_cgroup::EmptyCgroup;
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::pool::WorkerPool;
-use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 /// The program: it writes records of [`RECORD_SIZE`] bytes to its standard output.
 const SOURCE: &str = include_str!("../crates/pjw-spawn/tests/programs/first_act.c");
@@ -43,8 +43,8 @@ const BARE_WITH_MASK: &str = "bare vfork, mask and exec";
 const POSIX_SPAWN: &str = "posix_spawn without a mask";
 const WRAPPER: &str = "taskset -c PU PROGRAM";
 
-/// Which of `count` ways has this turn in this round. Each way follows each other one equally often: a way that follows taskset
-/// finds cold caches.
+/// Which of `count` ways has this turn in this round. Each way follows each other one equally often: a way that follows
+/// taskset finds cold caches.
 fn at_turn(turn: usize, round: usize, count: usize) -> usize {
     (turn * (1 + round % (count - 1)) + round) % count
 }
@@ -121,8 +121,8 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     Ok(figures)
 }
 
-/// The same time for processes that are born in a cgroup of v2 (`CLONE_INTO_CGROUP`), in turns with those that stay in the
-/// cgroup of the bench.
+/// The same time for processes that are born in a cgroup of v2 (`CLONE_INTO_CGROUP`), in turns with those that stay in
+/// the cgroup of the bench.
 fn delays_in_cgroup(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec<Figure>> {
     let Some(cgroup) = EmptyCgroup::make() else {
         print_line(&format!("{OWN_IN_CGROUP}: not measured, because this user can make no cgroup of v2"))?;
@@ -168,7 +168,7 @@ fn delays_in_cgroup(setup: &Setup, directory: &Path, program: &Path) -> anyhow::
 
 /// Starts of one process by pjw-spawn, on one PU after the other.
 struct OwnStart {
-    context: Context,
+    context: SpawnContext,
     instances: Vec<Instance>,
 }
 
@@ -191,7 +191,7 @@ impl OwnStart {
             placement: Arc::new(Placement { cgroup: cgroup.clone(), ..Placement::on_cpus(CpuSet::from(pu)) }),
             stdio: stdio.clone(),
         };
-        Ok(Self { context: Context::new(program)?, instances: pus.iter().map(on_pu).collect() })
+        Ok(Self { context: SpawnContext::new(program)?, instances: pus.iter().map(on_pu).collect() })
     }
 
     fn start(&self, round: usize) -> anyhow::Result<()> {
@@ -280,8 +280,8 @@ fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> 
     [("p50", 0.5), ("p99", 0.99)].into_iter().map(figure).collect()
 }
 
-/// The processes each second of a group that `pjwctl spawn` starts and waits for, with a daemon that gives the group a job,
-/// and without.
+/// The processes each second of a group that `pjwctl spawn` starts and waits for, with a daemon that gives the group a
+/// job, and without.
 fn rates(setup: &Setup, program: &Path) -> anyhow::Result<Vec<Figure>> {
     let warden = PrivateWarden::start(&setup.programs, &setup.scale.unusable_pus, &setup.interrupt)?;
     let count: u32 = setup.effort.pick(20, 2000);

@@ -1,5 +1,5 @@
-//! Ranks that share memory as threads of one process, as processes, or as tasks in one address space: `ranks.c` beside the
-//! other peers.
+//! Ranks that share memory as threads of one process, as processes, or as tasks in one address space: `ranks.c` beside
+//! the other peers.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, bail, ensure};
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 use super::compiled::compile;
 
@@ -123,7 +123,7 @@ impl RankProgram {
         way: SharingWay,
         work: &RankWork<'_>,
         stdio: &Stdio,
-    ) -> anyhow::Result<(Context, Vec<Instance>)> {
+    ) -> anyhow::Result<(SpawnContext, Vec<Instance>)> {
         let kind = if way == SharingWay::Threads { "threads" } else { "ranks" };
         let path = self.path.to_str().context("the path of the program is no text")?;
         let (count, argument) = (work.count.to_string(), work.argument.to_string());
@@ -135,7 +135,7 @@ impl RankProgram {
         let arguments = Arc::new(Arguments::literal(&arguments)?);
         let number = self.groups.fetch_add(1, Ordering::Relaxed);
         let group = format!("bench.{}.{number}", std::process::id());
-        let context = Context::new(&self.path)?.add_rank_variables().set_variable("PJW_GROUP", group);
+        let context = SpawnContext::new(&self.path)?.add_rank_variables().set_variable("PJW_GROUP", group);
         let context = if way == SharingWay::Tasks { context.share_memory()? } else { context };
         let size = if way == SharingWay::Threads { 1 } else { work.count };
         let all: CpuSet = work.pus.iter().copied().collect();

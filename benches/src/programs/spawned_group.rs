@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 /// A program, and how a group of its processes is started.
 #[derive(Debug)]
 pub struct SpawnedGroup {
-    context: Context,
+    context: SpawnContext,
     arguments: Arc<Arguments>,
     placements: Vec<Arc<Placement>>,
 }
@@ -26,8 +26,8 @@ impl SpawnedGroup {
         environment: &[(String, String)],
         pus: &CpuSet,
     ) -> anyhow::Result<Self> {
-        let context =
-            Context::new(program)?.set_environment(environment.iter().map(|(name, value)| (name, value)));
+        let variables = environment.iter().map(|(name, value)| (name, value));
+        let context = SpawnContext::new(program)?.set_environment(variables);
         let arguments = Arguments::literal(&[program.as_os_str(), argument.as_ref()])?;
         let placements = pus.iter().map(|pu| Arc::new(Placement::on_cpus(CpuSet::from(pu)))).collect();
         Ok(Self { context, arguments: Arc::new(arguments), placements })

@@ -1,5 +1,5 @@
-//! Groups whose start the caller does not wait for. Each has a descriptor that becomes readable when every process has begun
-//! or has failed.
+//! Groups whose start the caller does not wait for. Each has a descriptor that becomes readable when every process has
+//! begun or has failed.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use spawn::{Batch, Child, Context, Instance, SpawnError};
+use spawn::{Batch, Child, Instance, SpawnContext, SpawnError};
 
 use crate::failure::Failure;
 
@@ -26,13 +26,13 @@ static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
 
 /// Starts the instances (the processes of a group) in the background. Returns a file descriptor that identifies the
 /// group for [`collect`].
-pub(crate) fn start(context: Context, instances: Vec<Instance>) -> Result<c_int, Failure> {
+pub(crate) fn start(context: SpawnContext, instances: Vec<Instance>) -> Result<c_int, Failure> {
     let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
     let event = Arc::new(event.map_err(|errno| Failure::of("eventfd", errno))?);
     let fd = event.as_raw_fd();
     let waker = Arc::clone(&event);
     // The thread comes first: if it can't be made, no process has been started of which nobody would know.
-    let (started, start) = mpsc::channel::<(Context, Batch)>();
+    let (started, start) = mpsc::channel::<(SpawnContext, Batch)>();
     let thread = std::thread::Builder::new().name("pspawn".into()).spawn(move || {
         let Ok((context, batch)) = start.recv() else { return Results::new() };
         let results = batch.into_results();

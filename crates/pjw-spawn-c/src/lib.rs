@@ -1,5 +1,5 @@
-//! libpjw_spawn.so: the crate pjw-spawn for C programs. `include/pjw_spawn.h` and the manual page pjw_spawn(3) describe the
-//! functions that start groups of processes. `include/pjw_farm.h` and pjw_farm(3) describe farms.
+//! libpjw_spawn.so: the crate pjw-spawn for C programs. `include/pjw_spawn.h` and the manual page pjw_spawn(3) describe
+//! the functions that start groups of processes. `include/pjw_farm.h` and pjw_farm(3) describe farms.
 //!
 //! The names are those of the pspawn slides ("Optimizing Latency and Throughput for Spawning Processes on Massively
 //! Multicore Processors"). Each function reads the caller's arguments, which may be anything, before it starts a process.
@@ -19,7 +19,7 @@ use std::ptr;
 
 use libc::{cpu_set_t, pid_t};
 use pjw_core::cpuset::{CpuSet, Pu};
-use spawn::Context;
+use spawn::SpawnContext;
 
 use crate::arguments::{Lists, read_masks};
 use crate::failure::{Failure, returned};
@@ -35,7 +35,7 @@ pub struct PspawnContext {
 
 /// What a context of C holds.
 struct ContextOnCpu {
-    context: Context,
+    context: SpawnContext,
     /// `None` for the CPUs of the calling thread.
     cpus: Option<CpuSet>,
 }
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn pspawn_context_create(
         // SAFETY: the caller gives a C string.
         let path = Path::new(std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
         let cpus = if core == -1 { None } else { Some(read_core(core)?) };
-        let context = Context::new(path)?;
+        let context = SpawnContext::new(path)?;
         let arguments = Lists::one(path.as_os_str());
         let masks = cpus.iter().cloned().collect();
         context.check_instances(
@@ -290,7 +290,7 @@ unsafe fn read_call(
     count: c_uint,
     masks: Vec<CpuSet>,
     flags: c_int,
-) -> Result<(Context, Group), Failure> {
+) -> Result<(SpawnContext, Group), Failure> {
     const ARGV_EACH: c_int = 1;
     const ENVP_EACH: c_int = 2;
     const FORK_LATE: c_int = 4;
@@ -312,7 +312,7 @@ unsafe fn read_call(
     // Like execve(2), and unlike execvp(3), the call does not search PATH.
     let path =
         if path.as_bytes().contains(&b'/') { path.to_owned() } else { Path::new(".").join(path).into() };
-    let mut context = Context::new(path)?;
+    let mut context = SpawnContext::new(path)?;
     if !environments.is_empty() {
         context = context.set_environment::<&str, &str>([]);
     }

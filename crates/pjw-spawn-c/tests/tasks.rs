@@ -1,5 +1,5 @@
-//! Programs of C that use pjw_tasks.h: `tasks.c` checks its functions, and the example in `examples/stencil.c` computes the same
-//! with and without a shared address space.
+//! Programs of C that use pjw_tasks.h: `tasks.c` checks its functions, and the example in `examples/stencil.c` computes
+//! the same with and without a shared address space.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // a test may fail
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use spawn::{Arguments, Context, ExitStatus, Instance, Stdio};
+use spawn::{Arguments, ExitStatus, Instance, SpawnContext, Stdio};
 
 /// How many ranks each group has.
 const RANKS: u32 = 4;
@@ -48,7 +48,7 @@ fn run(program: &Path, arguments: &[&str], is_shared: bool) -> String {
 fn run_ranks(program: &Path, arguments: &[&str], is_shared: bool, ranks: u32) -> String {
     let group =
         format!("{}.{is_shared}.{}", std::process::id(), program.display().to_string().replace('/', "_"));
-    let context = Context::new(program).unwrap().add_rank_variables().set_variable("PJW_GROUP", group);
+    let context = SpawnContext::new(program).unwrap().add_rank_variables().set_variable("PJW_GROUP", group);
     let context = if is_shared { context.share_memory().unwrap() } else { context };
     let path = program.to_str().unwrap();
     let arguments: Vec<&str> = std::iter::once(path).chain(arguments.iter().copied()).collect();
@@ -113,7 +113,8 @@ fn page_tables_of_fifty_tasks_are_near_those_of_fifty_threads() {
         figures.sort_by(f64::total_cmp);
         figures[runs / 2]
     };
-    // The address space of the tasks begins as a copy of that of the process that starts them, and other tests run in this one.
+    // The address space of the tasks begins as a copy of that of the process that starts them, and other tests run in
+    // this one.
     let tasks = median(5, &|| {
         let mut own = Command::new(std::env::current_exe().unwrap());
         own.args(["--exact", "fifty_tasks_in_a_process_of_their_own", "--ignored", "--nocapture"]);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_spawn::pool::WorkerPool;
-use pjw_spawn::{Arguments, Context, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Instance, Placement, SpawnContext, Stdio};
 
 const WORKER: &str = "#include <unistd.h>\nint main(void) { write(1, \"x\", 1); for (;;) pause(); }";
 
@@ -34,7 +34,8 @@ fn main() {
         })
         .collect();
     for spares in [0, 2] {
-        let mut pool = WorkerPool::start(&Context::from_path(&program), instances.clone(), spares).unwrap();
+        let context = SpawnContext::from_path(&program);
+        let mut pool = WorkerPool::start(&context, instances.clone(), spares).unwrap();
         reader.read_exact(&mut [0; 4]).unwrap();
         let mut times: Vec<Duration> = (0..count)
             .map(|round| {

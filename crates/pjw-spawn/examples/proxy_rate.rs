@@ -16,7 +16,7 @@ use nix::sys::time::TimeValLike;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use pjw_spawn::proxy::Template;
-use pjw_spawn::{Arguments, Child, Context, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Child, Instance, Placement, SpawnContext, Stdio};
 
 const TRUE: &str = "int main(void) { return 0; }";
 const FORK_LOOP: &str = r#"
@@ -100,7 +100,7 @@ fn run(program: &Path, arguments: &[&str]) {
 }
 
 fn proxy(program: &Path, count: u32, pins: bool) {
-    let context = Context::from_path(program);
+    let context = SpawnContext::from_path(program);
     let arguments = Arc::new(Arguments::parse(&[program.as_os_str()]).unwrap());
     let on = |list: &str| Arc::new(Placement::on_cpus(list.parse().unwrap()));
     let placements = if pins { [on("0"), on("1")] } else { [on("0-1"), on("0-1")] };
@@ -199,7 +199,7 @@ fn end_now() -> ! {
 
 fn late_proxy(count: u32) {
     let program = std::env::current_exe().unwrap();
-    let context = Context::from_path(&program).set_variable("PJW_LATE", "template");
+    let context = SpawnContext::from_path(&program).set_variable("PJW_LATE", "template");
     let arguments = Arc::new(Arguments::parse(&["late", "%r"]).unwrap());
     let placements = ["0", "1"].map(|list| Arc::new(Placement::on_cpus(list.parse().unwrap())));
     let instance = |rank: u32| Instance {

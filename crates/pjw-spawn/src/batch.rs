@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use crate::checks::CheckError;
 use crate::checks::room::raise_descriptor_limit;
 use crate::child::Child;
-use crate::context::Context;
+use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, TemplateError};
@@ -35,11 +35,11 @@ const THREAD_STACK_BYTES: usize = 256 * 1024;
 /// that are started by exec.
 const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
-/// A group of processes (instances) of one program that are being started. [`Context::start`] returns a batch.
+/// A group of processes (instances) of one program that are being started. [`SpawnContext::start`] returns a batch.
 /// Threads of the calling process, called spawner threads, start the instances.
 ///
-/// As an iterator, a batch waits for the next instance that was started or failed to start. It returns the index of
-/// the instance in the list that [`Context::start`] received, with the process ([`Child`]) or the error. For poll(2),
+/// As an iterator, a batch waits for the next instance that was started or failed to start. It returns the index of the
+/// instance in the list that [`SpawnContext::start`] received, with the process ([`Child`]) or the error. For poll(2),
 /// a batch has a file descriptor ([`AsFd`]), which is readable when results have arrived. The caller then calls
 /// [`Batch::next_ready_result`] until it returns `None`.
 ///
@@ -70,16 +70,16 @@ pub struct Batch {
     busy: Option<(Duration, Duration)>,
 }
 
-impl Context {
+impl SpawnContext {
     /// Begins to start one process for each element of `instances`, and returns without waiting for the starts. The
     /// returned [`Batch`] gives the results. Threads of the calling process, called spawner threads, start the
-    /// processes. If the context has replicas ([`Context::set_replicas`]), the call waits until the files of the
-    /// program have been copied. If the processes share memory ([`Context::share_memory`]), the call waits until
+    /// processes. If the context has replicas ([`SpawnContext::set_replicas`]), the call waits until the files of the
+    /// program have been copied. If the processes share memory ([`SpawnContext::share_memory`]), the call waits until
     /// their address space exists. The soft limit of open descriptors of the calling process is raised if it is too
     /// low for the new processes.
     ///
     /// # Errors
-    /// If [`Context::check_instances`] fails, or if a resource for the batch can't be created. No process is started
+    /// If [`SpawnContext::check_instances`] fails, or if a resource for the batch can't be created. No process is started
     /// then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
         self.check_instances(&instances)?;
@@ -130,11 +130,11 @@ impl Context {
     /// failed to start. Returns one result for each element, in the same order.
     ///
     /// If `instances` has a single element, the calling thread starts the process itself, and keeps its own affinity
-    /// mask and memory policy. Exception: with [`Context::kill_when_launcher_ends`], [`Context::set_replicas`] or
-    /// [`Context::share_memory`], another thread starts the process.
+    /// mask and memory policy. Exception: with [`SpawnContext::kill_when_launcher_ends`],
+    /// [`SpawnContext::set_replicas`] or [`SpawnContext::share_memory`], another thread starts the process.
     ///
     /// # Errors
-    /// The errors of [`Context::start`]. No process is started then.
+    /// The errors of [`SpawnContext::start`]. No process is started then.
     pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
         match &instances[..] {
             [instance] if self.needs_no_thread() => {
@@ -149,7 +149,7 @@ impl Context {
     /// Starts one process of the program. Waits until the process has begun the program or has failed to start.
     ///
     /// # Errors
-    /// - The outer error: a check of [`Context::check_instances`] has failed, or a resource such as a descriptor is
+    /// - The outer error: a check of [`SpawnContext::check_instances`] has failed, or a resource such as a descriptor is
     ///   missing. No process was created.
     /// - The inner error: the start of the process has failed after these checks. The error contains the failed step.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
@@ -158,7 +158,7 @@ impl Context {
     }
 }
 
-impl Context {
+impl SpawnContext {
     /// Whether the calling thread can start a single instance itself. An instance that ends with its launcher needs a
     /// thread that lives as long as the context, and replicas need one with a mount namespace of its own.
     fn needs_no_thread(&self) -> bool {
@@ -229,7 +229,7 @@ fn space_of(
 
 impl Batch {
     /// Waits until each instance (process) of the batch has begun its program or has failed to start. Returns one
-    /// result for each instance, in the order of the list that [`Context::start`] received.
+    /// result for each instance, in the order of the list that [`SpawnContext::start`] received.
     ///
     /// In two cases, the result of an instance is the error `ECANCELED`: the instance was not started because of
     /// [`Batch::cancel`], or the caller has already taken the result of the instance from the batch.
@@ -253,7 +253,7 @@ impl Batch {
     }
 
     /// Returns the next result of the batch without waiting. A result is the index of an instance in the list that
-    /// [`Context::start`] received, with the process or the error. `None` if no result is available now.
+    /// [`SpawnContext::start`] received, with the process or the error. `None` if no result is available now.
     /// [`Batch::is_finished`] then says whether more results will follow.
     pub fn next_ready_result(&mut self) -> Option<InstanceResult> {
         self.next_result(false)
@@ -265,7 +265,7 @@ impl Batch {
     /// instances by exec. If several threads have failed to make a template, returns the reason for the first one.
     ///
     /// `None` if no thread has failed so far. Always `None` if the context uses no templates
-    /// ([`Context::use_templates`]).
+    /// ([`SpawnContext::use_templates`]).
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
@@ -332,7 +332,7 @@ impl Batch {
     /// Starts a spawner thread. The thread reports whether it has the address space that it needs for tasks.
     fn start_spawner(
         &mut self,
-        context: &Context,
+        context: &SpawnContext,
         indexes: Vec<usize>,
         entry: Option<Entry>,
     ) -> mpsc::Receiver<Result<(), AddressSpaceError>> {
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn the_spawners_and_their_templates_are_counted() {
-        let context = Context::new("true").unwrap().set_max_spawner_threads(2);
+        let context = SpawnContext::new("true").unwrap().set_max_spawner_threads(2);
         assert_eq!(context.starter_count(&instances(&[0, 0])), 1);
         assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2);
         let context = context.use_templates();

@@ -23,9 +23,9 @@ use crate::tasks::{directory, image::Image, room::AddressSpaceError};
 /// program, the environment, the credentials and the working directory. The processes are the instances of a group.
 /// Each [`Instance`] adds what is different for one process, such as its arguments.
 ///
-/// If [`Context::kill_when_launcher_ends`] was called, dropping this value kills the instances.
+/// If [`SpawnContext::kill_when_launcher_ends`] was called, dropping this value kills the instances.
 #[derive(Debug)]
-pub struct Context {
+pub struct SpawnContext {
     /// The properties that all instances share.
     pub(crate) setup: Arc<Setup>,
     /// The maximum number of threads that start the instances of a batch.
@@ -36,7 +36,7 @@ pub struct Context {
 
 /// The copy has the same properties. It has started no process: dropping it kills no process that the original has
 /// started, and the other way round.
-impl Clone for Context {
+impl Clone for SpawnContext {
     fn clone(&self) -> Self {
         Self {
             setup: Arc::clone(&self.setup),
@@ -46,7 +46,7 @@ impl Clone for Context {
     }
 }
 
-impl Context {
+impl SpawnContext {
     /// Makes a context, which starts processes of the program `program` with an environment that is prepared in
     /// advance. `program` is a path, or a name without a slash, which is searched in the directories of `PATH`. The
     /// arguments of each process are in its [`Instance`].
@@ -63,7 +63,7 @@ impl Context {
         Ok(Self::from_path(&path))
     }
 
-    /// Makes a context, which starts processes of the program in the file `program`. Unlike [`Context::new`], this
+    /// Makes a context, which starts processes of the program in the file `program`. Unlike [`SpawnContext::new`], this
     /// function does not search `PATH` and checks nothing. If the file does not exist or can't be executed, each
     /// start of a process fails.
     #[must_use]
@@ -89,7 +89,7 @@ impl Context {
     /// Sets the whole environment of the processes that will be started: `variables` contains the name and the value
     /// of each variable. The processes do not inherit the environment of the caller then. A variable with a NUL byte
     /// is left out. The variable `PJW_TASKS` is also left out, because pjw itself sets this variable for processes
-    /// that share memory ([`Context::share_memory`]).
+    /// that share memory ([`SpawnContext::share_memory`]).
     #[must_use]
     pub fn set_environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         mut self,
@@ -130,7 +130,7 @@ impl Context {
 
     /// Sets the user and the groups as which the processes will run. Without this call, they run as the user and the
     /// groups of the caller. The caller needs `CAP_SETUID` and `CAP_SETGID` when it starts the processes. Processes
-    /// that share memory ([`Context::share_memory`]) can't be started with other credentials: the start fails.
+    /// that share memory ([`SpawnContext::share_memory`]) can't be started with other credentials: the start fails.
     #[must_use]
     pub fn set_credentials(mut self, credentials: Credentials) -> Self {
         self.setup_mut().credentials = Some(credentials);
@@ -168,7 +168,7 @@ impl Context {
     /// [`Batch::fork_error`](crate::Batch::fork_error) then returns the reason. If the program can't have a template,
     /// all instances are started by exec, and [`Batch::template_error`](crate::Batch::template_error) returns the
     /// reason. A batch with a single instance uses no template. This call undoes an earlier call of
-    /// [`Context::share_memory`].
+    /// [`SpawnContext::share_memory`].
     #[must_use]
     pub fn use_templates(self) -> Self {
         self.with_templates(TemplateKind::Linked)
@@ -176,8 +176,8 @@ impl Context {
 
     /// Configures this context so that its processes (instances) will share one address space. Such processes are
     /// called [tasks](crate::tasks). The program must be for x86-64, and must be a static executable that runs at any
-    /// address (linked with `-static-pie`). Undoes earlier calls of [`Context::use_templates`],
-    /// [`Context::use_fork_here_templates`] and [`Context::set_replicas`].
+    /// address (linked with `-static-pie`). Undoes earlier calls of [`SpawnContext::use_templates`],
+    /// [`SpawnContext::use_fork_here_templates`] and [`SpawnContext::set_replicas`].
     ///
     /// # Errors
     /// [`CheckError::AddressSpace`] if the program can't run as a task. The error contains the reason.
@@ -194,7 +194,7 @@ impl Context {
     }
 
     /// Returns whether the processes (instances) of this context will share one address space
-    /// ([`Context::share_memory`]).
+    /// ([`SpawnContext::share_memory`]).
     #[must_use]
     pub fn shares_memory(&self) -> bool {
         self.setup.image.is_some()
@@ -204,7 +204,7 @@ impl Context {
     /// a part of the program. The template is a process of the program that runs until it calls
     /// [`fork_here`](crate::proxy::fork_here), and stops in this call. Each instance continues after this call, with
     /// the memory and the open files that the template has at the call. In all other respects, this function is like
-    /// [`Context::use_templates`]. Undoes an earlier call of [`Context::share_memory`].
+    /// [`SpawnContext::use_templates`]. Undoes an earlier call of [`SpawnContext::share_memory`].
     #[must_use]
     pub fn use_fork_here_templates(self) -> Self {
         self.with_templates(TemplateKind::Late)
@@ -215,10 +215,10 @@ impl Context {
     /// node uses the original files. In the mount namespace of the instance, the copies are mounted over the files.
     /// The caller does not see the copies.
     ///
-    /// [`Context::start`] makes the copies. They are removed after the last instance has ended. One thread starts all
-    /// instances of a NUMA node, so [`Context::set_max_spawner_threads`] has no effect.
+    /// [`SpawnContext::start`] makes the copies. They are removed after the last instance has ended. One thread starts
+    /// all instances of a NUMA node, so [`SpawnContext::set_max_spawner_threads`] has no effect.
     ///
-    /// Undoes an earlier call of [`Context::share_memory`].
+    /// Undoes an earlier call of [`SpawnContext::share_memory`].
     #[must_use]
     pub fn set_replicas(mut self, replicas: Replicas) -> Self {
         let setup = self.setup_mut();
@@ -237,7 +237,7 @@ impl Context {
         self
     }
 
-    /// Returns the path of the program whose processes this context starts. If [`Context::new`] received a name
+    /// Returns the path of the program whose processes this context starts. If [`SpawnContext::new`] received a name
     /// without a slash, returns the path that was found in `PATH`.
     #[must_use]
     pub fn program_path(&self) -> &CStr {
@@ -256,11 +256,11 @@ impl Context {
     /// - The affinity mask of each instance is not empty, and is inside the mask of the caller.
     /// - The arguments and the environment are within the limits of execve(2). This check fails only if they are too
     ///   large for every instance. If they are too large for some instances, only the starts of these instances fail.
-    /// - If the instances are to share memory ([`Context::share_memory`]), one address space has room for all of
+    /// - If the instances are to share memory ([`SpawnContext::share_memory`]), one address space has room for all of
     ///   them.
-    /// - There is enough free memory for the copies that [`Context::set_replicas`] requests.
+    /// - There is enough free memory for the copies that [`SpawnContext::set_replicas`] requests.
     /// - The limits on the number of processes allow all instances, and the threads and processes that start the
-    ///   instances ([`Context::starter_count`]). This is not checked for a single instance.
+    ///   instances ([`SpawnContext::starter_count`]). This is not checked for a single instance.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.
@@ -268,12 +268,12 @@ impl Context {
         checks::check(&self.setup, instances, self.starter_count(instances))
     }
 
-    /// Returns how many threads and processes [`Context::start`] uses to start `instances`. The limits on the number
+    /// Returns how many threads and processes [`SpawnContext::start`] uses to start `instances`. The limits on the number
     /// of processes count all of these:
     ///
     /// - The spawner threads, which start the instances (processes).
     /// - One template for each spawner thread, if the context uses templates. Instances are forked from a template.
-    /// - The process that owns the common address space, if the instances share memory ([`Context::share_memory`]).
+    /// - The process that owns the common address space, if the instances share memory ([`SpawnContext::share_memory`]).
     #[must_use]
     pub fn starter_count(&self, instances: &[Instance]) -> usize {
         let threads = self.spawner_count(instances);

@@ -9,7 +9,7 @@ use crate::template::Arguments;
 
 /// The description of one process that is to be started in a group of processes of the same program: its rank,
 /// arguments, environment variables, placement and standard streams. The properties that all processes of the group
-/// share are in the [`Context`](crate::Context).
+/// share are in the [`SpawnContext`](crate::SpawnContext).
 #[derive(Debug, Clone)]
 pub struct Instance {
     /// The position of the instance in the group, counted from 0.
@@ -20,8 +20,8 @@ pub struct Instance {
     /// should share one `Arc`, which makes their start faster.
     pub arguments: Arc<Arguments>,
     /// The environment variables of this instance only, each as `NAME=value`. They come after the variables that the
-    /// [`Context`](crate::Context) gives to all instances. A name must not occur twice in this list, and must not be
-    /// the name of a variable of the context. This is not checked: getenv(3) then returns the first value.
+    /// [`SpawnContext`](crate::SpawnContext) gives to all instances. A name must not occur twice in this list, and must
+    /// not be the name of a variable of the context. This is not checked: getenv(3) then returns the first value.
     pub variables: Vec<CString>,
     /// The affinity mask, the preferred NUMA node and the cgroup of the instance. Instances with the same
     /// placement should share one `Arc`: then one thread starts them without changing its affinity mask.

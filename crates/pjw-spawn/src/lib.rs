@@ -1,9 +1,10 @@
 //! pjw-spawn starts groups of processes, each on its own CPUs from its first instruction.
 //!
-//! A [`Context`] holds what all instances of a program have in common: the program, the environment, the credentials.
-//! An [`Instance`] is one process of the group: its arguments, its [`Placement`], its streams. [`Context::spawn_n`] returns
-//! when every instance has begun its program or has failed; [`Context::start`] returns at once. The result for each
-//! instance is a [`Child`], or a [`SpawnError`] with the step that failed and its errno.
+//! A [`SpawnContext`] holds what all instances of a program have in common: the program, the environment, the
+//! credentials. An [`Instance`] is one process of the group: its arguments, its [`Placement`], its streams.
+//! [`SpawnContext::spawn_n`] returns when every instance has begun its program or has failed; [`SpawnContext::start`]
+//! returns at once. The result for each instance is a [`Child`], or a [`SpawnError`] with the step that failed and its
+//! errno.
 //!
 //! The crate needs no daemon. The placements must lie inside the caller's own affinity mask.
 //!
@@ -36,7 +37,7 @@ pub use batch::Batch;
 pub use checks::CheckError;
 pub use checks::room::{check_process_limits, raise_descriptor_limit};
 pub use child::{Child, ExitStatus};
-pub use context::Context;
+pub use context::SpawnContext;
 pub use credentials::Credentials;
 pub use failure::{SpawnError, SpawnStep};
 pub use instance::{Instance, Stdio};

@@ -7,7 +7,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use thiserror::Error;
 
 use crate::child::{Child, ExitStatus};
-use crate::context::Context;
+use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, SpareProcess, Template, TemplateError};
@@ -114,7 +114,7 @@ impl WorkerPool {
     /// [`Template`], the process from which workers and spares are forked, and if the calling process ignores
     /// `SIGCHLD`. Workers that were started already are killed then.
     pub fn start(
-        context: &Context,
+        context: &SpawnContext,
         instances: Vec<Instance>,
         spares: usize,
     ) -> Result<Self, WorkerPoolError> {

@@ -10,7 +10,7 @@ use crate::replicate::Replicas;
 use crate::signals::KernelSignals;
 use crate::tasks::image::Image;
 
-/// The parameters that all instances of a [`Context`](crate::Context) have in common.
+/// The parameters that all instances of a [`SpawnContext`](crate::SpawnContext) have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     /// The path of the program.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::{
-    Arguments, Context, Credentials, ExitStatus, Instance, Placement, SpawnError, SpawnStep, Stdio,
+    Arguments, Credentials, ExitStatus, Instance, Placement, SpawnContext, SpawnError, SpawnStep, Stdio,
 };
 use programs::{Record, own_mask, peer_records, program_without_libc, records};
 
@@ -39,7 +39,7 @@ fn anywhere() -> Vec<Arc<Placement>> {
 }
 
 /// Runs one shell script, and returns its output and its end.
-fn run_shell(context: &Context, script: &str) -> (String, ExitStatus) {
+fn run_shell(context: &SpawnContext, script: &str) -> (String, ExitStatus) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let output = Some(Arc::new(OwnedFd::from(writer)));
     let stdio = Stdio { output, ..Stdio::default() };
@@ -59,7 +59,7 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
         return;
     }
     let (program, dir) = program_without_libc();
-    let context = Context::new(&program).unwrap();
+    let context = SpawnContext::new(&program).unwrap();
     let count = 10_000;
     let output = dir.path().join("records");
     let stdio = Stdio {
@@ -94,7 +94,7 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
 #[test]
 fn one_instance_begins_inside_its_part_and_the_mask_of_the_caller_stays() {
     let (program, dir) = program_without_libc();
-    let context = Context::new(&program).unwrap();
+    let context = SpawnContext::new(&program).unwrap();
     let output = dir.path().join("records");
     let stdio = Stdio {
         output: Some(Arc::new(File::options().append(true).create(true).open(&output).unwrap().into())),
@@ -128,7 +128,7 @@ fn each_instance_has_its_own_arguments_and_variables() {
     let placements = one_pu_each();
     let group = instances(5, &["sh", "-c", script, "sh", "%r/%n"], &placements, &stdio);
     drop(stdio);
-    let context = Context::new("sh").unwrap().add_rank_variables();
+    let context = SpawnContext::new("sh").unwrap().add_rank_variables();
     let children = context.spawn_n(group).unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
@@ -146,7 +146,7 @@ fn each_instance_has_its_own_arguments_and_variables() {
 
 #[test]
 fn exit_codes_and_signals_are_reported_also_real_time_signals() {
-    let context = Context::new("sh").unwrap();
+    let context = SpawnContext::new("sh").unwrap();
     assert_eq!(run_shell(&context, "exit 42").1, ExitStatus::Code(42));
     assert_eq!(run_shell(&context, "kill -9 $$").1, ExitStatus::Signal(9));
     assert_eq!(run_shell(&context, "kill -40 $$").1, ExitStatus::Signal(40));
@@ -154,7 +154,7 @@ fn exit_codes_and_signals_are_reported_also_real_time_signals() {
 
 #[test]
 fn the_program_begins_with_the_signals_of_the_caller_and_a_default_sigpipe() {
-    let context = Context::new("sh").unwrap();
+    let context = SpawnContext::new("sh").unwrap();
     let (status, _) = run_shell(&context, "grep -E '^Sig(Blk|Ign)' /proc/self/status");
     let own = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let blocked = own.lines().find(|line| line.starts_with("SigBlk")).unwrap();
@@ -166,7 +166,7 @@ fn the_program_begins_with_the_signals_of_the_caller_and_a_default_sigpipe() {
 #[test]
 fn an_instance_has_the_descriptors_that_any_child_of_the_caller_has() {
     let script = "ls /proc/self/fd";
-    let (descriptors, _) = run_shell(&Context::new("sh").unwrap(), script);
+    let (descriptors, _) = run_shell(&SpawnContext::new("sh").unwrap(), script);
     let other = std::process::Command::new("sh").args(["-c", script]).output().unwrap();
     assert_eq!(descriptors, String::from_utf8(other.stdout).unwrap().trim_end());
 }
@@ -178,7 +178,7 @@ fn streams_may_change_places() {
     let stdio = Stdio { input: None, output: Some(Arc::clone(&writer)), error: Some(writer) };
     let group = instances(1, &["sh", "-c", "echo out; echo err >&2"], &anywhere(), &stdio);
     drop(stdio);
-    Context::new("sh").unwrap().spawn_n(group).unwrap().remove(0).unwrap().wait().unwrap();
+    SpawnContext::new("sh").unwrap().spawn_n(group).unwrap().remove(0).unwrap().wait().unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     assert_eq!(text, "out\nerr\n");
@@ -186,7 +186,7 @@ fn streams_may_change_places() {
 
 #[test]
 fn an_environment_that_is_too_large_for_one_of_ten_fails_that_one_only() {
-    let context = Context::new("true").unwrap();
+    let context = SpawnContext::new("true").unwrap();
     let mut group = instances(10, &["true"], &one_pu_each(), &Stdio::default());
     let large = "x".repeat(200_000);
     group[3].variables.push(std::ffi::CString::new(format!("LARGE={large}")).unwrap());
@@ -208,7 +208,7 @@ fn a_program_that_disappears_after_the_check_is_reported_for_each_instance() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("vanishing");
     std::fs::copy("/bin/true", &program).unwrap();
-    let context = Context::new(&program).unwrap();
+    let context = SpawnContext::new(&program).unwrap();
     std::fs::remove_file(&program).unwrap();
     let results = context.spawn_n(instances(4, &["vanishing"], &one_pu_each(), &Stdio::default())).unwrap();
     for result in results {
@@ -223,7 +223,7 @@ fn a_cgroup_that_is_none_is_the_failed_step() {
     let no_cgroup = File::open("/").unwrap();
     let placement = Placement { cgroup: Some(Arc::new(no_cgroup.into())), ..Placement::default() };
     let group = instances(1, &["true"], &[Arc::new(placement)], &Stdio::default());
-    let error = Context::new("true").unwrap().spawn_n(group).unwrap().remove(0).unwrap_err();
+    let error = SpawnContext::new("true").unwrap().spawn_n(group).unwrap().remove(0).unwrap_err();
     assert_eq!((error.step, error.errno), (SpawnStep::Cgroup, nix::errno::Errno::EBADF));
 }
 
@@ -264,7 +264,7 @@ fn instances_are_born_in_the_cgroup_of_their_placement() {
         println!("skipped: this user can make no cgroup of v2");
         return;
     };
-    for context in [Context::new("cat").unwrap(), Context::new("cat").unwrap().use_templates()] {
+    for context in [SpawnContext::new("cat").unwrap(), SpawnContext::new("cat").unwrap().use_templates()] {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
         let directory = Some(Arc::new(File::open(&cgroup.directory).unwrap().into()));
@@ -285,7 +285,7 @@ fn instances_are_born_in_the_cgroup_of_their_placement() {
 
 #[test]
 fn the_results_of_a_batch_arrive_while_it_goes_on() {
-    let context = Context::new("true").unwrap();
+    let context = SpawnContext::new("true").unwrap();
     let batch = context.start(instances(200, &["true"], &one_pu_each(), &Stdio::default())).unwrap();
     let mut ranks: Vec<usize> = Vec::new();
     for (rank, result) in batch {
@@ -298,7 +298,7 @@ fn the_results_of_a_batch_arrive_while_it_goes_on() {
 
 #[test]
 fn instances_end_with_their_context_if_they_are_to() {
-    let context = Context::new("sleep").unwrap().kill_when_launcher_ends();
+    let context = SpawnContext::new("sleep").unwrap().kill_when_launcher_ends();
     let children =
         context.spawn_n(instances(4, &["sleep", "1000"], &one_pu_each(), &Stdio::default())).unwrap();
     let children: Vec<_> = children.into_iter().map(Result::unwrap).collect();
@@ -311,7 +311,7 @@ fn instances_end_with_their_context_if_they_are_to() {
 const OTHER_USER: Credentials = Credentials { uid: 65_533, gid: 65_532, groups: Vec::new() };
 
 /// Starts two instances of a shell script by a context. Returns what they have printed, and the number of forks.
-fn run_two(context: &Context, script: &str) -> (String, usize) {
+fn run_two(context: &SpawnContext, script: &str) -> (String, usize) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
     let group = instances(2, &["sh", "-c", script], &anywhere(), &stdio);
@@ -328,9 +328,9 @@ fn run_two(context: &Context, script: &str) -> (String, usize) {
 }
 
 /// A context whose instances execute the program, and one whose instances are forks, with the number of forks among two.
-fn executed_and_forked(setup: impl Fn(Context) -> Context) -> [(Context, usize); 2] {
+fn executed_and_forked(setup: impl Fn(SpawnContext) -> SpawnContext) -> [(SpawnContext, usize); 2] {
     let forks = if cfg!(target_arch = "x86_64") { 2 } else { 0 };
-    let context = || setup(Context::new("sh").unwrap());
+    let context = || setup(SpawnContext::new("sh").unwrap());
     [(context(), 0), (context().use_templates(), forks)]
 }
 
@@ -342,7 +342,7 @@ fn instances_have_the_user_and_the_groups_of_their_context() {
     }
     let groups = vec![7, 8];
     let with_user =
-        |context: Context| context.set_credentials(Credentials { groups: groups.clone(), ..OTHER_USER });
+        |context: SpawnContext| context.set_credentials(Credentials { groups: groups.clone(), ..OTHER_USER });
     for (context, forks) in executed_and_forked(with_user) {
         let (text, forked) = run_two(&context, "echo $(id -ru) $(id -u) $(id -rg) $(id -g) $(id -G)");
         assert_eq!(text, "65533 65533 65532 65532 65532 7 8\n".repeat(2));
@@ -363,7 +363,7 @@ fn leave_root() {
 
 #[test]
 fn a_user_without_privileges_may_not_take_another_user() {
-    let context = Context::new("true").unwrap().set_credentials(OTHER_USER);
+    let context = SpawnContext::new("true").unwrap().set_credentials(OTHER_USER);
     let refused = std::thread::spawn(move || {
         leave_root();
         let instance = instances(1, &["true"], &anywhere(), &Stdio::default()).remove(0);
@@ -382,7 +382,7 @@ fn instances_begin_in_the_directory_of_their_context() {
         assert_eq!(run_two(&context, "pwd -P"), (format!("{0}\n{0}\n", path.display()), forks));
     }
     let own = std::env::current_dir().unwrap().canonicalize().unwrap();
-    assert_eq!(run_shell(&Context::new("sh").unwrap(), "pwd -P").0, own.display().to_string());
+    assert_eq!(run_shell(&SpawnContext::new("sh").unwrap(), "pwd -P").0, own.display().to_string());
 }
 
 #[test]

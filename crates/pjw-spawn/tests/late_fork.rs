@@ -5,7 +5,7 @@ use std::io::{Read, Write, pipe};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 const MODE: &str = "PJW_TEST_MODE";
 
@@ -76,8 +76,8 @@ fn program_with_threads() {
     std::process::exit(5);
 }
 
-fn context(mode: &str) -> Context {
-    Context::from_path(&std::env::current_exe().unwrap()).set_variable(MODE, mode)
+fn context(mode: &str) -> SpawnContext {
+    SpawnContext::from_path(&std::env::current_exe().unwrap()).set_variable(MODE, mode)
 }
 
 fn instance(rank: u32, arguments: &[&str]) -> Instance {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_spawn::proxy::{ForkError, TemplateError};
-use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 use programs::{own_mask, program_without_libc, records};
 
@@ -35,14 +35,14 @@ fn instances(count: u32, output: &std::path::Path) -> Vec<Instance> {
 
 /// Starts `count` instances of a context, and checks that each ran its first instruction inside its own part. Returns how
 /// many are forks, and why there is no template.
-fn check_group(context: &Context, count: u32) -> (usize, Option<TemplateError>) {
+fn check_group(context: &SpawnContext, count: u32) -> (usize, Option<TemplateError>) {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("records");
     check_instances(context, instances(count, &output), &output)
 }
 
 fn check_instances(
-    context: &Context,
+    context: &SpawnContext,
     instances: Vec<Instance>,
     output: &std::path::Path,
 ) -> (usize, Option<TemplateError>) {
@@ -68,7 +68,7 @@ fn check_instances(
 #[test]
 fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
     let (program, _dir) = program_without_libc();
-    let context = Context::new(&program).unwrap().add_rank_variables().use_templates();
+    let context = SpawnContext::new(&program).unwrap().add_rank_variables().use_templates();
     for (count, forked) in [(1, 0), (2, 2), (7, 7), (10_000, 10_000)] {
         assert_eq!(check_group(&context, count), (forked, None));
     }
@@ -78,7 +78,7 @@ fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
 #[test]
 fn a_part_with_one_instance_of_a_group_has_a_template_too() {
     let (program, dir) = program_without_libc();
-    let context = Context::new(&program).unwrap().use_templates().set_max_spawner_threads(2);
+    let context = SpawnContext::new(&program).unwrap().use_templates().set_max_spawner_threads(2);
     let output = dir.path().join("records");
     let mut group = instances(16, &output);
     let cpus = CpuSet::from(own_mask().iter().next().unwrap());
@@ -91,7 +91,7 @@ fn a_part_with_one_instance_of_a_group_has_a_template_too() {
 
 #[test]
 fn an_instance_that_differs_from_the_template_is_executed_and_is_not_counted_as_a_fork() {
-    let context = Context::new("true").unwrap().use_templates();
+    let context = SpawnContext::new("true").unwrap().use_templates();
     let directory = tempfile::tempdir().unwrap();
     let mut group = instances(6, &directory.path().join("output"));
     let arguments = Arc::new(Arguments::parse(&["true"]).unwrap());
@@ -110,6 +110,6 @@ fn a_program_that_can_have_no_template_is_executed_and_the_cause_is_told() {
     use std::os::unix::fs::PermissionsExt;
     let (program, _dir) = program_without_libc();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-    let context = Context::new(&program).unwrap().use_templates();
+    let context = SpawnContext::new(&program).unwrap().use_templates();
     assert_eq!(check_group(&context, 10), (0, Some(TemplateError::Privileged)));
 }

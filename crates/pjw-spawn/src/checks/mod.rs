@@ -13,8 +13,8 @@ use crate::replicate::Replicas;
 use crate::setup::Setup;
 use crate::tasks::room::check_room;
 
-/// Makes all checks that are possible before a process is started ([`crate::Context::check_instances`]). `starters` is
-/// the number of threads and processes that start the instances.
+/// Makes all checks that are possible before a process is started ([`crate::SpawnContext::check_instances`]).
+/// `starters` is the number of threads and processes that start the instances.
 pub(crate) fn check(setup: &Setup, instances: &[Instance], starters: usize) -> Result<(), CheckError> {
     if instances.is_empty() {
         return Err(CheckError::NoInstances);

@@ -25,9 +25,9 @@ struct Limit {
 }
 
 /// Checks whether the limits on the number of processes allow `instances` more processes, and `starters` more threads
-/// and processes that start them. [`crate::Context::starter_count`] returns the number of starters. The kernel counts
-/// a thread as a process. The limits are those of the system, of the caller's user, and of the cgroups that contain
-/// the caller. A limit that can't be read is not checked.
+/// and processes that start them. [`crate::SpawnContext::starter_count`] returns the number of starters. The kernel
+/// counts a thread as a process. The limits are those of the system, of the caller's user, and of the cgroups that
+/// contain the caller. A limit that can't be read is not checked.
 ///
 /// # Errors
 /// [`CheckError::ProcessLimit`] if a limit is too low.
@@ -67,9 +67,9 @@ fn check_limits(
 }
 
 /// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process if this limit does not allow
-/// `additional_descriptors` more descriptors. [`crate::Context::start`] calls this function, because each started
+/// `additional_descriptors` more descriptors. [`crate::SpawnContext::start`] calls this function, because each started
 /// process needs a pidfd. The started processes do not get the raised limit. Their limit is that of the calling
-/// process when the [`crate::Context`] was made.
+/// process when the [`crate::SpawnContext`] was made.
 ///
 /// # Errors
 /// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be

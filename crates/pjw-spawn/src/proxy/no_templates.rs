@@ -10,7 +10,7 @@ use pjw_core::ids::Pid;
 use super::parameters::InstanceParameters;
 use super::refusal::{ForkError, ForkHereError, TemplateError};
 use crate::child::Child;
-use crate::context::Context;
+use crate::context::SpawnContext;
 use crate::instance::Instance;
 use crate::setup::Setup;
 
@@ -40,7 +40,7 @@ impl Template {
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
-    pub fn load(_: &Context, _: &Instance) -> Result<Self, TemplateError> {
+    pub fn load(_: &SpawnContext, _: &Instance) -> Result<Self, TemplateError> {
         Err(TemplateError::Unsupported)
     }
 
@@ -50,7 +50,7 @@ impl Template {
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
-    pub fn load_until_fork_here(_: &Context, _: &Instance) -> Result<Self, TemplateError> {
+    pub fn load_until_fork_here(_: &SpawnContext, _: &Instance) -> Result<Self, TemplateError> {
         Err(TemplateError::Unsupported)
     }
 

@@ -35,7 +35,7 @@ impl InstanceParameters {
 
     /// Returns the environment variables that only this instance (a process that was forked from a template) has.
     /// Each has the form `NAME=value`. [`fork_here`](super::fork_here) has already set them in the environment. The
-    /// variables that all instances have from their [`crate::Context`] are not returned.
+    /// variables that all instances have from their [`crate::SpawnContext`] are not returned.
     pub fn variables(&self) -> impl Iterator<Item = &'static CStr> + use<> {
         self.variable_pointers().map(text)
     }

@@ -1,7 +1,7 @@
 //! The copies of files on a node.
 //!
-//! The tmpfs has no mount point outside of the namespace of its thread: it is gone with the thread and its last instance, in
-//! whatever way they end.
+//! The tmpfs has no mount point outside of the namespace of its thread: it is gone with the thread and its last
+//! instance, in whatever way they end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -139,8 +139,9 @@ impl Replicas {
     /// namespace, where the copies are mounted over the files. The thread stays in this namespace. The processes that
     /// the thread starts afterwards are also in this namespace and use the copies.
     ///
-    /// The caller needs `CAP_SYS_ADMIN`. [`Context::start`](crate::Context::start) calls this function in each thread
-    /// that starts processes for a NUMA node, if [`Context::set_replicas`](crate::Context::set_replicas) was called.
+    /// The caller needs `CAP_SYS_ADMIN`. [`SpawnContext::start`](crate::SpawnContext::start) calls this function in
+    /// each thread that starts processes for a NUMA node, if
+    /// [`SpawnContext::set_replicas`](crate::SpawnContext::set_replicas) was called.
     ///
     /// # Errors
     /// [`ReplicaError::NotPermitted`] without `CAP_SYS_ADMIN`. [`ReplicaError::Failed`] if a step fails. The thread

@@ -25,7 +25,7 @@ use super::slot::{SlotShape, stack_bytes};
 use super::stack::Auxiliary;
 use crate::child::Child;
 use crate::clone::{CLONE_CLEAR_SIGHAND, CloneArguments};
-use crate::context::Context;
+use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::layout::Layout;
@@ -46,8 +46,8 @@ const COMM_BYTES: usize = 16;
 ///
 /// Dropping this value does not end the tasks. The host ends after the last task.
 ///
-/// If [`Context::kill_when_launcher_ends`] was called before, the kernel kills the tasks when the thread that made this
-/// value (the launcher) ends. Dropping this value then kills the host at once, and the running tasks continue.
+/// If [`SpawnContext::kill_when_launcher_ends`] was called before, the kernel kills the tasks when the thread that made
+/// this value (the launcher) ends. Dropping this value then kills the host at once, and the running tasks continue.
 #[derive(Debug)]
 pub struct AddressSpace {
     setup: Arc<Setup>,
@@ -65,18 +65,22 @@ pub struct AddressSpace {
 
 impl AddressSpace {
     /// Makes an address space for tasks (processes that share their memory) of the program of `context`. The caller
-    /// must have called [`Context::share_memory`]. `capacity` is the maximum number of tasks that run at the same
+    /// must have called [`SpawnContext::share_memory`]. `capacity` is the maximum number of tasks that run at the same
     /// time. The rank of each task must be less than `rank_count`.
     ///
-    /// The tasks become children of the calling process. With [`Context::kill_when_launcher_ends`], the kernel kills
+    /// The tasks become children of the calling process. With [`SpawnContext::kill_when_launcher_ends`], the kernel kills
     /// the tasks when the calling thread ends.
     ///
     /// # Errors
-    /// - [`AddressSpaceError::Unsupported`] if the caller has not called [`Context::share_memory`] for `context`, or has
-    ///   called [`Context::set_credentials`].
+    /// - [`AddressSpaceError::Unsupported`] if the caller has not called [`SpawnContext::share_memory`] for `context`,
+    ///   or has called [`SpawnContext::set_credentials`].
     /// - [`AddressSpaceError::Room`] if a limit does not allow `capacity` tasks.
     /// - [`AddressSpaceError::Host`] if the process that owns the address space can't be started.
-    pub fn create(context: &Context, capacity: usize, rank_count: u32) -> Result<Self, AddressSpaceError> {
+    pub fn create(
+        context: &SpawnContext,
+        capacity: usize,
+        rank_count: u32,
+    ) -> Result<Self, AddressSpaceError> {
         Self::of_setup(Arc::clone(&context.setup), capacity, rank_count)
     }
 
@@ -84,7 +88,7 @@ impl AddressSpace {
     pub(crate) fn of_setup(setup: Arc<Setup>, capacity: usize, size: u32) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
-            return Err(AddressSpaceError::Unsupported("a context without Context::share_memory"));
+            return Err(AddressSpaceError::Unsupported("a context without SpawnContext::share_memory"));
         };
         if setup.credentials.is_some() {
             return Err(AddressSpaceError::Unsupported("another user or group"));

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use pjw_core::ids::Pid;
 use pjw_spawn::tasks::AddressSpace;
-use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, SpawnStep, Stdio};
+use pjw_spawn::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, SpawnStep, Stdio};
 use tempfile::TempDir;
 
 /// A compiled program. It is removed with the directory.
@@ -51,8 +51,8 @@ fn task_program() -> Option<Program> {
     compile("task.c", &["-O1", "-Wall", "-Wextra", "-static-pie"])
 }
 
-fn context(program: &Program) -> Context {
-    Context::new(&program.path).unwrap().add_rank_variables().share_memory().unwrap()
+fn context(program: &Program) -> SpawnContext {
+    SpawnContext::new(&program.path).unwrap().add_rank_variables().share_memory().unwrap()
 }
 
 fn instance(program: &Program, rank: u32, size: u32, arguments: &[&str]) -> Instance {

@@ -5,13 +5,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use pjw_spawn::tasks::AddressSpace;
-use pjw_spawn::{Context, Credentials, ExitStatus, Instance};
+use pjw_spawn::{Credentials, ExitStatus, Instance, SpawnContext};
 
 use super::{Program, compile, context, instance, task_program};
 
 /// The message of the refusal of a program, which begins with its path.
 fn refusal(path: &Path) -> String {
-    let error = Context::new(path).unwrap().share_memory().unwrap_err().to_string();
+    let error = SpawnContext::new(path).unwrap().share_memory().unwrap_err().to_string();
     let begin = format!("the program {} can't share its memory with others: ", path.display());
     error.strip_prefix(&begin).unwrap_or_else(|| panic!("{error}")).to_owned()
 }
@@ -120,10 +120,10 @@ fn more_mappings_than_an_address_space_may_have_are_refused_before_the_first_tas
 #[test]
 fn of_tasks_and_templates_the_last_call_counts() {
     let Some(program) = task_program() else { return };
-    for with_templates in [Context::use_templates, Context::use_fork_here_templates] {
+    for with_templates in [SpawnContext::use_templates, SpawnContext::use_fork_here_templates] {
         let error = AddressSpace::create(&with_templates(context(&program)), 1, 1).unwrap_err().to_string();
-        assert!(error.contains("a context without Context::share_memory"), "{error}");
-        let shared = with_templates(Context::new(&program.path).unwrap()).share_memory().unwrap();
+        assert!(error.contains("a context without SpawnContext::share_memory"), "{error}");
+        let shared = with_templates(SpawnContext::new(&program.path).unwrap()).share_memory().unwrap();
         assert!(AddressSpace::create(&shared, 1, 1).is_ok());
     }
     // A static program has no template: its instances are started by exec.

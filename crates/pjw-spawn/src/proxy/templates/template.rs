@@ -23,7 +23,7 @@ use super::message::stub::{MAX_INSTANCES, Reply};
 use super::message::{InstanceStart, Message, Own};
 use super::shape::{Shape, is_linker_variable};
 use crate::child::Child;
-use crate::context::Context;
+use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::{Instance, Stdio};
 use crate::layout::Layout;
@@ -52,7 +52,7 @@ const RANDOM_COUNT: usize = 16;
 /// zygote and fork server. A stopped template uses no CPU.
 ///
 /// The thread that loads the template is the parent of the template and of the instances. The template ends when this
-/// value is dropped, and when the process that loaded it ends. With [`Context::kill_when_launcher_ends`], the kernel
+/// value is dropped, and when the process that loaded it ends. With [`SpawnContext::kill_when_launcher_ends`], the kernel
 /// kills the instances when the thread that loaded the template ends.
 pub struct Template {
     pub(super) loaded: Loaded,
@@ -87,14 +87,14 @@ pub struct Template {
 impl Template {
     /// Starts a template: a process of the program of `context`, from which instances (further processes of the
     /// program) are forked. Waits until the template has stopped before `main`. The template has the arguments, the
-    /// environment variables and the cgroup in `first_instance`, and runs on the CPUs of the calling thread. The
-    /// template is not an instance itself: [`Template::fork`] must also be called for `first_instance`.
+    /// environment variables and the cgroup of the instance `first`, and runs on the CPUs of the calling thread. The
+    /// template is not an instance itself: [`Template::fork`] must also be called for `first`.
     ///
     /// # Errors
     /// If the program can't have a template. The program can still be started by exec, unless the error is
     /// [`TemplateError::StartFailed`].
-    pub fn load(context: &Context, first_instance: &Instance) -> Result<Self, TemplateError> {
-        Self::linked(Arc::clone(&context.setup), first_instance)
+    pub fn load(context: &SpawnContext, first: &Instance) -> Result<Self, TemplateError> {
+        Self::linked(Arc::clone(&context.setup), first)
     }
 
     /// Starts a template of the kind that `setup.templates` selects. Instances with the affinity mask `requested_mask`,
@@ -138,14 +138,14 @@ impl Template {
     /// function. The template stops in the call. Instances (further processes of the program) are forked from the
     /// template, and continue after the call.
     ///
-    /// The template has the arguments, the environment variables and the cgroup in `first_instance`. The template is
-    /// not an instance itself: [`Template::fork`] must also be called for `first_instance`. If an instance has more
-    /// than 4094 arguments and own variables together, [`Template::fork`] fails.
+    /// The template has the arguments, the environment variables and the cgroup of the instance `first`. The template
+    /// is not an instance itself: [`Template::fork`] must also be called for `first`. If an instance has more than 4094
+    /// arguments and own variables together, [`Template::fork`] fails.
     ///
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
-    pub fn load_until_fork_here(context: &Context, first_instance: &Instance) -> Result<Self, TemplateError> {
-        Self::late(Arc::clone(&context.setup), first_instance, &AtomicBool::new(false))
+    pub fn load_until_fork_here(context: &SpawnContext, first: &Instance) -> Result<Self, TemplateError> {
+        Self::late(Arc::clone(&context.setup), first, &AtomicBool::new(false))
     }
 
     fn late(setup: Arc<Setup>, first: &Instance, is_cancelled: &AtomicBool) -> Result<Self, TemplateError> {
@@ -437,7 +437,7 @@ impl Template {
 impl Drop for Template {
     fn drop(&mut self) {
         end(&self.loaded.child);
-        // An instance closes its copy of the channel after it has asked to be killed with this thread, which may end next.
+        // An instance first requests to be killed with this thread, which may end next, and then closes its channel.
         if self.start.launcher.is_some() {
             self.loaded.channel.wait_closed();
         }

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use pjw_spawn::Context;
+use pjw_spawn::SpawnContext;
 
 use super::group::Program;
 use super::library_search::missed_opens;
@@ -22,14 +22,14 @@ pub(super) fn print(programs: &[Program]) {
 
 /// Prints the line of [`print`] for each program whose instances could not be forked from a template. The instances of
 /// a program may have several contexts.
-pub(super) fn print_without_proxy<'a>(contexts: impl Iterator<Item = &'a Context>) {
+pub(super) fn print_without_proxy<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));
     print_lines(contexts.map(|context| (context, false)));
 }
 
 /// With each context: whether its instances could be forks of a loaded program.
-fn print_lines<'a>(contexts: impl Iterator<Item = (&'a Context, bool)>) {
+fn print_lines<'a>(contexts: impl Iterator<Item = (&'a SpawnContext, bool)>) {
     let Some(library_path) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) else {
         return;
     };

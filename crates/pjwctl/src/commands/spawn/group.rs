@@ -35,7 +35,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A program with the instances that execute it.
 pub(super) struct Program {
-    pub(super) context: pjw_spawn::Context,
+    pub(super) context: pjw_spawn::SpawnContext,
     pub(super) instances: Vec<Instance>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Group {
     /// The batches that are not finished, with the ranks of their instances.
     batches: Vec<Option<(Batch, Vec<u32>)>>,
     /// The contexts end their instances when they are dropped.
-    contexts: Vec<pjw_spawn::Context>,
+    contexts: Vec<pjw_spawn::SpawnContext>,
     epoll: Epoll,
     signals: Signals,
     labels: Labels,
@@ -62,7 +62,8 @@ pub(super) struct Group {
     running: usize,
     begun: usize,
     failure_lines: usize,
-    /// Whether the user is to be told why a task may have ended at its start: once, and only of instances that share their memory.
+    /// Whether the user is to be told why a task may have ended at its start: once, and only of instances that share
+    /// their memory.
     has_brk_hint: bool,
     /// When the first process was made, and when the last one had begun its program.
     started_between: Option<(Duration, Duration)>,
@@ -200,7 +201,7 @@ impl Group {
     }
 
     /// Iterates over the contexts none of whose instances is a fork of a template.
-    pub(super) fn executed_programs(&self) -> impl Iterator<Item = &pjw_spawn::Context> {
+    pub(super) fn executed_programs(&self) -> impl Iterator<Item = &pjw_spawn::SpawnContext> {
         self.executed.iter().filter_map(|index| self.contexts.get(*index))
     }
 
@@ -245,7 +246,8 @@ impl Group {
         Ok(())
     }
 
-    /// Takes the results of a batch that are there. A finished batch is dropped: it holds the writing ends of labelled output.
+    /// Takes the results of a batch that are there. A finished batch is dropped: it holds the writing ends of labelled
+    /// output.
     fn take_results(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
             return Ok(());
@@ -397,7 +399,7 @@ impl Group {
 mod tests {
     use std::sync::Arc;
 
-    use pjw_spawn::{Arguments, Context, Placement, Stdio};
+    use pjw_spawn::{Arguments, Placement, SpawnContext, Stdio};
 
     use super::*;
 
@@ -420,7 +422,7 @@ mod tests {
             placement: Arc::new(Placement::default()),
             stdio: Stdio::default(),
         };
-        let program = Program { context: Context::new("true").unwrap(), instances: vec![instance] };
+        let program = Program { context: SpawnContext::new("true").unwrap(), instances: vec![instance] };
         let mut group = Group::start(vec![program], Labels::default(), None).unwrap();
         while group.states[0].child.is_none() {
             group.take_results(0).unwrap();
@@ -445,7 +447,7 @@ mod tests {
             placement: Arc::new(Placement::default()),
             stdio: Stdio::default(),
         };
-        let program = |instances| Program { context: Context::new("sleep").unwrap(), instances };
+        let program = |instances| Program { context: SpawnContext::new("sleep").unwrap(), instances };
         let programs = vec![program((0..3).map(instance).collect()), program(Vec::new())];
         let error = Group::start(programs, Labels::default(), None).map(drop).unwrap_err();
         assert!(error.is::<StartFailure>(), "{error}");

@@ -3,7 +3,8 @@
 //!
 //! pjwctl registers its own process as the first member of the job, as `run` does. The spawner threads of this process
 //! carry the masks of the parts, and the instances inherit cgroup and mask: the daemon has no work for an instance. If
-//! pjwctl is killed, the kernel kills the instances (docs/adr/0020-spawn-launcher.md). The job ends with its last process.
+//! pjwctl is killed, the kernel kills the instances (docs/adr/0020-spawn-launcher.md). The job ends with its last
+//! process.
 
 mod advice;
 mod commands;
@@ -32,8 +33,8 @@ use pjw_core::within_job::arrange_parts;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{
-    Arguments, CheckError, Context, Instance, Placement, Stdio, check_process_limits, raise_descriptor_limit,
-    reset_launcher_signals,
+    Arguments, CheckError, Instance, Placement, SpawnContext, Stdio, check_process_limits,
+    raise_descriptor_limit, reset_launcher_signals,
 };
 
 use super::connection::Warden;
@@ -55,7 +56,7 @@ const DESCRIPTORS_OF_LABELS: usize = 4;
 const DESCRIPTORS_OF_PROGRAMS: usize = 4;
 
 /// A command whose program was found and whose arguments were parsed.
-type Prepared = (Context, RankedCommand, Arc<Arguments>);
+type Prepared = (SpawnContext, RankedCommand, Arc<Arguments>);
 
 /// Runs `pjwctl spawn`: starts the instances and waits for their ends. With `--async`, does not wait.
 pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
@@ -163,10 +164,10 @@ fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
 
 /// Lets the instances be forks of loaded programs, as requested.
 fn with_templates(programs: Vec<Program>, proxy: ProxyArg) -> Vec<Program> {
-    let template: fn(Context) -> Context = match proxy {
+    let template: fn(SpawnContext) -> SpawnContext = match proxy {
         ProxyArg::Never => return programs,
-        ProxyArg::Auto | ProxyArg::Always => Context::use_templates,
-        ProxyArg::Late => Context::use_fork_here_templates,
+        ProxyArg::Auto | ProxyArg::Always => SpawnContext::use_templates,
+        ProxyArg::Late => SpawnContext::use_fork_here_templates,
     };
     let program = |Program { context, instances }| Program { context: template(context), instances };
     programs.into_iter().map(program).collect()
@@ -180,8 +181,8 @@ fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
     check_process_limits(instances, starters)
 }
 
-/// Loads each program once as a template, and ends the template: nothing is started if that is not possible. An instance that
-/// is the only one on a part of its size executes its program.
+/// Loads each program once as a template, and ends the template: nothing is started if that is not possible. An
+/// instance that is the only one on a part of its size executes its program.
 fn check_templates(programs: &[Program], sizes: &InstanceSizes) -> anyhow::Result<()> {
     let mut has_templates = false;
     for program in programs {
@@ -201,7 +202,7 @@ fn check_templates(programs: &[Program], sizes: &InstanceSizes) -> anyhow::Resul
 
 /// Finds the program, and parses the arguments.
 fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
-    let context = Context::new(&command.program)?.add_rank_variables();
+    let context = SpawnContext::new(&command.program)?.add_rank_variables();
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
     let context = match request.share {
         None => context,
@@ -267,8 +268,8 @@ fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result
     Ok(all[..wanted].iter().fold(CpuSet::new(), |cpus, core| cpus.union(core)))
 }
 
-/// Divides each program into one for each size of part, if its instances are to be forks of templates. The contexts get the
-/// variables that their instances have in common.
+/// Divides each program into one for each size of part, if its instances are to be forks of templates. The contexts get
+/// the variables that their instances have in common.
 fn divide(programs: Vec<Prepared>, sizes: &InstanceSizes, parts: usize) -> Vec<Prepared> {
     let mut divided = Vec::new();
     for (context, command, arguments) in programs {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use pjw_core::cpu_count_variables::{CpuCountVariable, CpuCounts, cpu_count_environment};
 use pjw_core::topology::Topology;
-use pjw_spawn::{Context, Placement};
+use pjw_spawn::{Placement, SpawnContext};
 
 use crate::commands::run::own_variable;
 
-/// A value that removes a variable from a [`Context`].
+/// A value that removes a variable from a [`SpawnContext`].
 const REMOVED: &str = "\0";
 
 /// The environment variables that tell the instances their numbers of cores and PUs. Variables that the user has set
@@ -40,8 +40,8 @@ impl InstanceSizes {
     }
 
     /// Divides the ranks of a program into groups, each with the part whose variables the context of the group has. The
-    /// constructors of libraries read such variables once, when a template is loaded. So with templates, a group has instances
-    /// with the same variables only. `parts` is the number of all parts.
+    /// constructors of libraries read such variables once, when a template is loaded. So with templates, a group has
+    /// instances with the same variables only. `parts` is the number of all parts.
     pub(super) fn groups(&self, ranks: Vec<u32>, parts: usize) -> Vec<(usize, Vec<u32>)> {
         if !self.are_common {
             return vec![(0, ranks)];
@@ -57,7 +57,7 @@ impl InstanceSizes {
 
     /// Sets the variables of a part in the context, if all its instances have the same ones. Otherwise removes inherited
     /// values.
-    pub(super) fn set_common_variables(&self, context: Context, part: usize) -> Context {
+    pub(super) fn set_common_variables(&self, context: SpawnContext, part: usize) -> SpawnContext {
         let variables = self.of_parts.get(part).into_iter().flatten();
         variables.fold(context, |context, (name, value)| {
             context.set_variable(name, if self.are_common { value } else { REMOVED })

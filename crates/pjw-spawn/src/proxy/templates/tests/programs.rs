@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pjw_core::cpuset::CpuSet;
 
 use crate::proxy::{ForkError, Template};
-use crate::{Arguments, Child, Context, ExitStatus, Instance, Placement, Stdio};
+use crate::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 /// Compiles a C program with cc and flags such as `-static`.
 pub(super) fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
@@ -28,8 +28,9 @@ pub(super) fn write_executable(path: &Path, text: &str) {
     assert!(Command::new("sh").args(["-c", script]).arg(path).arg(text).status().unwrap().success());
 }
 
-pub(super) fn context(program: &Path, environment: &[&str]) -> Context {
-    Context::from_path(program).set_environment(environment.iter().filter_map(|text| text.split_once('=')))
+pub(super) fn context(program: &Path, environment: &[&str]) -> SpawnContext {
+    let variables = environment.iter().filter_map(|text| text.split_once('='));
+    SpawnContext::from_path(program).set_environment(variables)
 }
 
 pub(super) fn instance(rank: u32, arguments: &[&str]) -> Instance {

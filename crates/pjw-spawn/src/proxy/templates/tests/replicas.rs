@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::proxy::Template;
 use crate::replicate::{ReplicaError, Replicas};
-use crate::{CheckError, Context, ExitStatus, Instance, Placement};
+use crate::{CheckError, ExitStatus, Instance, Placement, SpawnContext};
 
 /// Prints what the kernel says of its file pages.
 const MAPS: &str = r#"
@@ -108,7 +108,7 @@ fn a_group_has_replicas_with_exec_and_with_templates() {
     }
 }
 
-fn replicas_of(context: &Context) -> Replicas {
+fn replicas_of(context: &SpawnContext) -> Replicas {
     let probe = Template::load(context, &instance(0, &["first"])).unwrap();
     Replicas::of_process(probe.pid(), [0]).unwrap()
 }
