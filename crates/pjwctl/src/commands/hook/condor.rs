@@ -1,30 +1,30 @@
 //! HTCondor: the hooks `HOOK_PREPARE_JOB` and `HOOK_JOB_EXIT`, and `USER_JOB_WRAPPER`.
 //!
-//! HTCondor runs all of them as the job's user, who may not register jobs. If a site runs the hooks as root nevertheless, they
-//! register and release the job. HTCondor's starter ignores the output of the hook for the end of a job
-//! (`StarterHookMgr.h`).
+//! HTCondor runs all of them as the job's user, who may not register jobs. If a site runs the hooks as root
+//! nevertheless, they register and release the job. HTCondor's starter ignores the output of the hook for the end of a
+//! job (`StarterHookMgr.h`).
 
 use std::io::Read;
 
 use pjw_sources::announcement::{self, JobAnnouncement};
 
-use super::context::{Context, MAX_FILE_BYTES, Variables, is_root};
+use super::context::{HookInput, MAX_FILE_BYTES, Variables, is_root};
 use super::variables;
 
 /// Runs the hook `HOOK_PREPARE_JOB`: registers the job, if the hook runs as root.
-pub(super) fn prepare(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn prepare(context: &HookInput) -> anyhow::Result<Variables> {
     let ad = job_ad();
     if is_root() { context.register(announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the hook `HOOK_JOB_EXIT`: releases the job, if the hook runs as root.
-pub(super) fn exit(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn exit(context: &HookInput) -> anyhow::Result<Variables> {
     let ad = job_ad();
     if is_root() { context.release_and_log(&announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
 
-/// The ad of the job, which HTCondor's starter writes to this pipe. The pipe must be read to its end, so that the write does not
-/// fail.
+/// The ad of the job, which HTCondor's starter writes to this pipe. The pipe must be read to its end, so that the write
+/// does not fail.
 fn job_ad() -> String {
     let mut ad = Vec::new();
     let _ = std::io::stdin().lock().take(MAX_FILE_BYTES).read_to_end(&mut ad);
@@ -32,11 +32,11 @@ fn job_ad() -> String {
 }
 
 /// Runs the hook `USER_JOB_WRAPPER`: returns the variables for the job.
-pub(super) fn wrapper(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn wrapper(context: &HookInput) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement(context, "")?)
 }
 
-fn announcement(context: &Context, job_ad: &str) -> anyhow::Result<JobAnnouncement> {
+fn announcement(context: &HookInput, job_ad: &str) -> anyhow::Result<JobAnnouncement> {
     let machine_ad = context.file_of("_CONDOR_MACHINE_AD").unwrap_or_default();
     Ok(announcement::from_condor(&context.attributes, &machine_ad, job_ad)?)
 }

@@ -23,7 +23,7 @@ const LEAST_REPORTED: Thousandths = Thousandths(50);
 pub(super) type Variables = Vec<(String, String)>;
 
 /// The inputs of a hook.
-pub(super) struct Context {
+pub(super) struct HookInput {
     pub(super) client: HookClient,
     /// The environment of the hook, as attributes that pjw-sources reads.
     pub(super) attributes: BatchAttributes,
@@ -34,7 +34,7 @@ pub(super) struct Context {
     pub(super) cores: Option<u32>,
 }
 
-impl Context {
+impl HookInput {
     /// Makes the inputs from the command line and the environment of the hook. Calls to the daemon end at `until`.
     pub(super) fn of(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
@@ -62,7 +62,7 @@ impl Context {
         Ok(Vec::new())
     }
 
-    /// Releases the job as [`Context::release`] does, for a batch system that discards the output of the hook.
+    /// Releases the job as [`HookInput::release`] does, for a batch system that discards the output of the hook.
     /// Therefore the line about the use of the cores also goes to the system log, but only if the hook runs as root.
     /// Otherwise users could write to the system log.
     pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
@@ -73,8 +73,8 @@ impl Context {
         Ok(Vec::new())
     }
 
-    /// Prints one line about how a released job used its cores, and returns the line. `None` if there is nothing to say, because
-    /// the job hardly ran here.
+    /// Prints one line about how a released job used its cores, and returns the line. `None` if there is nothing to
+    /// say, because the job hardly ran here.
     fn print_line_of(&self, announcement: &JobAnnouncement) -> Option<String> {
         let report = self.client.report(announcement, Timestamp::now());
         let line = render::report::report_line(&report.filter(|report| report.cpu_s >= LEAST_REPORTED)?);

@@ -2,14 +2,14 @@
 
 use pjw_sources::announcement;
 
-use super::context::{Context, Variables};
+use super::context::{HookInput, Variables};
 
 /// Runs the prolog of Flux: registers the job.
-pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
     context.register(announcement::from_flux(&context.attributes)?)
 }
 
 /// Runs the epilog of Flux: releases the job.
-pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
     context.release(&announcement::from_flux(&context.attributes)?)
 }

@@ -5,24 +5,24 @@
 
 use pjw_sources::announcement::{self, JobAnnouncement};
 
-use super::context::{Context, Variables, is_root};
+use super::context::{HookInput, Variables, is_root};
 use super::variables;
 
 /// Runs the hook `PRE_EXEC` or `HOST_PRE_EXEC` of LSF: registers the job, if the hook runs as root.
-pub(super) fn pre_exec(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn pre_exec(context: &HookInput) -> anyhow::Result<Variables> {
     if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the hook `POST_EXEC` or `HOST_POST_EXEC` of LSF: releases the job, if the hook runs as root.
-pub(super) fn post_exec(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn post_exec(context: &HookInput) -> anyhow::Result<Variables> {
     if is_root() { context.release_and_log(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the `JOB_STARTER` of LSF: returns the variables for the job.
-pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn starter(context: &HookInput) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement(context)?)
 }
 
-fn announcement(context: &Context) -> anyhow::Result<JobAnnouncement> {
+fn announcement(context: &HookInput) -> anyhow::Result<JobAnnouncement> {
     Ok(announcement::from_lsf(&context.attributes, &context.host)?)
 }

@@ -29,14 +29,14 @@ use anyhow::{anyhow, bail};
 
 use crate::cli::{HookArgs, HookKind, value_name};
 use crate::output;
-use context::{Context, Variables, is_root};
+use context::{HookInput, Variables, is_root};
 
 /// Runs `pjwctl hook`: runs the hook of a batch system.
 pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<ExitCode> {
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;
     let arguments = request.arguments.clone();
-    let done = within(timeout, move || serve(kind, &Context::of(socket, &request, until)));
+    let done = within(timeout, move || serve(kind, &HookInput::of(socket, &request, until)));
     let (variables, code) = match done {
         Ok(variables) => (variables, ExitCode::SUCCESS),
         Err(error) => {
@@ -90,7 +90,7 @@ fn within<T: Send + 'static>(
     })
 }
 
-fn serve(kind: HookKind, context: &Context) -> anyhow::Result<Variables> {
+fn serve(kind: HookKind, context: &HookInput) -> anyhow::Result<Variables> {
     match kind {
         HookKind::SlurmProlog => slurm::prolog(context),
         HookKind::SlurmEpilog => slurm::epilog(context),

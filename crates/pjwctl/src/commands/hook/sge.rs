@@ -5,25 +5,25 @@
 
 use pjw_sources::announcement::{self, JobAnnouncement};
 
-use super::context::{Context, Variables, is_root};
+use super::context::{HookInput, Variables, is_root};
 use super::variables;
 
 /// Runs the `prolog` of Grid Engine: registers the job, if the hook runs as root.
-pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
     if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the `epilog` of Grid Engine: releases the job, if the hook runs as root.
-pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
     if is_root() { context.release(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the `starter_method` of Grid Engine: returns the variables for the job.
-pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn starter(context: &HookInput) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement::from_sge(&context.attributes, &context.host, None, None)?)
 }
 
-fn announcement(context: &Context) -> anyhow::Result<JobAnnouncement> {
+fn announcement(context: &HookInput) -> anyhow::Result<JobAnnouncement> {
     let hostfile = context.file_of("PE_HOSTFILE");
     let owner = context.arguments.first().map(String::as_str);
     Ok(announcement::from_sge(&context.attributes, &context.host, owner, hostfile.as_deref())?)

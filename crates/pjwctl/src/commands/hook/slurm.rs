@@ -10,13 +10,13 @@ use pjw_sources::announcement::{self, JobAnnouncement};
 use pjw_sources::slurm_conf::{self, SlurmConf};
 use pjw_sources::task;
 
-use super::context::{Context, Variables, file};
+use super::context::{HookInput, Variables, file};
 use super::variables;
 
 const CONF: &str = "/etc/slurm/slurm.conf";
 
 /// Runs the `Prolog` of Slurm: registers the job, unless Slurm gives the job a cpuset itself.
-pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let conf = conf(context);
     if !conf.constrains_cores {
@@ -27,13 +27,13 @@ pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
 }
 
 /// Runs the `Epilog` of Slurm: releases the job.
-pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
     context.release_and_log(&announcement::from_slurm(&context.attributes, &context.host)?)
 }
 
 /// Runs the `TaskProlog` of Slurm: returns the variables for one task, after the task is confined to the cores of the
 /// job.
-pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
+pub(super) fn task_prolog(context: &HookInput) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };
     let task = task::read_slurm_task_cpus(&context.attributes, &context.host);
@@ -45,7 +45,7 @@ fn name(announcement: &JobAnnouncement, conf: SlurmConf) -> JobId {
     announcement.alias.as_ref().filter(|_| conf.has_sluid_directories).unwrap_or(&announcement.job).clone()
 }
 
-fn conf(context: &Context) -> SlurmConf {
+fn conf(context: &HookInput) -> SlurmConf {
     let slurm = Path::new(context.variable("SLURM_CONF").unwrap_or(CONF));
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let text = |path: &Path| file(path).unwrap_or_default();

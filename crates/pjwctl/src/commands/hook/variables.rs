@@ -1,7 +1,7 @@
 //! The environment variables that contain the cores of a job.
 //!
-//! `PJW_CPUS` and `PJW_NCORES` describe the grant. `PJW_JOB_DIR` is the directory of the job's core map, if there is one. The
-//! others are set only where the user set none:
+//! `PJW_CPUS` and `PJW_NCORES` describe the grant. `PJW_JOB_DIR` is the directory of the job's core map, if there is
+//! one. The others are set only where the user set none:
 //!
 //! - The variables of the configuration key `run.variables`, such as `OMP_NUM_THREADS`: the share of one task.
 //! - `OMP_PLACES`: only for a task that has all its CPUs for itself, which are the whole grant or a mask of its own.
@@ -15,24 +15,24 @@ use pjw_ipc::wire::{Core, Job, Status};
 use pjw_sources::{announcement::JobAnnouncement, task::SlurmTaskCpus};
 
 use super::client::own_mask;
-use super::context::{Context, Variables};
+use super::context::{HookInput, Variables};
 use crate::commands::connection::{cpu_count_variables, job_directory};
 use crate::commands::run::{cores_in, cpu_counts};
 
 /// Returns the variables for programs that inherit the environment of the whole job.
-pub(super) fn of_job(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
+pub(super) fn of_job(context: &HookInput, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.granted(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
 }
 
 /// Returns the variables for the command of the job, into which this process turns. First waits until this process is
 /// confined to the cores of the job.
-pub(super) fn of_starter(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
+pub(super) fn of_starter(context: &HookInput, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.confined(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
 }
 
-fn of_share(context: &Context, status: &Status, job: &Job) -> anyhow::Result<Variables> {
+fn of_share(context: &HookInput, status: &Status, job: &Job) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(status, job, &cpus);
     let counts = cpu_counts(&cpus, &status.cores);
@@ -43,7 +43,7 @@ fn of_share(context: &Context, status: &Status, job: &Job) -> anyhow::Result<Var
 
 /// Returns the variables for one Slurm task.
 pub(super) fn of_task(
-    context: &Context,
+    context: &HookInput,
     status: &Status,
     job: &Job,
     task: SlurmTaskCpus,
