@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::signal::Condition;
 
 /// The value of [`Control::total`] while the number of items is unknown.
-pub(crate) const UNKNOWN: u64 = u64::MAX;
+pub(crate) const UNKNOWN_TOTAL: u64 = u64::MAX;
 
 /// A type that several processes may use at the same time, and for which bytes of zero are a valid value.
 ///
@@ -20,7 +20,7 @@ unsafe trait Shareable {}
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Control {
-    /// The number of all items, or [`UNKNOWN`].
+    /// The number of all items, or [`UNKNOWN_TOTAL`].
     pub(crate) total: AtomicU64,
     /// The lowest position that is not free yet. Only the master writes it.
     pub(crate) lowest: AtomicU64,
@@ -160,7 +160,7 @@ impl Shared {
         }
         let start = NonNull::new(start.cast()).ok_or(Errno::ENOMEM)?;
         let shared = Self { start, length, sizes, workers_at, states_at, payloads_at, rings_at, input_at };
-        shared.control().total.store(UNKNOWN, Ordering::SeqCst);
+        shared.control().total.store(UNKNOWN_TOTAL, Ordering::SeqCst);
         Ok(shared)
     }
 
@@ -168,8 +168,8 @@ impl Shared {
     /// Never: all places are computed in [`Shared::map`].
     fn part<T: Shareable>(&self, at: usize, count: usize) -> &[T] {
         debug_assert!(at + count * size_of::<T>() <= self.length);
-        // SAFETY: the part lies inside of the mapping, which lives as long as `self`, and begins at a page. All bytes were
-        // zero at first, which is a value of the type, and are only changed as atomic numbers.
+        // SAFETY: the part lies inside of the mapping, which lives as long as `self`, and begins at a page. All bytes
+        // were zero at first, which is a value of the type, and are only changed as atomic numbers.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at).cast(), count) }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::functions::Read;
-use super::memory::{Failure, Payload, Shared, UNKNOWN};
+use super::memory::{Failure, Payload, Shared, UNKNOWN_TOTAL};
 use super::signal::MasterWaker;
 use super::window::{MAX_ITEMS, State, Status, Window};
 
@@ -26,7 +26,7 @@ impl Reader<'_> {
         control.items.0.notify_always();
         let mut number = self.first_unpublished();
         let mut bytes = Vec::new();
-        while control.total.load(Ordering::SeqCst) == UNKNOWN {
+        while control.total.load(Ordering::SeqCst) == UNKNOWN_TOTAL {
             control.filled.store(number, Ordering::SeqCst);
             bytes.clear();
             match read(number, &mut bytes) {

@@ -1,15 +1,15 @@
 //! The queue of the items: a window of positions that moves over all items.
 //!
-//! Position p has the word `p % window` of the shared memory. The word holds the position, the worker that took the item,
-//! and the status. A worker takes an item by one compare-and-exchange of this word, so there is no moment at which an item
-//! is taken and its owner is unknown. `next` only says from where to search: a worker that is killed before it moves
-//! `next` costs the others one step.
+//! Position p has the word `p % window` of the shared memory. The word holds the position, the worker that took the
+//! item, and the status. A worker takes an item by one compare-and-exchange of this word, so there is no moment at
+//! which an item is taken and its owner is unknown. `next` only says from where to search: a worker that is killed
+//! before it moves `next` costs the others one step.
 //!
 //! The owner changes the word only once, from READY to CLAIMED. All further changes are made by the master.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::memory::{Shared, UNKNOWN};
+use super::memory::{Shared, UNKNOWN_TOTAL};
 
 /// The largest number of items of a farm. The position has 44 bits of the state word.
 pub(crate) const MAX_ITEMS: u64 = 1 << 43;
@@ -108,7 +108,7 @@ impl<'a> Window<'a> {
         let mut position = control.next.0.load(Ordering::SeqCst);
         loop {
             let total = control.total.load(Ordering::SeqCst);
-            if total != UNKNOWN && position >= total {
+            if total != UNKNOWN_TOTAL && position >= total {
                 return Found::End;
             }
             let word = self.word(position);

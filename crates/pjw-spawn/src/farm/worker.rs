@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::functions::Functions;
-use super::memory::{Shared, UNKNOWN};
+use super::memory::{Shared, UNKNOWN_TOTAL};
 use super::result::Item;
 use super::ring::{Label, Ring};
 use super::signal::MasterWaker;
@@ -61,7 +61,7 @@ impl<'f> Worker<'f, '_> {
     /// How many items a worker takes at once: the chunk, and near the end less, so that all workers end together.
     fn chunk_limit(&self, first: u64) -> u64 {
         match self.shared.control().total.load(Ordering::SeqCst) {
-            UNKNOWN => self.chunk,
+            UNKNOWN_TOTAL => self.chunk,
             total => {
                 (total.saturating_sub(first) / (2 * self.shared.sizes.workers as u64)).clamp(1, self.chunk)
             }

@@ -15,7 +15,7 @@ use super::delivery::Delivery;
 use super::error::FarmError;
 use super::functions::Functions;
 use super::member::{Member, kill};
-use super::memory::{Shared, Sizes, UNKNOWN};
+use super::memory::{Shared, Sizes, UNKNOWN_TOTAL};
 use super::result::{ItemResult, Progress};
 use super::ring::{Partial, Ring, Taken};
 use super::settings::Settings;
@@ -170,7 +170,7 @@ impl<'a> RunningFarm<'a> {
     pub fn progress(&self) -> Progress {
         let total = self.shared.control().total.load(Ordering::SeqCst);
         Progress {
-            total: (total != UNKNOWN).then_some(total),
+            total: (total != UNKNOWN_TOTAL).then_some(total),
             workers: u32::try_from(self.worker_pids().len()).unwrap_or(u32::MAX),
             replaced: self.replaced,
             ..self.delivery.progress

@@ -10,7 +10,7 @@ use super::RunningFarm;
 use crate::child::ExitStatus;
 use crate::farm::error::{FarmError, IoProcess};
 use crate::farm::member::{Member, Role, kill};
-use crate::farm::memory::{Failure, UNKNOWN};
+use crate::farm::memory::{Failure, UNKNOWN_TOTAL};
 use crate::farm::process::{Forked, fork, run_and_end};
 use crate::farm::reader::{Reader, TOO_LARGE};
 use crate::farm::result::Outcome;
@@ -140,7 +140,7 @@ impl RunningFarm<'_> {
             return Err(FarmError::ItemTooLarge { number, size, limit });
         }
         check_failure(failure, IoProcess::Reader, number)?;
-        if control.total.load(Ordering::SeqCst) != UNKNOWN {
+        if control.total.load(Ordering::SeqCst) != UNKNOWN_TOTAL {
             self.note_end(Role::Reader, end);
             return Ok(false);
         }
