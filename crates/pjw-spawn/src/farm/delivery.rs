@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::memory::Shared;
 use super::result::{ItemResult, Outcome, Progress};
-use super::ring::Label;
+use super::ring::ResultHeader;
 use super::window::{State, Status, Window};
 use super::writer;
 
@@ -92,7 +92,7 @@ impl Delivery {
         let mut is_any_sent = false;
         while let Some(result) = self.outgoing.front() {
             let ring = writer::ring(shared);
-            let label = Label::of(result.number, &result.outcome);
+            let label = ResultHeader::of(result.number, &result.outcome);
             let rest = result.outcome.bytes().get(self.sent_bytes..).unwrap_or_default();
             let Some((length, is_last)) = ring.put(label, rest) else { break };
             is_any_sent = true;

@@ -1,8 +1,8 @@
 //! A ring: the way of results from one process to another through the shared memory.
 //!
 //! A result is put in as one or more pieces, so it may be longer than the ring. A piece is seen by the other side when
-//! `head` has moved over it, and not before. So a process that is killed while it writes a piece has put in nothing, and a
-//! result counts when its last piece is seen.
+//! `head` has moved over it, and not before. So a process that is killed while it writes a piece has put in nothing,
+//! and a result counts when its last piece is seen.
 
 use std::sync::atomic::Ordering;
 
@@ -18,14 +18,14 @@ const KILLED_BY_EXIT: u32 = 3;
 
 /// The header of a result: the position of the item, and whether the item was computed, failed, or killed its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Label {
+pub(crate) struct ResultHeader {
     pub(crate) position: u64,
     kind: u32,
     code: i32,
     attempts: u32,
 }
 
-impl Label {
+impl ResultHeader {
     /// Returns the header for the outcome of the item at `position`.
     pub(crate) fn of(position: u64, outcome: &Outcome) -> Self {
         let (kind, code, attempts) = match outcome {
@@ -74,9 +74,9 @@ impl Label {
 
 /// The pieces of an incomplete result that the receiving process has already read.
 #[derive(Debug, Default)]
-pub(crate) struct Partial(Vec<u8>);
+pub(crate) struct PartialResult(Vec<u8>);
 
-impl Partial {
+impl PartialResult {
     /// Discards the pieces, because the sending process was killed before it sent the last piece.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
@@ -85,7 +85,7 @@ impl Partial {
 
 /// What a process has read from the ring buffer.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Received {
     Nothing,
     /// A piece that is not the last one.
     Piece,
@@ -106,7 +106,7 @@ impl Ring<'_> {
     /// Writes as much of `bytes` as fits now, as one piece. Returns the number of bytes, and whether the result is now
     /// complete. `None` if the free space is too small: a piece has at least a quarter of the buffer, or all of
     /// `bytes`.
-    pub(crate) fn put(&self, label: Label, bytes: &[u8]) -> Option<(usize, bool)> {
+    pub(crate) fn put(&self, label: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
         let capacity = self.bytes.len();
         let head = self.control.head.load(Ordering::SeqCst);
         let used = head.wrapping_sub(self.control.tail.0.load(Ordering::SeqCst));
@@ -127,35 +127,36 @@ impl Ring<'_> {
     }
 
     /// Reads one piece of a result. `partial` contains the earlier pieces of this result.
-    pub(crate) fn take(&self, partial: &mut Partial) -> Taken {
+    pub(crate) fn take(&self, partial: &mut PartialResult) -> Received {
         let tail = self.control.tail.0.load(Ordering::SeqCst);
         let used = self.control.head.load(Ordering::SeqCst).wrapping_sub(tail);
         if used == 0 {
-            return Taken::Nothing;
+            return Received::Nothing;
         }
         let used = usize::try_from(used).unwrap_or(usize::MAX);
         if used < HEAD_BYTES || used > self.bytes.len() {
-            return Taken::Invalid;
+            return Received::Invalid;
         }
         let mut head = Vec::with_capacity(HEAD_BYTES);
         // SAFETY: the process that puts in does not write here until `tail` moves.
         unsafe { self.bytes.read(tail, HEAD_BYTES, &mut head) };
         let position = head[..8].try_into().map_or(0, u64::from_ne_bytes);
         let word = |at: usize| head[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
-        let label = Label { position, kind: word(8), code: word(12).cast_signed(), attempts: word(16) };
+        let (kind, code, attempts) = (word(8), word(12).cast_signed(), word(16));
+        let header = ResultHeader { position, kind, code, attempts };
         let (length, is_last) = (word(20) as usize, word(24));
         let size = HEAD_BYTES + length.next_multiple_of(8);
         if size > used || is_last > 1 {
-            return Taken::Invalid;
+            return Received::Invalid;
         }
         // SAFETY: as above.
         unsafe { self.bytes.read(tail + HEAD_BYTES as u64, length, &mut partial.0) };
         self.control.tail.0.store(tail + size as u64, Ordering::SeqCst);
         if is_last == 0 {
-            return Taken::Piece;
+            return Received::Piece;
         }
-        let outcome = label.outcome(std::mem::take(&mut partial.0));
-        outcome.map_or(Taken::Invalid, |outcome| Taken::Result(position, outcome))
+        let outcome = header.outcome(std::mem::take(&mut partial.0));
+        outcome.map_or(Received::Invalid, |outcome| Received::Result(position, outcome))
     }
 
     /// Empties the ring buffer. Must be called while no other process uses the buffer.
@@ -185,14 +186,14 @@ mod tests {
     fn results_of_all_sizes_pass_the_end_of_the_ring_unchanged() {
         let shared = shared();
         let ring = ring(&shared);
-        let mut partial = Partial::default();
+        let mut partial = PartialResult::default();
         for size in (0..3000).step_by(7) {
             let bytes: Vec<u8> = (0..size).map(|at| u8::try_from((at + size) % 251).unwrap()).collect();
-            let put = ring.put(Label::failed(size as u64, -3), &bytes);
+            let put = ring.put(ResultHeader::failed(size as u64, -3), &bytes);
             assert_eq!(put, Some((size, true)));
             let expected = Outcome::Failed { code: -3, bytes };
-            assert_eq!(ring.take(&mut partial), Taken::Result(size as u64, expected));
-            assert_eq!(ring.take(&mut partial), Taken::Nothing);
+            assert_eq!(ring.take(&mut partial), Received::Result(size as u64, expected));
+            assert_eq!(ring.take(&mut partial), Received::Nothing);
         }
     }
 
@@ -201,17 +202,17 @@ mod tests {
         let shared = shared();
         let ring = ring(&shared);
         let bytes: Vec<u8> = (0..20_000_u32).map(|at| u8::try_from(at % 253).unwrap()).collect();
-        let (mut partial, mut sent, mut pieces) = (Partial::default(), 0, 0);
+        let (mut partial, mut sent, mut pieces) = (PartialResult::default(), 0, 0);
         loop {
-            while let Some((length, is_last)) = ring.put(Label::done(5), &bytes[sent..]) {
+            while let Some((length, is_last)) = ring.put(ResultHeader::done(5), &bytes[sent..]) {
                 sent += length;
                 if is_last {
                     break;
                 }
             }
             match ring.take(&mut partial) {
-                Taken::Piece => pieces += 1,
-                Taken::Result(position, outcome) => {
+                Received::Piece => pieces += 1,
+                Received::Result(position, outcome) => {
                     assert_eq!((position, outcome), (5, Outcome::Done(bytes)));
                     break;
                 }
@@ -225,11 +226,11 @@ mod tests {
     fn a_full_ring_takes_nothing_and_values_of_others_are_noticed() {
         let shared = shared();
         let ring = ring(&shared);
-        while ring.put(Label::done(1), &[1; 100]).is_some() {}
-        assert_eq!(ring.put(Label::done(1), &[1; 100]), None);
+        while ring.put(ResultHeader::done(1), &[1; 100]).is_some() {}
+        assert_eq!(ring.put(ResultHeader::done(1), &[1; 100]), None);
         ring.control.head.store(u64::MAX, Ordering::SeqCst);
-        assert_eq!(ring.take(&mut Partial::default()), Taken::Invalid);
+        assert_eq!(ring.take(&mut PartialResult::default()), Received::Invalid);
         ring.reset();
-        assert_eq!(ring.take(&mut Partial::default()), Taken::Nothing);
+        assert_eq!(ring.take(&mut PartialResult::default()), Received::Nothing);
     }
 }

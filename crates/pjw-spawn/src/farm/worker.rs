@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::functions::Functions;
 use super::memory::{Shared, UNKNOWN_TOTAL};
 use super::result::Item;
-use super::ring::{Label, Ring};
+use super::ring::{ResultHeader, Ring};
 use super::signal::MasterWaker;
 use super::window::{Found, Window};
 
@@ -75,8 +75,8 @@ impl<'f> Worker<'f, '_> {
         let bytes = self.payload(position);
         let item = Item { number: position, bytes, worker: self.index };
         let label = match (self.functions.work)(item, result) {
-            Ok(()) => Label::done(position),
-            Err(code) => Label::failed(position, code),
+            Ok(()) => ResultHeader::done(position),
+            Err(code) => ResultHeader::failed(position, code),
         };
         let ring = Ring { control: &own.results, bytes: self.shared.ring(self.index as usize) };
         let mut rest = &result[..];

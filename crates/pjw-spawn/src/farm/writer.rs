@@ -6,7 +6,7 @@ use super::functions::{Write, WriterEnd};
 use super::memory::Shared;
 use super::reader::{FAILED, fail};
 use super::result::{ItemResult, Outcome};
-use super::ring::{Label, Partial, Ring, Taken};
+use super::ring::{PartialResult, Received, ResultHeader, Ring};
 use super::signal::MasterWaker;
 
 /// The position that stands for the end of all results.
@@ -20,7 +20,7 @@ pub(crate) fn ring(shared: &Shared) -> Ring<'_> {
 /// Sends the message that there are no more results to the writer process. The ring buffer must be empty.
 pub(crate) fn send_end(shared: &Shared) {
     let ring = ring(shared);
-    let _ = ring.put(Label::of(END, &Outcome::Done(Vec::new())), &[]);
+    let _ = ring.put(ResultHeader::of(END, &Outcome::Done(Vec::new())), &[]);
     ring.control.filled.notify();
 }
 
@@ -32,24 +32,24 @@ pub(crate) fn run(
     end: &mut Option<WriterEnd<'_>>,
 ) -> i32 {
     let (control, ring) = (shared.control(), ring(shared));
-    let mut partial = Partial::default();
+    let mut partial = PartialResult::default();
     loop {
         let taken = ring.control.filled.wait_until(|| match ring.take(&mut partial) {
-            Taken::Nothing => None,
+            Received::Nothing => None,
             taken => Some(taken),
         });
         match taken {
-            Taken::Result(END, _) => {
+            Received::Result(END, _) => {
                 return end.as_mut().map_or(Ok(()), |end| end()).err().map_or(0, status_of);
             }
-            Taken::Result(number, outcome) => {
+            Received::Result(number, outcome) => {
                 if let Err(code) = write(&ItemResult { number, outcome }) {
                     return fail(&control.writer_failure, FAILED, code, number);
                 }
                 control.written.fetch_add(1, Ordering::SeqCst);
             }
-            Taken::Piece | Taken::Nothing => {}
-            Taken::Invalid => return 1,
+            Received::Piece | Received::Nothing => {}
+            Received::Invalid => return 1,
         }
         waker.wake(&control.is_master_sleeping.0);
     }

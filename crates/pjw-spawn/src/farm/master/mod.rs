@@ -17,7 +17,7 @@ use super::functions::Functions;
 use super::member::{Member, kill};
 use super::memory::{Shared, Sizes, UNKNOWN_TOTAL};
 use super::result::{ItemResult, Progress};
-use super::ring::{Partial, Ring, Taken};
+use super::ring::{PartialResult, Received, Ring};
 use super::settings::Settings;
 use super::signal::{LONGEST_WAIT, MasterWaker};
 use super::window::{State, Status, Window};
@@ -56,7 +56,7 @@ pub struct RunningFarm<'a> {
     waker: MasterWaker,
     epoll: Epoll,
     workers: Vec<Member>,
-    partials: Vec<Partial>,
+    partials: Vec<PartialResult>,
     reader: Member,
     writer: Member,
     /// How many workers died at an item.
@@ -115,7 +115,7 @@ impl<'a> RunningFarm<'a> {
         epoll.add(waker.descriptor(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX)).map_err(watch)?;
         let mut farm = Self {
             workers: (0..sizes.workers).map(|_| Member::new(true)).collect(),
-            partials: (0..sizes.workers).map(|_| Partial::default()).collect(),
+            partials: (0..sizes.workers).map(|_| PartialResult::default()).collect(),
             reader: Member::new(items.is_none()),
             writer: Member::new(has_writer && worker_count > 0),
             attempts: HashMap::new(),
@@ -277,16 +277,16 @@ impl<'a> RunningFarm<'a> {
             let ring =
                 Ring { control: &self.shared.workers()[index].results, bytes: self.shared.ring(index) };
             match ring.take(&mut self.partials[index]) {
-                Taken::Nothing => break,
-                Taken::Piece => {}
-                Taken::Result(number, outcome) => {
+                Received::Nothing => break,
+                Received::Piece => {}
+                Received::Result(number, outcome) => {
                     if !self.delivery.complete(&self.shared, owner, number, outcome) {
                         return Err(FarmError::Overwritten(owner));
                     }
                     self.workers[index].deaths = 0;
                     self.attempts.remove(&number);
                 }
-                Taken::Invalid => return Err(FarmError::Overwritten(owner)),
+                Received::Invalid => return Err(FarmError::Overwritten(owner)),
             }
             news = true;
         }
