@@ -27,13 +27,13 @@ pub(crate) struct Control {
     /// The bytes of the items below `lowest`, since the beginning. Only the master writes it.
     pub(crate) freed_bytes: AtomicU64,
     /// The position from which workers search for an item. All items before it are taken.
-    pub(crate) next: Line<AtomicU64>,
+    pub(crate) next: CacheLine<AtomicU64>,
     /// There are items for workers, or there will be no more.
-    pub(crate) items: Line<Condition>,
+    pub(crate) items: CacheLine<Condition>,
     /// There is room for another item, for the reader.
     pub(crate) room: Condition,
     /// 1 while the master sleeps.
-    pub(crate) is_master_sleeping: Line<AtomicU32>,
+    pub(crate) is_master_sleeping: CacheLine<AtomicU32>,
     /// The number of items that the reader has published. It may be one too small if the reader was killed.
     pub(crate) filled: AtomicU64,
     /// What is wrong with the reader: see `reader.rs`.
@@ -50,7 +50,7 @@ pub(crate) struct Control {
 /// down (false sharing).
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Line<T>(pub(crate) T);
+pub(crate) struct CacheLine<T>(pub(crate) T);
 
 /// Why a reader or a writer process ended: an error of the function of the program, or an item that is too large.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ pub(crate) struct RingControl {
     /// The bytes that were put in since the beginning.
     pub(crate) head: AtomicU64,
     /// The bytes that were taken out since the beginning.
-    pub(crate) tail: Line<AtomicU64>,
+    pub(crate) tail: CacheLine<AtomicU64>,
     /// There is room, for the process that puts in.
     pub(crate) room: Condition,
     /// There is something, for the writer. The master is woken by its eventfd.

@@ -67,7 +67,7 @@ impl State {
 
 /// The result of the attempt of a worker to take an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum TakenItem {
     /// The worker has taken the item at this position.
     Item(u64),
     /// No item can be taken now.
@@ -103,26 +103,26 @@ impl<'a> Window<'a> {
     }
 
     /// Takes the next item for the worker with the index `owner`.
-    pub(crate) fn take(self, owner: u32) -> Found {
+    pub(crate) fn take(self, owner: u32) -> TakenItem {
         let control = self.0.control();
         let mut position = control.next.0.load(Ordering::SeqCst);
         loop {
             let total = control.total.load(Ordering::SeqCst);
             if total != UNKNOWN_TOTAL && position >= total {
-                return Found::End;
+                return TakenItem::End;
             }
             let word = self.word(position);
             let seen = word.load(Ordering::SeqCst);
             let state = State::of_word(seen);
             if state.position < position || state == State::new(position, Status::Free) {
-                return Found::NothingYet;
+                return TakenItem::NothingYet;
             }
             if state == State::new(position, Status::Ready) {
                 let claimed = State { position, owner, status: Status::Claimed };
                 let taken = word.compare_exchange(seen, claimed.word(), Ordering::SeqCst, Ordering::SeqCst);
                 if taken.is_ok() {
                     control.next.0.fetch_max(position + 1, Ordering::SeqCst);
-                    return Found::Item(position);
+                    return TakenItem::Item(position);
                 }
             }
             position += 1;
@@ -186,13 +186,13 @@ mod tests {
         let shared = shared();
         let window = Window(&shared);
         (0..8).for_each(|position| window.set(State::new(position, Status::Ready)));
-        assert_eq!(window.take(0), Found::Item(0));
-        assert_eq!(window.take(1), Found::Item(1));
-        assert_eq!(window.take(0), Found::Item(2));
+        assert_eq!(window.take(0), TakenItem::Item(0));
+        assert_eq!(window.take(1), TakenItem::Item(1));
+        assert_eq!(window.take(0), TakenItem::Item(2));
         assert_eq!(window.claimed_by(0), [0, 2]);
         shared.control().total.store(4, Ordering::SeqCst);
-        assert_eq!(window.take(2), Found::Item(3));
-        assert_eq!(window.take(2), Found::End);
+        assert_eq!(window.take(2), TakenItem::Item(3));
+        assert_eq!(window.take(2), TakenItem::End);
         assert!(window.is_exhausted());
     }
 
@@ -206,7 +206,7 @@ mod tests {
         window.set(State { position: 1, owner: 2, status: Status::Claimed });
         assert_eq!(window.claimed_by(1), [0]);
         assert_eq!(window.claimed_by(2), [1]);
-        assert_eq!(window.take(0), Found::Item(2));
+        assert_eq!(window.take(0), TakenItem::Item(2));
         assert_eq!(shared.control().next.0.load(Ordering::SeqCst), 3);
         assert!(!window.is_exhausted());
     }
@@ -228,13 +228,13 @@ mod tests {
         let shared = shared();
         let window = Window(&shared);
         (0..8).for_each(|position| window.set(State::new(position, Status::Free)));
-        assert_eq!(window.take(0), Found::NothingYet);
+        assert_eq!(window.take(0), TakenItem::NothingYet);
         window.set(State::new(0, Status::Ready));
-        assert_eq!(window.take(0), Found::Item(0));
+        assert_eq!(window.take(0), TakenItem::Item(0));
         // The window is full: position 8 has the word of position 0.
         (1..8).for_each(|position| window.set(State { position, owner: 1, status: Status::Claimed }));
-        assert_eq!(window.take(0), Found::NothingYet);
+        assert_eq!(window.take(0), TakenItem::NothingYet);
         window.set(State::new(8, Status::Ready));
-        assert_eq!(window.take(0), Found::Item(8));
+        assert_eq!(window.take(0), TakenItem::Item(8));
     }
 }

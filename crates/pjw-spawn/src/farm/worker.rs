@@ -7,7 +7,7 @@ use super::memory::{Shared, UNKNOWN_TOTAL};
 use super::result::Item;
 use super::ring::{ResultHeader, Ring};
 use super::signal::MasterWaker;
-use super::window::{Found, Window};
+use super::window::{TakenItem, Window};
 
 /// A worker process: takes items, computes them, and puts the results into its ring buffer.
 pub(crate) struct Worker<'f, 'a> {
@@ -46,13 +46,13 @@ impl<'f> Worker<'f, '_> {
     /// Takes items, and waits for the first. Returns `false` if there are no more.
     fn take(&self, window: Window<'_>, taken: &mut Vec<u64>) -> bool {
         let found = || match window.take(self.index) {
-            Found::NothingYet => None,
+            TakenItem::NothingYet => None,
             found => Some(found),
         };
-        let Found::Item(first) = self.shared.control().items.0.wait_until(found) else { return false };
+        let TakenItem::Item(first) = self.shared.control().items.0.wait_until(found) else { return false };
         taken.push(first);
         for _ in 1..self.chunk_limit(first) {
-            let Found::Item(position) = window.take(self.index) else { break };
+            let TakenItem::Item(position) = window.take(self.index) else { break };
             taken.push(position);
         }
         true
