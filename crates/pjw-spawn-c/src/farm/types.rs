@@ -85,9 +85,9 @@ pub(crate) type Read = extern "C" fn(*mut c_void, u64, *mut PjwFarmBytes) -> c_i
 /// A C function that writes a result in the writer process.
 pub(crate) type Write = extern "C" fn(*mut c_void, *const PjwFarmResult) -> c_int;
 /// A C function that the writer process calls after the last result, before the process ends.
-pub(crate) type WriterEnd = extern "C" fn(*mut c_void) -> c_int;
+pub(crate) type WriterEndFunction = extern "C" fn(*mut c_void) -> c_int;
 /// A C function that a worker process calls at its start or at its end, with the index of the worker.
-pub(crate) type AtWorker = extern "C" fn(*mut c_void, c_uint);
+pub(crate) type WorkerFunction = extern "C" fn(*mut c_void, c_uint);
 /// A C function that forks the calling process, instead of fork(2).
 pub(crate) type Fork = extern "C" fn(*mut c_void) -> pid_t;
 
@@ -110,8 +110,8 @@ pub struct PjwFarmOptions {
     pub(crate) work: Option<Work>,
     pub(crate) read: Option<Read>,
     pub(crate) write: Option<Write>,
-    pub(crate) worker_start: Option<AtWorker>,
-    pub(crate) worker_end: Option<AtWorker>,
+    pub(crate) worker_start: Option<WorkerFunction>,
+    pub(crate) worker_end: Option<WorkerFunction>,
     pub(crate) fork_process: Option<Fork>,
-    pub(crate) writer_end: Option<WriterEnd>,
+    pub(crate) writer_end: Option<WriterEndFunction>,
 }

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use super::cpus::WorkerCpus;
 use super::error::FarmError;
-use super::functions::{AtWorker, Fork, Functions, Work, Write, WriterEnd};
+use super::functions::{Fork, Functions, Work, WorkerFunction, Write, WriterEndFunction};
 use super::master::RunningFarm;
 use super::process::check_master;
 use super::result::{Item, ItemResult};
@@ -37,10 +37,10 @@ use super::settings::Settings;
 /// ```
 pub struct Farm<'a> {
     settings: Settings,
-    worker_start: Option<AtWorker<'a>>,
-    worker_end: Option<AtWorker<'a>>,
+    worker_start: Option<WorkerFunction<'a>>,
+    worker_end: Option<WorkerFunction<'a>>,
     write: Option<Write<'a>>,
-    writer_end: Option<WriterEnd<'a>>,
+    writer_end: Option<WriterEndFunction<'a>>,
     fork: Option<Fork<'a>>,
 }
 

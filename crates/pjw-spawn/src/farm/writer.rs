@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::functions::{Write, WriterEnd};
+use super::functions::{Write, WriterEndFunction};
 use super::memory::Shared;
 use super::reader::{FAILED, fail};
 use super::result::{ItemResult, Outcome};
@@ -29,7 +29,7 @@ pub(crate) fn run(
     shared: &Shared,
     waker: &MasterWaker,
     write: &mut Write<'_>,
-    end: &mut Option<WriterEnd<'_>>,
+    end: &mut Option<WriterEndFunction<'_>>,
 ) -> i32 {
     let (control, ring) = (shared.control(), ring(shared));
     let mut partial = PartialResult::default();
