@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::arch;
 use super::entry_stack::EntryStack;
-use super::tracee::{Lost, Stop, Tracee};
+use super::tracee::{Stop, TraceError, Tracee};
 
 /// `r_state` of `_r_debug`: all libraries are there. It is also the state before the first one.
 const RT_CONSISTENT: u64 = 0;
@@ -59,7 +59,7 @@ impl Breakpoint {
 pub(in crate::proxy::templates) fn run_until_linked(
     tracee: &mut Tracee,
     stack: &EntryStack,
-) -> Result<(), Lost> {
+) -> Result<(), TraceError> {
     let entry = Breakpoint::set(tracee, stack.auxiliary(libc::AT_ENTRY).ok_or(Errno::ENOEXEC)?)?;
     let linker = stack.auxiliary(libc::AT_BASE).filter(|base| *base != 0);
     let debug = linker.and_then(|base| symbol(tracee, base, b"_r_debug").ok().flatten());
@@ -71,13 +71,13 @@ pub(in crate::proxy::templates) fn run_until_linked(
 }
 
 /// Runs until a breakpoint.
-fn run_to(tracee: &mut Tracee, breakpoint: &Breakpoint) -> Result<(), Lost> {
+fn run_to(tracee: &mut Tracee, breakpoint: &Breakpoint) -> Result<(), TraceError> {
     while tracee.run()? != Stop::Trap || !breakpoint.is_hit(tracee)? {}
     Ok(())
 }
 
 /// Runs the dynamic linker until all is linked, or until the entry point.
-fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(), Lost> {
+fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(), TraceError> {
     // The linker sets r_brk when it begins, before the system calls that open the first library.
     let function = loop {
         if tracee.run_to_system_call()? == Stop::Trap && entry.is_hit(tracee)? {

@@ -1,4 +1,5 @@
-//! Makes a template: starts the program, runs it until it is linked, and leaves it to the code of [`super::message::stub`].
+//! Makes a template: starts the program, runs it until it is linked, and leaves it to the code of
+//! [`super::message::stub`].
 
 mod arch;
 pub(super) mod entry_stack;
@@ -18,7 +19,7 @@ use nix::unistd::Pid;
 
 use self::entry_stack::EntryStack;
 use self::linker::run_until_linked;
-use self::tracee::{Lost, Tracee, bytes_of, end};
+use self::tracee::{TraceError, Tracee, bytes_of, end};
 use super::channel::Channel;
 use super::message::block::{Block, CODE_SIZE, MemoryMap, REPLY_SIZE, SIZE};
 use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
@@ -66,7 +67,7 @@ pub(super) fn load(
     let template = TemplateStart { channel: other.as_raw_fd(), is_traced: true };
     let mut tracee = Tracee::after_exec(start(setup, cgroup, arguments, environment, template)?).map_err(
         |lost| match lost {
-            Lost::Failed(errno) => TemplateError::Forbidden(errno),
+            TraceError::Failed(errno) => TemplateError::Forbidden(errno),
             lost => refusal("execve")(lost),
         },
     )?;
@@ -195,11 +196,11 @@ fn failed(step: &'static str) -> impl Fn(Errno) -> TemplateError {
     move |errno| TemplateError::Failed { step, errno }
 }
 
-fn refusal(step: &'static str) -> impl Fn(Lost) -> TemplateError {
+fn refusal(step: &'static str) -> impl Fn(TraceError) -> TemplateError {
     move |lost| match lost {
-        Lost::Exited(status) => TemplateError::Exited(status),
-        Lost::Killed(signal) => TemplateError::Killed(signal),
-        Lost::Failed(errno) => TemplateError::Failed { step, errno },
+        TraceError::Exited(status) => TemplateError::Exited(status),
+        TraceError::Killed(signal) => TemplateError::Killed(signal),
+        TraceError::Failed(errno) => TemplateError::Failed { step, errno },
     }
 }
 
@@ -245,7 +246,7 @@ fn interpreter(tracee: &Tracee, stack: &EntryStack, added: usize) -> Result<Vec<
 }
 
 /// Returns the address that the program has given to set_tid_address(2).
-fn thread_id(tracee: &mut Tracee, stack: &EntryStack) -> Result<Option<u64>, Lost> {
+fn thread_id(tracee: &mut Tracee, stack: &EntryStack) -> Result<Option<u64>, TraceError> {
     let address = with_scratch(tracee, stack, |tracee, scratch| {
         tracee.call(libc::SYS_prctl, [PR_GET_TID_ADDRESS, scratch, 0, 0, 0, 0])?;
         Ok(tracee.read_u64(scratch)?)
@@ -260,7 +261,7 @@ fn holds_pid(tracee: &Tracee, address: u64) -> bool {
     tracee.read(address, &mut bytes).is_ok() && i32::from_ne_bytes(bytes) == tracee.pid().as_raw()
 }
 
-fn robust_list(tracee: &mut Tracee, stack: &EntryStack) -> Result<(u64, u64), Lost> {
+fn robust_list(tracee: &mut Tracee, stack: &EntryStack) -> Result<(u64, u64), TraceError> {
     with_scratch(tracee, stack, |tracee, scratch| {
         tracee.call(libc::SYS_get_robust_list, [0, scratch, scratch + 8, 0, 0, 0])?;
         Ok((tracee.read_u64(scratch)?, tracee.read_u64(scratch + 8)?))
@@ -271,8 +272,8 @@ fn robust_list(tracee: &mut Tracee, stack: &EntryStack) -> Result<(u64, u64), Lo
 fn with_scratch<T>(
     tracee: &mut Tracee,
     stack: &EntryStack,
-    work: impl FnOnce(&mut Tracee, u64) -> Result<T, Lost>,
-) -> Result<T, Lost> {
+    work: impl FnOnce(&mut Tracee, u64) -> Result<T, TraceError>,
+) -> Result<T, TraceError> {
     let mut before = [0; 16];
     tracee.read(stack.at, &mut before)?;
     let result = work(tracee, stack.at);
@@ -280,7 +281,7 @@ fn with_scratch<T>(
     result
 }
 
-fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, Lost> {
+fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, TraceError> {
     let brk = tracee.call(libc::SYS_brk, [0; 6])?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", tracee.pid())).unwrap_or_default();
     Ok(MemoryMap::from_stat(&stat, brk))
@@ -288,7 +289,7 @@ fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, Lost> {
 
 /// Gives the process its code and its block, and continues it there. Its parent's end kills it no longer: the end of the
 /// channel ends it.
-fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, Lost> {
+fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, TraceError> {
     let private = flag(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let (read, write, execute) = (flag(libc::PROT_READ), flag(libc::PROT_WRITE), flag(libc::PROT_EXEC));
     let mut map = |size, protection| tracee.call(libc::SYS_mmap, [0, size, protection, private, u64::MAX, 0]);

@@ -34,7 +34,7 @@ pub(in crate::proxy::templates) enum Stop {
 
 /// Error: a traced process has ended, or can't be traced any longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::proxy::templates) enum Lost {
+pub(in crate::proxy::templates) enum TraceError {
     /// It has ended with this status.
     Exited(i32),
     /// A signal has ended it.
@@ -43,7 +43,7 @@ pub(in crate::proxy::templates) enum Lost {
     Failed(Errno),
 }
 
-impl From<Errno> for Lost {
+impl From<Errno> for TraceError {
     fn from(errno: Errno) -> Self {
         Self::Failed(errno)
     }
@@ -52,7 +52,7 @@ impl From<Errno> for Lost {
 impl Tracee {
     /// Begins to trace `child`, which stops after its execve(2). From now on the kernel kills the process when the
     /// calling thread ends.
-    pub(in crate::proxy::templates) fn after_exec(child: Child) -> Result<Self, Lost> {
+    pub(in crate::proxy::templates) fn after_exec(child: Child) -> Result<Self, TraceError> {
         let pid = Pid::from_raw(child.pid.0.cast_signed());
         wait_stop(pid)?;
         let options = Options::PTRACE_O_EXITKILL | Options::PTRACE_O_TRACESYSGOOD;
@@ -61,7 +61,7 @@ impl Tracee {
             (Ok(()), Ok(memory)) => Ok(Self { pid, child: Some(child), memory }),
             (options, memory) => {
                 end(&child);
-                Err(Lost::Failed(
+                Err(TraceError::Failed(
                     options.err().or(memory.as_ref().err().map(errno_of)).unwrap_or(Errno::EPERM),
                 ))
             }
@@ -114,21 +114,21 @@ impl Tracee {
     }
 
     /// Lets the process run until a breakpoint. Signals that arrive in this time are delivered to the process.
-    pub(in crate::proxy::templates) fn run(&mut self) -> Result<Stop, Lost> {
+    pub(in crate::proxy::templates) fn run(&mut self) -> Result<Stop, TraceError> {
         self.go(ptrace::cont)
     }
 
     /// Lets the process run until a system call begins or ends, or until a breakpoint.
-    pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<Stop, Lost> {
+    pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<Stop, TraceError> {
         self.go(ptrace::syscall)
     }
 
     /// Lets the process execute one instruction.
-    pub(in crate::proxy::templates) fn step(&mut self) -> Result<Stop, Lost> {
+    pub(in crate::proxy::templates) fn step(&mut self) -> Result<Stop, TraceError> {
         self.go(ptrace::step)
     }
 
-    fn go(&mut self, resume: fn(Pid, Option<Signal>) -> Result<(), Errno>) -> Result<Stop, Lost> {
+    fn go(&mut self, resume: fn(Pid, Option<Signal>) -> Result<(), Errno>) -> Result<Stop, TraceError> {
         let mut signal = None;
         loop {
             resume(self.pid, signal)?;
@@ -136,7 +136,7 @@ impl Tracee {
                 Ok(StopOrSignal::Stop(stop)) => return Ok(stop),
                 Ok(StopOrSignal::Signal(arrived)) => signal = Some(arrived),
                 Err(lost) => {
-                    if !matches!(lost, Lost::Failed(_)) {
+                    if !matches!(lost, TraceError::Failed(_)) {
                         self.child = None;
                     }
                     return Err(lost);
@@ -146,12 +146,12 @@ impl Tracee {
     }
 
     /// Makes the process make one system call, and returns the result of the call. An error of the call is
-    /// [`Lost::Failed`]. Afterwards the process has the same registers and memory as before.
+    /// [`TraceError::Failed`]. Afterwards the process has the same registers and memory as before.
     pub(in crate::proxy::templates) fn call(
         &mut self,
         number: i64,
         arguments: [u64; 6],
-    ) -> Result<u64, Lost> {
+    ) -> Result<u64, TraceError> {
         let before = self.registers()?;
         let at = arch::instruction_pointer(&before);
         let mut code = [0; arch::SYSTEM_CALL.len()];
@@ -165,7 +165,7 @@ impl Tracee {
         let errno =
             i64::from_ne_bytes(result.to_ne_bytes()).checked_neg().and_then(|n| i32::try_from(n).ok());
         match errno {
-            Some(errno @ 1..=4095) => Err(Lost::Failed(Errno::from_raw(errno))),
+            Some(errno @ 1..=4095) => Err(TraceError::Failed(Errno::from_raw(errno))),
             _ => Ok(result),
         }
     }
@@ -196,7 +196,7 @@ enum StopOrSignal {
     Signal(Signal),
 }
 
-fn wait_stop(pid: Pid) -> Result<StopOrSignal, Lost> {
+fn wait_stop(pid: Pid) -> Result<StopOrSignal, TraceError> {
     loop {
         match waitpid(pid, Some(WaitPidFlag::__WALL)) {
             Ok(WaitStatus::PtraceSyscall(_)) => return Ok(StopOrSignal::Stop(Stop::SystemCall)),
@@ -204,10 +204,10 @@ fn wait_stop(pid: Pid) -> Result<StopOrSignal, Lost> {
                 return Ok(StopOrSignal::Stop(Stop::Trap));
             }
             Ok(WaitStatus::Stopped(_, signal)) => return Ok(StopOrSignal::Signal(signal)),
-            Ok(WaitStatus::Exited(_, status)) => return Err(Lost::Exited(status)),
-            Ok(WaitStatus::Signaled(_, signal, _)) => return Err(Lost::Killed(signal as i32)),
+            Ok(WaitStatus::Exited(_, status)) => return Err(TraceError::Exited(status)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => return Err(TraceError::Killed(signal as i32)),
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(Lost::Failed(errno)),
+            Err(errno) => return Err(TraceError::Failed(errno)),
         }
     }
 }
