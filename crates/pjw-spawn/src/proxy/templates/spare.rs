@@ -5,7 +5,7 @@ use super::load::tracee::{bytes_of, end};
 use super::memory::write;
 use super::message::block::MemoryMap;
 use super::message::image::Image;
-use super::message::{Message, Own};
+use super::message::{InstanceSetup, Message};
 use super::template::{MAX_COPIED, Template};
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
@@ -69,7 +69,7 @@ impl Template {
         let image = strings.at(spare.strings.0);
         let map = self.map_of(&image).filter(|map| spare.map.as_ref() != Some(map));
         let random = self.next_random();
-        let own = Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), random, ..own };
+        let own = InstanceSetup { memory_map: map.map(|map| bytes_of(&map).to_vec()), random, ..own };
         let changes = image.changes(&spare.image, self.pointers_at());
         let mut message = Message::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;

@@ -20,7 +20,7 @@ use super::message::block::{Block, MemoryMap};
 use super::message::image::{Image, Strings};
 use super::message::place::MAX_POINTERS;
 use super::message::stub::{MAX_INSTANCES, Reply};
-use super::message::{InstanceStart, Message, Own};
+use super::message::{CommonSetup, InstanceSetup, Message};
 use super::shape::{Shape, is_linker_variable};
 use crate::child::Child;
 use crate::context::SpawnContext;
@@ -59,7 +59,7 @@ pub struct Template {
     // Its pointers lead into `setup`.
     layout: Layout,
     setup: Arc<Setup>,
-    pub(super) start: InstanceStart,
+    pub(super) start: CommonSetup,
     /// `None` if the program has begun.
     shape: Option<Shape>,
     /// The strings of the last instance, which are still in the memory of the template.
@@ -162,7 +162,7 @@ impl Template {
         shape: Option<Shape>,
         first: &Instance,
     ) -> Self {
-        let start = InstanceStart {
+        let start = CommonSetup {
             thread_id: loaded.thread_id,
             robust_list: loaded.robust_list,
             channel: loaded.descriptor,
@@ -352,7 +352,7 @@ impl Template {
     }
 
     /// Returns the parameters of an instance for the system calls before its program begins, without the memory map.
-    pub(super) fn own_calls(&self, instance: &Instance) -> Result<Own, ForkError> {
+    pub(super) fn own_calls(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
         let mask = match cpus {
@@ -371,7 +371,7 @@ impl Template {
         let Stdio { input, output, error } = &instance.stdio;
         let streams = (0..).zip([input, output, error]);
         let streams = streams.filter_map(|(number, stream)| Some((number, stream.as_ref()?.as_raw_fd())));
-        Ok(Own { mask, nodes, streams: streams.collect(), ..Own::default() })
+        Ok(InstanceSetup { mask, nodes, streams: streams.collect(), ..InstanceSetup::default() })
     }
 
     /// Returns the memory map of an instance with these strings. `None` if the map of the template is unknown.

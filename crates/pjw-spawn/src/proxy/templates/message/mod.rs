@@ -38,7 +38,7 @@ struct List {
 
 /// The parameters that all instances of a template have in common for the system calls before their program begins.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct InstanceStart {
+pub(super) struct CommonSetup {
     /// Where the C library keeps the thread id.
     pub(super) thread_id: Option<u64>,
     /// The head and the length of the robust list, which a fork forgets.
@@ -51,7 +51,7 @@ pub(super) struct InstanceStart {
 
 /// The parameters of one instance for the system calls before its program begins.
 #[derive(Debug, Default)]
-pub(super) struct Own {
+pub(super) struct InstanceSetup {
     /// The bytes of its mask, unless the process inherits it.
     pub(super) mask: Option<Vec<u8>>,
     /// The bytes of the set of its preferred NUMA node, and the length of the set in bits.
@@ -60,8 +60,8 @@ pub(super) struct Own {
     pub(super) streams: Vec<(u64, RawFd)>,
     /// The bytes of the map for `PR_SET_MM_MAP`, unless the process has inherited it.
     pub(super) memory_map: Option<Vec<u8>>,
-    /// The address of its bytes of `AT_RANDOM`, and these bytes. The instance writes them itself: it writes to this page of its
-    /// stack anyway.
+    /// The address of its bytes of `AT_RANDOM`, and these bytes. The instance writes them itself: it writes to this
+    /// page of its stack anyway.
     pub(super) random: Option<(u64, Vec<u8>)>,
 }
 
@@ -100,7 +100,7 @@ impl Message {
     }
 
     /// Makes the template fork an instance.
-    pub(super) fn make_instance(&mut self, block: Block, start: &InstanceStart, own: Own) {
+    pub(super) fn make_instance(&mut self, block: Block, start: &CommonSetup, own: InstanceSetup) {
         self.clone_process(block, start);
         // The template keeps no end of an instance's pipe.
         for (index, _) in (0..).zip(&own.streams) {
@@ -115,7 +115,7 @@ impl Message {
 
     /// Makes the template fork a spare: a process that waits for messages of its own. `channel` is the descriptor of
     /// its socket.
-    pub(super) fn make_spare(&mut self, block: Block, start: &InstanceStart, channel: RawFd) {
+    pub(super) fn make_spare(&mut self, block: Block, start: &CommonSetup, channel: RawFd) {
         self.clone_process(block, start);
         let received = block.descriptor(self.descriptors.len() as u64);
         self.descriptors.push(channel);
@@ -129,7 +129,7 @@ impl Message {
 
     /// Turns the receiver of the message, a spare, into an instance that begins its program. The receiver sends no
     /// reply.
-    pub(super) fn begin_program(&mut self, block: Block, start: &InstanceStart, own: Own) {
+    pub(super) fn begin_program(&mut self, block: Block, start: &CommonSetup, own: InstanceSetup) {
         let mut calls = mem::take(&mut self.template);
         calls.take_streams(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
@@ -138,7 +138,7 @@ impl Message {
     }
 
     /// Adds the call that makes a process. The result goes to the place of the next instance.
-    fn clone_process(&mut self, block: Block, start: &InstanceStart) {
+    fn clone_process(&mut self, block: Block, start: &CommonSetup) {
         let mut flags = flag(libc::CLONE_PARENT | libc::SIGCHLD);
         if start.thread_id.is_some() {
             flags |= flag(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
@@ -220,7 +220,7 @@ impl List {
     }
 
     /// Adds the calls after which the process begins its program.
-    fn begin_program(&mut self, start: &InstanceStart, own: Own) {
+    fn begin_program(&mut self, start: &CommonSetup, own: InstanceSetup) {
         if let Some((address, bytes)) = own.random {
             let length = bytes.len() as u64;
             self.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
