@@ -14,7 +14,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
 use super::load::tracee::end;
-use super::load::{Loaded, load, load_late};
+use super::load::{Loaded, load, load_until_fork_here};
 use super::memory::write;
 use super::message::block::{Block, MemoryMap};
 use super::message::image::{Image, Strings};
@@ -151,7 +151,8 @@ impl Template {
     fn late(setup: Arc<Setup>, first: &Instance, is_cancelled: &AtomicBool) -> Result<Self, TemplateError> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, variables) = texts(&mut layout, first);
-        let loaded = load_late(&setup, cgroup(&first.placement), &arguments, &variables, is_cancelled)?;
+        let cgroup = cgroup(&first.placement);
+        let loaded = load_until_fork_here(&setup, cgroup, &arguments, &variables, is_cancelled)?;
         Ok(Self::of_loaded(setup, layout, loaded, None, first))
     }
 
@@ -386,8 +387,7 @@ impl Template {
         self.loaded.stack.at + 8
     }
 
-    /// Returns the address of the random bytes of the auxiliary vector (`AT_RANDOM`), with new random bytes. `None` if
-    /// the program already runs.
+    /// Returns new random bytes for `AT_RANDOM`, with their address. `None` if the program already runs.
     pub(super) fn next_random(&mut self) -> Option<(u64, Vec<u8>)> {
         let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {

@@ -129,7 +129,7 @@ fn start(
 
 /// Starts a program, and waits until it calls [`super::fork_here`]. There the process waits for messages. Gives up when
 /// `is_cancelled` is set.
-pub(super) fn load_late(
+pub(super) fn load_until_fork_here(
     setup: &Setup,
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
