@@ -1,8 +1,8 @@
 //! The birth of a task: from clone3(2) to the first instruction of its program.
 //!
-//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host: both have one `errno`,
-//! as after vfork(2). The host sleeps meanwhile, and looks every 100 ms whether the task lives. Each look may change `errno`.
-//! If a step of the task fails in that moment, the reported errno can be that of the look.
+//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host: both have one
+//! `errno`, as after vfork(2). The host sleeps meanwhile, and looks every 100 ms whether the task lives. Each look may
+//! change `errno`. If a step of the task fails in that moment, the reported errno can be that of the look.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -18,7 +18,7 @@ use crate::clone::{
 use crate::failure::SpawnStep;
 use crate::signals::{self, KernelSignals};
 
-/// [`Birth::step`] before the task has failed or begun, and after it has begun.
+/// [`TaskStart::step`] before the task has failed or begun, and after it has begun.
 const UNDECIDED: u32 = u32::MAX;
 const BEGUN: u32 = u32::MAX - 1;
 /// How long the host sleeps before it looks whether the task was killed.
@@ -26,7 +26,7 @@ static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000
 
 /// The variables that the host and a new task share until the task begins its program. They are on the stack of the
 /// host.
-pub(super) struct Birth<'a> {
+pub(super) struct TaskStart<'a> {
     request: &'a Request,
     /// 1 until the task has begun its program, has failed or has ended. A futex.
     is_busy: AtomicU32,
@@ -43,7 +43,7 @@ pub(super) struct Birth<'a> {
 }
 
 /// The entry point of a task's program, and the stack pointer there.
-pub(super) struct Beginning {
+pub(super) struct EntryPoint {
     pub(super) entry: u64,
     pub(super) stack: u64,
 }
@@ -57,7 +57,7 @@ pub(super) struct Descriptors {
 }
 
 /// A process that was made for a task. If `failure` is set, the process ends by itself.
-pub(super) struct Born {
+pub(super) struct StartedTask {
     pub(super) pid: u32,
     pub(super) pidfd: RawFd,
     pub(super) failure: Option<(SpawnStep, Errno)>,
@@ -69,15 +69,15 @@ pub(super) struct Born {
 /// The failed step if there is no process.
 ///
 /// # Safety
-/// The calling process must be the host. `beginning` must be the first instruction of a program that was mapped for this task
-/// alone, and a stack as that program expects it.
-pub(super) unsafe fn give_birth(
+/// The calling process must be the host. `beginning` must be the first instruction of a program that was mapped for
+/// this task alone, and a stack as that program expects it.
+pub(super) unsafe fn start_task(
     request: &Request,
-    beginning: &Beginning,
+    beginning: &EntryPoint,
     descriptors: &Descriptors,
     pid: &AtomicU32,
-) -> Result<Born, (SpawnStep, Errno)> {
-    let birth = Birth {
+) -> Result<StartedTask, (SpawnStep, Errno)> {
+    let birth = TaskStart {
         request,
         is_busy: AtomicU32::new(1),
         step: AtomicU32::new(UNDECIDED),
@@ -92,8 +92,8 @@ pub(super) unsafe fn give_birth(
     // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's stack.
     let stack_end = (beginning.stack - 256) & !63;
     let mut arguments = CloneArguments {
-        // The task is a child of the host's parent, and has the exit signal of the host. At the end of the process the kernel
-        // clears `is_busy` and wakes the host.
+        // The task is a child of the host's parent, and has the exit signal of the host. At the end of the process the
+        // kernel clears `is_busy` and wakes the host.
         flags: libc::CLONE_VM as u64
             | libc::CLONE_PARENT as u64
             | libc::CLONE_PIDFD as u64
@@ -130,11 +130,11 @@ pub(super) unsafe fn give_birth(
             Errno::from_raw(birth.errno.load(Relaxed)),
         )),
     };
-    Ok(Born { pid, pidfd, failure })
+    Ok(StartedTask { pid, pidfd, failure })
 }
 
 /// Waits until the task needs `birth` no more.
-fn wait(birth: &Birth<'_>, pidfd: RawFd) {
+fn wait(birth: &TaskStart<'_>, pidfd: RawFd) {
     while birth.is_busy.load(Acquire) != 0 {
         // SAFETY: the futex outlives the call.
         unsafe {
@@ -156,8 +156,8 @@ fn wait(birth: &Birth<'_>, pidfd: RawFd) {
 
 /// The task until its program begins. It shares the memory of the host, so it must not allocate, lock or unwind.
 extern "C" fn run(birth: *const ()) -> ! {
-    // SAFETY: the host passes a `Birth`, and waits while the task uses it.
-    let birth = unsafe { &*birth.cast::<Birth<'_>>() };
+    // SAFETY: the host passes a `TaskStart`, and waits while the task uses it.
+    let birth = unsafe { &*birth.cast::<TaskStart<'_>>() };
     if let Err((step, errno)) = prepare(birth) {
         birth.errno.store(errno, Relaxed);
         birth.step.store(u32::from(step.number()), Release);
@@ -169,7 +169,7 @@ extern "C" fn run(birth: *const ()) -> ! {
     unsafe { enter(birth.is_busy.as_ptr(), birth.stack, birth.entry) }
 }
 
-fn prepare(birth: &Birth<'_>) -> Result<(), (SpawnStep, i32)> {
+fn prepare(birth: &TaskStart<'_>) -> Result<(), (SpawnStep, i32)> {
     let head = &birth.request.head;
     if head.mask_words > 0 {
         let (bytes, mask) = birth.request.mask();
@@ -240,8 +240,8 @@ pub(super) fn close_from(first: RawFd) -> Result<(), (SpawnStep, i32)> {
     Ok(())
 }
 
-/// Wakes the host and begins the program, with the registers that execve(2) leaves: no thread pointer, and in rdx no function
-/// to call at the end.
+/// Wakes the host and begins the program, with the registers that execve(2) leaves: no thread pointer, and in rdx no
+/// function to call at the end.
 ///
 /// # Safety
 /// `entry` and `stack` must be those of a mapped program, and `is_busy` the futex that the host waits for.

@@ -1,5 +1,5 @@
-//! The host: the process that owns the address space of the tasks. It answers requests, and frees the slots of tasks that have
-//! ended. It ends when no more requests can come and no task lives.
+//! The host: the process that owns the address space of the tasks. It answers requests, and frees the slots of tasks
+//! that have ended. It ends when no more requests can come and no task lives.
 //!
 //! The host is a fork of a process with several threads, and has given up its heap: nothing here allocates or locks.
 
@@ -14,7 +14,7 @@ use rustix::net::{
     SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
-use super::birth::{self, Beginning, Born, Descriptors};
+use super::birth::{self, Descriptors, EntryPoint, StartedTask};
 use super::directory::Directory;
 use super::image::Shape;
 use super::map;
@@ -86,7 +86,8 @@ pub(super) fn run(plan: &Plan) -> ! {
     let code = match leave_parent(plan) {
         Ok((first_own, socket)) => serve_requests(plan, first_own, socket.as_fd()),
         Err(failed) => {
-            // SAFETY: the descriptor is open: it is closed only after it was copied to a higher number, which is the last step.
+            // SAFETY: the descriptor is open: it is closed only after it was copied to a higher number, which is the
+            // last step.
             refuse(unsafe { BorrowedFd::borrow_raw(plan.socket) }, failed)
         }
     };
@@ -94,8 +95,8 @@ pub(super) fn run(plan: &Plan) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Separates the host from its parent: its name, its core dumps, its descriptors. Returns the lowest number of a descriptor that
-/// may be the host's own, and the socket, which has such a number then.
+/// Separates the host from its parent: its name, its core dumps, its descriptors. Returns the lowest number of a
+/// descriptor that may be the host's own, and the socket, which has such a number then.
 fn leave_parent(plan: &Plan) -> Result<(RawFd, OwnedFd), Failed> {
     if plan.launcher != 0 {
         end_with_launcher(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
@@ -197,8 +198,8 @@ impl<'a> Host<'a> {
         0
     }
 
-    /// Ends the connection with the parent, which would wait for an answer for ever. Closes the streams that tasks inherited from
-    /// the host: a pipe has its end when no process holds it.
+    /// Ends the connection with the parent, which would wait for an answer for ever. Closes the streams that tasks
+    /// inherited from the host: a pipe has its end when no process holds it.
     fn close_unneeded(&self) {
         let _ = shutdown(self.socket, Shutdown::Both);
         // SAFETY: epoll(7) forgets the descriptor with this call, and the event is ignored.
@@ -278,7 +279,7 @@ impl<'a> Host<'a> {
     }
 
     /// Maps the program into a free slot, and starts the task.
-    fn start(&mut self, request: &Request, descriptors: &Descriptors) -> Result<Born, Failed> {
+    fn start(&mut self, request: &Request, descriptors: &Descriptors) -> Result<StartedTask, Failed> {
         let plan = self.plan;
         let free = self.slots.iter().position(|slot| slot.pidfd == FREE);
         let index = free.ok_or((SpawnStep::Clone, Errno::EAGAIN))?;
@@ -305,14 +306,14 @@ impl<'a> Host<'a> {
                 if let Some(slot) = self.slots.get_mut(index) {
                     *slot = Slot { pidfd, pid: born.pid };
                 }
-                Ok(Born { pidfd, ..born })
+                Ok(StartedTask { pidfd, ..born })
             }
             Err(errno) => {
                 kill(born.pid);
                 if let Some(slot) = self.slots.get_mut(index) {
                     *slot = Slot { pidfd: LOST, pid: born.pid };
                 }
-                Ok(Born { pidfd: LOST, failure: Some((SpawnStep::Clone, errno)), ..born })
+                Ok(StartedTask { pidfd: LOST, failure: Some((SpawnStep::Clone, errno)), ..born })
             }
         }
     }
@@ -322,7 +323,7 @@ impl<'a> Host<'a> {
         address: u64,
         request: &Request,
         descriptors: &Descriptors,
-    ) -> Result<Born, Failed> {
+    ) -> Result<StartedTask, Failed> {
         let plan = self.plan;
         let of_exec = |errno| (SpawnStep::Exec, errno);
         // SAFETY: the slot is free.
@@ -340,10 +341,10 @@ impl<'a> Host<'a> {
         let stack_bytes = plan.slot.program - plan.slot.stack;
         // SAFETY: the stack was mapped just now.
         let stack = unsafe { stack::write(base, stack_bytes, &contents).map_err(of_exec)? };
-        let beginning = Beginning { entry: contents.entry, stack };
+        let beginning = EntryPoint { entry: contents.entry, stack };
         // SAFETY: the program and the stack were mapped for this task.
         unsafe {
-            birth::give_birth(request, &beginning, descriptors, self.directory.pid_of(request.head.rank))
+            birth::start_task(request, &beginning, descriptors, self.directory.pid_of(request.head.rank))
         }
     }
 
@@ -362,8 +363,8 @@ impl<'a> Host<'a> {
         if ended.pidfd < 0 {
             return;
         }
-        // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that lives:
-        // tasks have closed theirs. One that is just being born keeps it for a moment, so it is removed first.
+        // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that
+        // lives: tasks have closed theirs. One that is just being born keeps it for a moment, so it is removed first.
         unsafe {
             libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
             libc::close(ended.pidfd);
@@ -378,8 +379,8 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Closes the descriptors that execve(2) would close, except those that the host needs. Returns a number above all that are left:
-/// the tasks get the descriptors below it.
+/// Closes the descriptors that execve(2) would close, except those that the host needs. Returns a number above all that
+/// are left: the tasks get the descriptors below it.
 fn close_descriptors(plan: &Plan) -> Result<RawFd, Failed> {
     // Another thread of the parent may have opened more descriptors since their numbers were read.
     let above = plan.highest_descriptor.max(plan.file).saturating_add(1);
@@ -420,9 +421,10 @@ fn move_above(descriptor: RawFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable at first:
-/// the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2. A later start can
-/// still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the first slot.
+/// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable
+/// at first: the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2.
+/// A later start can still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the
+/// first slot.
 fn reserve_slots(plan: &Plan) -> Result<u64, Errno> {
     let bytes = plan.slot.bytes_of(plan.capacity as u64).ok_or(Errno::ENOMEM)?;
     let at = map_anonymous(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)?;
