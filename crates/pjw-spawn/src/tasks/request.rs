@@ -1,7 +1,8 @@
 //! What the host gets for each task: a request in a buffer that both processes see, and a message with descriptors.
 //!
-//! A request begins with a [`Head`]. After it come the words of the mask, the working directory, and the strings of the task.
-//! Several requests may be on their way, one after the other in the buffer. The message has the offset of its request.
+//! A request begins with a [`RequestHeader`]. After it come the words of the mask, the working directory, and the
+//! strings of the task. Several requests may be on their way, one after the other in the buffer. The message has the
+//! offset of its request.
 
 use std::ptr;
 
@@ -17,7 +18,7 @@ const BUFFER_BYTES: usize = 8 << 20;
 /// The fixed part of a request to start a task. The host is a fork of the process that writes the request, so both have
 /// the same layout of this type.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Head {
+pub(super) struct RequestHeader {
     pub(super) rank: u32,
     pub(super) argument_count: usize,
     pub(super) variable_count: usize,
@@ -41,16 +42,16 @@ pub(super) struct Head {
 
 /// Memory that this process and its forks share, in which requests are written. Dropping this value unmaps the memory.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub(super) struct RequestBuffer {
     at: *mut u8,
     /// The bytes of the requests that are on their way.
     used: usize,
 }
 
 // SAFETY: the buffer is memory like that of a Box, and only one thread has the value.
-unsafe impl Send for Buffer {}
+unsafe impl Send for RequestBuffer {}
 
-impl Buffer {
+impl RequestBuffer {
     /// Maps the memory.
     ///
     /// # Errors
@@ -80,21 +81,22 @@ impl Buffer {
     /// `E2BIG` if it does not fit behind them.
     pub(super) fn write(
         &mut self,
-        head: Head,
+        head: RequestHeader,
         mask: &[u64],
         directory: &[u8],
         strings: &[u8],
     ) -> Result<usize, Errno> {
-        let offset = self.used.next_multiple_of(align_of::<Head>());
-        let needed = size_of::<Head>() + size_of_val(mask) + directory.len() + strings.len();
+        let offset = self.used.next_multiple_of(align_of::<RequestHeader>());
+        let needed = size_of::<RequestHeader>() + size_of_val(mask) + directory.len() + strings.len();
         if offset + needed > BUFFER_BYTES {
             return Err(Errno::E2BIG);
         }
-        // SAFETY: all parts fit into the rest of the buffer, which no reference points to. Buffer and offset are aligned.
+        // SAFETY: all parts fit into the rest of the buffer, which no reference points to. RequestBuffer and offset are
+        // aligned.
         unsafe {
             let request = self.at.add(offset);
-            request.cast::<Head>().write(head);
-            let words = request.add(size_of::<Head>());
+            request.cast::<RequestHeader>().write(head);
+            let words = request.add(size_of::<RequestHeader>());
             words.copy_from_nonoverlapping(mask.as_ptr().cast(), size_of_val(mask));
             let text = words.add(size_of_val(mask));
             text.copy_from_nonoverlapping(directory.as_ptr(), directory.len());
@@ -105,7 +107,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for RequestBuffer {
     fn drop(&mut self) {
         // SAFETY: the mapping is that of `new`, and no reference to it is left.
         let _ = unsafe { libc::munmap(self.at.cast(), BUFFER_BYTES) };
@@ -116,7 +118,7 @@ impl Drop for Buffer {
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     request: *const u8,
-    pub(super) head: Head,
+    pub(super) head: RequestHeader,
 }
 
 impl Request {
@@ -126,11 +128,11 @@ impl Request {
     /// A complete request must be at this address. The writer must leave it until it has the answer.
     pub(super) unsafe fn read(request: *const u8) -> Self {
         // SAFETY: the caller guarantees it.
-        Self { request, head: unsafe { request.cast::<Head>().read() } }
+        Self { request, head: unsafe { request.cast::<RequestHeader>().read() } }
     }
 
     fn at(&self, offset: usize) -> *const u8 {
-        self.request.wrapping_add(size_of::<Head>() + offset)
+        self.request.wrapping_add(size_of::<RequestHeader>() + offset)
     }
 
     fn mask_bytes(&self) -> usize {

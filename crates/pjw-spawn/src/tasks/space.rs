@@ -19,7 +19,7 @@ use rustix::net::{
 use super::directory::VARIABLE;
 use super::host::{self, Plan};
 use super::own_memory::heap_begin;
-use super::request::{ANSWER_BYTES, Answer, Buffer, Head};
+use super::request::{ANSWER_BYTES, Answer, RequestBuffer, RequestHeader};
 use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
 use super::stack::Auxiliary;
@@ -52,7 +52,7 @@ const COMM_BYTES: usize = 16;
 pub struct AddressSpace {
     setup: Arc<Setup>,
     socket: OwnedFd,
-    buffer: Buffer,
+    buffer: RequestBuffer,
     host: Pid,
     /// The address of the directory of the space.
     directory: u64,
@@ -100,7 +100,7 @@ impl AddressSpace {
         let (socket, of_host) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(of_io)?;
-        let buffer = Buffer::new().map_err(failed)?;
+        let buffer = RequestBuffer::new().map_err(failed)?;
         let mut nonce = [0; 8];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(of_io)?;
         let nonce = u64::from_ne_bytes(nonce);
@@ -207,7 +207,7 @@ impl AddressSpace {
         strings.extend_from_slice(variable.as_bytes());
         strings.extend_from_slice(setup.program.as_bytes_with_nul());
         let stdio = &instance.stdio;
-        let head = Head {
+        let head = RequestHeader {
             rank: instance.rank,
             argument_count,
             variable_count: variable_count + 1,
