@@ -20,7 +20,7 @@ use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, TemplateError};
-use crate::replicate::{Entries, Entry};
+use crate::replicate::{NamespaceEntries, NamespaceEntry};
 use crate::results::{self, InstanceResult, Packet};
 use crate::setup::Setup;
 use crate::signals;
@@ -113,7 +113,7 @@ impl SpawnContext {
             }
             return Ok(batch);
         };
-        let mut entries = Entries::new();
+        let mut entries = NamespaceEntries::new();
         for (node, indexes) in shares_by_node(&batch.instances) {
             let entry = node.map(|node| entries.add(replicas, node));
             batch.start_spawner(self, indexes, entry);
@@ -334,7 +334,7 @@ impl Batch {
         &mut self,
         context: &SpawnContext,
         indexes: Vec<usize>,
-        entry: Option<Entry>,
+        entry: Option<NamespaceEntry>,
     ) -> mpsc::Receiver<Result<(), AddressSpaceError>> {
         let (report, reported) = mpsc::channel();
         let setup = Arc::clone(&context.setup);

@@ -1,4 +1,5 @@
-//! Lets the spawner threads of a batch enter their nodes before the first instance is started: if one can't, none is started.
+//! Lets the spawner threads of a batch enter their nodes before the first instance is started: if one can't, none is
+//! started.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -7,7 +8,7 @@ use super::copies::{ReplicaError, Replicas};
 
 /// The part of a spawner thread in the start of a batch: the thread enters the mount namespace of its NUMA node, and
 /// waits until all threads of the batch have entered theirs.
-pub(crate) struct Entry {
+pub(crate) struct NamespaceEntry {
     replicas: Arc<Replicas>,
     node: u32,
     entered: Sender<Result<(), ReplicaError>>,
@@ -16,13 +17,13 @@ pub(crate) struct Entry {
 
 /// The part of the caller in the start of a batch: waits until all spawner threads have entered the mount namespaces of
 /// their NUMA nodes.
-pub(crate) struct Entries {
+pub(crate) struct NamespaceEntries {
     sender: Sender<Result<(), ReplicaError>>,
     entered: Receiver<Result<(), ReplicaError>>,
     waiting: Vec<Sender<()>>,
 }
 
-impl Entry {
+impl NamespaceEntry {
     /// Moves the calling thread into the mount namespace of its NUMA node. Returns whether the thread may start
     /// instances: only if all threads of the batch have entered their namespaces.
     pub(crate) fn enter(self) -> bool {
@@ -33,7 +34,7 @@ impl Entry {
     }
 }
 
-impl Entries {
+impl NamespaceEntries {
     /// Makes the value without threads.
     pub(crate) fn new() -> Self {
         let (sender, entered) = mpsc::channel();
@@ -41,11 +42,11 @@ impl Entries {
     }
 
     /// Adds a spawner thread that must enter the mount namespace of the NUMA node `node`. The thread must call
-    /// [`Entry::enter`] of the returned value.
-    pub(crate) fn add(&mut self, replicas: &Arc<Replicas>, node: u32) -> Entry {
+    /// [`NamespaceEntry::enter`] of the returned value.
+    pub(crate) fn add(&mut self, replicas: &Arc<Replicas>, node: u32) -> NamespaceEntry {
         let (allow, allowed) = mpsc::channel();
         self.waiting.push(allow);
-        Entry { replicas: Arc::clone(replicas), node, entered: self.sender.clone(), allowed }
+        NamespaceEntry { replicas: Arc::clone(replicas), node, entered: self.sender.clone(), allowed }
     }
 
     /// Waits until all threads have entered their namespaces, and then lets them start instances.
