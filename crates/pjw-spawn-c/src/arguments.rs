@@ -12,9 +12,9 @@ use crate::failure::Failure;
 /// String lists for the processes of a group, such as argument lists: no list, one list for all processes, or one list
 /// for each process.
 #[derive(Debug, Default)]
-pub(crate) struct Lists(Vec<Arc<Vec<CString>>>);
+pub(crate) struct StringLists(Vec<Arc<Vec<CString>>>);
 
-impl Lists {
+impl StringLists {
     /// Returns a value without a list.
     pub(crate) fn none() -> Self {
         Self::default()
@@ -57,11 +57,11 @@ impl Lists {
         Ok(lists)
     }
 
-    /// Reads environments as [`Lists::read`] reads lists. If `lists` is NULL, the result has no list: each process gets
-    /// the environment of the caller.
+    /// Reads environments as [`StringLists::read`] reads lists. If `lists` is NULL, the result has no list: each
+    /// process gets the environment of the caller.
     ///
     /// # Safety
-    /// As [`Lists::read`].
+    /// As [`StringLists::read`].
     pub(crate) unsafe fn read_environments(
         lists: *const *const c_char,
         count: c_uint,
@@ -72,7 +72,7 @@ impl Lists {
     }
 
     /// # Safety
-    /// As [`Lists::read`], and `next` must not be NULL.
+    /// As [`StringLists::read`], and `next` must not be NULL.
     unsafe fn read_all(mut next: *const *const c_char, count: c_uint, each: bool) -> Self {
         let number = if each { count } else { 1 };
         let lists = (0..number).map(|_| {
@@ -102,7 +102,7 @@ impl Lists {
 }
 
 /// Returns the C strings as `OsStr`, the type that the functions of `pjw_spawn` take.
-pub(crate) fn as_os(list: &[CString]) -> Vec<&OsStr> {
+pub(crate) fn to_os_strs(list: &[CString]) -> Vec<&OsStr> {
     list.iter().map(|text| OsStr::from_bytes(text.to_bytes())).collect()
 }
 

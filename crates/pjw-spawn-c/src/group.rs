@@ -7,7 +7,7 @@ use libc::pid_t;
 use pjw_core::cpuset::CpuSet;
 use spawn::{Arguments, Child, Instance, Placement, SpawnError, Stdio};
 
-use crate::arguments::{Lists, as_os};
+use crate::arguments::{StringLists, to_os_strs};
 use crate::failure::{Failure, keep_text};
 
 /// The arguments of a call that starts a group of processes.
@@ -16,9 +16,9 @@ pub(crate) struct Group {
     /// The number of processes.
     pub(crate) count: c_uint,
     /// One argument list for all, or one for each.
-    pub(crate) arguments: Lists,
+    pub(crate) arguments: StringLists,
     /// None for the environment of the context, one for all, or one for each.
-    pub(crate) environments: Lists,
+    pub(crate) environments: StringLists,
     /// Process i has mask i modulo their number. Without masks, all run on the CPUs of the calling thread.
     pub(crate) masks: Vec<CpuSet>,
 }
@@ -30,7 +30,7 @@ impl Group {
             .arguments
             .iter()
             .map(|list| {
-                Arguments::literal(&as_os(list))
+                Arguments::literal(&to_os_strs(list))
                     .map(Arc::new)
                     .map_err(|error| Failure::invalid(error.to_string()))
             })
@@ -63,9 +63,9 @@ fn of_rank<T>(list: &[T], rank: c_uint) -> &T {
 }
 
 /// The caller's array of process ids, which the library fills. `None` if the caller passed NULL.
-pub(crate) struct Pids<'a>(Option<&'a mut [pid_t]>);
+pub(crate) struct PidArray<'a>(Option<&'a mut [pid_t]>);
 
-impl Pids<'_> {
+impl PidArray<'_> {
     /// Makes the value from the pointer that the C program passed.
     ///
     /// # Safety

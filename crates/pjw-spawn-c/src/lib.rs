@@ -21,9 +21,9 @@ use libc::{cpu_set_t, pid_t};
 use pjw_core::cpuset::{CpuSet, Pu};
 use spawn::SpawnContext;
 
-use crate::arguments::{Lists, read_masks};
+use crate::arguments::{StringLists, read_masks};
 use crate::failure::{Failure, returned};
-use crate::group::{Group, Pids};
+use crate::group::{Group, PidArray};
 
 /// The C type `pspawn_context_t`: a program that can be started many times, and the CPUs on which its processes run.
 /// [`pspawn_context_create`] initialises a value, and [`pspawn_context_destroy`] frees its memory.
@@ -61,10 +61,10 @@ pub unsafe extern "C" fn pspawn_context_create(
         let path = Path::new(std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
         let cpus = if core == -1 { None } else { Some(read_core(core)?) };
         let context = SpawnContext::new(path)?;
-        let arguments = Lists::one(path.as_os_str());
+        let arguments = StringLists::one(path.as_os_str());
         let masks = cpus.iter().cloned().collect();
         context.check_instances(
-            &Group { count: 1, arguments, environments: Lists::none(), masks }.instances()?,
+            &Group { count: 1, arguments, environments: StringLists::none(), masks }.instances()?,
         )?;
         let private = Box::into_raw(Box::new(ContextOnCpu { context, cpus })).cast();
         // SAFETY: the caller gives room for a context.
@@ -133,12 +133,12 @@ pub unsafe extern "C" fn pspawn_n(
         let on_cpu = on_cpu.ok_or_else(|| Failure::invalid("the context is NULL or was destroyed"))?;
         let count = c_uint::try_from(nspawns).map_err(|_| Failure::invalid("nspawns is negative"))?;
         // SAFETY: the caller gives NULL or such a list.
-        let arguments = unsafe { Lists::one_for_all(argv) }?;
+        let arguments = unsafe { StringLists::one_for_all(argv) }?;
         let masks = on_cpu.cpus.iter().cloned().collect();
-        let instances = Group { count, arguments, environments: Lists::none(), masks }.instances()?;
+        let instances = Group { count, arguments, environments: StringLists::none(), masks }.instances()?;
         let results = on_cpu.context.spawn_n(instances)?;
         // SAFETY: the caller gives NULL or the room.
-        unsafe { Pids::new(pids, count) }.write(&results)
+        unsafe { PidArray::new(pids, count) }.write(&results)
     })
 }
 
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn pspawn_v(
         let (context, group) = unsafe { read_call(filename, argv, envp, nspawns, masks, flags) }?;
         let results = context.spawn_n(group.instances()?)?;
         // SAFETY: the caller gives NULL or the room.
-        unsafe { Pids::new(pids, nspawns) }.write(&results)
+        unsafe { PidArray::new(pids, nspawns) }.write(&results)
     })
 }
 
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
     returned(|| {
         let results = background::collect(fd)?;
         // SAFETY: the caller gives NULL or the room.
-        unsafe { Pids::new(pids, nspawns) }.write(&results)
+        unsafe { PidArray::new(pids, nspawns) }.write(&results)
     })
 }
 
@@ -303,8 +303,8 @@ unsafe fn read_call(
     // SAFETY: the caller guarantees lists as the flags say.
     let (arguments, environments) = unsafe {
         (
-            Lists::read(argv, count, flags & ARGV_EACH != 0)?,
-            Lists::read_environments(envp, count, flags & ENVP_EACH != 0)?,
+            StringLists::read(argv, count, flags & ARGV_EACH != 0)?,
+            StringLists::read_environments(envp, count, flags & ENVP_EACH != 0)?,
         )
     };
     // SAFETY: the caller gives a C string.
