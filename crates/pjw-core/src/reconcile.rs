@@ -15,8 +15,8 @@ use crate::next_scan::next_scan;
 use crate::phases::commands::types::{Command, Reply};
 use crate::phases::draft::{Draft, Output};
 use crate::phases::{
-    address_spaces, attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug,
-    jobs, lending, masks, membership, observe, recovery, unassigned, unknown_masks, usage,
+    address_spaces, attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug, jobs,
+    lending, masks, membership, observe, recovery, unassigned, unknown_masks, usage,
 };
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{
@@ -84,7 +84,7 @@ pub fn reconcile(
     membership::released::track_children(&mut draft);
     let reported_attempts = attempts::report(&mut draft);
     usage::update(&mut draft, commands.is_empty());
-    observe::forget_gone(&mut draft);
+    observe::remove_ended(&mut draft);
     jobs::end_finished(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
     let replies = serve::carry_out_all(&mut draft, commands);
@@ -126,8 +126,8 @@ pub fn reconcile(
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,
-/// because only a rescan ends the restoring of their masks. If `periodic_scans_until_full` is 0, everything is planned, in
-/// case a change was missed.
+/// because only a rescan ends the restoring of their masks. If `periodic_scans_until_full` is 0, everything is planned,
+/// in case a change was missed.
 fn mark_dirty_by_rescan(state: &mut WardenState) {
     let Some(left) = state.periodic_scans_until_full.checked_sub(1) else {
         state.periodic_scans_until_full = RESCANS_PER_REVISION;

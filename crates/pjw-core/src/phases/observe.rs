@@ -11,8 +11,8 @@ use crate::state::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
 use crate::terms::{CpusetRecord, Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread};
 
-/// The longest wait of a new thread that counts although it began before the present sample of its job, in ns. A process is found
-/// and its threads are read by several scans, between which a sample may end.
+/// The longest wait of a new thread that counts although it began before the present sample of its job, in ns. A
+/// process is found and its threads are read by several scans, between which a sample may end.
 const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 
 /// Updates the state with the processes, cgroups and PUs of the scan.
@@ -57,7 +57,7 @@ fn update_cgroups(draft: &mut Draft<'_>) {
 
 /// Removes the processes that have ended. Must be called after the membership of the other processes was decided,
 /// because a parent that has just exited is still evidence for its children.
-pub(crate) fn forget_gone(draft: &mut Draft<'_>) {
+pub(crate) fn remove_ended(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
     let state = &mut draft.state;
     let gone: Vec<Pid> = match snapshot.scope {
@@ -70,7 +70,7 @@ pub(crate) fn forget_gone(draft: &mut Draft<'_>) {
             looked_at.filter(|(_, seen)| seen.present().is_none()).map(|(&pid, _)| pid).collect()
         }
     };
-    gone.into_iter().for_each(|pid| state.forget_gone(pid));
+    gone.into_iter().for_each(|pid| state.remove_ended(pid));
     if draft.full {
         let is_running = |pid| draft.seen.processes.get(&pid).and_then(Observed::present).is_some();
         draft.state.lineage.scan_queue.retain_exiting(is_running);
@@ -220,7 +220,8 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
         && parent_at_birth(state, process) == known.process.parent
 }
 
-/// The parent of a process. For an orphan, the ancestor that the fork event named: the kernel shows process 1 or a subreaper.
+/// The parent of a process. For an orphan, the ancestor that the fork event named: the kernel shows process 1 or a
+/// subreaper.
 fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
     let descendant =
         state.lineage.descendant(process.id.pid).filter(|_| !state.members.contains_key(&process.parent));
@@ -351,8 +352,8 @@ fn updated_thread(
     MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry }
 }
 
-/// The time for which a thread that is read for the first time has waited, in ns, as it counts for the present sample of its job. A
-/// thread that is older than its job may have waited before the job began: its time does not count.
+/// The time for which a thread that is read for the first time has waited, in ns, as it counts for the present sample
+/// of its job. A thread that is older than its job may have waited before the job began: its time does not count.
 fn first_wait_ns(draft: &Draft<'_>, pid: Pid, thread: &Thread) -> u64 {
     let state = &*draft.state;
     let job = state.members.get(&pid).map(|member| &member.job);

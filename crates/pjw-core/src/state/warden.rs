@@ -316,10 +316,10 @@ impl WardenState {
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
     }
 
-    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset. Has no
-    /// effect if the journal has a record of this cgroup. Otherwise, records were lost: the next full scan also begins a search for
-    /// masks of unknown origin. After that scan, pjw reuses the cgroup as the cpuset of the job, or removes it. pjw removes it if
-    /// it contains no processes, or if its PUs can't be granted to the job, for example because another job holds one of them.
+    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset.
+    /// Has no effect if the journal has a record of this cgroup. Otherwise, records were lost: the next full scan also
+    /// begins a search for masks of unknown origin. After that scan, pjw removes the cgroup if it contains no processes
+    /// or its PUs can't be granted to the job. Otherwise, pjw reuses the cgroup as the cpuset of the job.
     pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if self.cpusets.cpuset_at(&leftover.path).is_none() {
             self.unknown_masks.request_search();
@@ -327,8 +327,8 @@ impl WardenState {
         self.cpusets.add_leftover_cpuset(leftover);
     }
 
-    /// Removes all records of forked processes. Must be called if process events were lost: a process in a record may have
-    /// exited, and its pid may now be the pid of another process.
+    /// Removes all records of forked processes. Must be called if process events were lost: a process in a record may
+    /// have exited, and its pid may now be the pid of another process.
     pub fn forget_fork_records(&mut self) {
         self.lineage.forget_fork_records();
         self.unknown_masks.forget_fork_records();
@@ -475,12 +475,12 @@ impl WardenState {
 
     /// Removes a process that has ended, according to a scan. Its exit event may not have been read yet, and neither
     /// the fork events of its last children.
-    pub(crate) fn forget_gone(&mut self, pid: Pid) {
+    pub(crate) fn remove_ended(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()
             && let Some((process, is_member)) = tracked_in(&self.members, &self.processes_to_restore, pid)
         {
-            self.lineage.note_gone(process, is_member);
+            self.lineage.record_end(process, is_member);
         }
         if self.fork_events_complete_since.is_none() {
             self.lineage.forget(pid);

@@ -1,10 +1,10 @@
 //! Descent: the job of a new process, and the mask that it inherited, from the kernel's process events.
 //!
-//! A [`Descendant`] is a process that was born to a process of a job. The record is made when the fork event is read, with
-//! a copy of the facts about the creator at that moment. So neither the end of the creator nor a missed scan can lose
-//! these facts. The record is removed when the exit event is read. A scan that finds the process gone does not remove
-//! the record: the fork events of its last children may still be unread. Every process scan is followed by a reading of
-//! the events, so a fork event is known before anything is decided about the child.
+//! A [`Descendant`] is a process that was born to a process of a job. The record is made when the fork event is read,
+//! with a copy of the facts about the creator at that moment. So neither the end of the creator nor a missed scan can
+//! lose these facts. The record is removed when the exit event is read. A scan that finds the process gone does not
+//! remove the record: the fork events of its last children may still be unread. Every process scan is followed by a
+//! reading of the events, so a fork event is known before anything is decided about the child.
 
 pub mod scan_queue;
 
@@ -52,10 +52,9 @@ pub struct Descendant {
     /// threads of the ended process. Children whose fork events are not read yet may have inherited the masks
     /// of these threads.
     pub inherited_mask_requests: Vec<MaskRequest>,
-    /// The time at which pjw last read the affinity masks of the process `ancestor` before the fork, in ns
-    /// since boot. If `inherited_mask_requests` were made for an earlier ancestor, the time for that ancestor. If the masks
-    /// of the ancestor's threads were read at different times, the earliest of these times. 0 if the masks
-    /// were never read.
+    /// The time at which pjw last read the affinity masks of the process `ancestor` before the fork, in ns since boot.
+    /// If `inherited_mask_requests` were made for an earlier ancestor, the time for that ancestor. If the masks of the
+    /// ancestor's threads were read at different times, the earliest of these times. 0 if the masks were never read.
     pub ancestor_masks_read_at: Nanos,
 }
 
@@ -284,7 +283,7 @@ impl Lineage {
 
     /// Records that a scan found that a tracked process has ended. If its exit event was not read yet, the facts about
     /// the process are kept, because its last fork events may follow.
-    pub(crate) fn note_gone(&mut self, member: &Member, is_member: bool) {
+    pub(crate) fn record_end(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
         self.unscanned.remove(&pid);
         if self.exited.remove(&pid) || self.descendants.len() >= MAX_FORK_RECORDS {
