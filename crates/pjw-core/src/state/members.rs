@@ -356,7 +356,7 @@ impl Members {
             let part = self.members.get(pid).and_then(|member| dirty.part_of(&member.job));
             part.is_some_and(|part| part.contains_whole_process(*pid))
         };
-        let may = self.busy_threads.iter().filter(|(pid, busy)| busy.suffice() && !is_dirty(pid));
+        let may = self.busy_threads.iter().filter(|(pid, busy)| busy.can_be_read_alone() && !is_dirty(pid));
         may.map(|(&pid, busy)| (pid, busy.tids.clone())).collect()
     }
 

@@ -5,8 +5,8 @@
 //! would fail. The processes of a job that no scheduler tracks are moved to a cgroup of their own. A job that can
 //! have no cpuset is kept on its grant by affinity masks, with a warning.
 //!
-//! This phase comes before the masks. Masks are written to the journal before a cpuset changes, because the kernel
-//! may cut or forget them. They are planned after the cpuset was changed: `masks.rs`. While a change for a job is delayed,
+//! This phase comes before the masks. Masks are written to the journal before a cpuset changes, because the kernel may
+//! cut or forget them. They are planned after the cpuset was changed: `masks.rs`. While a change for a job is delayed,
 //! masks keep the job on its grant.
 
 pub(crate) mod moves;
@@ -17,7 +17,7 @@ mod warnings;
 use crate::basics::{CpuSet, ProcessId, Pu, Uid, prelude::*};
 use crate::machine::Level;
 use crate::phases::cpusets::moves::{
-    born_inside, in_cpusets_of_borrowers, is_inhabited, original_cgroup, outside, why_unmovable,
+    born_inside, has_members, in_cpusets_of_borrowers, original_cgroup, outside, why_unmovable,
 };
 use crate::phases::cpusets::planned::{PendingCpusetChanges, keep_masks, move_back, push};
 use crate::phases::cpusets::removal::remove_cpuset;
@@ -313,7 +313,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     let movable = if *creator == CgroupCreator::Scheduler { &[] } else { &*members };
     let outside = outside(draft, job_cpuset, movable);
     let born = born_inside(draft, job_cpuset, movable);
-    if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !is_inhabited(state, job_cpuset) {
+    if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !has_members(state, job_cpuset) {
         return;
     }
     if !is_up_to_date || !outside.is_empty() {
@@ -372,8 +372,8 @@ fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) 
     cgroup
 }
 
-/// Moves the members of a job without cores out of the cpusets of borrowers, in which they were born. There they run at idle
-/// priority, and are frozen with the borrower.
+/// Moves the members of a job without cores out of the cpusets of borrowers, in which they were born. There they run at
+/// idle priority, and are frozen with the borrower.
 fn return_members(draft: &mut Draft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     if state.jobs.get(id).is_none_or(|job| job.grant.is_some() || job.was_released) {

@@ -15,7 +15,7 @@ const MAX_GENERATIONS: usize = 64;
 
 /// Returns whether the cgroup of this cpuset contains members of jobs. This is possible for a cpuset that the journal
 /// does not name, if the journal was lost.
-pub(super) fn is_inhabited(state: &WardenState, job_cpuset: &JobCpuset) -> bool {
+pub(super) fn has_members(state: &WardenState, job_cpuset: &JobCpuset) -> bool {
     let mut members = state.members_of(&job_cpuset.job).filter_map(|member| state.process(member.id.pid));
     members.any(|process| process.is_within(&job_cpuset.path))
 }

@@ -182,8 +182,8 @@ impl<'a> Borrower<'a> {
     }
 }
 
-/// The borrowers with a process that the idle priority of their cpuset does not hold back: the kernel or systemd refused the
-/// cpuset, or a process must stay in another cgroup. Empty where nothing is lent.
+/// The borrowers with a process that the idle priority of their cpuset does not hold back: the kernel or systemd
+/// refused the cpuset, or a process must stay in another cgroup. Empty where nothing is lent.
 fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
     if reason_not_to_lend(policy).is_some() || state.jobs.guaranteed_jobs().next().is_none() {
         return BTreeSet::new();
@@ -244,10 +244,11 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     }
     let lend_after = policy.lending.lend_after;
     let settled = known.and_then(|known| {
-        let most_used = known.most_used_in(known.pause(lend_after, now), now)?;
+        let most_used = known.max_used_cores(known.pause(lend_after, now), now)?;
         Some(may_be_lent(wanted.unwrap_or(most_used)))
     });
-    // A core whose return is announced stays lent only if it could be lent anew: the owner has left it idle for long enough.
+    // A core whose return is announced stays lent only if it could be lent anew: the owner has left it idle for long
+    // enough.
     let (mut lent, announced): (Vec<Core>, Vec<Core>) =
         lent.into_iter().partition(|core| !is_announced(state, core));
     let kept = settled.unwrap_or(0).saturating_sub(lent.len());
@@ -288,8 +289,8 @@ fn poorest<'b, 'a>(
     hungry.min_by_key(|borrower| borrower.cores.len())
 }
 
-/// Whether a borrower may get a core of an owner: its processes run at idle priority, in its cpuset. They also do from the
-/// moment at which it gets its first core.
+/// Whether a borrower may get a core of an owner: its processes run at idle priority, in its cpuset. They also do from
+/// the moment at which it gets its first core.
 fn may_get_lent(state: &WardenState, borrower: &Borrower<'_>) -> bool {
     let is_first = borrower.cores.is_empty();
     !borrower.would_slow_owners
@@ -442,8 +443,8 @@ fn grant_event(
     event(EventKind::Resized, text)
 }
 
-/// The grant of a borrower that can borrow no core: as the policy says, or in the other way where that is impossible. `None` if
-/// both are: there are no housekeeping PUs, and the job can't be frozen.
+/// The grant of a borrower that can borrow no core: as the policy says, or in the other way where that is impossible.
+/// `None` if both are: there are no housekeeping PUs, and the job can't be frozen.
 fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
     let has_cpuset = policy.enforcement != Enforcement::Affinity
         && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })

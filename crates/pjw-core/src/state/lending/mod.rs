@@ -1,8 +1,8 @@
 //! How many cores each owner uses, and since when: the facts on which the phase `lending` decides.
 //!
-//! An owner is a job of the class guaranteed. The daemon samples the CPU time of its processes and records the number of
-//! cores in use here. Nothing of this is journaled: after a restart, each owner counts as if it used all its cores until it
-//! was sampled.
+//! An owner is a job of the class guaranteed. The daemon samples the CPU time of its processes and records the number
+//! of cores in use here. Nothing of this is journaled: after a restart, each owner counts as if it used all its cores
+//! until it was sampled.
 
 use core::time::Duration;
 
@@ -164,7 +164,7 @@ impl OwnerLendingState {
 
     /// Returns the largest number of cores that the owner used at the same time in the last `period`. `None` if
     /// sampling began later than that.
-    pub(crate) fn most_used_in(&self, period: Duration, now: Nanos) -> Option<u32> {
+    pub(crate) fn max_used_cores(&self, period: Duration, now: Nanos) -> Option<u32> {
         let is_long = |since: &Option<Nanos>| since.is_some_and(|since| has_passed(since, period, now));
         (0u32..).zip(&self.at_most_since).find(|(_, since)| is_long(since)).map(|(most, _)| most)
     }

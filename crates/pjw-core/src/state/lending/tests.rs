@@ -12,7 +12,8 @@ fn at(seconds: u64) -> Nanos {
 #[test]
 fn the_most_used_cores_of_a_period_are_known_after_the_period() {
     let (mut state, web) = (LendingState::default(), job("web"));
-    let most = |state: &LendingState, now| state.owner_state(&web).unwrap().most_used_in(SECOND * 2, at(now));
+    let most =
+        |state: &LendingState, now| state.owner_state(&web).unwrap().max_used_cores(SECOND * 2, at(now));
     state.record_use(&web, 1, 4, &CpuSet::new(), at(10));
     assert_eq!(most(&state, 11), None, "not sampled for two seconds");
     assert_eq!(most(&state, 12), Some(1));

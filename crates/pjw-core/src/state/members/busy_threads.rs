@@ -2,8 +2,8 @@
 //!
 //! A process with thousands of threads of which two run need not be read as a whole in each scan. As long as the same
 //! threads are busy, the scans between two readings of all threads read only the busy ones, up to
-//! `MAX_SCANS_PER_FULL_READING` - 1 of them. The node reads all threads nevertheless if another thread of the process ran.
-//! So all threads of a busy process are read as often as those of an idle process that only masks confine.
+//! `MAX_SCANS_PER_FULL_READING` - 1 of them. The node reads all threads nevertheless if another thread of the process
+//! ran. So all threads of a busy process are read as often as those of an idle process that only masks confine.
 
 use crate::basics::{Nanos, Tid, prelude::*};
 
@@ -53,7 +53,7 @@ impl BusyThreads {
     }
 
     /// Returns whether the next scan may read only the busy threads of the process.
-    pub(super) fn suffice(&self) -> bool {
+    pub(super) fn can_be_read_alone(&self) -> bool {
         self.scans_left > 0
     }
 
