@@ -14,7 +14,6 @@ use rustix::net::{
     SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
-use super::birth::{self, Descriptors, EntryPoint, StartedTask};
 use super::directory::Directory;
 use super::image::Shape;
 use super::map;
@@ -22,6 +21,7 @@ use super::own_memory::{OwnRanges, give_up_heap, map_anonymous};
 use super::request::{Answer, Request};
 use super::slot::SlotShape;
 use super::stack::{self, Auxiliary, Contents};
+use super::task_start::{self, Descriptors, EntryPoint, StartedTask};
 use crate::clone::end_with_launcher;
 use crate::failure::SpawnStep;
 
@@ -261,19 +261,19 @@ impl<'a> Host<'a> {
         let streams = request.head.streams.map(&mut next);
         let cgroup = request.head.has_cgroup.then(|| next(true));
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
-        let born = match self.start(request, &descriptors) {
-            Ok(born) => born,
+        let started = match self.start(request, &descriptors) {
+            Ok(started) => started,
             Err((step, errno)) => return send(self.socket, Answer::failed(step, errno), None),
         };
-        let answer = match born.failure {
-            None => Answer { pid: born.pid, ..Answer::default() },
-            Some((step, errno)) => Answer { pid: born.pid, ..Answer::failed(step, errno) },
+        let answer = match started.failure {
+            None => Answer { pid: started.pid, ..Answer::default() },
+            Some((step, errno)) => Answer { pid: started.pid, ..Answer::failed(step, errno) },
         };
         // SAFETY: the table of slots keeps the descriptor open, if it is one.
-        let pidfd = (born.pidfd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(born.pidfd) });
+        let pidfd = (started.pidfd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(started.pidfd) });
         let is_sent = send(self.socket, answer, pidfd);
         if !is_sent {
-            kill(born.pid);
+            kill(started.pid);
         }
         is_sent
     }
@@ -287,15 +287,15 @@ impl<'a> Host<'a> {
             return Err((SpawnStep::Clone, Errno::EINVAL));
         }
         let address = self.slots_at + index as u64 * plan.slot.bytes;
-        let born = self.fill_and_start(address, request, descriptors);
-        let born = match born {
-            Ok(born) => born,
+        let started = self.fill_and_start(address, request, descriptors);
+        let started = match started {
+            Ok(started) => started,
             Err(failed) => {
                 self.empty(address);
                 return Err(failed);
             }
         };
-        let moved = move_above(born.pidfd, self.first_own);
+        let moved = move_above(started.pidfd, self.first_own);
         let watched = moved.and_then(|pidfd| {
             self.watch(pidfd.as_raw_fd(), index as u64)?;
             Ok(pidfd.into_raw_fd())
@@ -304,16 +304,16 @@ impl<'a> Host<'a> {
             Ok(pidfd) => {
                 self.living += 1;
                 if let Some(slot) = self.slots.get_mut(index) {
-                    *slot = Slot { pidfd, pid: born.pid };
+                    *slot = Slot { pidfd, pid: started.pid };
                 }
-                Ok(StartedTask { pidfd, ..born })
+                Ok(StartedTask { pidfd, ..started })
             }
             Err(errno) => {
-                kill(born.pid);
+                kill(started.pid);
                 if let Some(slot) = self.slots.get_mut(index) {
-                    *slot = Slot { pidfd: LOST, pid: born.pid };
+                    *slot = Slot { pidfd: LOST, pid: started.pid };
                 }
-                Ok(StartedTask { pidfd: LOST, failure: Some((SpawnStep::Clone, errno)), ..born })
+                Ok(StartedTask { pidfd: LOST, failure: Some((SpawnStep::Clone, errno)), ..started })
             }
         }
     }
@@ -341,11 +341,10 @@ impl<'a> Host<'a> {
         let stack_bytes = plan.slot.program - plan.slot.stack;
         // SAFETY: the stack was mapped just now.
         let stack = unsafe { stack::write(base, stack_bytes, &contents).map_err(of_exec)? };
-        let beginning = EntryPoint { entry: contents.entry, stack };
+        let entry_point = EntryPoint { entry: contents.entry, stack };
+        let pid = self.directory.pid_of(request.head.rank);
         // SAFETY: the program and the stack were mapped for this task.
-        unsafe {
-            birth::start_task(request, &beginning, descriptors, self.directory.pid_of(request.head.rank))
-        }
+        unsafe { task_start::start_task(request, &entry_point, descriptors, pid) }
     }
 
     /// Unmaps what a slot has.
@@ -364,7 +363,7 @@ impl<'a> Host<'a> {
             return;
         }
         // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that
-        // lives: tasks have closed theirs. One that is just being born keeps it for a moment, so it is removed first.
+        // lives: tasks have closed theirs. One that is just starting keeps it for a moment, so it is removed first.
         unsafe {
             libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
             libc::close(ended.pidfd);
@@ -384,7 +383,7 @@ impl<'a> Host<'a> {
 fn close_descriptors(plan: &Plan) -> Result<RawFd, Failed> {
     // Another thread of the parent may have opened more descriptors since their numbers were read.
     let above = plan.highest_descriptor.max(plan.file).saturating_add(1);
-    birth::close_from(above).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
+    task_start::close_from(above).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
     let mut first_own = 3;
     for descriptor in 3..=plan.highest_descriptor {
         // SAFETY: asks only.

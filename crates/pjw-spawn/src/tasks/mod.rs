@@ -11,7 +11,6 @@
 //! The host has no heap: it calls nothing that allocates, because brk(2) belongs to the address space and must not
 //! change.
 
-mod birth;
 pub(crate) mod directory;
 mod host;
 pub(crate) mod image;
@@ -23,6 +22,7 @@ pub(crate) mod room;
 mod slot;
 pub(crate) mod space;
 mod stack;
+mod task_start;
 
 pub use image::ImageError;
 pub use room::AddressSpaceError;

@@ -1,4 +1,4 @@
-//! The birth of a task: from clone3(2) to the first instruction of its program.
+//! The start of a task: from clone3(2) to the first instruction of its program.
 //!
 //! Until then the task runs code of this crate on its own stack, with the thread pointer of the host: both have one
 //! `errno`, as after vfork(2). The host sleeps meanwhile, and looks every 100 ms whether the task lives. Each look may
@@ -69,28 +69,28 @@ pub(super) struct StartedTask {
 /// The failed step if there is no process.
 ///
 /// # Safety
-/// The calling process must be the host. `beginning` must be the first instruction of a program that was mapped for
+/// The calling process must be the host. `entry_point` must be the first instruction of a program that was mapped for
 /// this task alone, and a stack as that program expects it.
 pub(super) unsafe fn start_task(
     request: &Request,
-    beginning: &EntryPoint,
+    entry_point: &EntryPoint,
     descriptors: &Descriptors,
     pid: &AtomicU32,
 ) -> Result<StartedTask, (SpawnStep, Errno)> {
-    let birth = TaskStart {
+    let start = TaskStart {
         request,
         is_busy: AtomicU32::new(1),
         step: AtomicU32::new(UNDECIDED),
         errno: AtomicI32::new(0),
-        entry: beginning.entry,
-        stack: beginning.stack,
+        entry: entry_point.entry,
+        stack: entry_point.stack,
         streams: descriptors.streams,
         first_own_descriptor: descriptors.first_own,
         pid,
     };
     let mut pidfd: RawFd = -1;
     // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's stack.
-    let stack_end = (beginning.stack - 256) & !63;
+    let stack_end = (entry_point.stack - 256) & !63;
     let mut arguments = CloneArguments {
         // The task is a child of the host's parent, and has the exit signal of the host. At the end of the process the
         // kernel clears `is_busy` and wakes the host.
@@ -100,7 +100,7 @@ pub(super) unsafe fn start_task(
             | libc::CLONE_CHILD_CLEARTID as u64
             | CLONE_CLEAR_SIGHAND,
         pidfd: (&raw mut pidfd).expose_provenance() as u64,
-        child_tid: birth.is_busy.as_ptr().expose_provenance() as u64,
+        child_tid: start.is_busy.as_ptr().expose_provenance() as u64,
         stack: stack_end - 64 * 1024,
         stack_size: 64 * 1024,
         ..CloneArguments::default()
@@ -109,8 +109,8 @@ pub(super) unsafe fn start_task(
         arguments.flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = u64::from(cgroup.cast_unsigned());
     }
-    // SAFETY: the caller guarantees the stack. `birth` outlives the use by the task, because the host waits.
-    let result = unsafe { clone_and_run(&arguments, (&raw const birth).cast(), run) };
+    // SAFETY: the caller guarantees the stack. `start` outlives the use by the task, because the host waits.
+    let result = unsafe { clone_and_run(&arguments, (&raw const start).cast(), run) };
     let Ok(pid) = u32::try_from(result) else {
         let errno = Errno::from_raw(i32::try_from(-result).unwrap_or(libc::EIO));
         let step = if descriptors.cgroup.is_some() && errno != Errno::EAGAIN {
@@ -120,27 +120,27 @@ pub(super) unsafe fn start_task(
         };
         return Err((step, errno));
     };
-    wait(&birth, pidfd);
-    let failure = match birth.step.load(Acquire) {
+    wait(&start, pidfd);
+    let failure = match start.step.load(Acquire) {
         BEGUN => None,
         // Killed before it could begin.
         UNDECIDED => Some((SpawnStep::Exec, Errno::ESRCH)),
         step => Some((
             SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Exec),
-            Errno::from_raw(birth.errno.load(Relaxed)),
+            Errno::from_raw(start.errno.load(Relaxed)),
         )),
     };
     Ok(StartedTask { pid, pidfd, failure })
 }
 
-/// Waits until the task needs `birth` no more.
-fn wait(birth: &TaskStart<'_>, pidfd: RawFd) {
-    while birth.is_busy.load(Acquire) != 0 {
+/// Waits until the task needs `start` no more.
+fn wait(start: &TaskStart<'_>, pidfd: RawFd) {
+    while start.is_busy.load(Acquire) != 0 {
         // SAFETY: the futex outlives the call.
         unsafe {
             libc::syscall(
                 libc::SYS_futex,
-                birth.is_busy.as_ptr(),
+                start.is_busy.as_ptr(),
                 libc::FUTEX_WAIT,
                 1,
                 &raw const LOOK_AFTER,
@@ -155,24 +155,24 @@ fn wait(birth: &TaskStart<'_>, pidfd: RawFd) {
 }
 
 /// The task until its program begins. It shares the memory of the host, so it must not allocate, lock or unwind.
-extern "C" fn run(birth: *const ()) -> ! {
+extern "C" fn run(start: *const ()) -> ! {
     // SAFETY: the host passes a `TaskStart`, and waits while the task uses it.
-    let birth = unsafe { &*birth.cast::<TaskStart<'_>>() };
-    if let Err((step, errno)) = prepare(birth) {
-        birth.errno.store(errno, Relaxed);
-        birth.step.store(u32::from(step.number()), Release);
+    let start = unsafe { &*start.cast::<TaskStart<'_>>() };
+    if let Err((step, errno)) = prepare(start) {
+        start.errno.store(errno, Relaxed);
+        start.step.store(u32::from(step.number()), Release);
         // SAFETY: ends the process without handlers of exit(3), which belong to the host. The kernel wakes the host.
         unsafe { libc::_exit(127) }
     }
-    birth.step.store(BEGUN, Release);
+    start.step.store(BEGUN, Release);
     // SAFETY: this is the beginning of the program that was mapped for this task.
-    unsafe { enter(birth.is_busy.as_ptr(), birth.stack, birth.entry) }
+    unsafe { enter(start.is_busy.as_ptr(), start.stack, start.entry) }
 }
 
-fn prepare(birth: &TaskStart<'_>) -> Result<(), (SpawnStep, i32)> {
-    let head = &birth.request.head;
+fn prepare(start: &TaskStart<'_>) -> Result<(), (SpawnStep, i32)> {
+    let head = &start.request.head;
     if head.mask_words > 0 {
-        let (bytes, mask) = birth.request.mask();
+        let (bytes, mask) = start.request.mask();
         // SAFETY: the kernel reads so many bytes of the request.
         let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, bytes, mask) };
         checked(SpawnStep::Mask, set)?;
@@ -180,9 +180,9 @@ fn prepare(birth: &TaskStart<'_>) -> Result<(), (SpawnStep, i32)> {
     if let Some(policy) = &head.policy {
         policy.set().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
-    take_streams(birth.streams)?;
-    close_from(birth.first_own_descriptor)?;
-    let directory = birth.request.directory();
+    take_streams(start.streams)?;
+    close_from(start.first_own_descriptor)?;
+    let directory = start.request.directory();
     if !directory.is_null() {
         // SAFETY: the path ends with a NUL byte.
         checked(SpawnStep::Directory, unsafe { libc::chdir(directory.cast()) }.into())?;
@@ -209,7 +209,7 @@ fn prepare(birth: &TaskStart<'_>) -> Result<(), (SpawnStep, i32)> {
     signals::set_default(libc::SIGPIPE);
     // SAFETY: has no precondition.
     let pid = unsafe { libc::syscall(libc::SYS_getpid) };
-    birth.pid.store(u32::try_from(pid).unwrap_or(0), Release);
+    start.pid.store(u32::try_from(pid).unwrap_or(0), Release);
     let (set, no_old) = (&raw const head.blocked_signals, std::ptr::null_mut::<KernelSignals>());
     // SAFETY: the set has the size that is given.
     let unblocked = unsafe {
