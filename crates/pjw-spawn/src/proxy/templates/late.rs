@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::environment::Environment;
 use super::load::tracee::bytes_of;
 use super::message::block::{Block, CODE_SIZE, REPLY_SIZE, SIZE};
-use super::message::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, Place};
+use super::message::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::stub::{self, Slots};
 use crate::proxy::parameters::InstanceParameters;
 use crate::proxy::refusal::ForkHereError;
@@ -48,7 +48,7 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     // SAFETY: the process has one thread.
     let environment = map(unsafe { Environment::size() })?;
     let place = place(block, pointers);
-    let length = size_of::<Place>();
+    let length = size_of::<TemplateAddresses>();
     // SAFETY: the kernel reads the place, which has that length. The page of code is prepared above, and the launcher
     // writes the pointers before an instance begins. The process has one thread.
     unsafe {
@@ -94,8 +94,8 @@ fn write(at: u64, bytes: &[u8]) {
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
 }
 
-fn place(block: Block, pointers: u64) -> Place {
-    let mut place = Place { block: block.0, pointers, ..Place::default() };
+fn place(block: Block, pointers: u64) -> TemplateAddresses {
+    let mut place = TemplateAddresses { block: block.0, pointers, ..TemplateAddresses::default() };
     let (head, length) = (&raw mut place.robust_list, &raw mut place.robust_list_length);
     // SAFETY: each call writes one number of 64 bits into a field. sbrk(0) changes nothing.
     unsafe {

@@ -22,7 +22,7 @@ use self::linker::run_until_linked;
 use self::tracee::{TraceError, Tracee, bytes_of, end};
 use super::channel::Channel;
 use super::message::block::{Block, CODE_SIZE, MemoryMap, REPLY_SIZE, SIZE};
-use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
+use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::stub::{self, Slots};
 use crate::child::{Child, ExitStatus};
 use crate::clone::{self, Settings, Stack, Start, TemplateStart};
@@ -165,9 +165,9 @@ fn wait_until_fork_here(
     child: &Child,
     channel: &Channel,
     is_cancelled: &AtomicBool,
-) -> Result<Place, TemplateError> {
+) -> Result<TemplateAddresses, TemplateError> {
     wait_readable(channel, is_cancelled).map_err(failed("start"))?;
-    if let Some(place) = channel.receive::<Place>().map_err(failed("recv"))? {
+    if let Some(place) = channel.receive::<TemplateAddresses>().map_err(failed("recv"))? {
         return Ok(place);
     }
     // A program may close the channel long before its end.

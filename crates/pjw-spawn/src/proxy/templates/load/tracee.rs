@@ -246,7 +246,7 @@ unsafe impl Plain for crate::proxy::templates::message::stub::Reply {}
 unsafe impl Plain for crate::proxy::templates::message::block::MemoryMap {}
 
 // SAFETY: as the first ones.
-unsafe impl Plain for crate::proxy::templates::message::place::Place {}
+unsafe impl Plain for crate::proxy::templates::message::place::TemplateAddresses {}
 
 /// Returns the errno of an I/O error. `EIO` if the error has none.
 pub(in crate::proxy::templates) fn errno_of(error: &std::io::Error) -> Errno {

@@ -12,7 +12,7 @@ pub(in crate::proxy::templates) const POINTERS_SIZE: usize = 32 * 1024;
 /// The first message of a program that calls `fork_here`: the addresses in its memory that the launcher needs.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::proxy::templates) struct Place {
+pub(in crate::proxy::templates) struct TemplateAddresses {
     pub(in crate::proxy::templates) block: u64,
     pub(in crate::proxy::templates) pointers: u64,
     pub(in crate::proxy::templates) brk: u64,
