@@ -17,7 +17,7 @@ use rustix::net::{
 use super::directory::Directory;
 use super::image::Shape;
 use super::map;
-use super::own_memory::{OwnRanges, give_up_heap, map_anonymous};
+use super::own_memory::{OwnRanges, free_heap, map_anonymous};
 use super::request::{Answer, Request};
 use super::slot::SlotShape;
 use super::stack::{self, Auxiliary, Contents};
@@ -145,7 +145,7 @@ impl<'a> Host<'a> {
         let epoll = Errno::result(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map_err(of_clone)?;
         let epoll = move_above(epoll, first_own).map_err(of_clone)?;
         // SAFETY: the host uses no heap from here on.
-        unsafe { give_up_heap(plan.heap_begin).map_err(of_clone)? };
+        unsafe { free_heap(plan.heap_begin).map_err(of_clone)? };
         let slots_at = reserve_slots(plan).map_err(of_clone)?;
         let table = map_anonymous(plan.capacity * size_of::<Slot>()).map_err(of_clone)?.cast::<Slot>();
         for index in 0..plan.capacity {

@@ -25,7 +25,7 @@ pub(super) fn heap_begin() -> Option<u64> {
 ///
 /// # Safety
 /// The calling process must not use its heap any more.
-pub(super) unsafe fn give_up_heap(begin: u64) -> Result<(), Errno> {
+pub(super) unsafe fn free_heap(begin: u64) -> Result<(), Errno> {
     // SAFETY: the caller does not use the heap. The bare call leaves the variables of the C library as they are.
     let end = unsafe { libc::syscall(libc::SYS_brk, begin) };
     let end = u64::try_from(end).map_err(|_| Errno::EINVAL)?;
