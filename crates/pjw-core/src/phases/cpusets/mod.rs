@@ -17,7 +17,7 @@ mod warnings;
 use crate::basics::{CpuSet, ProcessId, Pu, Uid, prelude::*};
 use crate::machine::Level;
 use crate::phases::cpusets::moves::{
-    born_inside, has_members, in_cpusets_of_borrowers, original_cgroup, outside, why_unmovable,
+    forked_inside, has_members, in_cpusets_of_borrowers, original_cgroup, outside, why_unmovable,
 };
 use crate::phases::cpusets::planned::{PendingCpusetChanges, keep_masks, move_back, push};
 use crate::phases::cpusets::removal::remove_cpuset;
@@ -312,7 +312,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // A scheduler moves its processes itself.
     let movable = if *creator == CgroupCreator::Scheduler { &[] } else { &*members };
     let outside = outside(draft, job_cpuset, movable);
-    let born = born_inside(draft, job_cpuset, movable);
+    let born = forked_inside(draft, job_cpuset, movable);
     if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !has_members(state, job_cpuset) {
         return;
     }

@@ -76,7 +76,7 @@ fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
 }
 
 /// Returns the processes that were forked inside a job's cpuset, each with the original cgroup of its parent.
-pub(super) fn born_inside(
+pub(super) fn forked_inside(
     draft: &Draft<'_>,
     job_cpuset: &JobCpuset,
     members: &[&Member],
