@@ -96,7 +96,7 @@ pub fn reconcile(
     unassigned::update_and_report(&mut draft);
     hotplug::warn_incomplete_grants(&mut draft);
     let PendingCpusetChanges { actions: cpuset_actions, waiting_jobs } = cpusets::plan(&mut draft);
-    let kept_off = unassigned::keep_off(&mut draft);
+    let kept_off = unassigned::restrict_unassigned(&mut draft);
     let restored = masks::restore(&mut draft);
     let confined = masks::plan(&mut draft, &waiting_jobs, reported_attempts);
     // Restoring comes first: threads of a released job must leave the PUs of a new one.

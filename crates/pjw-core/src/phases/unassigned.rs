@@ -1,8 +1,9 @@
 //! Unassigned processes: processes that belong to no job, of users who have jobs here.
 //!
-//! They are always counted. They are reported, except for the processes that belong to a login and not to any work. With `adopt_strays`, an unassigned process of a user with a single job joins that job
-//! (`membership.rs`). The processes of a user with several jobs are kept off every grant, because their job can't be
-//! known. Their original masks are restored when the user has fewer jobs.
+//! They are always counted. They are reported, except for the processes that belong to a login and not to any work.
+//! With `adopt_strays`, an unassigned process of a user with a single job joins that job (`membership.rs`). The
+//! processes of a user with several jobs are kept off every grant, because their job can't be known. Their original
+//! masks are restored when the user has fewer jobs.
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::draft::{Draft, Output};
@@ -47,8 +48,8 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
         && !process.has_pjw_program_name()
 }
 
-/// Updates the unassigned processes, from the scanned processes and those that a changed job concerns. Returns the users of
-/// whose processes one changed.
+/// Updates the unassigned processes, from the scanned processes and those that a changed job concerns. Returns the
+/// users of whose processes one changed.
 fn update_unassigned(draft: &mut Draft<'_>) -> BTreeSet<Uid> {
     let former_owners = draft.state.jobs.take_former_owners();
     let mut changed = core::mem::take(&mut draft.state.users_with_changed_strays);
@@ -145,7 +146,7 @@ fn outside(state: &WardenState) -> CpuSet {
 
 /// Returns the mask changes that keep the unassigned processes (processes in no job, of users with several jobs) off
 /// the cores of all jobs.
-pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
+pub(crate) fn restrict_unassigned(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
     if state.pids_kept_off_job_cpus.is_empty() {
         return Vec::new();
