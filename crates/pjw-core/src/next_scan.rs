@@ -6,10 +6,10 @@ use crate::basics::{Pid, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{CpusetAction, CpusetChange, CpusetOutcome, Plan, Record, ScanRequest, ScanScope};
 
-/// Returns the next scan of this cycle; `None` if nothing must be read. The scan covers members whose threads
-/// are not known yet, threads that the plan changes (to verify the change and to find their new children),
-/// job cgroups that were not read yet, and what a search for masks of unknown origin reads. `full` tells whether this cycle read every process, and `records` are
-/// the records of this cycle.
+/// Returns the request for the next scan of this cycle. `None` if nothing must be read. The scan reads the members
+/// whose threads are not known yet, the threads that the plan changes (to verify the change and to find their new
+/// children), the cgroups of jobs that were not read yet, and the processes of a search for masks of unknown origin.
+/// `full` says whether this cycle read every process. `records` are the records of this cycle.
 pub(crate) fn next_scan(
     state: &mut WardenState,
     plan: &Plan,

@@ -85,7 +85,7 @@ pub struct Report {
     pub incomplete: Option<String>,
 }
 
-/// For how long a job used so many CPUs.
+/// A number of CPUs that a job used, and the time for which the job used this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct UseLevel {
     /// The number of CPUs, rounded: to one CPU in a job of up to 16 CPUs, and to a sixteenth of the CPUs in a larger one.

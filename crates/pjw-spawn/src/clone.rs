@@ -201,7 +201,7 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
     result
 }
 
-/// As above.
+/// As the function for x86_64: calls clone3(2), and runs `run` in the new process on its own stack.
 ///
 /// # Safety
 /// As above.

@@ -444,7 +444,8 @@ impl World {
         }
     }
 
-    /// The CPU times of a process, as the kernel tells them. `None` if there is no such process.
+    /// Returns the CPU times of a process, as the kernel reports them in `/proc/PID/stat`. `None` if there is no such
+    /// process.
     pub(crate) fn cpu_times(&self, pid: Pid) -> Option<ProcessTimes> {
         let process = self.processes.get(&pid)?;
         // The times of children are in clock ticks.

@@ -89,8 +89,8 @@ pub(super) fn job_directory(status: &Status, job: &str) -> Option<PathBuf> {
     Some(base.join(job)).filter(|directory| base.is_absolute() && directory.is_dir())
 }
 
-/// Returns the variables that tell a program the size of its job. Those that an older daemon does not name are the
-/// defaults. A variable that only a newer daemon understands is left out.
+/// Returns the environment variables that contain the size of a job for its programs. For an older daemon that does not
+/// report them, returns the default variables. Variables of a newer daemon that this pjwctl does not know are left out.
 pub(super) fn cpu_count_variables(status: &Status) -> Vec<CpuCountVariable> {
     match &status.variables {
         None => CpuCountVariable::defaults(),

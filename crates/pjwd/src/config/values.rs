@@ -126,7 +126,7 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
     Ok(groups)
 }
 
-/// The variables that tell programs the size of their job.
+/// Parses the list of environment variables that contain the size of a job for its programs.
 pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, ValueError> {
     let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
     let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;

@@ -47,9 +47,9 @@ impl UseHistogram {
         0
     }
 
-    /// Returns for how long so many PUs were used: pairs of a number of PUs and a time in ns, with ascending numbers of PUs.
-    /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`, the number of PUs that the job
-    /// held. Numbers of PUs without a time are left out.
+    /// Returns for each number of used PUs the time for which the job used this number: pairs of a number of PUs and a
+    /// time in ns, with ascending numbers of PUs. Each number is rounded to the nearest multiple of `step`, and is at
+    /// most `upper_limit`, the number of PUs that the job held. Numbers of PUs without a time are left out.
     #[must_use]
     pub fn by_number(&self, step: u64, upper_limit: u64) -> Vec<(u64, u64)> {
         let mut times: BTreeMap<u64, u64> = BTreeMap::new();

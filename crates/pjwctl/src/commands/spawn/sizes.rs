@@ -13,8 +13,8 @@ use crate::commands::run::own_variable;
 /// A value that removes a variable from a [`SpawnContext`].
 const REMOVED: &str = "\0";
 
-/// The environment variables that tell the instances their numbers of cores and PUs. Variables that the user has set
-/// are not among them.
+/// The environment variables that contain the numbers of cores and PUs for the programs of the instances. Variables
+/// that the user has set are not among them.
 pub(super) struct InstanceSizes {
     /// The variables of each part, with their values, in the order of the placements.
     of_parts: Vec<Vec<(String, String)>>,

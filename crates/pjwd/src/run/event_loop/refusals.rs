@@ -21,7 +21,7 @@ pub(super) fn user_refusals(
     commands.iter().zip(results).filter_map(refused).collect()
 }
 
-/// Whether an event tells of one of these refusals.
+/// Returns whether an event reports one of these refusals.
 pub(super) fn is_user_refusal(event: &Event, refusals: &BTreeSet<(JobId, String)>) -> bool {
     let job = event.job.as_ref().filter(|_| event.kind == EventKind::Refused);
     job.is_some_and(|job| refusals.contains(&(job.clone(), event.text.clone())))

@@ -32,8 +32,9 @@ impl EventLoop {
         }
     }
 
-    /// Removes the reports of jobs that go on after all: an earlier daemon was killed after it stored the report on a job that
-    /// was to be released, and before it recorded the release. A job that was released keeps its report.
+    /// Removes the reports of jobs that still run. Such a report exists if an earlier daemon was killed between two
+    /// steps of a release: it had stored the report, and had not yet recorded the release. A job that was released
+    /// keeps its report.
     pub(super) fn remove_reports_of_running_jobs(&mut self) {
         let jobs = self.warden.state().jobs.values().filter(|job| !job.was_released);
         let running: BTreeSet<(String, String)> =
