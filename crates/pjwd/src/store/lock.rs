@@ -70,7 +70,8 @@ pub struct LockHolder {
     /// and for `pjwd --release-all`.
     #[serde(default)]
     journal_of_boot: Option<String>,
-    /// Whether the journal had both files from the start. False for earlier versions, and if `state.json` could not be written.
+    /// Whether the journal had both files from the start. False for earlier versions, and if `state.json` could not be
+    /// written.
     #[serde(default)]
     has_state_file: bool,
     /// The last journal that an earlier process made. `None` as soon as this process has made its own.
@@ -224,8 +225,8 @@ impl DaemonLock {
         of_boot.map(|journal| Path::new(&journal.state_dir))
     }
 
-    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] had the file `state.json` from the start. False for
-    /// the journal of an earlier version, which wrote this file later.
+    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] had the file `state.json` from the start. False
+    /// for the journal of an earlier version, which wrote this file later.
     #[must_use]
     pub fn has_earlier_state_file(&self) -> bool {
         self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)

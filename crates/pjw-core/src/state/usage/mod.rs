@@ -271,8 +271,8 @@ impl UsageState {
         taken
     }
 
-    /// Returns the start time of the present usage sample of a job, in ns since boot. `None` if the job began after the time
-    /// `start`, at which a thread started.
+    /// Returns the start time of the present usage sample of a job, in ns since boot. `None` if the job began after the
+    /// time `start`, at which a thread started.
     pub(crate) fn sample_start_for_new_thread(&self, job: &JobId, start: StartTime) -> Option<Nanos> {
         let open = self.jobs.get(job)?;
         is_born_since(start, open.usage.began_at).then_some(open.sample_began_at)
