@@ -4,7 +4,6 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::wait_until;
 use serde_json::{Value, json};
@@ -15,11 +14,10 @@ const LONGEST_DELAY: Duration = Duration::from_millis(2);
 
 /// Sends a request to the daemon while the daemon is stopped, and hangs up.
 fn send_and_hang_up(daemon: &Daemon, request: &Value) {
-    daemon.signal(Signal::SIGSTOP);
-    let mut stream = UnixStream::connect(daemon.socket()).unwrap();
-    stream.write_all(format!("{request}\0").as_bytes()).unwrap();
-    drop(stream);
-    daemon.signal(Signal::SIGCONT);
+    daemon.while_stopped(|| {
+        let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+        stream.write_all(format!("{request}\0").as_bytes()).unwrap();
+    });
 }
 
 fn request(daemon: &Daemon, method: &str, more: &Value) -> Value {

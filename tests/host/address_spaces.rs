@@ -4,16 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
-use crate::processes::{is_installed, kill_process};
+use crate::processes::{is_ended, is_installed, kill_process};
 
 /// A program with six roles. It prints the pids of its processes.
 ///
@@ -231,14 +234,26 @@ fn nothing_changes_while_vforks_go_on(
         }
         let are_seen = seen_long.len() == parents.len();
         if are_seen && ended.is_empty() {
-            // The first children execute their program and end, and each parent starts another child.
             ended.extend(std::mem::take(&mut seen_long).into_values());
-            drop(File::options().write(true).open(fifo_of_vforks(program)).unwrap());
+        }
+        if ended.iter().any(|pid| !is_ended(*pid)) {
+            // The first children execute their program and end, and each parent starts another child.
+            let_children_go_on(program);
             return false;
         }
         let vforks = fs::read_to_string(count_of_vforks(program)).unwrap_or_default();
         are_seen && vforks.parse::<u32>().is_ok_and(|count| count >= 200)
     });
+}
+
+/// Lets the children go on that wait at the FIFO. A child that is not there yet waits for the next call.
+fn let_children_go_on(program: &Path) {
+    // With O_NONBLOCK and without a reader, open(2) fails with ENXIO and does not wait: fifo(7).
+    let mut writer = File::options();
+    let opened = writer.write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(fifo_of_vforks(program));
+    if let Err(error) = opened {
+        assert_eq!(error.raw_os_error(), Some(Errno::ENXIO as i32), "{error}");
+    }
 }
 
 /// The parent of a process, or `None` if the process has ended.

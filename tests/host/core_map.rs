@@ -198,15 +198,18 @@ fn removed_files_of_a_job_are_made_again() {
     let shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
     let job = open(&daemon, "a");
-    fs::remove_dir_all(daemon.state_dir().join("jobs")).unwrap();
+    // A daemon that runs may make files again while others are removed.
+    daemon.while_stopped(|| fs::remove_dir_all(daemon.state_dir().join("jobs")).unwrap());
     wait_for("the files are there again", || directory(&daemon, "a").join("want").exists().then_some(()));
     wait_for("the program has the new map", || (job.cores().source == CoresSource::CoreMap).then_some(()));
     assert_eq!(job.cores().cpus, cpus);
     let target = daemon.dir().join("precious");
     fs::write(&target, "precious").unwrap();
     let want = directory(&daemon, "a").join("want");
-    fs::remove_file(&want).unwrap();
-    std::os::unix::fs::symlink(&target, &want).unwrap();
+    daemon.while_stopped(|| {
+        fs::remove_file(&want).unwrap();
+        std::os::unix::fs::symlink(&target, &want).unwrap();
+    });
     wait_for("the link is replaced", || (!want.is_symlink() && want.exists()).then_some(()));
     assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::programs::program_path;
+use pjw_tests::programs::{copy_program, program_path};
 use pjw_tests::skipping::skip;
 use serde_json::Value;
 
@@ -64,7 +64,7 @@ fn without_root_doctor_reports_what_it_could_not_read() {
 /// Makes a program whose name would clear the screen, and looks like further fields of `/proc/PID/stat`.
 fn make_hostile_program(dir: &Path) -> PathBuf {
     let path = dir.join("x) R 1\n\x1b[2J");
-    fs::copy("/bin/sleep", &path).unwrap();
+    copy_program("/bin/sleep", &path);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path
 }

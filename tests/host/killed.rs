@@ -426,8 +426,12 @@ fn kill_rounds_with_lost_state(enforcement: Enforcement) {
         };
         assert_eq!(unnamed(&text), [], "round {round}: {text}");
         let commands = named(&text);
-        for command in changed(forkers, before).iter().filter_map(|(pid, _)| commands.get(pid)) {
-            assert!(Command::new("sh").args(["-c", command]).output().unwrap().status.success(), "{command}");
+        for (pid, command) in
+            changed(forkers, before).iter().filter_map(|(pid, _)| commands.get_key_value(pid))
+        {
+            let done = Command::new("sh").args(["-c", command]).output().unwrap();
+            // Some of the processes live for 50 ms only.
+            assert!(done.status.success() || is_ended(*pid), "{command}: {done:?}");
         }
         wait_until_empty("the named commands widen the masks", || changed(forkers, before));
         check_machine(machine.as_ref(), &killed.own_cgroups);

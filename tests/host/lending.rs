@@ -11,6 +11,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_linux::sys::cpu_time::process_cpu_time;
 use pjw_tests::cpusets::remaining_cgroups;
 use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::programs::copy_program;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until};
 
@@ -414,7 +415,7 @@ fn a_rule_that_matches_no_process_and_a_process_that_matches_two_rules_are_one_w
     }
     let daemon = Daemon::start("");
     let program = daemon.dir().join("pjw_both");
-    fs::copy("/bin/sh", &program).unwrap();
+    copy_program("/bin/sh", &program);
     let provision = |name: &str, rule: &str| {
         let job = daemon.job_id(name);
         let output = daemon.pjwctl(&["provision", &job, "--cores", "1", "--match", rule]);
@@ -458,7 +459,7 @@ fn the_configuration_promises_cores_to_a_service_that_is_recognised_when_it_star
     assert_eq!((promised.state.as_str(), promised.provision.as_deref()), ("reserved", Some("comm=pjw_web")));
     // A program of this name: sh, under another name.
     let program = daemon.dir().join("pjw_web");
-    fs::copy("/bin/sh", &program).unwrap();
+    copy_program("/bin/sh", &program);
     let mut shell = Shell::from_command(Command::new(&program));
     shell.run("echo");
     assert!(daemon.pjwctl(&["reload"]).status.success(), "it scans all processes");

@@ -210,12 +210,16 @@ fn with_the_default_interval_busy_threads_get_a_core_each_and_stay_there() {
     println!("each thread had a core for itself after {} ms", begun.elapsed().as_millis());
     let ticks = pids.map(run_ticks);
     let (mut masks, mut moves) = (pids.map(mask), 0);
-    wait_until("each thread has run for ten seconds more", || {
-        let now = pids.map(mask);
-        moves += now.iter().zip(&masks).filter(|(now, before)| now != before).count();
-        masks = now;
-        pids.iter().zip(ticks).all(|(&pid, before)| run_ticks(pid) >= before.map(|ticks| ticks + 1000))
-    });
+    // Ten seconds in five waits: on a busy machine the threads get a part of a core only.
+    for step in 1..=5 {
+        wait_until("each thread has run for two seconds more", || {
+            let now = pids.map(mask);
+            moves += now.iter().zip(&masks).filter(|(now, before)| now != before).count();
+            masks = now;
+            let end = |before: Option<u64>| before.map(|ticks| ticks + 200 * step);
+            pids.iter().zip(ticks).all(|(&pid, before)| run_ticks(pid) >= end(before))
+        });
+    }
     assert!(moves <= 2, "{moves} moves");
     assert!(has_own_core_each(&pids), "{masks:?}");
 }

@@ -125,9 +125,10 @@ fn a_job_that_wastes_a_core_gets_a_verdict_with_the_option_to_change() {
     let mut shell = Shell::start();
     daemon.assign("a", 2, &[shell.pid()]).unwrap();
     shell.send_line("while :; do :; done");
-    // A job of less than ten seconds is not judged.
+    // A job is not judged by less than ten seconds between the first and the last reading of its CPU time. On a busy machine,
+    // these may be some seconds after its begin and before its end.
     let begun = std::time::Instant::now();
-    wait_until("it has run for eleven seconds", || begun.elapsed() > std::time::Duration::from_secs(11));
+    wait_until("it has run for fifteen seconds", || begun.elapsed() > std::time::Duration::from_secs(15));
     drop(shell);
     let report = report(&daemon, "a");
     let advice = report.advice.first().map_or("", String::as_str);
@@ -155,7 +156,8 @@ fn reports_survive_a_killed_daemon_and_garbage_in_their_file() {
     assert!(daemon.log().contains("lines 1, 3 of"), "{}", daemon.log());
     run_and_time(&daemon, "b", "true");
     report(&daemon, "b");
-    std::fs::remove_dir_all(daemon.state_dir()).unwrap();
+    // A daemon that runs may make files again while others are removed.
+    daemon.while_stopped(|| std::fs::remove_dir_all(daemon.state_dir()).unwrap());
     run_and_time(&daemon, "c", "true");
     report(&daemon, "c");
     daemon.kill();

@@ -19,9 +19,11 @@ use serde_json::{Value, json};
 use crate::permissions::programs_are_reachable;
 use crate::processes::{Shell, has_two_cores, is_root};
 
-/// A plain user that no other test of this program uses.
+/// A plain user that no other file of this program uses.
 const DAEMON_USER: u32 = 65_411;
 const OTHER_USER: u32 = 65_410;
+/// The user of the test that deletes its directory: the directory has a fixed path, and tests run side by side.
+const DELETING_USER: u32 = 65_412;
 
 /// Returns the plain user that starts the daemon: the user of the test, or another one if the test runs as root.
 fn daemon_user() -> u32 {
@@ -188,12 +190,12 @@ fn after_the_whole_directory_of_a_user_is_deleted_the_next_daemon_names_the_mask
     // It also keeps the other tests of this program from starting a daemon meanwhile.
     let mut other = Daemon::start("");
     other.stop();
-    let own_dir = RemoveOnDrop(PathBuf::from(format!("/tmp/pjwd-{DAEMON_USER}")));
-    let lock_dir = RemoveOnDrop(lock_dir(DAEMON_USER));
+    let own_dir = RemoveOnDrop(PathBuf::from(format!("/tmp/pjwd-{DELETING_USER}")));
+    let lock_dir = RemoveOnDrop(lock_dir(DELETING_USER));
     let start = || {
         let mut command = Command::new(program_path("pjwd"));
         command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).stderr(Stdio::null()).current_dir("/");
-        let started = StartedDaemon(command.uid(DAEMON_USER).gid(DAEMON_USER).spawn().unwrap());
+        let started = StartedDaemon(command.uid(DELETING_USER).gid(DELETING_USER).spawn().unwrap());
         let connect = || Client::connect(&own_dir.0.join("pjwd.sock")).ok();
         let answers = |client: &mut Client| client.call::<Value>("GetStatus", &json!({})).is_ok();
         let client = wait_for("pjwd answers", || {
@@ -203,7 +205,7 @@ fn after_the_whole_directory_of_a_user_is_deleted_the_next_daemon_names_the_mask
     };
     let mut shell = Command::new("sh");
     let shell = Shell::from_command({
-        shell.uid(DAEMON_USER).gid(DAEMON_USER);
+        shell.uid(DELETING_USER).gid(DELETING_USER);
         shell
     });
     let (first, mut client) = start();

@@ -31,6 +31,17 @@ fn local(line: &str, command: &[&str]) -> Output {
     pjwctl.output().unwrap()
 }
 
+/// Runs a command that may not end by itself, and waits for its end with a limit. The output must fit into the pipes, which
+/// have 64 KiB each: it is read after the end.
+fn output_in_time(command: &mut Command, what: &str) -> Output {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let end = KillOnDrop(child.id());
+    wait_until(what, || is_ended(child.id()));
+    // Before the process is waited for: after that, its process id may be that of another process.
+    drop(end);
+    child.wait_with_output().unwrap()
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -199,13 +210,7 @@ fn a_pjwctl_that_was_started_with_sigchld_ignored_learns_how_its_instances_ended
         ignoring.arg("--ignore-signal=CHLD").arg(program_path("pjwctl"));
         ignoring.args(["spawn", "--local", "-n", "2", "--json", "--proxy", proxy]);
         ignoring.args(["--", "/bin/sh", "-c", "exit %r"]);
-        ignoring.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let pjwctl = ignoring.spawn().unwrap();
-        let end = KillOnDrop(pjwctl.id());
-        wait_until(&format!("pjwctl ends: {proxy}"), || is_ended(pjwctl.id()));
-        // Before pjwctl is waited for: after that, its process id may be that of another process.
-        drop(end);
-        let output = pjwctl.wait_with_output().unwrap();
+        let output = output_in_time(&mut ignoring, &format!("pjwctl ends: {proxy}"));
         assert_eq!(output.status.code(), Some(1), "{proxy}: {output:?}");
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let exits = report["instances"].as_array().unwrap().iter().map(|instance| instance["exit"].as_i64());
@@ -408,6 +413,7 @@ fn a_signal_to_pjwctl_reaches_all_instances() {
         wait_until("all got the signal", || output().matches(&format!("{name} for")).count() == 3);
     }
     kill(pid, Signal::SIGUSR1).unwrap();
+    wait_until("pjwctl ends with its instances", || is_ended(child.id()));
     assert!(child.wait().unwrap().success());
     assert!((0..3).all(|rank| output().contains(&format!("got {rank}"))), "{}", output());
 }
@@ -427,7 +433,7 @@ fn a_signal_that_keeps_instances_from_starting_is_in_the_exit_code_and_in_one_li
     let mut ignoring = Command::new("env");
     ignoring.arg("--ignore-signal=TERM").arg(program_path("pjwctl"));
     ignoring.args(["spawn", "--local", "-n", "4", "--proxy", "late", "--json", "--multi"]).arg(&file);
-    let output = ignoring.stdin(Stdio::null()).output().unwrap();
+    let output = output_in_time(&mut ignoring, "the signal ends pjwctl");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let has_begun = |instance: &Value| instance["pid"].is_u64();
     let begun: Vec<bool> = report["instances"].as_array().unwrap().iter().map(has_begun).collect();

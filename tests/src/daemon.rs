@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
 use pjw_ipc::client::ClientError;
 use pjw_ipc::wire;
@@ -17,9 +18,13 @@ use crate::cpusets::{self, NoCpusets};
 use crate::private_daemon::PrivateDaemon;
 use crate::programs::program_dir;
 use crate::skipping::skip;
+use crate::waiting::wait_until;
 
 /// The longest time from SIGTERM to the end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The longest time for the removal of the cgroups of all jobs.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Only one daemon runs at a time: a second one would find the processes of the first one's jobs.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -189,6 +194,15 @@ impl Daemon {
         self.daemon.stop(STOP_TIMEOUT);
     }
 
+    /// Calls `act` while the daemon is stopped (SIGSTOP), and lets the daemon go on. So the daemon sees all changes of `act`
+    /// at once.
+    pub fn while_stopped<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.signal(Signal::SIGSTOP);
+        let _stopped = Stopped(self);
+        wait_until("the daemon has stopped", || are_all_threads_stopped(self.pid()));
+        act()
+    }
+
     /// Returns the status of the daemon.
     #[must_use]
     pub fn status(&self) -> wire::Status {
@@ -232,12 +246,30 @@ impl Daemon {
     }
 }
 
+/// A daemon that is stopped until this value is dropped.
+struct Stopped<'a>(&'a Daemon);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal(Signal::SIGCONT);
+    }
+}
+
+/// Whether all threads of a process are in the state T of proc_pid_stat(5): a thread in a system call stops at its end.
+fn are_all_threads_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let is_stopped = |stat: &str| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok())
+        .all(|stat| is_stopped(&stat))
+}
+
 impl Drop for Daemon {
     /// Releases all jobs, also if the daemon was killed, and checks that no cgroup is left.
     fn drop(&mut self) {
         if self.is_started() {
             // A process that has just ended holds its cgroup until it is waited for.
-            let deadline = Instant::now() + Duration::from_secs(20);
+            let deadline = Instant::now() + RELEASE_TIMEOUT;
             loop {
                 let _ = self.call::<Value>("ReleaseAll", &json!({}));
                 if cpusets::remaining_cgroups(&self.tag).is_empty() || Instant::now() > deadline {

@@ -1,6 +1,6 @@
 //! The paths of the built programs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -52,4 +52,15 @@ pub fn program_dir() -> &'static PathBuf {
 #[must_use]
 pub fn program_path(name: &str) -> PathBuf {
     program_dir().join(name)
+}
+
+/// Copies a program to `target`, to be executed under another name. A child process writes the file. If this process had the
+/// file open for writing, children that other tests start at the same time would have it open too, and the file could not be
+/// executed (execve(2), ETXTBSY).
+///
+/// # Panics
+/// If the program can't be copied.
+pub fn copy_program(source: &str, target: &Path) {
+    let copied = Command::new("cp").arg("--").arg(source).arg(target).status();
+    assert!(copied.expect("cp runs").success(), "{source} can't be copied to {}", target.display());
 }

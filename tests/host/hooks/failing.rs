@@ -9,12 +9,16 @@ use pjw_tests::programs::program_path;
 use pjw_tests::waiting::wait_until;
 
 use super::slurm::{EPILOG, PROLOG};
-use super::{Call, hook_path, installed_hook, write_executable};
+use super::{Call, hook_path, installed_hook, patient_hook, write_executable};
 use crate::processes::has_two_cores;
 
 /// Returns the call of the prolog, as by Slurm.
 fn prolog(dir: &Path, socket: &Path) -> Call {
-    Call::new(installed_hook(dir, "slurm/prolog.sh"))
+    prolog_by(&installed_hook(dir, "slurm/prolog.sh"), socket)
+}
+
+fn prolog_by(hook: &Path, socket: &Path) -> Call {
+    Call::new(hook)
         .with_environment(PROLOG)
         .with_variable("SLURM_CONF", "/nowhere/slurm.conf")
         .with_socket(socket)
@@ -74,7 +78,7 @@ fn a_prolog_that_gave_up_leaves_no_reservation() {
     daemon.signal(Signal::SIGCONT);
     wait_until("the daemon reports the request", || daemon.log().contains("hung up"));
     assert!(daemon.status().jobs.is_empty());
-    prolog(daemon.dir(), &daemon.socket()).assert_silent_success();
+    prolog_by(&patient_hook(daemon.dir(), "slurm/prolog.sh"), &daemon.socket()).assert_silent_success();
 }
 
 #[test]

@@ -33,21 +33,38 @@ pub fn installed_hook(dir: &Path, name: &str) -> PathBuf {
     with_program(dir, name, &program_path("pjwctl"))
 }
 
+/// The same, with more time. The hooks wait for 1.2 s by default, and on a busy machine a request may take longer. A starter
+/// of a job keeps its time: it waits so long for a job that does not exist, too.
+pub fn patient_hook(dir: &Path, name: &str) -> PathBuf {
+    with_program(dir, name, &patient_pjwctl(dir, "patient-pjwctl", ""))
+}
+
 /// Copies a shipped hook to the directory of `daemon`, and returns the path. The hook calls this daemon, whatever its
-/// environment says.
+/// environment says, and has more time as that of [`patient_hook`].
 pub fn hook_for_daemon(daemon: &Daemon, name: &str) -> PathBuf {
-    let (dir, ctl) = (daemon.dir(), daemon.dir().join("pjwctl"));
-    let (program, socket) = (program_path("pjwctl"), daemon.socket());
-    let text = format!("#!/bin/sh\nexec {} --socket {} \"$@\"\n", program.display(), socket.display());
-    if !ctl.exists() {
-        write_executable(&ctl, &text);
+    let options = format!("--socket {}", daemon.socket().display());
+    with_program(daemon.dir(), name, &patient_pjwctl(daemon.dir(), "pjwctl", &options))
+}
+
+/// Makes a script that executes the built `pjwctl` with these options and a longer time limit, and returns its path.
+fn patient_pjwctl(dir: &Path, name: &str, options: &str) -> PathBuf {
+    let script = dir.join(name);
+    if !script.exists() {
+        let program = format!("{} {options}", program_path("pjwctl").display());
+        let text = format!(
+            "#!/bin/sh\n[ \"$1\" = hook ] || exec {program} \"$@\"\nhook=$2\nshift 2\n\
+             case $hook in *-starter | *-wrapper) exec {program} hook \"$hook\" \"$@\" ;; esac\n\
+             exec {program} hook \"$hook\" --timeout 60 \"$@\"\n"
+        );
+        write_executable(&script, &text);
     }
-    with_program(dir, name, &ctl)
+    script
 }
 
 fn with_program(dir: &Path, name: &str, program: &Path) -> PathBuf {
     let text = std::fs::read_to_string(hook_path(name)).unwrap();
-    let file = dir.join(name.replace('/', "-"));
+    let caller = program.file_name().unwrap().display();
+    let file = dir.join(format!("{caller}-{}", name.replace('/', "-")));
     // Another process may be running the file, so it is written only once.
     if !file.exists() {
         write_executable(&file, &text.replace("/usr/bin/pjwctl", program.to_str().unwrap()));

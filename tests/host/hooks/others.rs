@@ -264,7 +264,7 @@ fn the_flux_hook_registers_the_job_if_the_core_count_is_set() {
     assert!(daemon.status().jobs.is_empty());
     let set = || {
         let call = Call::new(program_path("pjwctl")).with_socket(&daemon.socket());
-        call.args(&["hook", "flux-prolog", "--cores", "1"])
+        call.args(&["hook", "flux-prolog", "--timeout", "60", "--cores", "1"])
     };
     flux(set()).assert_silent_success();
     assert_eq!(daemon.job("flux:f3ETxsR9H").unwrap().owner, 1001);
@@ -289,7 +289,8 @@ fn an_epilog_restores_the_masks_of_remaining_processes() {
     let end = |id: &str| {
         let call =
             Call::new(program_path("pjwctl")).with_socket(&daemon.socket()).with_variable("SLURM_JOB_ID", id);
-        call.with_variable("SLURM_SCRIPT_CONTEXT", "epilog_slurmd").args(&["hook", "slurm-epilog"])
+        let hook = ["hook", "slurm-epilog", "--timeout", "60"];
+        call.with_variable("SLURM_SCRIPT_CONTEXT", "epilog_slurmd").args(&hook)
     };
     end("78").assert_silent_success();
     assert_ne!(mask(remaining.pid()), before, "the epilog of another job changes nothing");

@@ -6,7 +6,7 @@ use std::process::Output;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 
-use super::{Call, core_count_of, installed_hook, use_cpu_time};
+use super::{Call, core_count_of, patient_hook, use_cpu_time};
 use crate::processes::has_two_cores;
 
 pub const PROLOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-prolog.environ.txt");
@@ -32,7 +32,7 @@ impl Node {
     /// Returns the call of a shipped hook with a recorded environment. The configuration files of Slurm are in the
     /// directory of this node.
     fn hook(&self, name: &str, environment: &str) -> Call {
-        let file = installed_hook(self.daemon.dir(), &format!("slurm/{name}.sh"));
+        let file = patient_hook(self.daemon.dir(), &format!("slurm/{name}.sh"));
         let conf = self.path("slurm.conf");
         Call::new(file)
             .with_environment(environment)
@@ -94,7 +94,7 @@ fn the_core_count_is_that_of_this_node_and_can_be_overridden() {
     };
     many(node.hook("prolog", PROLOG)).assert_silent_success();
     assert_eq!(node.daemon.job("slurm:4").unwrap().requested_cores, 1);
-    let hook = ["hook", "slurm-prolog", "--cores", "2"];
+    let hook = ["hook", "slurm-prolog", "--timeout", "60", "--cores", "2"];
     let call = Call::new(program_path("pjwctl")).with_environment(PROLOG).with_socket(&node.daemon.socket());
     call.with_variable("SLURM_JOB_CPUS_PER_NODE", "1").args(&hook).assert_silent_success();
     assert_eq!(node.daemon.job("slurm:4").unwrap().requested_cores, 2);
@@ -200,7 +200,7 @@ fn a_task_starts_only_when_it_is_on_its_cores() {
         (text(output.stdout), text(output.stderr))
     };
 
-    let (variables, warning) = output_texts(task("0.5").wait_with_output().unwrap());
+    let (variables, warning) = output_texts(task("3").wait_with_output().unwrap());
     assert!(variables.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{variables}");
     assert!(warning.lines().count() == 1 && warning.contains("has not brought this task to"), "{warning}");
 
@@ -216,7 +216,7 @@ fn a_task_starts_only_when_it_is_on_its_cores() {
 fn a_task_of_an_unknown_job_gets_no_variables() {
     let node = Node::start("");
     let call = Call::new(program_path("pjwctl")).with_environment(STEP).with_socket(&node.daemon.socket());
-    call.args(&["hook", "slurm-task-prolog", "--timeout", "0.3"]).assert_warning("knows no job slurm:4");
+    call.args(&["hook", "slurm-task-prolog", "--timeout", "3"]).assert_warning("knows no job slurm:4");
     std::fs::write(node.path("pjwd.toml"), "mode = \"observe\"\n").unwrap();
     let _: serde_json::Value = node.daemon.call("Reload", &serde_json::json!({})).unwrap();
     node.hook("task-prolog", STEP).assert_silent_success();

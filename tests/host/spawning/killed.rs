@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, Uid};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
@@ -109,8 +109,10 @@ fn child_count(pid: u32) -> usize {
 fn stop(pid: u32) {
     let pid = Pid::from_raw(pid.cast_signed());
     let _ = kill(pid, Signal::SIGSTOP);
-    let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-    waitid(Id::Pid(pid), flags).unwrap();
+    let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    wait_until("pjwctl has stopped or ended", || {
+        waitid(Id::Pid(pid), flags).unwrap() != WaitStatus::StillAlive
+    });
 }
 
 /// The numbers of kills before the first process of pjwctl, amid the start of instances, after it, and at moments that are not

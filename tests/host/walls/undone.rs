@@ -21,7 +21,7 @@ use super::{
 use crate::processes::{KillOnDrop, Shell, has_two_cores, mask, masks};
 
 /// Cgroups of other tests, which may run at the same time and remove these cgroups themselves.
-const OTHER_TESTS_CGROUPS: [&str; 3] = ["/made-by-test", "/slurm_doctor", "/pjw_test"];
+const OTHER_TESTS_CGROUPS: [&str; 4] = ["/made-by-test", "/slurm_doctor", "/pjw_test", "/pjw-test"];
 
 /// All cpusets of the machine, and the mask and cgroup of every thread.
 pub(crate) struct MachineState {

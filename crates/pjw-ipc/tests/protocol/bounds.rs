@@ -39,10 +39,8 @@ fn pipelined_calls_may_exceed_the_size_of_one_request() {
 
 #[test]
 fn a_slow_request_is_cut_off_at_its_time_limit() {
-    let server = Running::start(ServerLimits {
-        request_timeout: Duration::from_millis(300),
-        ..ServerLimits::default()
-    });
+    let server =
+        Running::start(ServerLimits { request_timeout: Duration::from_secs(1), ..ServerLimits::default() });
     let mut client = server.connect();
     until("the trickle is cut off", || {
         std::thread::sleep(Duration::from_millis(20));
@@ -54,7 +52,7 @@ fn a_slow_request_is_cut_off_at_its_time_limit() {
 #[test]
 fn an_idle_connection_is_closed() {
     let server =
-        Running::start(ServerLimits { idle_timeout: Duration::from_millis(100), ..ServerLimits::default() });
+        Running::start(ServerLimits { idle_timeout: Duration::from_secs(2), ..ServerLimits::default() });
     let mut client = server.connect();
     assert!(is_fine(&client.ask(ASK)));
     assert_eq!(client.receive(), None);

@@ -85,14 +85,14 @@ check "the unit's processes may still use all of theirs" web_is_on "$web_cpus"
 check "the borrower is in the slice of borrowers" in_slice "$batch"
 check "which has idle priority" [ "$(cat /sys/fs/cgroup/pjw_besteffort.slice/cpu.idle)" = 1 ]
 check "and holds only the cgroups of borrowers" [ -z "$(cat /sys/fs/cgroup/pjw_besteffort.slice/cgroup.procs)" ]
-check "explain says to which job they are lent" explains 'lent to manual:batch'
+eventually "explain says to which job they are lent" explains 'lent to manual:batch'
 
 touch /run/work
 echo >/run/web.pipe
 eventually "the cores are back when the unit works" is_returned
 eventually "no thread of the borrower may use them" batch_has_none_of "$web_cpus"
-check "the events say that they were taken back" has_event revoked
-check "and that the unit has them" has_event returned
+eventually "the events say that they were taken back" has_event revoked
+eventually "and that the unit has them" has_event returned
 rm /run/work
 eventually "they are lent again when the unit is idle" is_lent
 

@@ -54,6 +54,6 @@ systemctl stop pjwd.service pjwd.socket
 try "beside a warden that is stopped"
 rm -rf /run/pjwd
 try "without a socket"
-check "what it said is in slurmd's log" sh -c 'journalctl --no-pager -u slurmd | grep "hook slurm-prolog:"'
+eventually "what it said is in slurmd's log" sh -c 'journalctl --no-pager -u slurmd | grep "hook slurm-prolog:"'
 check "the node was never drained" never_drained
 check "slurmctld has never thought of it" sh -c '! journalctl --no-pager -u slurmctld -u slurmd | grep -i drain'

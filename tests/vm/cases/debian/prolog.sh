@@ -55,6 +55,8 @@ eventually "and gives it back" is_free 0-15
 
 # An allocation without a shell: no process of it is here but Slurm's own, and later a step comes from outside.
 as alice salloc --no-shell -n1 -c4 >&2
+allocated() { [ -n "$(squeue -h -u alice -t R -o %A)" ]; }
+eventually "salloc has an allocation" allocated
 job=$(squeue -h -u alice -t R -o %A)
 eventually "an allocation without a step holds cores" holds "slurm:$job"
 check "as many as it asked for" [ "$(members "$(cpus "slurm:$job")" | wc -l)" = 4 ]
@@ -74,7 +76,7 @@ eventually "a strict prolog that is refused drains the node" is_drained
 check "Slurm says why" sh -c "sinfo -R -h -o %E | grep -i prolog"
 eventually "the job is back in the queue" is_state "$job" PENDING
 check "it never ran" [ -z "$(pids_of_job "$job")" ]
-check "the log says who refused it" sh -c 'journalctl --no-pager | grep "hook slurm-prolog: .*refused, as --strict says"'
+eventually "the log says who refused it" sh -c 'journalctl --no-pager | grep "hook slurm-prolog: .*refused, as --strict says"'
 check "no core is the job's" forgot "slurm:$job"
 pjwctl release everything >&2
 scontrol update NodeName=node1 State=RESUME >&2

@@ -21,7 +21,7 @@ systemctl stop pjwd.service pjwd.socket
 systemctl enable --now pjwd.service >&2
 check "systemd has heard that it is ready" is_active pjwd.service
 check "it was ready when it said so" answers
-check "the log has the start" in_journal
+eventually "the log has the start" in_journal
 check "new processes are heard of, not looked for" sh -c 'pjwctl status --json | tr -d " \n" | grep -q "\"discovery\":\"netlink\""'
 
 # Processes of other users, whose masks and environment root's daemon must reach through its hardening.
@@ -38,9 +38,9 @@ eventually "alice's are kept on their cores" is_jailed manual:a $a
 eventually "bob's is kept on its cores" is_jailed manual:b "$bobs"
 a_cpus=$(cpus manual:a) b_cpus=$(cpus manual:b)
 check "no CPU belongs to both" disjoint "$a_cpus" "$b_cpus"
-check "the journal's events carry what happened" in_journal PJW_EVENT=assigned
-check "and to whom" in_journal PJW_JOB=manual:a
-check "under the daemon's name" in_journal SYSLOG_IDENTIFIER=pjwd PJW_EVENT=assigned
+eventually "the journal's events carry what happened" in_journal PJW_EVENT=assigned
+eventually "and to whom" in_journal PJW_JOB=manual:a
+eventually "under the daemon's name" in_journal SYSLOG_IDENTIFIER=pjwd PJW_EVENT=assigned
 
 was=$(main_pid)
 systemctl restart pjwd.service

@@ -36,8 +36,8 @@ for seconds in 6004 6005 6006 6007; do
 done
 check "who had bound itself elsewhere stays there" has_mask 6005 15
 for job in $one $two; do eventually "job $job is on its cores" job_is_jailed "$job"; done
-check "strays are told, by one of them" names_a_stray
-check "and whose they are" warns "processes of user 1001 belong to no job"
+eventually "strays are told, by one of them" names_a_stray
+eventually "and whose they are" warns "processes of user 1001 belong to no job"
 check "bob has none" [ -z "$(told_of 1002)" ]
 rm /etc/cron.d/stray
 

@@ -12,7 +12,7 @@ use pjw_core::snapshot::{Observed, Process, Snapshot};
 use super::*;
 use crate::bpf::tests::test_process::{TestCgroup, TestProcess, scan};
 use crate::node::{LinuxMachine, process_cache::FINGERPRINT_SCANS};
-use crate::tests::until;
+use crate::tests::{until, until_true};
 
 /// A node that uses `/proc` only, and a node that uses the task scan.
 fn both() -> Option<[LinuxMachine; 2]> {
@@ -215,8 +215,19 @@ fn a_pass_is_cheaper_for_many_threads() {
     assert!(is_pass_cheaper(10_000, 50_000));
 }
 
-/// Scans a process with only these of its threads; with all if there are none.
+/// Waits until all threads of a process sleep: some of them run on for a moment after a reply.
+fn wait_until_asleep(pid: Pid) {
+    let sleeps = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
+    until_true("all threads sleep", || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let mut stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+        stats.all(|stat| sleeps(&stat))
+    });
+}
+
+/// Scans a process that sleeps with only these of its threads; with all if there are none.
 fn scan_busy(node: &mut LinuxMachine, pid: Pid, busy: &BTreeSet<Tid>) -> Process {
+    wait_until_asleep(pid);
     let named = (!busy.is_empty()).then(|| (pid, busy.clone()));
     let request = ScanRequest { busy_threads: named.into_iter().collect(), ..partial(&[pid]) };
     node.scan(&request).processes.remove(&pid).and_then(|seen| seen.present().cloned()).unwrap()
