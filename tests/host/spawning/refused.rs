@@ -16,8 +16,8 @@ use super::{local, sorted_lines, text};
 use crate::permissions::programs_are_reachable;
 use crate::processes::is_root;
 
-/// A user without processes and without privileges.
-const PLAIN_USER: u32 = 65_533;
+/// A user without processes and without privileges, which no other test uses.
+const PLAIN_USER: u32 = 65_530;
 /// A user of whose processes and threads a test knows the number.
 const COUNTED_USER: u32 = 65_531;
 

@@ -53,12 +53,19 @@ fn of_an_owner_with(owner_pus: u32, pu: Pu) -> BTreeMap<Pu, u32> {
 /// The number of windows of time in which a test measures.
 const WINDOWS: usize = 9;
 
-/// Checks that the figures of more than half of the windows are right. In a few they may be wrong: the hypervisor can stop the
-/// CPU between two readings, or in the middle of a switch, and then both threads have the time of the stop.
-fn assert_most<T: Debug>(what: &str, mut window: impl FnMut() -> T, is_right: impl Fn(&T) -> bool) {
+/// Measures in several windows. `Err` with all figures if those of half of the windows or more are wrong. In a few they may be
+/// wrong: the hypervisor can stop the CPU between two readings, or in the middle of a switch, and then both threads have the
+/// time of the stop.
+fn measure<T: Debug>(window: &mut impl FnMut() -> T, is_right: impl Fn(&T) -> bool) -> Result<(), String> {
     let windows: Vec<T> = (0..WINDOWS).map(|_| window()).collect();
     let right = windows.iter().filter(|window| is_right(window)).count();
-    assert!(right > WINDOWS / 2, "{what}: only in {right} of {WINDOWS} windows: {windows:?}");
+    let figures = || format!("only in {right} of {WINDOWS} windows: {windows:?}");
+    if right > WINDOWS / 2 { Ok(()) } else { Err(figures()) }
+}
+
+/// Checks that the figures of more than half of the windows are right.
+fn assert_most<T: Debug>(what: &str, mut window: impl FnMut() -> T, is_right: impl Fn(&T) -> bool) {
+    assert_eq!(measure(&mut window, is_right), Ok(()), "{what}");
 }
 
 /// A shell on one PU, which runs a script until it is dropped.
@@ -294,14 +301,16 @@ fn programs_that_are_not_confined_to_the_owners_pus_are_not_counted_beside_an_ow
     }
     let _others = unconfined_spinners(&pus);
     // If they counted, they would be counted in each window that they leave to nothing else.
-    let window = || {
+    let mut window = || {
         monitor.report_again(&CpuSet::from(pu)).unwrap();
         monitor.take_reported_pus();
         std::thread::sleep(Duration::from_millis(20));
         run_time(&monitor, pu)
     };
     let is_nothing = |counted: &Duration| *counted < Duration::from_millis(2);
-    beside_switches(pu, || assert_most("nothing is counted", window, is_nothing));
+    // Another test of this program may have bound a process to this PU, which counts until it ends.
+    let is_measured = || measure(&mut window, is_nothing).inspect_err(|figures| println!("{figures}")).ok();
+    beside_switches(pu, || until("nothing is counted in most windows", is_measured));
     // A process that was just forked and confined is the owner's, beside them.
     let _owner = Shell::start(pu, "while :; do :; done");
     until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(20)).then_some(()));

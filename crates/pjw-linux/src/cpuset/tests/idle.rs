@@ -139,7 +139,7 @@ fn share_once(one: ProcessId, other: ProcessId) -> f64 {
         let used = [cpu_time(one) - start_of_one, cpu_time(other) - start_of_other];
         let both: u64 = used.iter().sum();
         #[expect(clippy::cast_precision_loss, reason = "a share")]
-        (both >= ENOUGH).then(|| used[0] as f64 / both as f64)
+        (both >= ENOUGH / 2).then(|| used[0] as f64 / both as f64)
     })
 }
 
