@@ -15,8 +15,8 @@ use crate::next_scan::next_scan;
 use crate::phases::commands::types::{Command, Reply};
 use crate::phases::draft::{Draft, Output};
 use crate::phases::{
-    address_spaces, attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug, jobs,
-    lending, masks, membership, observe, recovery, unassigned, unknown_masks, usage,
+    address_spaces, attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug,
+    jobs, lending, masks, membership, observe, recovery, unassigned, unknown_masks, usage,
 };
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{

@@ -146,7 +146,7 @@ impl UsageState {
             if let Some(parent) = self.outside_parents.get_mut(&pid)
                 && parent.job_of_ended_child() == Some(job)
             {
-                parent.expect_nothing();
+                parent.end_job_of_child();
                 self.note_expected(pid);
             }
         }

@@ -50,7 +50,7 @@ pub(super) struct OutsideParent {
     pub(super) start: StartTime,
     /// The CPU time of all children that the parent has waited for, as last read.
     children_ns: u64,
-    /// The CPU time of the ended children that belonged to jobs, as far as the jobs have got it.
+    /// The CPU time of the ended children that belonged to jobs, as far as the jobs have got it, and what no job gets of it.
     of_jobs_ns: u64,
     /// Two readings that are at least [`MARK_INTERVAL_NS`] apart, the older first: each with its time and
     /// [`OutsideParent::other_children_ns`].
@@ -71,8 +71,11 @@ struct EndedChild {
     recent_ns: i64,
     /// Whether the last CPU times of the child are unknown.
     is_unread: bool,
-    /// Whether children of several jobs ended unread: the parent has one sum of their times, so that none of the jobs gets it.
-    is_of_several_jobs: bool,
+    /// Whether no job gets the rest. The parent has one sum of the times of its children, so this is the case if children of
+    /// several jobs ended unread, or if the job of a child ended before the parent had waited for the child.
+    is_of_no_job: bool,
+    /// Whether the parent is read for the rest alone, without a child in a job.
+    is_expected: bool,
 }
 
 /// The kernel tells user time and system time in ticks of 10 ms, and cuts both. So the growth of their sum may seem this
@@ -110,14 +113,16 @@ impl OutsideParent {
         };
         let recent_ns = before_ns.max(self.marks[0].1);
         self.of_jobs_ns += known_ns;
-        let ended = EndedChild { job, before_ns, recent_ns, is_unread, is_of_several_jobs: false };
+        let ended =
+            EndedChild { job, before_ns, recent_ns, is_unread, is_of_no_job: false, is_expected: true };
         self.ended = Some(match self.ended.take() {
             Some(earlier) => EndedChild {
                 before_ns: earlier.before_ns.min(ended.before_ns),
                 recent_ns: earlier.recent_ns.min(ended.recent_ns),
                 is_unread: earlier.is_unread || ended.is_unread,
-                is_of_several_jobs: earlier.is_of_several_jobs
+                is_of_no_job: earlier.is_of_no_job
                     || (earlier.job != ended.job && earlier.is_unread && ended.is_unread),
+                is_expected: true,
                 job: if ended.is_unread { ended.job } else { earlier.job },
             },
             None => ended,
@@ -126,7 +131,7 @@ impl OutsideParent {
 
     /// Returns whether the parent has probably not yet got all CPU time of its ended children from the kernel.
     pub(super) fn is_time_expected(&self) -> bool {
-        self.ended.is_some()
+        self.ended.as_ref().is_some_and(|ended| ended.is_expected)
     }
 
     /// Returns the job of an ended child whose CPU time the parent has not got completely.
@@ -144,6 +149,14 @@ impl OutsideParent {
         self.ended = None;
     }
 
+    /// Records that the job of the ended child has ended. If a child of another job ends before the next reading, the sum
+    /// that the parent then has contains the times of both.
+    pub(super) fn end_job_of_child(&mut self) {
+        if let Some(ended) = &mut self.ended {
+            (ended.is_of_no_job, ended.is_expected) = (true, false);
+        }
+    }
+
     /// Records a reading of the parent at the time `now`, in ns since boot. If a child of a job ended with unknown last
     /// CPU times, returns this job and the CPU time that was missing, in ns.
     pub(super) fn read(&mut self, times: &ProcessTimes, now: Nanos) -> Option<(JobId, u64)> {
@@ -156,10 +169,11 @@ impl OutsideParent {
         };
         let ended = self.ended.take_if(|ended| rest_of(ended) >= -CUT_NS);
         let rest_ns = u64::try_from(ended.as_ref().map_or(0, rest_of)).unwrap_or(0);
-        let of_one_job = ended.filter(|ended| ended.is_unread && !ended.is_of_several_jobs && rest_ns > 0);
-        let of_unread = of_one_job.map(|ended| {
+        let unread = ended.filter(|ended| ended.is_of_no_job || ended.is_unread);
+        let of_unread = unread.filter(|_| rest_ns > 0).and_then(|ended| {
+            // What no job gets is not the time of the next child either.
             self.of_jobs_ns += rest_ns;
-            (ended.job, rest_ns)
+            (!ended.is_of_no_job).then_some((ended.job, rest_ns))
         });
         if now.0.saturating_sub(self.marks[1].0.0) >= MARK_INTERVAL_NS {
             self.marks = [self.marks[1], (now, self.other_children_ns())];

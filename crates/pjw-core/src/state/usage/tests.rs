@@ -206,6 +206,41 @@ fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     assert_eq!(usage.expected_parents().count(), 0);
 }
 
+/// A job with a child of the shell that ended unread, and an idle job with another child. The first job ends before the shell
+/// has waited for its child.
+fn idle_job_beside_an_ended_one() -> (UsageState, JobId) {
+    let (mut usage, a) = begun();
+    let idle = job("b");
+    usage.begin(&idle, Nanos(1_000 * MS));
+    for (job, pid) in [(&a, ROOT), (&idle, CHILD)] {
+        usage.read_process(job, id(pid), SHELL, &times(100, 0));
+        usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+        usage.note_time_of_outside_parent(pid);
+    }
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 20_000 * MS);
+    usage.take(&a);
+    assert_eq!(usage.expected_parents().count(), 0, "nobody would get the rest");
+    (usage, idle)
+}
+
+#[test]
+fn the_rest_of_an_ended_job_is_not_the_time_of_an_idle_job_with_the_same_parent() {
+    let (mut usage, idle) = idle_job_beside_an_ended_one();
+    usage.end_process(CHILD, None);
+    usage.read_outside_parent(SHELL, &times(0, 6_200), NOW, |_| 20_000 * MS);
+    assert_eq!((cpu_ms(&usage, &idle), usage.expected_parents().count()), (100, 0));
+}
+
+#[test]
+fn after_a_reading_with_the_rest_of_an_ended_job_the_next_rest_is_that_of_the_next_child() {
+    let (mut usage, idle) = idle_job_beside_an_ended_one();
+    usage.read_outside_parent(SHELL, &times(0, 6_000), NOW, |_| 20_000 * MS);
+    usage.end_process(CHILD, None);
+    usage.read_outside_parent(SHELL, &times(0, 6_200), NOW, |_| 20_000 * MS);
+    assert_eq!((cpu_ms(&usage, &idle), usage.expected_parents().count()), (200, 0));
+}
+
 #[test]
 fn times_that_were_read_when_only_the_first_thread_had_exited_are_not_the_last_ones() {
     let (mut usage, a) = begun();
