@@ -129,6 +129,27 @@ fn instances_that_a_command_of_a_job_spawns_run_on_the_cores_of_that_job() {
 }
 
 #[test]
+fn a_command_that_is_run_inside_a_job_is_told_to_start_without_run() {
+    let daemon = Daemon::start("");
+    let (pjwctl, socket) = (program_path("pjwctl"), daemon.socket());
+    let inner = [pjwctl.to_str().unwrap(), "--socket", socket.to_str().unwrap()];
+    let id = daemon.job_id("outer");
+    let inside = |arguments: &[&str]| {
+        let output =
+            daemon.pjwctl(&[&["run", "--cores", "1", "--job", &id, "--"], &inner[..], arguments].concat());
+        wait_until("the job is over", || daemon.status().jobs.is_empty());
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let remedy =
+        format!("is in {id} already: start the command without pjwctl run, and it has the cores of {id}");
+    let (code, told) = inside(&["run", "--cores", "1", "--", "true"]);
+    assert!(code == Some(1) && told.contains(&remedy) && told.lines().count() == 1, "{told}");
+    let (code, told) = inside(&["spawn", "-n", "2", "--job", &daemon.job_id("inner"), "--", "true"]);
+    assert!(code == Some(1) && told.contains(&remedy), "{told}");
+    assert!(!told.contains("one for each instance"), "the number of cores is not the cause: {told}");
+}
+
+#[test]
 fn a_thread_is_no_process_that_can_be_assigned() {
     let daemon = Daemon::start("");
     std::thread::scope(|scope| {

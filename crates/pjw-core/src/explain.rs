@@ -8,6 +8,7 @@ use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
     BatchRole, Evidence, Grant, GrantedBy, Job, JobIdAttribute, Ownership, Policy, PriorityClass,
+    StarvedPolicy,
 };
 
 /// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
@@ -28,6 +29,8 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
             because.extend(grant.reasons.iter().cloned());
             if members.is_empty() {
                 because.push("no process belongs to it: what it holds is reserved".to_owned());
+            } else if grant.ownership == Ownership::Frozen {
+                because.push(frozen_text(policy));
             } else {
                 because.push(enforcement_text(&effective_enforcement(state, policy, job), "its processes"));
             }
@@ -68,6 +71,18 @@ fn grant_text(job: &Job, grant: &Grant) -> String {
         (Ownership::Squeezed, _) => format!("{id} has no core, and runs on the housekeeping {cpus}"),
         (Ownership::Frozen, _) => format!("{id} has no core, and does not run"),
     }
+}
+
+/// The sentence about the processes of a borrower that are frozen: why, and what ends this.
+fn frozen_text(policy: &Policy) -> String {
+    let why_frozen = match policy.lending.starved {
+        StarvedPolicy::Freeze => "the configuration has lending.starved = \"freeze\"",
+        StarvedPolicy::Squeeze => "there are no housekeeping CPUs that it could share",
+    };
+    format!(
+        "its processes are frozen, because {why_frozen}: they run again as soon as a core is free, or a job of the class \
+         guaranteed leaves one idle (pjwctl jobs shows which jobs hold the cores)"
+    )
 }
 
 /// The sentence about the number of cores that a job wants at present. `None` if it wants what it was granted.
@@ -182,6 +197,10 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     if let Some(member) = state.members.get(&pid) {
         because.push(how_known(state, member));
         match state.jobs.get(&member.job).and_then(|job| Some((job, job.active_grant()?))) {
+            Some((job, grant)) if grant.ownership == Ownership::Frozen => {
+                because.push(grant_text(job, grant));
+                because.push(frozen_text(policy));
+            }
             Some((job, grant)) => {
                 because.push(format!("{} holds {}", member.job, cpus_text(&grant.cpus)));
                 let by = effective_enforcement_of_members(state, policy, job, core::iter::once(member));
@@ -281,6 +300,9 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
     let Some(grant) = state.jobs.get(&member.job).and_then(Job::active_grant) else {
         return format!("it is left on {allowed}: its job holds no cores");
     };
+    if grant.ownership == Ownership::Frozen {
+        return "it does not run: its job can borrow no core, and is frozen".to_owned();
+    }
     let grant = &grant.cpus;
     let wants = format!("it wants a CPU {} % of the time (running or waiting)", thread.demand.permille / 10);
     if thread.effective_mask.is_empty() || !thread.effective_mask.is_subset(grant) {

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::INTERFACE_NAME;
 use crate::dial::{MAX_PATH, dial, length_if_too_long, shortened};
+use crate::service_commands;
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
 const MAX_REPLY: usize = 64 << 20;
@@ -25,7 +26,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// No process listens on the daemon's socket, or the socket does not exist.
-    #[error("pjwd is not running: looked for {path}; start it with: systemctl start pjwd, or as yourself: pjwd; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display())]
+    #[error("pjwd is not running: looked for {path}; start it with: {start}; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display(), start = service_commands::start_text())]
     NotRunning {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
@@ -46,7 +47,7 @@ pub enum ConnectError {
         length: usize,
     },
     /// The daemon did not accept the connection within the timeout.
-    #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: systemctl restart pjwd", path = path.display())]
+    #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: {restart}", path = path.display(), restart = service_commands::restart_text())]
     Timeout {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
@@ -74,11 +75,11 @@ pub enum ClientError {
         message: String,
     },
     /// The daemon closed the connection, or a read or write on the connection failed.
-    #[error("the connection to pjwd broke: {0}; is it still running? (systemctl status pjwd)")]
+    #[error("the connection to pjwd broke: {0}; is it still running? ({check})", check = service_commands::check_text())]
     Io(io::Error),
     /// The call could not be sent, or its whole reply did not arrive, before the timeout of the [`Client`].
     /// The field is the timeout.
-    #[error("pjwd has not answered within {0:?}: see its log, or restart it with: systemctl restart pjwd")]
+    #[error("pjwd has not answered within {0:?}: see its log, or restart it with: {restart}", restart = service_commands::restart_text())]
     Timeout(Duration),
     /// The reply is too long, is not valid JSON, or does not have the expected fields. The text says why.
     #[error("the reply of pjwd cannot be parsed ({0}): check that pjwctl and pjwd have the same version")]

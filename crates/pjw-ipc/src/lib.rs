@@ -15,6 +15,7 @@ mod lending;
 pub mod report;
 pub mod server;
 mod service;
+pub mod service_commands;
 mod unsent;
 pub mod wire;
 

@@ -78,6 +78,9 @@ pub struct Report {
     /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too
     /// short to judge, that held no cores, or that was a provision.
     pub verdict: Option<String>,
+    /// Why there is no verdict, as a part of a sentence. `None` if there is one, and in a report of an older pjwd.
+    #[serde(default)]
+    pub no_verdict: Option<String>,
     /// What was wrong with the job and what to do, in one sentence each. Empty if nothing was.
     pub advice: Vec<String>,
     /// Why the figures are incomplete, in one sentence. `None` if they are complete.

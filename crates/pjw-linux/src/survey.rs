@@ -66,6 +66,7 @@ pub fn read_host_facts(online: &CpuSet) -> HostFacts {
         preemption_model: preemption_model(),
         smt_state: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
         cpufreq_governors: governors(online),
+        has_systemd: systemd::is_running(),
         in_container: false,
         hides_processes: !Path::new("/proc/1/stat").exists(),
         incomplete_scan_reason: None,

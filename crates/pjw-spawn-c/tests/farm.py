@@ -111,8 +111,17 @@ def wrong_calls_are_refused():
 
     refused(ValueError, "either", work)
     refused(ValueError, "either", work, 3, read=lambda number: None)
-    refused(ValueError, "workers is 0", work, 3, workers=0)
-    refused(ValueError, "items is -1", work, -1)
+    refused(ValueError, "workers is 0: give a number from 1 to 16384", work, 3, workers=0)
+    refused(ValueError, "workers is 16385: give a number from 1 to 16384", work, 3, workers=16385)
+    refused(ValueError, "items is -1: give a number from 0 to 8796093022208", work, -1)
+    refused(ValueError, "items is 1180591620717411303424: give a number from 0 to 8796093022208", work, 2**70)
+    refused(ValueError, "items is 8796093022209: give a number from 0", work, 2**43 + 1)
+    refused(ValueError, "chunk is 1180591620717411303424: give a number from 0 to", work, 1, chunk=2**70)
+    try:
+        list(pjw_farm.map(work, range(2**70)))
+        raise AssertionError("a sequence of 2^70 values is no error")
+    except ValueError as error:
+        assert "a farm has at most 8796093022208 items" in str(error), error
     refused(ValueError, "chunk is 'x'", work, 1, chunk="x")
     refused(pjw_farm.FarmError, "chunk is 5000", work, 1, chunk=5000)
     refused(pjw_farm.FarmError, "cpus", work, 1, cpus=["x"])

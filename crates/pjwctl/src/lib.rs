@@ -11,23 +11,24 @@ pub mod commands;
 pub mod file;
 pub mod output;
 pub mod render;
+mod stack;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
 /// Runs pjwctl with the command line of this process. Returns the exit code. An error is printed to standard error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match cli::Cli::parse_args(std::env::args_os()) {
+    stack::with_enough_stack(execute_command_line)
+}
+
+fn execute_command_line() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let cli = match cli::Cli::parse_args(words.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
-            return match error.print().and_then(|()| std::io::stdout().flush()) {
-                Err(fault) if fault.kind() != std::io::ErrorKind::BrokenPipe => {
-                    output::print_error(&format!("can't write the output: {fault}"));
-                    ExitCode::FAILURE
-                }
-                _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
-            };
+            return commands::after_usage_error(&words, &error).unwrap_or_else(|| print_usage_error(&error));
         }
     };
     match commands::execute(cli) {
@@ -37,5 +38,16 @@ pub fn main() -> ExitCode {
             output::print_error(&error.to_string());
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints an error of the command line, or the help that was requested.
+fn print_usage_error(error: &clap::Error) -> ExitCode {
+    match error.print().and_then(|()| std::io::stdout().flush()) {
+        Err(fault) if fault.kind() != std::io::ErrorKind::BrokenPipe => {
+            output::print_error(&format!("can't write the output: {fault}"));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
     }
 }

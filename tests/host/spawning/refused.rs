@@ -247,6 +247,63 @@ fn a_program_that_may_not_be_traced_is_refused_by_always_and_executed_by_auto() 
     }
 }
 
+/// Copies a program to `copy`, with an entry point (`e_entry`, elf(5)) that is not in its memory. A shell writes the copy, as
+/// above.
+fn copy_damaged(program: &Path, copy: &Path) {
+    let write = "cp \"$1\" \"$0\" && printf '\\377\\377\\377\\377\\377\\0\\0\\0' | dd of=\"$0\" bs=1 seek=24 conv=notrunc 2>&1";
+    let written = Command::new("sh").args(["-c", write]).arg(copy).arg(program).output().unwrap();
+    assert!(written.status.success(), "{written:?}");
+}
+
+#[test]
+fn a_damaged_program_is_called_damaged_and_no_other_way_to_start_it_is_advised() {
+    if !cfg!(target_arch = "x86_64") {
+        skip("templates exist for x86_64 only");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("damaged");
+    copy_damaged(Path::new("/bin/true"), &program);
+    let refused = local("-n 2 --proxy always --", &[program.to_str().unwrap()]);
+    assert_eq!(
+        (refused.status.code(), text(&refused.stderr)),
+        (
+            Some(1),
+            "pjwctl: nothing was started: the file of the program is damaged: its entry point is not in the memory that it \
+             loads; copy or build the program again\n"
+                .to_owned()
+        )
+    );
+    let executed = local("-n 2 --proxy auto --", &[program.to_str().unwrap()]);
+    let said = text(&executed.stderr);
+    assert_eq!(executed.status.code(), Some(139), "{said}");
+    assert!(
+        said.contains("each instance executed the program: the file of the program is damaged"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_mistake_in_a_file_of_commands_is_reported_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("multi");
+    let place = file.display();
+    for (line, code, reason) in [
+        ("1 true out.%x", 1, "argument out.%x has the unknown placeholder %x: use %r for the rank"),
+        ("1 true 50%", 1, "argument 50% has the unknown placeholder %: use %r for the rank"),
+        ("1 no-such-program", 127, "there is no program no-such-program: check its name, and PATH"),
+    ] {
+        std::fs::write(&file, format!("# two programs\n0 true\n\n{line}\n")).unwrap();
+        let output = local(&format!("--multi {place}"), &[]);
+        let said = text(&output.stderr);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(code), 1), "{said}");
+        assert!(
+            said.starts_with(&format!("pjwctl: nothing was started: {place}: line 4: {reason}")),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn a_program_that_is_gone_when_it_is_executed_is_reported_for_each_instance() {
     let dir = tempfile::tempdir().unwrap();

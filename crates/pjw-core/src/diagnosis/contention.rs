@@ -11,9 +11,6 @@ use crate::terms::{CpuRequest, GrantedBy, JobId};
 /// The code of the finding about threads outside of the PUs that their job holds.
 pub(super) const OUTSIDE: &str = "outside";
 
-/// The remedy if no warden keeps jobs apart.
-const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
-
 /// Adds the findings about overlapping jobs, too many threads, and threads outside of their cores.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let stacks = stacks(input);
@@ -28,6 +25,22 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     let crowded = input.jobs.iter().filter_map(|job| oversubscribed(input, job, widest));
     push_limited(crowded.collect(), findings);
     push_limited(input.jobs.iter().filter_map(outside_holdings).collect(), findings);
+}
+
+/// The remedy if nothing keeps a job on cores of its own. `if_enforcing` is the one while a daemon runs that enforces.
+fn remedy_of_daemon(input: &DiagnosisInput, if_enforcing: &str) -> String {
+    match input.warden {
+        DaemonStatus::Responsive { observes: true, .. } => {
+            "pjwd only looks: set mode = \"enforce\" and pjwctl reload".to_owned()
+        }
+        DaemonStatus::Responsive { .. } => if_enforcing.to_owned(),
+        DaemonStatus::Unresponsive(_) => {
+            format!("pjwd does not answer: restart it ({})", input.host.restart_command())
+        }
+        DaemonStatus::Absent(_) => {
+            format!("start pjwd: it gives each job cores of its own ({})", input.host.start_command())
+        }
+    }
 }
 
 /// Whether the job may use all online PUs.
@@ -58,10 +71,9 @@ fn overlaps(input: &DiagnosisInput) -> Vec<Finding> {
         });
         let remedy = if by_scheduler {
             "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
-        } else if matches!(input.warden, DaemonStatus::Responsive { .. }) {
-            "pjwctl release one of them, or set on_exhausted = \"refuse\""
+                .to_owned()
         } else {
-            START
+            remedy_of_daemon(input, "pjwctl release one of them, or set on_exhausted = \"refuse\"")
         };
         Finding::problem("overlap", text, remedy).with_jobs(jobs).with_cpus(&cpus)
     });
@@ -88,13 +100,7 @@ fn unbound(input: &DiagnosisInput) -> Option<Finding> {
         text += &format!("; now {busy} threads want {}", count(input.online.len(), "CPU"));
     }
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
-    let remedy = match input.warden {
-        DaemonStatus::Responsive { observes: true, .. } => {
-            "pjwd only looks: set mode = \"enforce\" and pjwctl reload"
-        }
-        DaemonStatus::Responsive { .. } => "pjwctl status shows why: unknown core counts, or nothing free",
-        _ => START,
-    };
+    let remedy = remedy_of_daemon(input, "pjwctl status shows why: unknown core counts, or nothing free");
     Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&input.online))
 }
 
@@ -119,15 +125,14 @@ fn oversubscribed(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> O
     let (threads, cpus) = (count(busy, "thread"), count(room, "CPU"));
     let text = format!("{threads} of {} want a CPU most of the time, and it {has} {cpus}", job.id);
     let (severity, remedy) = if job.grant.is_some() {
-        (
-            Severity::Advice,
-            "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)",
-        )
+        let remedy =
+            "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
+        (Severity::Advice, remedy.to_owned())
     } else {
+        let remedy = remedy_of_daemon(input, "pjwctl status shows why it holds no cores");
         (
             Severity::Problem,
-            "it takes CPUs from others; start pjwd, which keeps it on its own, or start fewer threads \
-                             (OMP_NUM_THREADS)",
+            format!("it takes CPUs from others; {remedy}; or start fewer threads (OMP_NUM_THREADS)"),
         )
     };
     let pids = job.threads.iter().filter(|thread| thread.is_busy()).map(|thread| thread.pid);

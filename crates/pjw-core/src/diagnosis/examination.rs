@@ -287,6 +287,8 @@ pub struct HostFacts {
     /// The names of the CPU frequency governors in use, each with its PUs. Empty if the machine has no
     /// frequency governors.
     pub cpufreq_governors: BTreeMap<String, CpuSet>,
+    /// Whether systemd is the service manager of the host: sd_booted(3). Remedies name its commands only then.
+    pub has_systemd: bool,
     /// Whether the diagnosis runs in a pid namespace of its own, as in a container. The diagnosis then
     /// can't see kernel threads and processes outside this namespace.
     pub in_container: bool,
@@ -376,6 +378,18 @@ pub enum DaemonLending {
     Reported,
     /// `pjwd` lends them, and samples the CPU time of the owners, because BPF can't be used for this reason.
     Sampled(String),
+}
+
+impl HostFacts {
+    /// How pjwd is started on this host, as the end of a sentence.
+    pub(crate) fn start_command(&self) -> &'static str {
+        if self.has_systemd { "systemctl start pjwd" } else { "pjwd, as root or as yourself" }
+    }
+
+    /// How pjwd is restarted on this host, as the end of a sentence.
+    pub(crate) fn restart_command(&self) -> &'static str {
+        if self.has_systemd { "systemctl restart pjwd" } else { "end its process, and start pjwd again" }
+    }
 }
 
 impl DiagnosisInput {

@@ -16,7 +16,7 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     (
         "numad",
         "moves processes between NUMA nodes by masks and cpusets",
-        "stop numad on nodes where pjwd runs: systemctl disable --now numad",
+        "stop numad on nodes where pjwd runs",
         true,
     ),
     (
@@ -81,7 +81,7 @@ pub fn conflicting_programs(
     }
     for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {
         let remedy = match user {
-            Uid::ROOT => "end all but one: systemctl status pjwd shows which is the service's",
+            Uid::ROOT => "end all but one: pjwctl status --json has the pid of the one that pjwctl uses",
             _ => "end all but one: pjwctl release --all --socket PATH first, of those that have jobs",
         };
         let whose = if user == Uid::ROOT { "root".to_owned() } else { format!("user {user}") };
@@ -111,17 +111,21 @@ fn warden(input: &DiagnosisInput) -> Option<Finding> {
     match &input.warden {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
             let text = format!("pjwd is not running: no warden manages {}", count(input.jobs.len(), "job"));
-            let remedy = "systemctl start pjwd, or as yourself: pjwd; with mode = \"observe\" it only looks";
+            let or_as_user = if input.host.has_systemd { ", or as yourself: pjwd" } else { "" };
+            let start = input.host.start_command();
+            let remedy = format!("{start}{or_as_user}; with mode = \"observe\" it only looks");
             Some(Finding::advice("no-warden", text, remedy))
         }
         DaemonStatus::Unresponsive(why) => {
             let text = format!("pjwd does not answer: {why}");
-            let remedy = "see its log: journalctl -u pjwd; jobs keep their CPUs meanwhile";
+            let log = if input.host.has_systemd { "see its log: journalctl -u pjwd" } else { "see its log" };
+            let remedy = format!("{log}; jobs keep their CPUs meanwhile");
             Some(Finding::problem("mute-warden", text, remedy))
         }
         DaemonStatus::Responsive { version, own_version, .. } if version != own_version => {
             let text = format!("pjwd is version {version}, pjwctl {own_version}");
-            Some(Finding::advice("version", text, "systemctl restart pjwd: jobs keep their CPUs"))
+            let remedy = format!("{}: jobs keep their CPUs", input.host.restart_command());
+            Some(Finding::advice("version", text, remedy))
         }
         DaemonStatus::Responsive { observes: true, .. } if !input.jobs.is_empty() => {
             let text = "pjwd only looks (mode = \"observe\")".to_owned();

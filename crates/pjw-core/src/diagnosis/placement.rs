@@ -115,8 +115,12 @@ fn without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
         }
     };
     let severity = if promised.is_some() { Severity::Problem } else { Severity::Note };
-    let remedy = "the cpuset controller is missing from cgroup.subtree_control above it: a systemctl daemon-reload \
-                  drops it where no unit asks; give the scheduler's unit Delegate=yes and restart it when no job runs";
+    let remedy = if input.host.has_systemd {
+        "the cpuset controller is missing from cgroup.subtree_control above it: a systemctl daemon-reload drops it where no \
+         unit asks; give the scheduler's unit Delegate=yes and restart it when no job runs"
+    } else {
+        "the cpuset controller is missing from cgroup.subtree_control above it: enable it there when no job runs"
+    };
     Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(bare))
 }
 

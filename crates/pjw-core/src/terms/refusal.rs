@@ -234,6 +234,17 @@ pub enum Refusal {
         /// The job to which the process belongs.
         job: JobId,
     },
+    /// The process that is to start a program in a new job (`pjwctl run` or `pjwctl spawn`) is itself in another job.
+    #[error(
+        "this process ({pid}) is in {job} already: start the command without pjwctl run, and it has the cores of {job}; \
+         pjwctl spawn divides them among its instances if --job and options for cores are left out"
+    )]
+    StarterInOtherJob {
+        /// The pid of the process.
+        pid: Pid,
+        /// The job to which the process belongs.
+        job: JobId,
+    },
     /// The process belongs to another user than the caller.
     #[error("process {pid} belongs to user {owner}: only its owner or an administrator may put it in a job")]
     NotYourProcess {

@@ -158,6 +158,24 @@ fn a_process_that_a_scheduler_keeps_in_a_job_is_not_freed_by_a_release() {
 }
 
 #[test]
+fn a_process_of_a_job_that_starts_a_command_in_a_new_job_is_told_to_do_without() {
+    let mut m = machine();
+    m.spawn(20, 1, 1001);
+    m.settle();
+    m.assign("outer", 1, &[20]).unwrap();
+    let run = AssignCommand {
+        must_be_new: true,
+        pids: vec![Pid(20)],
+        ..assign_of("inner", Some(CpuRequest::Cores(1)))
+    };
+    assert_eq!(
+        m.command(Command::Assign(run)).unwrap_err().to_string(),
+        "this process (20) is in manual:outer already: start the command without pjwctl run, and it has the cores of \
+         manual:outer; pjwctl spawn divides them among its instances if --job and options for cores are left out"
+    );
+}
+
+#[test]
 fn a_registered_process_of_a_schedulers_job_is_not_freed_by_a_release_either() {
     let mut m = machine();
     m.spawn(10, 1, 1001);

@@ -41,8 +41,9 @@ fn without_a_daemon_the_error_has_the_path_and_the_command_to_start_one() {
     let below_a_file = dir.path().join("file/s");
     for path in [absent, stale, below_a_file] {
         let expected = format!(
-            "pjwd is not running: looked for {}; start it with: systemctl start pjwd, or as yourself: pjwd; if it listens elsewhere, give the path with --socket or PJW_SOCKET",
-            path.display()
+            "pjwd is not running: looked for {}; start it with: {}; if it listens elsewhere, give the path with --socket or PJW_SOCKET",
+            path.display(),
+            pjw_ipc::service_commands::start_text()
         );
         assert_eq!(complaint(&path), expected);
     }

@@ -119,11 +119,19 @@ pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyLoa
             let shown: String = text.chars().take(80).collect();
             let fault = |why| TopologyLoadError::Synthetic { text: shown.clone(), why };
             synthetic::check(text).map_err(fault)?;
-            let made = from_synthetic(text).map_err(|_| fault(SyntheticTopologyError::RejectedByHwloc))?;
+            let made = from_synthetic(text).map_err(|_| fault(why_rejected(text)))?;
             (made, format!("{shown:?}"))
         }
     };
     plain::machine(&hwloc).map_err(|why| TopologyLoadError::Unusable { what, why })
+}
+
+/// Why hwloc rejects a synthetic description that was checked.
+fn why_rejected(text: &str) -> SyntheticTopologyError {
+    match from_synthetic(&format!("{text} pu:1")) {
+        Ok(_) => SyntheticTopologyError::NoPuLevel,
+        Err(_) => SyntheticTopologyError::RejectedByHwloc,
+    }
 }
 
 fn from_file(path: &Path) -> Result<Hwloc, TopologyFileError> {

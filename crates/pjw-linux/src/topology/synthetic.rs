@@ -35,6 +35,9 @@ pub enum SyntheticTopologyError {
         /// The number that is too large.
         number: u64,
     },
+    /// hwloc rejects the description only because its last level is not that of the PUs.
+    #[error("its last level is not that of the PUs: add pu:1, or pu:2 for SMT")]
+    NoPuLevel,
     /// hwloc rejects the description, for example because of an unknown level or a wrong sequence of levels.
     #[error("hwloc does not know these levels, or not in this order")]
     RejectedByHwloc,

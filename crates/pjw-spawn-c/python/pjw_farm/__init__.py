@@ -46,6 +46,8 @@ EXITED = 3
 _IN_ORDER = 1
 _ONE_PU_EACH = 2
 _ALLOW_THREADS = 4
+# Items and workers have the limits of the library. The attempts are an int there.
+_MOST = {"items": 2**43, "workers": 16384, "attempts": 2**31 - 1}
 # A signal handler of Python runs between two calls of the library.
 _WAIT_MS = 200
 
@@ -249,11 +251,12 @@ class Farm:
         numbers = {"items": items or 0, "chunk": chunk, "attempts": attempts, "window": window,
                    "ring_bytes": ring_bytes, "input_bytes": input_bytes}
         for name, value in numbers.items():
-            if not isinstance(value, int) or not 0 <= value < 2**(31 if name == "attempts" else 64):
-                raise ValueError("{} is {!r}: give a number that is not negative".format(name, value))
+            most = _MOST.get(name, 2**64 - 1)
+            if not isinstance(value, int) or not 0 <= value <= most:
+                raise ValueError("{} is {!r}: give a number from 0 to {}".format(name, value, most))
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
-        if not isinstance(workers, int) or not 0 < workers < 2**31:
-            raise ValueError("workers is {!r}: give a number above 0".format(workers))
+        if not isinstance(workers, int) or not 0 < workers <= _MOST["workers"]:
+            raise ValueError("workers is {!r}: give a number from 1 to {}".format(workers, _MOST["workers"]))
         options = _Options(size=ctypes.sizeof(_Options), workers=workers, **numbers)
         options.flags = _IN_ORDER * bool(in_order) | _ONE_PU_EACH * bool(one_pu_each)
         options.flags |= _ALLOW_THREADS * bool(allow_threads)
@@ -361,7 +364,11 @@ def map(function, sequence, **options):
         return pickle.dumps(function(sequence[item.number]), pickle.HIGHEST_PROTOCOL)
 
     options["in_order"] = True
-    with Farm(work, len(sequence), **options) as farm:
+    try:
+        length = len(sequence)
+    except OverflowError:
+        raise ValueError("the sequence is too long: a farm has at most {} items".format(_MOST["items"])) from None
+    with Farm(work, length, **options) as farm:
         for result in farm:
             if result.outcome != DONE:
                 raise ItemError(result)

@@ -29,6 +29,10 @@ pub enum TemplateError {
     /// The program is built for another instruction set, or is a 32-bit program.
     #[error("the program is not built for {}: it is started by exec only", std::env::consts::ARCH)]
     WrongArchitecture,
+    /// The memory of the program does not contain its entry point, so the program can't run in any way: its file is
+    /// damaged or incomplete.
+    #[error("the file of the program is damaged: its entry point is not in the memory that it loads")]
+    Damaged,
     /// Libraries of the program have started threads before `main`. The variant contains the number of
     /// threads. A fork would have only one of them.
     #[error("{0} threads run before main: a fork would have only one of them")]
@@ -55,6 +59,14 @@ pub enum TemplateError {
         /// The error number of the system call.
         errno: Errno,
     },
+}
+
+impl TemplateError {
+    /// Returns whether the program itself does not run: without a template, its start fails too.
+    #[must_use]
+    pub fn is_of_program(&self) -> bool {
+        matches!(self, Self::Damaged | Self::StartFailed(_) | Self::Exited(_) | Self::Killed(_))
+    }
 }
 
 /// Error: a [template](super::Template) could not fork an instance (a process of its program), or a spare could not

@@ -36,7 +36,7 @@ pub struct AdviseArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_WORKERS))]
     pub workers: Option<u32>,
     /// The number of items that there are
-    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=MAX_ITEMS))]
+    #[arg(long, value_name = "M", value_parser = item_count, allow_hyphen_values = true)]
     pub items: Option<u64>,
     /// Whether JSON is printed.
     #[command(flatten)]
@@ -51,6 +51,11 @@ fn time(text: &str) -> Option<Duration> {
     const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
     let parsed: SignedDuration = text.parse().ok()?;
     Duration::try_from(parsed).ok().filter(|time| *time <= YEAR)
+}
+
+fn item_count(text: &str) -> Result<u64, String> {
+    let count = text.parse().ok().filter(|count| (1..=MAX_ITEMS).contains(count));
+    count.ok_or_else(|| format!("give a number from 1 to {MAX_ITEMS}, the most items of a farm"))
 }
 
 fn serial_time(text: &str) -> Result<Duration, String> {
@@ -82,6 +87,16 @@ mod tests {
         assert!(item_time("0s").is_err());
         for message in [serial_time("1d").unwrap_err(), item_time("1d").unwrap_err()] {
             assert!(message.contains("in units of ms, s, m and h"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_items_that_no_farm_has_is_refused_with_the_largest_one() {
+        assert_eq!(item_count("1"), Ok(1));
+        assert_eq!(item_count("8796093022208"), Ok(MAX_ITEMS));
+        for text in ["0", "-1", "8796093022209", "1180591620717411303424", "many", ""] {
+            let message = item_count(text).unwrap_err();
+            assert!(message.starts_with("give a number from 1 to 8796093022208"), "{text:?}: {message}");
         }
     }
 

@@ -23,8 +23,8 @@ pub struct HookArgs {
     #[arg(long, value_name = "N")]
     pub cores: Option<u32>,
     /// The arguments that the scheduler gives to the hook; for a hook that starts the job's command: this
-    /// command
-    #[arg(last = true, value_name = "ARG")]
+    /// command. Everything after the first one belongs to them, also without `--`
+    #[arg(trailing_var_arg = true, value_name = "ARG")]
     pub arguments: Vec<OsString>,
 }
 

@@ -30,6 +30,7 @@ use std::process::ExitCode;
 
 use crate::cli::{Cli, CliCommand, JobsArgs};
 use connection::Warden;
+pub use hook::after_usage_error;
 
 /// Executes the subcommand of the parsed command line `cli`, and returns the exit code of pjwctl. If `pjwctl run` or
 /// a job starter (`pjwctl hook …-starter`) succeeds, the function does not return, because the process then executes

@@ -189,7 +189,7 @@ fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
     Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
 }
 
-/// The affinity masks of all threads of this process. This program has one thread, but the promise is for all.
+/// The affinity masks of all threads of this process. This program has one thread, or two under a small limit of the stack.
 /// `Cpus_allowed_list` is not used: for a thread without a restriction it contains PUs that are offline, and no grant
 /// does.
 fn own_masks() -> io::Result<Vec<CpuSet>> {

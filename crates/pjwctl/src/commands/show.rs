@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use pjw_ipc::call::{GetJob, GetJobReply, GetMemory};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::Memory;
@@ -22,7 +23,7 @@ const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Runs `pjwctl show`: prints the details of a job.
 pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
-    let mut details = read(&mut client, job_id(&request.job)?)?;
+    let mut details = read_named(&mut client, &request.job)?;
     let memory = if request.memory {
         let mut client = warden.connect_for(READING_TIMEOUT)?;
         let words = format!(
@@ -43,6 +44,16 @@ pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCod
     output::print_reply(request.json, &details, |details, term| {
         let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
         show::job_details_text(details, &user_names(uids), term)
+    })
+}
+
+/// Reads the job that the user named. A number that is no job may be meant as a process.
+fn read_named(client: &mut Client, name: &str) -> anyhow::Result<JobDetails> {
+    read(client, job_id(name)?).map_err(|fault| match fault {
+        ClientError::Refused { message, .. } if name.bytes().all(|byte| byte.is_ascii_digit()) => {
+            anyhow!("{message}; for the process {name}: pjwctl explain {name}")
+        }
+        fault => fault.into(),
     })
 }
 

@@ -392,6 +392,21 @@ fn a_closed_pipe_ends_the_command_silently() {
 }
 
 #[test]
+fn a_process_id_in_the_place_of_a_job_is_answered_with_the_command_for_processes() {
+    let daemon = Daemon::start(|call| match call {
+        Call::GetJob(request) => {
+            Answer::refusal(&format!("there is no job {}: pjwctl jobs lists them", request.job))
+        }
+        other => panic!("{other:?}"),
+    });
+    let shown = |job: &str| answer(&mut pjwctl(&daemon.socket(), &["show", job])).stderr;
+    let of_number =
+        "there is no job manual:4711: pjwctl jobs lists them; for the process 4711: pjwctl explain 4711";
+    assert_eq!(shown("4711"), format!("pjwctl: {of_number}\n"));
+    assert_eq!(shown("web"), "pjwctl: there is no job manual:web: pjwctl jobs lists them\n");
+}
+
+#[test]
 fn a_provision_names_its_cores_and_its_rule_with_the_id_of_the_user() {
     let daemon = daemon();
     let provision = |more: &[&str]| {
@@ -402,6 +417,16 @@ fn a_provision_names_its_cores_and_its_rule_with_the_id_of_the_user() {
     assert_eq!((made.code, made.stdout.as_str()), (Some(0), "manual:a 1 user=0,comm=nginx\n"), "{made:?}");
     let wrong = provision(&["--match", "nginx"]);
     assert!(wrong.stderr.contains("--match: \"nginx\" is not a condition"), "{wrong:?}");
+    for (rule, expected) in [
+        ("user=root", "--match: \"user=root\" alone matches every process of root, also those of the system"),
+        ("cgroup=/", "--match: \"cgroup=/\" is the root of the cgroups, which every process matches"),
+        (
+            "cgroup=/../..",
+            "--match: \"cgroup=/../..\" has an empty component, . or .. and matches no process",
+        ),
+    ] {
+        assert_refused(&provision(&["--match", rule]), expected);
+    }
     let nobody = provision(&["--match", "user=no-such-user"]);
     assert!(nobody.stderr.contains("names no user of this machine"), "{nobody:?}");
     let unknown = answer(&mut pjwctl(&daemon.socket(), &["unprovision", "web"]));

@@ -6,6 +6,7 @@ mod daemon;
 mod doctor;
 mod run;
 mod simulate;
+mod stack;
 mod usage;
 
 use std::path::Path;

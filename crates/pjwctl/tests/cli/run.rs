@@ -12,7 +12,7 @@ use super::daemon::{Answer, Daemon};
 use super::{answer, assert_refused, pjwctl};
 
 /// The affinity mask of this test. A grant of these CPUs holds without a change of the mask.
-fn own_cpus() -> String {
+pub(super) fn own_cpus() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
     list.trim().to_owned()
@@ -24,7 +24,7 @@ fn job(id: &str, cpus: &str) -> Job {
 }
 
 /// A daemon that grants these CPUs, which are one core of its machine.
-fn granting(cpus: String) -> Daemon {
+pub(super) fn granting(cpus: String) -> Daemon {
     Daemon::start(move |call| {
         Answer::reply(match call {
             Call::GetStatus => {

@@ -87,6 +87,61 @@ fn invalid_arguments_are_exit_code_two_and_help_is_not_an_error() {
 }
 
 #[test]
+fn a_mistake_in_the_command_line_of_a_hook_disturbs_no_job() {
+    for (arguments, code, mistake) in [
+        (
+            &["hook", "slurm-prolog", "--tmeout", "3"][..],
+            0,
+            "unexpected argument '--tmeout' found; the job goes on",
+        ),
+        (
+            &["hook", "slurm-epilog", "--timeout", "soon"],
+            0,
+            "expected a number of seconds, 0.01 to 60; the job goes on",
+        ),
+        (
+            &["--socket", "/x", "hook", "--nonsense", "pbs-begin", "--", "7"],
+            0,
+            "'--nonsense' found; the job goes on",
+        ),
+        (&["hook", "slurm-prolog", "--strict", "--cores", "-1"], 1, "refused, as --strict says"),
+        (
+            &["--socket=/x", "hook", "lsf-job-starter", "--strict", "--no", "--", "sh", "-c", "exit 7"],
+            7,
+            "the job goes on",
+        ),
+    ] {
+        let answer = alone(arguments);
+        assert_eq!((answer.code, answer.stdout.as_str()), (Some(code), ""), "{answer:?}");
+        assert!(answer.stderr.starts_with("pjwctl: hook ") && answer.stderr.contains(mistake), "{answer:?}");
+        assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");
+    }
+    // An exit code of 0 could lose the job of a starter.
+    for arguments in [&["hook", "lsf-job-starer", "--", "sh", "-c", "exit 7"][..], &["hook"]] {
+        assert_eq!(alone(arguments).code, Some(2), "{arguments:?}");
+    }
+    let help = alone(&["hook", "slurm-prolog", "--help"]);
+    assert!(help.code == Some(0) && help.stdout.contains("Usage: pjwctl hook"), "{help:?}");
+}
+
+#[test]
+fn the_arguments_of_a_hook_need_no_dashes_before_them() {
+    let started = alone(&[
+        "hook",
+        "lsf-job-starter",
+        "--timeout",
+        "0.05",
+        "sh",
+        "-c",
+        "echo $0 $1; exit 7",
+        "--",
+        "--strict",
+    ]);
+    assert_eq!((started.code, started.stdout.as_str()), (Some(7), "-- --strict\n"), "{started:?}");
+    assert_eq!(alone(&["hook", "sge-prolog", "root"]).code, Some(0));
+}
+
+#[test]
 fn the_version_is_the_packages() {
     assert_eq!(alone(&["--version"]).stdout, format!("pjwctl {}\n", env!("CARGO_PKG_VERSION")));
 }

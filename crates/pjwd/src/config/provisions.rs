@@ -102,3 +102,27 @@ fn provision(table: &DeValue<'_>, max_cores: u32) -> Result<ProvisionSettings, V
 fn user_id(name: &str) -> Option<Uid> {
     User::from_name(name).ok().flatten().map(|user| Uid(user.uid.as_raw()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::Config;
+
+    #[test]
+    fn a_rule_that_takes_all_processes_of_the_system_is_refused_with_its_line() {
+        for (rule, expected) in [
+            ("user=root", "match: \"user=root\" alone matches every process of root"),
+            ("user=0", "match: \"user=0\" alone matches every process of root"),
+            ("cgroup=/", "match: \"cgroup=/\" is the root of the cgroups"),
+            ("cgroup=/../..", "match: \"cgroup=/../..\" has an empty component, . or .."),
+        ] {
+            let text = format!("[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"{rule}\"\n");
+            let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
+            let told = problems.iter().map(ToString::to_string).collect::<String>();
+            assert!(told.starts_with("pjwd.toml:") && told.contains(expected), "{rule}: {told}");
+        }
+        let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=root,comm=nginx\"\n";
+        assert!(Config::parse(Path::new("pjwd.toml"), text).is_ok());
+    }
+}

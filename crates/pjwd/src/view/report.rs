@@ -1,6 +1,6 @@
 //! The report of an ended job, as clients receive it.
 
-use pjw_core::diagnosis::verdict::Verdict;
+use pjw_core::diagnosis::verdict::{Verdict, why_not_judged};
 use pjw_core::usage::{JobReport, JobUsage, SharedMemory};
 use pjw_ipc::report::{Report, Thousandths, UseLevel};
 
@@ -42,6 +42,7 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         shared_permille: usage.shared.map(|shared| shared.permille),
         shared_source: usage.shared.map(|shared| shared_kind(shared).source_name().to_owned()),
         verdict: verdict.map(|verdict| verdict.kind.word().to_owned()),
+        no_verdict: verdict.map_or_else(|| why_not_judged(report), |_| None).map(str::to_owned),
         advice: verdict.map(|verdict| verdict.advice.clone()).unwrap_or_default(),
         incomplete: report.incomplete.clone(),
     }

@@ -84,7 +84,7 @@ eventually "and no others" batch_is_on_its_cores
 check "the unit's processes may still use all of theirs" web_is_on "$web_cpus"
 check "the borrower is in the slice of borrowers" in_slice "$batch"
 check "which has idle priority" [ "$(cat /sys/fs/cgroup/pjw_besteffort.slice/cpu.idle)" = 1 ]
-check "and holds only the cgroups of borrowers" [ -z "$(cat /sys/fs/cgroup/pjw_besteffort.slice/cgroup.procs)" ]
+check "and holds only the cgroups of borrowers" prints_nothing cat /sys/fs/cgroup/pjw_besteffort.slice/cgroup.procs
 eventually "explain says to which job they are lent" explains 'lent to manual:batch'
 
 touch /run/work

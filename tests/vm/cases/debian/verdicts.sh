@@ -49,7 +49,7 @@ check "and the cores to ask for" advises crowded 'ask for `--cores 4`'
 check "a job that sleeps is waiting" [ "$(told asleep verdict)" = waiting ]
 check "for something else than its core" advises asleep "not for its core"
 check "a job that uses its cores is fine" [ "$(told good verdict)" = fine ]
-check "without advice" [ -z "$(told good advice)" ]
+check "without advice" prints_nothing told good advice
 
 run late-serial 2
 run displaced 1

@@ -12,6 +12,12 @@ check() {
     if "$@" >&2; then ok "$name"; else not_ok "$name" "false: $*"; fi
 }
 
+# prints_nothing COMMAND…: whether the command succeeds and prints nothing. A failed command that prints nothing is no proof.
+prints_nothing() {
+    local printed
+    printed=$("$@") && [ -z "$printed" ]
+}
+
 # eventually NAME COMMAND…: the rule holds once the command succeeds, within time_limit seconds (60). The guest is emulated, and its
 # 16 CPUs may share two real ones.
 eventually() {

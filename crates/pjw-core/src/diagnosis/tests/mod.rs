@@ -51,6 +51,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
             preemption_model: Some("full".to_owned()),
             smt_state: "on".to_owned(),
             cpufreq_governors: BTreeMap::new(),
+            has_systemd: true,
             in_container: false,
             hides_processes: false,
             incomplete_scan_reason: None,
@@ -226,6 +227,18 @@ fn a_job_with_more_busy_threads_than_cpus_is_reported() {
     let finding = only(&input, "oversubscribed");
     assert_eq!(finding.severity, Severity::Problem, "it takes CPUs from others");
     assert_eq!(finding.text, "6 threads of slurm:1 want a CPU most of the time, and it asked for 2 CPUs");
+    for (warden, remedy) in [
+        (answering(false), "pjwctl status shows why it holds no cores"),
+        (answering(true), "pjwd only looks: set mode = \"enforce\""),
+        (DaemonStatus::Unresponsive("it hangs".to_owned()), "pjwd does not answer"),
+        (absent(), "start pjwd: it gives each job cores"),
+    ] {
+        let is_absent = matches!(warden, DaemonStatus::Absent(_));
+        input.warden = warden;
+        let told = only(&input, "oversubscribed").remedy;
+        assert!(told.contains(remedy) && told.contains("start fewer threads"), "{told}");
+        assert_eq!(told.contains("start pjwd: "), is_absent, "{told}");
+    }
     input.jobs = vec![job("slurm:1", "0-15", 60, 2)];
     assert_eq!(of(&input, "oversubscribed"), [], "idle threads need no CPU");
 }

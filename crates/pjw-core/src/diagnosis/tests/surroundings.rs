@@ -128,6 +128,45 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
 }
 
 #[test]
+fn without_systemd_no_remedy_names_its_commands() {
+    let mut input = node();
+    let programs =
+        [(5, "numad"), (8, "pjwd"), (9, "pjwd")].map(|(pid, name)| (Pid(pid), Uid(0), Comm::from(name)));
+    input.conflicting_programs = conflicting_programs(programs, 1000);
+    let mut bare = job("slurm:1", "0-3", 8, 8);
+    bare.has_cpuset_controller = Some(false);
+    input.jobs = vec![bare, job("slurm:2", "2-5", 1, 1), job("slurm:3", "0-15", 20, 20)];
+    let version = DaemonStatus::Responsive {
+        version: "2".to_owned(),
+        own_version: "1".to_owned(),
+        observes: false,
+        warnings: Vec::new(),
+        lending: DaemonLending::Unknown,
+    };
+    for (warden, code) in [
+        (absent(), "no-warden"),
+        (DaemonStatus::Unresponsive("it hangs".to_owned()), "mute-warden"),
+        (version, "version"),
+    ] {
+        input.warden = warden;
+        for has_systemd in [true, false] {
+            input.host.has_systemd = has_systemd;
+            for code in ["no-cpuset-controller", "overlap", "unbound", "oversubscribed", code] {
+                assert_ne!(of(&input, code), [], "{code}");
+            }
+            let found = diagnose(&input);
+            let named: Vec<&Finding> = found
+                .iter()
+                .filter(|finding| {
+                    finding.remedy.contains("systemctl") || finding.remedy.contains("journalctl")
+                })
+                .collect();
+            assert_eq!(named.is_empty(), !has_systemd, "{named:#?}");
+        }
+    }
+}
+
+#[test]
 fn missing_kernel_features_and_hidden_processes_are_reported() {
     let mut input = node();
     input.host = HostFacts {

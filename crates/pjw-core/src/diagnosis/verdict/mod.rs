@@ -58,16 +58,36 @@ pub struct Verdict {
     pub advice: Vec<String>,
 }
 
-/// Judges how well an ended job used its cores, from the report on the job. Returns `None` in each of these
-/// cases:
+/// Returns why an ended job is not judged, as a part of a sentence. `None` if the job is judged. A job is not judged in each
+/// of these cases:
 ///
-/// - The use of the cores was measured for less than 10 s ([`MIN_MEASURED_NS`]).
-/// - The job held no cores or used no CPU time.
 /// - The job was a provision: its cores were promised to a service, and may be idle.
+/// - The job held no cores or used no CPU time.
+/// - The use of the cores was measured for less than 10 s ([`MIN_MEASURED_NS`]).
+#[must_use]
+pub fn why_not_judged(report: &JobReport) -> Option<&'static str> {
+    let usage = &report.usage;
+    if report.is_provision {
+        Some("it was a provision, whose cores may be idle")
+    } else if usage.held_ns == 0 {
+        Some("it held no cores")
+    } else if report.wall_ns < MIN_MEASURED_NS {
+        Some("it ran for less than 10 s")
+    } else if usage.sampled_ns < MIN_MEASURED_NS {
+        Some("its use of CPUs was measured for less than 10 s")
+    } else if usage.cpu_ns == 0 {
+        Some("it used no CPU time")
+    } else {
+        None
+    }
+}
+
+/// Judges how well an ended job used its cores, from the report on the job. Returns `None` for a job that is not judged:
+/// [`why_not_judged`] has the reason.
 #[must_use]
 pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     let usage = &report.usage;
-    if usage.sampled_ns < MIN_MEASURED_NS || usage.held_ns == 0 || usage.cpu_ns == 0 || report.is_provision {
+    if why_not_judged(report).is_some() {
         return None;
     }
     let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns).saturating_sub(usage.without_pus_ns);

@@ -291,6 +291,17 @@ fn no_verdict_without_enough_to_judge() {
     assert_eq!(judge_ended_job(&report("a", 0, &[(60, 1000, 0, 1)])), None, "no cores");
     let provision = JobReport { is_provision: true, ..report("a", 4, &[(60, 100, 0, 0)]) };
     assert_eq!(judge_ended_job(&provision), None);
+    let late = JobReport { wall_ns: 60 * SECOND, ..report("a", 4, &[(9, 1000, 0, 1)]) };
+    for (report, why) in [
+        (report("a", 4, &[(9, 1000, 0, 1)]), "it ran for less than 10 s"),
+        (late, "its use of CPUs was measured for less than 10 s"),
+        (report("a", 4, &[(60, 0, 0, 0)]), "it used no CPU time"),
+        (report("a", 0, &[(60, 1000, 0, 1)]), "it held no cores"),
+        (provision, "it was a provision, whose cores may be idle"),
+    ] {
+        assert_eq!(why_not_judged(&report), Some(why));
+    }
+    assert_eq!(why_not_judged(&report("a", 4, &[(60, 3900, 0, 4)])), None);
 }
 
 #[test]

@@ -276,6 +276,8 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &AssignCommand) -> Result<(
     // command, assigned to a job stays.
     let member = draft.state.members.get(&pid);
     match member.filter(|member| member.job != args.job && member.evidence >= Evidence::Cgroup) {
+        // Only a program that starts another one in its place requires a new job: it names itself.
+        Some(member) if args.must_be_new => Err(Refusal::StarterInOtherJob { pid, job: member.job.clone() }),
         Some(member) => Err(Refusal::InOtherJob { pid, job: member.job.clone() }),
         None => Ok(()),
     }

@@ -95,7 +95,8 @@ pub struct AssignCommand {
     /// The id of a session (setsid(2)). All processes of the session and their descendants are to join the
     /// job. `None` if the command names no session.
     pub session: Option<Pid>,
-    /// Whether the command is refused if the job exists already. True for `pjwctl run`.
+    /// Whether the command is refused if the job exists already. True for `pjwctl run` and `pjwctl spawn`, whose only
+    /// process is the caller itself.
     pub must_be_new: bool,
     /// The user that is to own the job. Only an administrator may name another user. If `None`, an existing
     /// job keeps its owner. A new job is then owned by the user of the first named process, or by the

@@ -60,6 +60,14 @@ pub enum ProvisionRuleError {
         /// What is wrong with the value.
         problem: &'static str,
     },
+    /// The only condition is the user root: all processes of root match, also those of the system.
+    #[error(
+        "{part:?} alone matches every process of root, also those of the system: add comm=NAME, cgroup=/PATH or unit=NAME"
+    )]
+    AllOfRoot {
+        /// The condition, as `user=UID`.
+        part: String,
+    },
     /// The text has two conditions with the same key.
     #[error("{key} stands twice in the rule")]
     Twice {
@@ -79,7 +87,9 @@ impl ProvisionRule {
     /// - If a part of `rule_text` is not `KEY=VALUE` with a known key. The keys are `user`, `comm`, `cgroup`
     ///   and `unit`. Parts are separated by commas.
     /// - If a key appears twice.
-    /// - If a value is empty or invalid, such as the name of a user that does not exist.
+    /// - If a value is empty or invalid, such as the name of a user that does not exist, the root of the cgroups, or a
+    ///   path with `..`.
+    /// - If the only condition is the user root.
     pub fn parse(
         rule_text: &str,
         find_user: impl Fn(&str) -> Option<Uid>,
@@ -104,6 +114,16 @@ impl ProvisionRule {
                 "cgroup" if !value.starts_with('/') => {
                     return Err(wrong("does not begin with /: write the path as in /proc/PID/cgroup"));
                 }
+                "cgroup" if value.trim_end_matches('/').is_empty() => {
+                    return Err(wrong(
+                        "is the root of the cgroups, which every process matches: name a cgroup below it",
+                    ));
+                }
+                "cgroup" if has_no_plain_path(value) => {
+                    return Err(wrong(
+                        "has an empty component, . or .. and matches no process: write the path as in /proc/PID/cgroup",
+                    ));
+                }
                 "cgroup" => rule.cgroup.replace(value.trim_end_matches('/').to_owned()).is_some(),
                 "unit" => rule.unit.replace(value.to_owned()).is_some(),
                 _ => return Err(unknown()),
@@ -112,7 +132,14 @@ impl ProvisionRule {
                 return Err(ProvisionRuleError::Twice { key: key.to_owned() });
             }
         }
+        if rule.has_only_root_user() {
+            return Err(ProvisionRuleError::AllOfRoot { part: rule_text.trim().to_owned() });
+        }
         Ok(rule)
+    }
+
+    fn has_only_root_user(&self) -> bool {
+        self.user == Some(Uid::ROOT) && self.comm.is_none() && self.cgroup.is_none() && self.unit.is_none()
     }
 
     /// Whether the only condition of the rule is the command name (`comm`) of the process. Any user can give this name
@@ -138,6 +165,13 @@ impl ProvisionRule {
     }
 }
 
+/// Whether the path of a cgroup has a component that no path in `/proc/PID/cgroup` of a known cgroup has. The kernel prints `..`
+/// only for cgroups outside the cgroup namespace of the reader, cgroup_namespaces(7).
+fn has_no_plain_path(path: &str) -> bool {
+    let mut components = path.trim_start_matches('/').trim_end_matches('/').split('/');
+    components.any(|component| matches!(component, "" | "." | ".."))
+}
+
 impl core::fmt::Display for ProvisionRule {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let user = self.user.map(|user| format!("user={user}"));
@@ -154,7 +188,11 @@ mod tests {
     use std::string::ToString;
 
     fn parse(text: &str) -> Result<ProvisionRule, String> {
-        let find_user = |name: &str| (name == "www").then_some(Uid(33));
+        let find_user = |name: &str| match name {
+            "www" => Some(Uid(33)),
+            "root" => Some(Uid::ROOT),
+            _ => None,
+        };
         ProvisionRule::parse(text, find_user).map_err(|error| error.to_string())
     }
 
@@ -165,6 +203,8 @@ mod tests {
             ("user=1000", "user=1000"),
             ("cgroup=/system.slice/nginx.service/", "cgroup=/system.slice/nginx.service"),
             ("unit=nginx.service , comm=nginx", "comm=nginx,unit=nginx.service"),
+            ("user=0,comm=nginx", "user=0,comm=nginx"),
+            ("cgroup=/a..b/.c", "cgroup=/a..b/.c"),
         ] {
             assert_eq!(parse(text).unwrap().to_string(), printed);
             assert_eq!(parse(printed).unwrap(), parse(text).unwrap());
@@ -181,6 +221,13 @@ mod tests {
             ("user=nobody-here", "names no user of this machine"),
             ("comm=a-name-of-16-byt", "is too long"),
             ("cgroup=system.slice", "does not begin with /"),
+            ("cgroup=/", "\"cgroup=/\" is the root of the cgroups"),
+            ("comm=nginx,cgroup=///", "is the root of the cgroups"),
+            ("cgroup=/../..", "matches no process: write the path as in /proc/PID/cgroup"),
+            ("cgroup=/system.slice/../x", "matches no process"),
+            ("cgroup=/a//b", "matches no process"),
+            ("user=0", "\"user=0\" alone matches every process of root"),
+            (" user=root", "\"user=root\" alone matches every process of root"),
             ("comm=a,comm=b", "comm stands twice"),
         ] {
             let error = parse(text).unwrap_err();

@@ -1,5 +1,8 @@
 //! A borrower that can borrow no core is squeezed or frozen, and what its report says of that.
 
+use pjw_core::explain::{explain_mask, explain_process};
+use pjw_core::ids::Tid;
+
 use super::*;
 
 /// A machine whose housekeeping PUs these are, with a borrower `batch` that has all other cores.
@@ -97,4 +100,33 @@ fn a_frozen_job_holds_no_core_and_does_not_sleep() {
     let report = m.reports.iter().find(|report| report.id == job("batch")).unwrap();
     assert!(report.is_borrower && report.usage.asleep_ns < 2 * SECOND, "{report:?}");
     assert!((40 * SECOND..=52 * SECOND).contains(&report.usage.held_ns), "24 s on 2 cores: {report:?}");
+}
+
+#[test]
+fn explain_says_of_a_frozen_process_that_it_is_frozen_why_and_until_when() {
+    for (housekeeping, starved, why) in [
+        ("0", StarvedPolicy::Freeze, "lending.starved = \"freeze\""),
+        ("", StarvedPolicy::Squeeze, "there are no housekeeping CPUs"),
+    ] {
+        let mut m = starved_machine(housekeeping, starved);
+        take_all_cores(&mut m);
+        assert_eq!(ownership(&m, "batch"), Some(Ownership::Frozen));
+        let of_process = explain_process(&m.state, &m.policy, Pid(20)).join("\n");
+        let of_job = explain_job(&m.state, &m.policy, &m.state.jobs[&job("batch")]).join("\n");
+        for text in [of_process, of_job] {
+            assert!(text.contains("its processes are frozen, because") && text.contains(why), "{text}");
+            assert!(text.contains("run again as soon as a core is free"), "{text}");
+            assert!(
+                !text.contains("keeps it there") && !text.contains("keeps its processes there"),
+                "{text}"
+            );
+            assert!(!text.contains("holds CPUs"), "it holds none: {text}");
+        }
+        let member = &m.state.members[&Pid(20)];
+        let of_thread = explain_mask(&m.state, member, Tid(20), &member.threads[&Tid(20)]);
+        assert_eq!(of_thread, "it does not run: its job can borrow no core, and is frozen");
+        m.release("normal").unwrap();
+        let of_process = explain_process(&m.state, &m.policy, Pid(20)).join("\n");
+        assert!(!of_process.contains("frozen"), "{of_process}");
+    }
 }

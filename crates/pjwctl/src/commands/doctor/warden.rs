@@ -11,7 +11,7 @@ use pjw_core::record::{Membership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, evidence::Evidence};
 use pjw_ipc::client::{Client, ConnectError};
-use pjw_ipc::wire;
+use pjw_ipc::{service_commands, wire};
 
 use crate::render::status::is_alarming;
 
@@ -140,7 +140,5 @@ fn warning(warning: &wire::Warning) -> Finding {
 
 /// The finding if no warden runs.
 fn absent() -> DaemonStatus {
-    DaemonStatus::Absent(
-        "pjwd is not running; start it with: systemctl start pjwd, or as yourself: pjwd".to_owned(),
-    )
+    DaemonStatus::Absent(format!("pjwd is not running; start it with: {}", service_commands::start_text()))
 }

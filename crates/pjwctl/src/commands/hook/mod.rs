@@ -18,7 +18,9 @@ mod sge;
 mod slurm;
 mod variables;
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -26,6 +28,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
+use clap::ValueEnum;
+use pjw_ipc::service_commands;
 
 use crate::cli::{HookArgs, HookKind, value_name};
 use crate::output;
@@ -45,13 +49,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
             } else {
                 "the job goes on"
             };
-            let complaint = format!("hook {}: {error}; {goes_on}", value_name(&kind));
-            output::print_error(&complaint);
-            // Slurm discards the output of a successful prolog, so the text also goes to the system log. Except for
-            // users' hooks: users could then write to that log.
-            if is_root() {
-                output::log_warning(Path::new(output::SYSTEM_LOG), &complaint);
-            }
+            complain(&format!("hook {}: {error}; {goes_on}", value_name(&kind)));
             (Vec::new(), if strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
     };
@@ -71,6 +69,50 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
     Ok(code)
 }
 
+/// Returns the exit code of `pjwctl hook HOOK` for a command line with a mistake, such as an option that does not exist. The
+/// mistake is printed, and disturbs no job, as any other failure of a hook: the exit code is 0, or 1 with `--strict`. A
+/// starter becomes the job's command, which is after `--`.
+///
+/// Returns `None` if `words` is not the command line of a known hook, or if `error` is a request for help. Without the
+/// name of the hook it is unknown whether a command is to be started, and an exit code of 0 could lose a job.
+pub fn after_usage_error(words: &[OsString], error: &clap::Error) -> Option<ExitCode> {
+    let words = words_after_hook(words.get(1..)?).filter(|_| error.use_stderr())?;
+    let end = words.iter().position(|word| word == "--");
+    let (options, command) = end.map_or((words, &[][..]), |at| (&words[..at], &words[at + 1..]));
+    let kind = options.iter().find_map(|word| HookKind::from_str(word.to_str()?, false).ok())?;
+    let text = error.to_string();
+    let mistake =
+        text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
+    let is_strict = options.iter().any(|word| word == "--strict");
+    let goes_on =
+        if is_strict && !kind.is_job_starter() { "refused, as --strict says" } else { "the job goes on" };
+    let mistake = mistake.trim_start_matches("error: ");
+    complain(&format!("hook {}: {mistake}; {goes_on}; see pjwctl help hook", value_name(&kind)));
+    if kind.is_job_starter() {
+        return Some(start(command, Vec::new()));
+    }
+    Some(if is_strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The words after the subcommand `hook`. `None` for another subcommand.
+fn words_after_hook(words: &[OsString]) -> Option<&[OsString]> {
+    match words {
+        [first, rest @ ..] if first == "hook" => Some(rest),
+        [first, _, rest @ ..] if first == "--socket" => words_after_hook(rest),
+        [first, rest @ ..] if first.as_bytes().starts_with(b"--socket=") => words_after_hook(rest),
+        _ => None,
+    }
+}
+
+/// Prints the failure of a hook. Slurm discards the output of a successful prolog, so the text also goes to the system log.
+/// Except for users' hooks: users could then write to that log.
+fn complain(text: &str) {
+    output::print_error(text);
+    if is_root() {
+        output::log_warning(Path::new(output::SYSTEM_LOG), text);
+    }
+}
+
 /// The result of `work`, if it is done within `timeout`. Unfinished work goes on until this process ends or executes
 /// another program.
 fn within<T: Send + 'static>(
@@ -84,8 +126,8 @@ fn within<T: Send + 'static>(
     })?;
     announcement.recv_timeout(timeout).unwrap_or_else(|_| {
         bail!(
-            "not done within {timeout:?}: pjwd hangs or the node is overloaded; see pjwd's log, or restart it with: \
-             systemctl restart pjwd"
+            "not done within {timeout:?}: pjwd hangs or the node is overloaded; see pjwd's log, or restart it with: {}",
+            service_commands::restart_text()
         )
     })
 }
@@ -114,7 +156,7 @@ fn serve(kind: HookKind, context: &HookInput) -> anyhow::Result<Variables> {
 }
 
 /// Replaces this process by the job's command. Returns only if the command cannot be executed.
-fn start(arguments: &[std::ffi::OsString], variables: Variables) -> ExitCode {
+fn start(arguments: &[OsString], variables: Variables) -> ExitCode {
     let Some((program, arguments)) = arguments.split_first() else {
         output::print_error("no command was given: put the job's command after --");
         return ExitCode::from(2);

@@ -23,6 +23,8 @@ pub(super) struct RankedCommand {
     pub(super) ranks: Vec<u32>,
     pub(super) program: OsString,
     pub(super) arguments: Vec<OsString>,
+    /// The number of its line in the file of commands, from 1. `None` for the command of the command line.
+    pub(super) line: Option<usize>,
 }
 
 /// Reads the commands of the command line or of the file.
@@ -35,7 +37,7 @@ pub(super) fn read(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
         bail!("no command was given: add one after --");
     };
     let ranks = (0..request.instances.unwrap_or(0)).collect();
-    Ok(vec![RankedCommand { ranks, program: program.clone(), arguments: arguments.to_vec() }])
+    Ok(vec![RankedCommand { ranks, program: program.clone(), arguments: arguments.to_vec(), line: None }])
 }
 
 /// Reads the file of commands, also if it is a pipe.
@@ -75,7 +77,7 @@ fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand
         if let Some(rank) = ranks.iter().find(|rank| !taken.insert(**rank)) {
             bail!("line {number}: rank {rank} has a command already: remove it from one of the lines");
         }
-        commands.push(RankedCommand { ranks, program: program.into(), arguments });
+        commands.push(RankedCommand { ranks, program: program.into(), arguments, line: Some(number) });
     }
     let size = match (instances, of_others, taken.last()) {
         (Some(instances), ..) => instances,

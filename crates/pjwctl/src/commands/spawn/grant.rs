@@ -68,19 +68,13 @@ impl Grant {
             Ok(job) => job,
             Err(fault) => {
                 // A process of a job can't join another one: the instances then run on the cores of that job.
-                let job = usable_job(&mut client, pid, request);
-                return match (fault, job) {
-                    (ClientError::Refused { .. }, Some(job)) => {
-                        let (directory, cpu_count_variables) = surroundings(&mut client, &job);
-                        Ok(Self {
-                            cpus: own_mask()?,
-                            job: Some(job),
-                            directory,
-                            cpu_count_variables,
-                            client: None,
-                        })
-                    }
-                    (fault @ ClientError::Refused { .. }, None) if request.cores.is_none() && size > 1 => {
+                let own_job = own_job(&mut client, pid);
+                let is_in_job = own_job.is_some();
+                return match (fault, own_job.filter(|id| may_use(id, request))) {
+                    (ClientError::Refused { .. }, Some(job)) => Self::of_own_job(&mut client, job),
+                    (fault @ ClientError::Refused { .. }, None)
+                        if request.cores.is_none() && size > 1 && !is_in_job =>
+                    {
                         let fault = anyhow::Error::from(fault);
                         Err(fault.context(format!(
                             "spawn -n {size} asks for {size} cores, one for each instance (with fewer, give --cores, and several share)"
@@ -103,6 +97,12 @@ impl Grant {
         }
     }
 
+    /// The cores of the job that this process belongs to.
+    fn of_own_job(client: &mut Client, job: String) -> anyhow::Result<Self> {
+        let (directory, cpu_count_variables) = surroundings(client, &job);
+        Ok(Self { cpus: own_mask()?, job: Some(job), directory, cpu_count_variables, client: None })
+    }
+
     /// Releases the job if it was made for this command.
     pub(super) fn release(self) {
         if let (Some(mut client), Some(job)) = (self.client, self.job) {
@@ -111,14 +111,13 @@ impl Grant {
     }
 }
 
-/// The job of this process, if its instances are to run on the cores of that job.
-fn usable_job(client: &mut Client, pid: u32, request: &SpawnArgs) -> Option<String> {
+/// Whether the instances are to run on the cores of `id`, the job of this process.
+fn may_use(id: &str, request: &SpawnArgs) -> bool {
     let has_core_options = request.cores.is_some()
         || request.class.is_some()
         || request.within_job.is_some()
         || request.cores_unit.is_some();
-    let may_use = |id: &String| request.job.is_none() && (is_schedulers(id) || !has_core_options);
-    own_job(client, pid).filter(may_use)
+    request.job.is_none() && (is_schedulers(id) || !has_core_options)
 }
 
 /// Whether the job is one of a batch system. A command in such a job may have options about cores that are for a machine

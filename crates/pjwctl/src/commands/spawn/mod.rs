@@ -31,7 +31,7 @@ use pjw_core::parts::{DivisionRule, divide_for_tasks, divide_into_parts, numa_no
 use pjw_core::topology::Topology;
 use pjw_core::within_job::arrange_parts;
 use pjw_linux::topology::{self, TopologySource};
-use pjw_spawn::proxy::Template;
+use pjw_spawn::proxy::{Template, TemplateError};
 use pjw_spawn::{
     Arguments, CheckError, Instance, Placement, SpawnContext, Stdio, check_process_limits,
     raise_descriptor_limit, reset_launcher_signals,
@@ -188,7 +188,7 @@ fn check_templates(programs: &[Program], sizes: &InstanceSizes) -> anyhow::Resul
     for program in programs {
         let [first, _, ..] = &program.instances[..] else { continue };
         if let Err(refusal) = Template::load(&program.context, first) {
-            bail!("{refusal}; use --proxy auto or never");
+            bail!("{refusal}; {}", remedy_for(&refusal));
         }
         has_templates = true;
     }
@@ -200,8 +200,30 @@ fn check_templates(programs: &[Program], sizes: &InstanceSizes) -> anyhow::Resul
     }
 }
 
-/// Finds the program, and parses the arguments.
+/// What to do if a program has no template.
+fn remedy_for(refusal: &TemplateError) -> &'static str {
+    match refusal {
+        TemplateError::Damaged => "copy or build the program again",
+        _ if refusal.is_of_program() => {
+            "it fails without --proxy too: start it once alone, and check its file and its libraries"
+        }
+        _ => "use --proxy auto or never",
+    }
+}
+
+/// Prepares a command. The error names the line of a command of a file.
 fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
+    let line = request.multi_file.as_ref().zip(command.line);
+    let place = line.map(|(file, number)| format!("{}: line {number}", file.display()));
+    let prepared = prepare_program(command, request);
+    match place {
+        Some(place) => prepared.map_err(|error| error.context(place)),
+        None => prepared,
+    }
+}
+
+/// Finds the program, and parses the arguments.
+fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
     let context = SpawnContext::new(&command.program)?.add_rank_variables();
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
     let context = match request.share {
@@ -273,10 +295,10 @@ fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result
 fn divide(programs: Vec<Prepared>, sizes: &InstanceSizes, parts: usize) -> Vec<Prepared> {
     let mut divided = Vec::new();
     for (context, command, arguments) in programs {
-        let RankedCommand { ranks, program, arguments: words } = command;
+        let RankedCommand { ranks, program, arguments: words, line } = command;
         for (part, ranks) in sizes.groups(ranks, parts) {
             let context = sizes.set_common_variables(context.clone(), part);
-            let command = RankedCommand { ranks, program: program.clone(), arguments: words.clone() };
+            let command = RankedCommand { ranks, program: program.clone(), arguments: words.clone(), line };
             divided.push((context, command, Arc::clone(&arguments)));
         }
     }

@@ -27,13 +27,7 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
     let mut add = |name: &str, value: String| {
         lines.push(text::wrap_text(&value, term.width, &format!("  {name:<12}"), &" ".repeat(14)));
     };
-    add(
-        "verdict",
-        report
-            .verdict
-            .as_deref()
-            .map_or("none: too short, without cores, or a provision".to_owned(), escaped),
-    );
+    add("verdict", report.verdict.as_deref().map_or_else(|| no_verdict_text(report), escaped));
     report.advice.iter().for_each(|advice| add("", escaped(advice)));
     add("started", escaped(&report.started));
     add("ended", escaped(&report.ended));
@@ -77,6 +71,12 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
         add("incomplete", escaped(why));
     }
     lines.iter().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+fn no_verdict_text(report: &Report) -> String {
+    // A report of an older pjwd has no reason.
+    let usual = "too short, without cores, or a provision";
+    format!("none: {}", text::escape_control_characters(report.no_verdict.as_deref().unwrap_or(usual)))
 }
 
 /// For how long the job used how many CPUs. Leaves out what is less than a hundredth of the time.

@@ -54,6 +54,7 @@ fn a_report_is_a_page_with_the_verdict_first() {
     assert!(text.contains("  cpu time    372 s, 50 % of 120 s on 6.2 cores on average\n"), "{text}");
     let more = Report {
         verdict: None,
+        no_verdict: Some("it ran for less than 10 s".into()),
         advice: Vec::new(),
         serial_s: Thousandths(20_000),
         violations: 1,
@@ -66,7 +67,7 @@ fn a_report_is_a_page_with_the_verdict_first() {
     };
     let text = report_text(&more, &names(), TERMINAL);
     for line in [
-        "  verdict     none: too short, without cores, or a provision\n",
+        "  verdict     none: it ran for less than 10 s\n",
         "  serial      20.0 s with one thread alone\n",
         "  leaving     1 attempt to leave its cores, 2 repairs\n",
         "  memory      3 MiB at most\n",

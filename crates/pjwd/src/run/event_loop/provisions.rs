@@ -12,6 +12,21 @@ use crate::config::ProvisionSettings;
 /// The administrator that wrote the configuration.
 const ADMINISTRATOR: Caller = Caller { uid: Uid::ROOT, is_admin: true };
 
+/// Those of the provisions that `commands` make which had the same table in the configuration before.
+pub(super) fn unchanged_provisions(
+    commands: &[Command],
+    before: &[ProvisionSettings],
+) -> Vec<ProvisionSettings> {
+    let makes = |command: &Command, settings: &ProvisionSettings| match command {
+        Command::Provision(made) => {
+            made.job == settings.job && made.cores == settings.cores && made.provision.rule == settings.rule
+        }
+        _ => false,
+    };
+    let is_made = |settings: &&ProvisionSettings| commands.iter().any(|command| makes(command, settings));
+    before.iter().filter(is_made).cloned().collect()
+}
+
 impl EventLoop {
     /// The commands that make the provisions those of the configuration. Provisions that were made by commands stay.
     pub(super) fn provision_commands(&self) -> Vec<Command> {
@@ -38,6 +53,18 @@ impl EventLoop {
             Command::Provision(ProvisionCommand { job, cores, provision, caller: ADMINISTRATOR })
         });
         removed.chain(missing).collect()
+    }
+
+    /// The change that a reload made to a provision whose table did not change: a command had taken it away, or it was
+    /// refused before.
+    pub(super) fn describe_return(&self, settings: &ProvisionSettings) -> String {
+        let text = settings.describe();
+        if self.provision_warnings.iter().any(|warning| warning.job.as_ref() == Some(&settings.job)) {
+            return format!(
+                "provision [{text}] was missing, and is refused again: pjwctl status has the reason"
+            );
+        }
+        format!("provision [{text}] was missing, and is made again")
     }
 
     /// Keeps a warning for each provision of the configuration that was refused. `own` are the results of commands that

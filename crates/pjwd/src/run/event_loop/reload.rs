@@ -5,6 +5,7 @@ use pjw_linux::topology::{TopologySource, load_topology};
 use tracing::warn;
 
 use super::EventLoop;
+use super::provisions::unchanged_provisions;
 use crate::config::{Config, ConfigError};
 use crate::control::settings::ControlSettings;
 use crate::host::task_scan;
@@ -17,7 +18,8 @@ impl EventLoop {
             .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
         match loaded {
             Ok((config, policy)) => {
-                let changes = self.config.describe_changes(&config);
+                let mut changes = self.config.describe_changes(&config);
+                let known_provisions = self.config.settings().provisions.clone();
                 self.warden.set_policy(policy);
                 self.control_settings.send_replace(ControlSettings::from(config.settings()));
                 self.logging.apply_settings(config.settings());
@@ -35,8 +37,11 @@ impl EventLoop {
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
                 self.triggers.job_processes_scan_due = true;
-                self.own_commands.extend(self.provision_commands());
+                let commands = self.provision_commands();
+                let made_again = unchanged_provisions(&commands, &known_provisions);
+                self.own_commands.extend(commands);
                 self.cycle(Vec::new());
+                changes.extend(made_again.iter().map(|settings| self.describe_return(settings)));
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
                 Ok(changes)

@@ -78,6 +78,7 @@ pub(super) fn load(
     if stack.auxiliary(libc::AT_SECURE).is_some_and(|secure| secure != 0) {
         return Err(TemplateError::Privileged);
     }
+    check_entry_point(&tracee, &stack)?;
     run_until_linked(&mut tracee, &stack).map_err(refusal("linking"))?;
     check_threads(pid)?;
     let added = stack.argument_count.saturating_sub(arguments.len());
@@ -219,6 +220,12 @@ fn check_program(pid: Pid) -> Result<(), TemplateError> {
     let is_64_bit = header[4] == 2;
     let machine = u16::from_le_bytes([header[18], header[19]]);
     if is_64_bit && machine == arch::ELF_MACHINE { Ok(()) } else { Err(TemplateError::WrongArchitecture) }
+}
+
+/// Checks that the memory of the program has its entry point. The kernel checks this only for a program without a dynamic linker.
+fn check_entry_point(tracee: &Tracee, stack: &EntryStack) -> Result<(), TemplateError> {
+    let Some(entry) = stack.auxiliary(libc::AT_ENTRY) else { return Ok(()) };
+    tracee.read(entry, &mut [0]).map_err(|_| TemplateError::Damaged)
 }
 
 /// Whether a file has file capabilities, capabilities(7).

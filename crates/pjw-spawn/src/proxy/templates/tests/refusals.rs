@@ -37,6 +37,21 @@ fn a_program_that_is_not_there_or_not_executable_is_refused_with_the_step() {
 }
 
 #[test]
+fn a_program_without_its_entry_point_is_called_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, flags) in [("dynamic", &[][..]), ("fixed", &["-no-pie"])] {
+        let program = compile(directory.path(), name, TRUE, flags);
+        // `e_entry`, elf(5). Another process writes, as in `write_executable`.
+        let write = "printf '\\377\\377\\377\\377\\377\\0\\0\\0' | dd of=\"$0\" bs=1 seek=24 conv=notrunc";
+        let written = Command::new("sh").args(["-c", write]).arg(&program).output().unwrap();
+        assert!(written.status.success(), "{written:?}");
+        let refused = refusal(&program, &[]);
+        assert_eq!(refused, TemplateError::Damaged, "{name}");
+        assert!(refused.is_of_program());
+    }
+}
+
+#[test]
 fn a_set_user_id_program_and_one_with_capabilities_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "true", TRUE, &[]);
