@@ -21,7 +21,7 @@ SHARE       = $(DESTDIR)$(PREFIX)/share/pjw
 
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help demo check test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi peers deny built install package uninstall
+.PHONY: help demo check test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi languages peers deny built install package uninstall
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
@@ -49,7 +49,7 @@ check: deps
 	cargo clippy --workspace --all-targets --locked --features pjwd/bpf -- -D warnings
 	cargo test --workspace --locked --features pjwd/bpf --lib --test decisions --test tidy
 
-test: deps python mpi
+test: deps python mpi languages
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --features pjwd/bpf -- -D warnings
 	cargo clippy -p pjw-linux --all-targets --locked -- -D warnings
@@ -139,6 +139,13 @@ mpi:
 	@command -v mpirun.openmpi >/dev/null && command -v mpirun.mpich >/dev/null && exit 0; \
 	( $(call install_missing,openmpi-bin mpich) ) \
 	    || echo "skipped: Open MPI and MPICH can't be installed here; the tests of what is missing will say so"
+
+# Tests run a Go and a Java program in a job. Without a compiler its tests are skipped.
+languages:
+	@command -v go >/dev/null || ( $(call install_missing,golang-go) ) \
+	    || echo "skipped: Go can't be installed here; its tests will say so"
+	@command -v javac >/dev/null || ( $(call install_missing,default-jdk-headless) ) \
+	    || echo "skipped: a JDK can't be installed here; its test will say so"
 
 # What the benches compare with, beside MPI; one that is missing is skipped, with the reason. Debian starts numad when it
 # is installed, and it moves what runs on the machine: it is stopped again if it was not there before.

@@ -1,19 +1,13 @@
 //! Measures how fast pjwd answers `GetStatus`, and `GetJob` with its first page of members, with 10,000 threads in
 //! its jobs. Measures the time of an answer, and the answers each second to one client and to four. The peer is an
 //! echo server on the same kind of socket with answers of the same size.
-//!
-//! Measures also the time of `GetStatus` while the memory of a job is read, beside the same call without a reading.
-//! `PJW_BENCH_MEMORY_GIB` is the size of that job: 4 without the variable.
 #![forbid(unsafe_code)]
 
-use std::env;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use pjw_benches::load::memory_process::{run_as_memory_process, start_memory_process};
 use pjw_benches::load::processes::{Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
 use pjw_benches::peers::echo::{EchoServer, RawClient};
@@ -29,11 +23,8 @@ const CALLS: [(&str, &str, &str); 2] =
     [("status", "GetStatus", "{}"), ("a job and its members", "GetJob", "{\"job\":\"manual:control\"}")];
 const PER_PROCESS: usize = 50;
 const CLIENTS: usize = 4;
-/// The longest time of one reading of memory.
-const READING_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> anyhow::Result<()> {
-    run_as_memory_process()?;
     let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let threads = effort.pick(1000, 10_000);
     let load = LoadProcesses::start(threads / PER_PROCESS, PER_PROCESS, Activity::Sleeping, &interrupt)?;
@@ -59,102 +50,7 @@ fn main() -> anyhow::Result<()> {
         };
         figures.extend(bench.compare(&format!("{name} beside {threads} threads"), &warden, effort)?);
     }
-    drop(load);
-    figures.extend(compare_beside_reading(&warden, effort, &interrupt)?);
     publish("control", &figures)
-}
-
-/// Measures `GetStatus` while the memory of a large job is read again and again, and while it is not.
-fn compare_beside_reading(
-    warden: &PrivateWarden,
-    effort: Effort,
-    interrupt: &Interrupt,
-) -> anyhow::Result<Vec<Figure>> {
-    let size = env::var("PJW_BENCH_MEMORY_GIB").ok().map(|size| size.parse::<u64>());
-    let size = size.transpose().context("PJW_BENCH_MEMORY_GIB is a whole number of GiB")?;
-    let bytes = size.map_or(effort.pick(1 << 28, 4 << 30), |gib| gib << 30);
-    let large = match start_memory_process(bytes, interrupt) {
-        Ok(large) => large,
-        Err(error) => {
-            print_line(&format!("`status` while memory is read is not measured: {error:#}"))?;
-            return Ok(Vec::new());
-        }
-    };
-    let _: Value = Client::connect(&warden.socket())?
-        .call("Assign", &json!({ "job": "large", "cores": 1, "pids": [large.pid()] }))?;
-    let window = Duration::from_millis(effort.pick(500, 4000));
-    let (mut beside, mut without, mut costs) = (Latencies::default(), Latencies::default(), Vec::new());
-    for round in 0..effort.pick(2, 10) {
-        interrupt.check()?;
-        // The two take turns. Each one is first in every second round.
-        for is_reading in [round % 2 == 0, round % 2 != 0] {
-            let socket = warden.socket();
-            if is_reading {
-                costs.extend(while_reading(&socket, || beside.measure(&socket, window))?);
-            } else {
-                without.measure(&socket, window)?;
-            }
-        }
-    }
-    let cost = median(&costs).context("no reading was complete: use a longer run")?;
-    let size = bytes >> 20;
-    print_line(&format!("{} readings of {size} MiB, each with {cost:.0} ms of CPU time", costs.len()))?;
-    let figure = |what: &str, own: &[f64], peer: &[f64]| {
-        let (own, peer) = median(own).zip(median(peer)).context("nothing was measured")?;
-        let name = format!("status while {size} MiB of a job are read: {what}");
-        anyhow::Ok(Figure::new(&name, own, "us", "no reading", peer))
-    };
-    Ok(vec![figure("p50", &beside.p50_us, &without.p50_us)?, figure("p99", &beside.p99_us, &without.p99_us)?])
-}
-
-#[derive(Default)]
-struct Latencies {
-    p50_us: Vec<f64>,
-    p99_us: Vec<f64>,
-}
-
-impl Latencies {
-    /// Measures `GetStatus` as an interactive caller calls it: one call in each millisecond.
-    fn measure(&mut self, socket: &Path, window: Duration) -> anyhow::Result<()> {
-        let mut client = RawClient::connect(socket)?;
-        let request = b"{\"method\":\"org.pjw.Warden.GetStatus\",\"parameters\":{}}\0";
-        let began = Instant::now();
-        let mut times = Vec::new();
-        while began.elapsed() < window {
-            let called_at = Instant::now();
-            client.call(request)?;
-            times.push(called_at.elapsed().as_secs_f64() * 1e6);
-            thread::sleep(Duration::from_millis(1));
-        }
-        self.p50_us.extend(quantile(&times, 0.5));
-        self.p99_us.extend(quantile(&times, 0.99));
-        Ok(())
-    }
-}
-
-/// Does `work` while the memory of the large job is read again and again. Returns the CPU time of each reading, in ms.
-fn while_reading(socket: &Path, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
-    let (is_over, has_begun) = (AtomicBool::new(false), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let reading = scope.spawn(|| {
-            let mut costs = Vec::new();
-            let mut client = Client::connect_with_timeout(socket, READING_TIMEOUT)?;
-            while !is_over.load(Ordering::Relaxed) {
-                has_begun.store(true, Ordering::Relaxed);
-                let reply: Value = client.call("GetMemory", &json!({ "job": "manual:large" }))?;
-                let cost_us = reply["memory"]["cost_us"].as_f64().context("the reply has no cost_us")?;
-                costs.push(cost_us / 1000.0);
-            }
-            anyhow::Ok(costs)
-        });
-        while !has_begun.load(Ordering::Relaxed) && !reading.is_finished() {
-            thread::yield_now();
-        }
-        let worked = work();
-        is_over.store(true, Ordering::Relaxed);
-        let costs = reading.join().map_err(|_| anyhow!("the reading client failed"))?;
-        worked.and(costs)
-    })
 }
 
 struct Bench<'a> {

@@ -1,28 +1,32 @@
 //! A farm: the memory of workers that are forked late, early, or started one by one (figure 2 of the AthenaMP paper); the
-//! efficiency of jobs with a serial part (table 1 of the paper); and the rate of short items, beside Python's
-//! `multiprocessing.Pool` and `xargs -P`.
+//! efficiency of jobs with a serial part (table 1 of the paper); the rate of short items, beside Python's
+//! `multiprocessing.Pool` and `xargs -P`; and the rate of a farm with a reader and a writer in a job of pjw, beside the same farm
+//! outside of pjw.
 //!
 //! The paper: Binet et al., "Multicore in production: advantages and limits of the multi-process approach in the ATLAS
 //! experiment", J. Phys.: Conf. Ser. 368 (2012) 012018.
 #![forbid(unsafe_code)]
 
-use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use pjw_benches::load::farm_process::{
-    ForkTime, ItemWay, Job, measure_instances, measure_items, measure_job, measure_memory,
-    run_as_farm_process,
+    ForkTime, ItemWay, Job, ReaderAndWriter, measure_instances, measure_items, measure_job, measure_memory,
+    reader_and_writer_command, run_as_farm_process,
 };
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, median, print_line};
+use pjw_benches::measure::results::{Figure, median, print_line, quantile, target_directory};
 use pjw_benches::peers::item_pools::ItemPool;
+use pjw_benches::programs::daemon::{PrivateWarden, Programs};
 use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::program::Program;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::run_parts;
 use pjw_benches::setup::prepare_scale;
+use pjw_benches::setup::scale::Scale;
 use pjw_spawn::farm::advise::FarmCosts;
 
 const ITEM: Duration = Duration::from_millis(1);
@@ -33,17 +37,21 @@ const FARM: &str = "a farm";
 /// The name of [`ItemPool::PythonFarm`].
 const PYTHON_FARM: &str = "pjw_farm in Python";
 const SPLIT: &str = "even split, known before";
+const JOB: &str = "farm";
+/// The time between two looks at the job of a farm.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 fn main() -> anyhow::Result<()> {
     run_as_farm_process()?;
     let bench = Bench::prepare()?;
-    run_parts("farm", &bench, &[("memory", memory), ("serial", serial), ("items", items)])
+    run_parts("farm", &bench, &[("memory", memory), ("serial", serial), ("items", items), ("cores", cores)])
 }
 
 struct Bench {
     effort: Effort,
     interrupt: Interrupt,
-    /// The workers of the parts that measure time: one on each core, at most 8.
+    scale: Scale,
+    /// The workers of the part `serial`: one on each core, at most 8.
     workers: u32,
 }
 
@@ -52,7 +60,7 @@ impl Bench {
         let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
         let scale = prepare_scale(&interrupt)?;
         let workers = u32::try_from(scale.core_count.min(8))?;
-        Ok(Self { effort, interrupt, workers })
+        Ok(Self { effort, interrupt, scale, workers })
     }
 
     /// Runs each way in turns. Returns the median of each, and the median of the CPU time of its processes in seconds.
@@ -183,14 +191,141 @@ fn items(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
+/// How a farm with a reader and a writer is placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placing {
+    /// In a job of pjw with all cores.
+    Job,
+    /// Outside of pjw, and not bound.
+    Free,
+    /// Outside of pjw. Each worker is bound to a core for itself, and the reader and the writer are not bound.
+    ByHand,
+}
+
+impl Placing {
+    const ALL: [Self; 3] = [Self::Job, Self::Free, Self::ByHand];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Job => "a job of pjw",
+            Self::Free => "not bound",
+            Self::ByHand => "workers bound by hand",
+        }
+    }
+}
+
+/// The rate of a farm with a reader, a writer and one worker on each core, by its placing.
+fn cores(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let programs = match Programs::for_benches() {
+        Ok(programs) => programs,
+        Err(error) => {
+            print_line(&format!("skipped: a farm in a job of pjw: {error:#}"))?;
+            return Ok(Vec::new());
+        }
+    };
+    let workers = u32::try_from(bench.scale.core_count)?;
+    let items = workers * bench.effort.pick(100, 8000);
+    let (mut figures, mut lines) = (Vec::new(), Vec::new());
+    for (load, io) in [("do little", Duration::ZERO), ("use 0.2 cores each", ITEM / 5 / workers)] {
+        let farm = ReaderAndWriter { workers, items, item: ITEM, io };
+        let mut rates: [Vec<f64>; Placing::ALL.len()] = Default::default();
+        for round in 0..bench.effort.pick(1, 7) {
+            for turn in 0..rates.len() {
+                let at = (round + turn) % rates.len();
+                let seconds = bench.measure_placed(farm, Placing::ALL[at], &programs)?;
+                rates[at].push(f64::from(items) / seconds);
+            }
+        }
+        let title = format!("a farm of {workers} workers whose reader and writer {load}");
+        figures.extend(compare_rates(&title, &rates)?);
+        lines.extend(Placing::ALL.iter().zip(&rates).map(|(placing, rates)| {
+            let points = (1..).map(f64::from).zip(rates.iter().copied()).collect();
+            (format!("reader and writer {load}, {}", placing.name()), points)
+        }));
+    }
+    let chart = Chart {
+        title: format!("Rate of a farm of {workers} workers with a reader and a writer"),
+        across: "round".into(),
+        up: "items of 1 ms each second".into(),
+        lines,
+    };
+    chart.write(&target_directory()?, "farm-cores")?;
+    Ok(figures)
+}
+
+impl Bench {
+    /// Returns the time of a farm in seconds. The daemon runs only beside a farm that is its job.
+    fn measure_placed(
+        &self,
+        farm: ReaderAndWriter,
+        placing: Placing,
+        programs: &Programs,
+    ) -> anyhow::Result<f64> {
+        let Self { interrupt, scale, .. } = self;
+        match placing {
+            Placing::Free => self.seconds_of(&mut reader_and_writer_command(farm, &[], None)?, None),
+            Placing::ByHand => {
+                self.seconds_of(&mut reader_and_writer_command(farm, &scale.usable_cores, None)?, None)
+            }
+            Placing::Job => {
+                let warden = PrivateWarden::start_with_cpusets(programs, &scale.unusable_pus, interrupt)?;
+                let launcher = warden.run_command(JOB, scale.core_count);
+                self.seconds_of(&mut reader_and_writer_command(farm, &[], Some(launcher))?, Some(&warden))
+            }
+        }
+    }
+
+    /// Runs a farm and returns the time that it prints. With a daemon, prints how many threads the daemon has pinned.
+    fn seconds_of(&self, command: &mut Command, warden: Option<&PrivateWarden>) -> anyhow::Result<f64> {
+        let mut program = Program::start("a farm", command)?;
+        let mut pinned = 0;
+        let line = loop {
+            self.interrupt.check()?;
+            if let Some(line) = program.try_line(LOOK_INTERVAL) {
+                break line;
+            }
+            if let Some(status) = program.exit_status()? {
+                break program.try_line(LOOK_INTERVAL).with_context(|| format!("a farm ended: {status}"))?;
+            }
+            if let Some(warden) = warden {
+                let job = warden.job(&format!("manual:{JOB}"))?;
+                pinned = job.and_then(|job| job["pinned"].as_u64()).unwrap_or(0).max(pinned);
+            }
+        };
+        if warden.is_some() {
+            print_line(&format!("pjwd has pinned at most {pinned} threads of the farm at a time"))?;
+        }
+        line.parse().with_context(|| format!("a farm printed {line:?} instead of its time"))
+    }
+}
+
+/// Prints the ratios of the rounds, and returns the figures of the medians. `rates` has the rates of each placing.
+fn compare_rates(title: &str, rates: &[Vec<f64>; Placing::ALL.len()]) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    let pairs =
+        [(Placing::Job, Placing::Free), (Placing::Job, Placing::ByHand), (Placing::ByHand, Placing::Free)];
+    for (own, peer) in pairs {
+        let [own_rates, peer_rates] = [own, peer].map(|placing| &rates[placing as usize]);
+        let ratios: Vec<f64> = own_rates.iter().zip(peer_rates).map(|(own, peer)| own / peer).collect();
+        let name = format!("{title}, {}: rate", own.name());
+        let medians = median(own_rates).zip(median(peer_rates)).context("nothing was measured")?;
+        let ratio = |share| quantile(&ratios, share).unwrap_or(f64::NAN);
+        print_line(&format!(
+            "{name}: compared with {}, in each of {} rounds: x{:.4} in the median, x{:.4} to x{:.4}",
+            peer.name(),
+            ratios.len(),
+            median(&ratios).unwrap_or(f64::NAN),
+            ratio(0.0),
+            ratio(1.0)
+        ))?;
+        figures.push(Figure::new(&name, medians.0, "1/s", peer.name(), medians.1));
+    }
+    Ok(figures)
+}
+
 /// The CPU time of the children that were waited for, in seconds.
 fn cpu_time_of_children() -> anyhow::Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("can't read the CPU time of children")?;
     let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Ok(Duration::from_micros(microseconds.unsigned_abs()).as_secs_f64())
-}
-
-fn target_directory() -> anyhow::Result<std::path::PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
-    Ok(root.join("target/bench"))
 }

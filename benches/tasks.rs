@@ -5,13 +5,13 @@
 //! The paper: Hori et al., "Process-in-Process: techniques for practical address-space sharing", HPDC 2018.
 #![forbid(unsafe_code)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use pjw_benches::load::ranks::{RankProgram, RankWork, SharingWay};
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, median, print_line};
+use pjw_benches::measure::results::{Figure, median, print_line, target_directory};
 use pjw_benches::measure::start_cost::StartCost;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::effort::Effort;
@@ -251,9 +251,4 @@ fn exchange(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     }
     write_chart("tasks-exchange", "Exchange of halos between two ranks", "KiB", "us", lines.into())?;
     Ok(figures)
-}
-
-fn target_directory() -> anyhow::Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
-    Ok(root.join("target/bench"))
 }

@@ -102,6 +102,41 @@ func spin() { for n := 0; ; n++ { } }
 func main() { go spin(); spin() }
 ";
 
+/// Starts as many threads as the Go runtime uses CPUs, which compute until they are killed, and writes their ids to files. Then
+/// writes its process id, the number of CPUs and the number of threads that it has found.
+const GO_SIZE: &str = r#"
+package main
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+)
+func write(name string, text string) {
+	hidden := filepath.Join(os.Args[1], "." + name)
+	if err := os.WriteFile(hidden, []byte(text), 0o644); err != nil { panic(err) }
+	if err := os.Rename(hidden, filepath.Join(os.Args[1], name)); err != nil { panic(err) }
+}
+func main() {
+	threads := runtime.GOMAXPROCS(0)
+	var started sync.WaitGroup
+	started.Add(threads)
+	for i := 0; i < threads; i++ {
+		go func(i int) {
+			runtime.LockOSThread()
+			write(fmt.Sprint(i), fmt.Sprint(syscall.Gettid()))
+			started.Done()
+			for n := 0; ; n++ { }
+		}(i)
+	}
+	started.Wait()
+	write("size", fmt.Sprint(os.Getpid(), runtime.NumCPU(), threads))
+	select { }
+}
+"#;
+
 /// A running program in a job of two cores.
 struct ProgramInJob {
     cpus: CpuSet,
@@ -317,18 +352,64 @@ fn the_busy_threads_of_a_java_program_get_a_core_each() {
     check_busy_threads_get_a_core_each(&format!("java -cp {} Spin", dir.path().display()));
 }
 
+/// Builds a Go program. `None` if Go is not installed; the test is then skipped.
+fn build_go(dir: &Path, source: &str) -> Option<PathBuf> {
+    if !is_installed("go") {
+        return None;
+    }
+    std::fs::write(dir.join("program.go"), source).unwrap();
+    let mut build = Command::new("go");
+    build.args(["build", "-o", "program", "program.go"]).current_dir(dir);
+    build.envs([("GOCACHE", dir.join("cache")), ("GOPATH", dir.join("path"))]);
+    let built = build.envs([("GO111MODULE", "off"), ("CGO_ENABLED", "0")]).status().unwrap();
+    assert!(built.success());
+    Some(dir.join("program"))
+}
+
 #[test]
 fn the_busy_threads_of_a_go_program_get_a_core_each() {
-    if !has_two_cores() || !is_installed("go") {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("spin.go"), GO).unwrap();
-    let mut build = Command::new("go");
-    build.args(["build", "-o", "spin", "spin.go"]).current_dir(dir.path());
-    let built = build.env("GOCACHE", dir.path().join("cache")).env("GO111MODULE", "off").status().unwrap();
-    assert!(built.success());
-    check_busy_threads_get_a_core_each(dir.path().join("spin").to_str().unwrap());
+    let Some(program) = has_two_cores().then(|| build_go(dir.path(), GO)).flatten() else { return };
+    check_busy_threads_get_a_core_each(program.to_str().unwrap());
+}
+
+/// Starts a Go program by `pjwctl run` in a job of some cores, with `GOMAXPROCS` of the user if that is given. Checks that it
+/// finds the size of its job, and that all its threads stay inside.
+fn check_go_program_keeps_to_its_job(daemon: &Daemon, program: &Path, cores: u32, own_threads: Option<u32>) {
+    let dir = tempfile::tempdir().unwrap();
+    let (id, cores) = (daemon.job_id("go"), cores.to_string());
+    let mut command = daemon.pjwctl_command(&["run", "--job", &id, "--cores", &cores, "--"]);
+    command.arg(program).arg(dir.path()).env_remove("GOMAXPROCS").env_remove("PJW_VARIABLES");
+    command.envs(own_threads.map(|threads| ("GOMAXPROCS", threads.to_string())));
+    let run = Shell::from_command(command);
+    let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).ok();
+    let size = wait_for("the program has written its size", || read("size"));
+    let numbers: Vec<u32> = size.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    let [pid, found_cpus, threads] = numbers[..] else { panic!("the program wrote {size:?}") };
+    let cpus: CpuSet = daemon.job("go").unwrap().cpus.parse().unwrap();
+    let size = u32::try_from(cpus.len()).unwrap();
+    assert_eq!((found_cpus, threads), (size, own_threads.unwrap_or(size)), "in a job on {cpus}");
+    let tids: Vec<u32> = (0..threads).map(|name| read(&name.to_string()).unwrap().parse().unwrap()).collect();
+    wait_until("each thread has run for 0.2 s, and all threads were inside", || {
+        for (tid, allowed) in masks(&[pid]) {
+            let allowed: CpuSet = allowed.parse().unwrap();
+            assert!(allowed.is_subset(&cpus), "thread {tid} may run on {allowed}, and the job has {cpus}");
+        }
+        tids.iter().all(|&tid| run_ticks(tid).is_some_and(|ticks| ticks >= 20))
+    });
+    assert_eq!(daemon.job("go").unwrap().violations, 0);
+    drop(run);
+    wait_until("the job has ended", || daemon.job("go").is_none());
+}
+
+#[test]
+fn a_go_program_finds_the_size_of_its_job_and_all_its_threads_stay_inside() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = has_two_cores().then(|| build_go(dir.path(), GO_SIZE)).flatten() else { return };
+    let daemon = start_daemon();
+    for (cores, own_threads) in [(1, None), (2, None), (1, Some(3))] {
+        check_go_program_keeps_to_its_job(&daemon, &program, cores, own_threads);
+    }
 }
 
 #[test]

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::time::{ClockId, clock_gettime};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
 use pjw_spawn::farm::{Farm, ItemResult, RunningFarm};
 
 const ARGUMENT: &str = "--farm-process";
@@ -54,6 +57,19 @@ pub struct Job {
     pub workers: u32,
 }
 
+/// A farm with a reader and a writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReaderAndWriter {
+    /// The number of workers.
+    pub workers: u32,
+    /// The number of items.
+    pub items: u32,
+    /// The CPU time that a worker needs for one item.
+    pub item: Duration,
+    /// The CPU time that the reader needs for one item, and that the writer needs for its result.
+    pub io: Duration,
+}
+
 impl ItemWay {
     const ALL: [(Self, &'static str); 3] = [
         (Self::Farm, "farm"),
@@ -81,6 +97,32 @@ pub fn compute(time: Duration) -> anyhow::Result<()> {
 pub fn measure_items(way: ItemWay, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
     let numbers = [workers.to_string(), items.to_string(), item.as_nanos().to_string()];
     answer_of(&[&["items", way.word()], &numbers.each_ref().map(String::as_str)[..]].concat())
+}
+
+/// Returns the command of a farm with a reader and a writer, as the last words of `launcher`: a command that starts another
+/// one. The farm prints how long it took, in seconds. If `cores` is not empty, worker i is bound to the entry i of the list by
+/// sched_setaffinity(2), and the reader and the writer are not bound.
+///
+/// # Errors
+/// If the path of this program can't be read.
+pub fn reader_and_writer_command(
+    farm: ReaderAndWriter,
+    cores: &[CpuSet],
+    launcher: Option<Command>,
+) -> anyhow::Result<Command> {
+    let executable = env::current_exe().context("can't read the path of this program")?;
+    let mut command = match launcher {
+        Some(mut command) => {
+            command.arg(executable);
+            command
+        }
+        None => Command::new(executable),
+    };
+    let ReaderAndWriter { workers, items, item, io } = farm;
+    command.args([ARGUMENT, "reader-and-writer", &workers.to_string(), &items.to_string()]);
+    command.args([item.as_nanos().to_string(), io.as_nanos().to_string()]);
+    command.args(cores.iter().map(ToString::to_string));
+    Ok(command)
 }
 
 /// Measures how long a job takes, in seconds, in a process of its own.
@@ -160,6 +202,16 @@ pub fn run_as_farm_process() -> anyhow::Result<()> {
             let item = Duration::from_nanos(item_ns.parse()?);
             items_in(way_of(way)?, workers.parse()?, items.parse()?, item)?
         }
+        ["reader-and-writer", workers, items, item_ns, io_ns, ref cores @ ..] => {
+            let cores: Result<Vec<CpuSet>, _> = cores.iter().map(|cpus| cpus.parse()).collect();
+            let farm = ReaderAndWriter {
+                workers: workers.parse()?,
+                items: items.parse()?,
+                item: Duration::from_nanos(item_ns.parse()?),
+                io: Duration::from_nanos(io_ns.parse()?),
+            };
+            reader_and_writer(farm, &cores?)?
+        }
         ["job", serial_ms, items, item_ns, workers] => job_in(Job {
             serial_ms: serial_ms.parse()?,
             items: items.parse()?,
@@ -192,31 +244,47 @@ fn finish(running: RunningFarm<'_>) -> anyhow::Result<usize> {
 }
 
 fn items_in(way: ItemWay, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
+    if way == ItemWay::FarmWithReaderAndWriter {
+        return reader_and_writer(ReaderAndWriter { workers, items, item, io: Duration::ZERO }, &[]);
+    }
     let begin = Instant::now();
-    let expected = if way == ItemWay::EvenSplit { workers } else { items };
     let farm = Farm::new(workers);
-    let done = finish(match way {
-        ItemWay::Farm => farm.start(items.into(), |_, _| computed(item)),
-        ItemWay::FarmWithReaderAndWriter => {
-            let sink = tempfile::tempfile().context("can't make a file")?;
-            let written = move |result: &ItemResult| {
-                let pjw_spawn::farm::Outcome::Done(bytes) = &result.outcome else { return Err(1) };
-                (&sink).write_all(bytes).map_err(|_| 1)
-            };
-            farm.writer(written).start_with_reader(
-                |number, bytes| {
-                    bytes.resize(64, 1);
-                    Ok(number < items.into())
-                },
-                |read, result| {
-                    result.extend_from_slice(read.bytes);
-                    computed(item)
-                },
-            )
-        }
-        ItemWay::EvenSplit => farm.start(workers.into(), |_, _| computed(item * (items / workers))),
-    }?)?;
+    let (expected, running) = if way == ItemWay::EvenSplit {
+        (workers, farm.start(workers.into(), |_, _| computed(item * (items / workers))))
+    } else {
+        (items, farm.start(items.into(), |_, _| computed(item)))
+    };
+    let done = finish(running?)?;
     ensure!(done == expected as usize, "{done} of {expected} items came back");
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+/// Runs a farm whose reader passes 64 bytes for each item, and whose writer writes them to a file. Returns the time in seconds.
+fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<f64> {
+    let ReaderAndWriter { workers, items, item, io } = farm;
+    let begin = Instant::now();
+    let sink = tempfile::tempfile().context("can't make a file")?;
+    let written = move |result: &ItemResult| {
+        let pjw_spawn::farm::Outcome::Done(bytes) = &result.outcome else { return Err(1) };
+        computed(io)?;
+        (&sink).write_all(bytes).map_err(|_| 1)
+    };
+    let running = Farm::new(workers).writer(written).start_with_reader(
+        |number, bytes| {
+            bytes.resize(64, 1);
+            computed(io)?;
+            Ok(number < items.into())
+        },
+        |read, result| {
+            result.extend_from_slice(read.bytes);
+            computed(item)
+        },
+    )?;
+    for (pid, cpus) in running.worker_pids().into_iter().zip(cores) {
+        affinity::set_mask(Tid(pid.0), cpus).context("can't bind a worker")?;
+    }
+    let done = finish(running)?;
+    ensure!(done == items as usize, "{done} of {items} items came back");
     Ok(begin.elapsed().as_secs_f64())
 }
 

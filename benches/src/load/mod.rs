@@ -1,5 +1,5 @@
 //! The load of a bench: processes with many threads, forks, MPI programs, a barrier, the owner
-//! of a lent core, farms, and a process with much memory.
+//! of a lent core, farms, and processes with much memory.
 
 pub mod barrier;
 pub mod compiled;

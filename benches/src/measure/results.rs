@@ -91,9 +91,17 @@ pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
             "{name:<names$}  {value:>12.3}  {peer:<peers$}  {peer_value:>12.3} {unit:<10}  x{ratio:.3}"
         ))?;
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
-    let path = write_json(&root.join("target/bench"), name, &figures)?;
+    let path = write_json(&target_directory()?, name, &figures)?;
     print_line(&format!("written to {}", path.display()))
+}
+
+/// Returns the directory of the results: `target/bench` of the workspace.
+///
+/// # Errors
+/// If the benches are in no workspace.
+pub fn target_directory() -> anyhow::Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
+    Ok(root.join("target/bench"))
 }
 
 /// Writes `value` to `DIR/NAME.json` and returns the path.
