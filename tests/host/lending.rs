@@ -18,7 +18,7 @@ use pjw_tests::waiting::{wait_for, wait_until};
 use crate::processes::{Shell, has_two_cores, is_installed, is_root, mask};
 
 const LENDING: &str = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"200ms\"\n";
-const SPIN: &str = "sh -c 'while :; do :; done'";
+pub const SPIN: &str = "sh -c 'while :; do :; done'";
 
 /// A daemon that lends. `None`, with a report, if this machine can't lend.
 fn lending_daemon(config: &str) -> Option<Daemon> {
@@ -26,7 +26,7 @@ fn lending_daemon(config: &str) -> Option<Daemon> {
 }
 
 /// Whether the daemon lends cores of owners. If not, reports that the test is skipped.
-fn lends(daemon: &Daemon) -> bool {
+pub fn lends(daemon: &Daemon) -> bool {
     let job = daemon.job_id("probe");
     assert!(daemon.pjwctl(&["assign", &job, "--cores", "1", "--class", "besteffort"]).status.success());
     let text = String::from_utf8(daemon.pjwctl(&["explain", &job]).stdout).unwrap();
@@ -38,7 +38,7 @@ fn lends(daemon: &Daemon) -> bool {
     true
 }
 
-fn assign(daemon: &Daemon, job: &str, class: &str, cores: &str, shell: &Shell) {
+pub fn assign(daemon: &Daemon, job: &str, class: &str, cores: &str, shell: &Shell) {
     let (job, pid) = (daemon.job_id(job), shell.pid().to_string());
     let output = daemon.pjwctl(&["assign", &job, "--cores", cores, "--class", class, "--pid", &pid]);
     assert!(output.status.success(), "{output:?}");
@@ -131,7 +131,7 @@ fn release_all_undoes_what_a_killed_daemon_lent() {
 }
 
 /// Whether the process uses CPU time.
-fn runs(pid: u32) -> bool {
+pub fn runs(pid: u32) -> bool {
     let before = process_cpu_time(daemon_pid(pid)).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     process_cpu_time(daemon_pid(pid)).unwrap() > before

@@ -11,6 +11,7 @@ mod confining;
 mod core_map;
 mod discovery;
 mod doctor;
+mod frozen;
 mod hooks;
 mod killed;
 mod lending;

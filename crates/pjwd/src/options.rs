@@ -37,6 +37,10 @@ pub struct DaemonOptions {
     /// no other daemon follows. The unit of systemd does this by itself. Changes nothing else.
     #[arg(long, conflicts_with_all = ["check_config", "release_all"])]
     pub(crate) thaw: bool,
+    /// Wait for the end of the standard input, which is the end of the daemon that started this process. Then do what --thaw
+    /// does, unless another daemon runs.
+    #[arg(long, hide = true, conflicts_with_all = ["check_config", "release_all", "thaw"])]
+    pub(crate) thaw_after_end: bool,
     /// Print a topology as JSON and exit: of this machine, or from --input or --synthetic.
     #[arg(long, hide = true)]
     pub(crate) topology_json: bool,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -29,15 +29,15 @@ use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
 use crate::control::inbox::{Message, MessageSender, message_channel};
-use crate::host::{directories, notify, task_scan};
+use crate::host::{directories, notify, task_scan, thaw_watcher, thaw_watcher::ThawWatcher};
 use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
 use crate::run::daemon_records::DaemonRecords;
 use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{SocketFile, WatchedFiles};
 use crate::store::{
-    journal, journal::FileJournal, journal::RecoveredJournal, lock::DaemonLock, lock::LockHolder,
-    reports::ReportStore,
+    journal, journal::FileJournal, journal::JournalError, journal::RecoveredJournal, lock::DaemonLock,
+    lock::LockError, lock::LockHolder, reports::ReportStore,
 };
 use crate::{
     control::server::ControlService, control::settings::ControlSettings, error_text, host::logging::Logging,
@@ -45,6 +45,8 @@ use crate::{
     warden::Warden,
 };
 
+/// How long the kernel may take to end a killed daemon, beside many processes that fork all the time.
+const MAX_END: Duration = Duration::from_secs(60);
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -65,6 +67,8 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
         release_all(options)
     } else if options.thaw {
         thaw(options)
+    } else if options.thaw_after_end {
+        thaw_after_end(options)
     } else {
         run(options)
     };
@@ -101,19 +105,44 @@ fn check_config(options: &DaemonOptions) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{what}: ok").context("can't print")
 }
 
+/// The default directory of the socket and of the state.
+fn default_dir() -> PathBuf {
+    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    runtime_dir(Uid::effective().as_raw(), xdg.as_deref())
+}
+
 /// The directory that the options or the default name.
 fn state_dir_of(options: &DaemonOptions) -> PathBuf {
-    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
-    options.state_dir.clone().unwrap_or_else(usual)
+    options.state_dir.clone().unwrap_or_else(default_dir)
 }
 
 /// Thaws the jobs that a daemon froze, unless a daemon runs: that one thaws them itself when a core is free.
 fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
     let state_dir = state_dir_of(options);
     let _lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
+    // A daemon that runs beside another holds the lock of its journal only.
+    let _journal = if options.beside { journal::lock_existing_journal(&state_dir)? } else { None };
     let refusals = thaw_jobs(&directories::own_cgroup_names(&state_dir, options.beside));
     if refusals.is_empty() { Ok(()) } else { Err(anyhow!("{}", refusals.join("\n"))) }
+}
+
+/// Waits for the end of the daemon that started this process, and thaws the jobs that this daemon froze. If another daemon
+/// runs by then, leaves them to that one.
+fn thaw_after_end(options: &DaemonOptions) -> anyhow::Result<()> {
+    thaw_watcher::wait_for_end_of_daemon();
+    let begun = Instant::now();
+    while let Err(error) = thaw(options) {
+        match (error.downcast_ref::<LockError>(), error.downcast_ref::<JournalError>()) {
+            (Some(lock), _) if lock.is_held_by_running_process() => return Ok(()),
+            (Some(LockError::Held { .. }), _) if begun.elapsed() < MAX_END => {}
+            (_, Some(journal)) if journal.is_in_use() => return Ok(()),
+            _ => return Err(error),
+        }
+    }
+    let state_dir = state_dir_of(options);
+    let text = "pjwd has ended without thawing its jobs; those that it froze run again";
+    writeln!(std::io::stderr(), "pjwd: {text} (state directory {})", state_dir.display())
+        .context("can't print")
 }
 
 fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
@@ -168,9 +197,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     limit_allocator_cache();
     set_limits_and_affinity(&policy.housekeeping_cpus);
     let uid = Uid::effective().as_raw();
-    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let own_dir = runtime_dir(uid, xdg.as_deref());
-    let state_dir = options.state_dir.clone().unwrap_or_else(|| own_dir.clone());
+    let (own_dir, state_dir) = (default_dir(), state_dir_of(options));
     let passed = passed_listener()?;
     let passed_path = passed.as_ref().map(address_of);
     let default_path = || options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
@@ -204,7 +231,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
     let records = DaemonRecords { journal, reports };
-    let warden = Warden::new(node, records, state, recovered.records, policy, host);
+    let mut warden = Warden::new(node, records, state, recovered.records, policy, host);
+    warden.set_thaw_watcher(ThawWatcher::if_needed(&state_dir, options.beside));
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 

@@ -196,6 +196,8 @@ fn process_one_and_the_warden_are_never_changed() {
     let (state, action) = restoring(10);
     let policy = Policy { own_pid: Some(Pid(10)), ..Policy::default() };
     assert_eq!(found(&state, &policy, action.clone()), [system(&action)]);
+    let policy = Policy { thaw_watcher_pid: Some(Pid(10)), ..Policy::default() };
+    assert_eq!(found(&state, &policy, action.clone()), [system(&action)], "nor its second process");
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
     !process.is_kernel_thread
-        && policy.own_pid != Some(pid)
+        && !policy.is_own_process(pid)
         && !state.members.contains_key(&pid)
         && !process.has_pjw_program_name()
 }

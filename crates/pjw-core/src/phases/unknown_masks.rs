@@ -122,7 +122,7 @@ fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> boo
     let process = &known.process;
     let pid = process.id.pid;
     let is_served = policy.only_managed_user.is_none_or(|user| user == process.uid);
-    let is_system = process.is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid);
+    let is_system = process.is_kernel_thread || pid == Pid(1) || policy.is_own_process(pid);
     if is_system || !is_served {
         return false;
     }

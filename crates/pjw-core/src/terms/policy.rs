@@ -153,6 +153,9 @@ pub struct Policy {
     /// The pid of pjwd itself, which never belongs to a job. `None` if pjwd is not a process of the scanned
     /// machine, as in simulations.
     pub own_pid: Option<Pid>,
+    /// The pid of the process that thaws the frozen jobs if pjwd is killed. It never belongs to a job. `None`
+    /// while there is no such process.
+    pub thaw_watcher_pid: Option<Pid>,
     /// The config key `interval`: the time between two scans of the processes of jobs.
     pub scan_interval: Duration,
     /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
@@ -189,6 +192,13 @@ impl Policy {
     pub fn is_person(&self, user: Uid) -> bool {
         user.0 >= self.first_person_uid
     }
+
+    /// Whether `pid` is a process of the daemon: pjwd itself, or the process that thaws the frozen jobs if pjwd is
+    /// killed. Such a process never belongs to a job, and pjw never changes its mask.
+    #[must_use]
+    pub fn is_own_process(&self, pid: Pid) -> bool {
+        [self.own_pid, self.thaw_watcher_pid].contains(&Some(pid))
+    }
 }
 
 impl Default for Policy {
@@ -209,6 +219,7 @@ impl Default for Policy {
             own_cgroups: OwnCgroupNames::default(),
             sources_with_narrowable_cpusets: BTreeSet::from([JobSource::Slurm]),
             own_pid: None,
+            thaw_watcher_pid: None,
             scan_interval: Duration::from_secs(1),
             only_managed_user: None,
             hot_threshold_permille: 600,

@@ -121,10 +121,11 @@ fn run_requires_a_new_job() {
 #[test]
 fn kernel_threads_init_and_the_warden_join_no_job() {
     let mut m = machine();
-    m.policy.own_pid = Some(Pid(50));
+    (m.policy.own_pid, m.policy.thaw_watcher_pid) = (Some(Pid(50)), Some(Pid(51)));
     m.spawn(2, 0, 0).is_kernel_thread = true;
     m.spawn(50, 1, 0);
-    for pid in [1, 2, 50] {
+    m.spawn(51, 50, 0);
+    for pid in [1, 2, 50, 51] {
         assert!(matches!(m.assign("a", 1, &[pid]).unwrap_err(), Refusal::CantBeMember { .. }), "{pid}");
     }
 }

@@ -55,6 +55,17 @@ fn a_schedulers_cgroup_makes_a_job_and_its_member() {
 }
 
 #[test]
+fn the_daemon_and_the_process_that_thaws_after_it_belong_to_no_job_in_whose_cgroup_they_are() {
+    let mut m = machine();
+    (m.policy.own_pid, m.policy.thaw_watcher_pid) = (Some(Pid(10)), Some(Pid(11)));
+    for (pid, parent) in [(10, 1), (11, 10), (12, 1)] {
+        in_cgroup(m.spawn(pid, parent, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
+    }
+    m.settle();
+    assert_eq!([10, 11, 12].map(|pid| m.member(pid)), ["-", "-", "slurm:7 by Cgroup"]);
+}
+
+#[test]
 fn a_member_swept_into_another_cgroup_stays() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
@@ -367,7 +378,7 @@ fn the_wardens_own_programs_are_not_reported_as_unassigned() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
-    for (pid, name) in [(20, "pjwctl"), (21, "pjwd")] {
+    for (pid, name) in [(20, "pjwctl"), (21, "pjwd"), (22, "pjw-thaw")] {
         m.spawn(pid, 1, 1001).comm = Comm::from(name);
     }
     m.settle();

@@ -5,6 +5,7 @@ pub mod affinity;
 pub mod clock;
 pub mod cpu_time;
 pub mod errno;
+pub mod inherited;
 pub mod kcmp;
 pub mod nice;
 pub(crate) mod online;

@@ -124,9 +124,9 @@ impl Config {
     /// the machine. The housekeeping PUs in the policy (the logical CPUs that are reserved for the system) depend on
     /// the topology.
     ///
-    /// Four fields of the policy depend on the running daemon and not on the configuration, so this function gives
-    /// them default values: `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`. The caller must set
-    /// these fields. [`Policy`] describes them.
+    /// Five fields of the policy depend on the running daemon and not on the configuration, so this function gives
+    /// them default values: `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`.
+    /// The caller must set these fields. [`Policy`] describes them.
     ///
     /// # Errors
     /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.
@@ -160,6 +160,7 @@ impl Config {
             own_cgroups: OwnCgroupNames::default(),
             sources_with_narrowable_cpusets: pjw_sources::batch_systems_with_narrowable_cpusets(),
             own_pid: None,
+            thaw_watcher_pid: None,
             only_managed_user: None,
             hot_threshold_permille: settings.hot_threshold_permille,
             cold_threshold_permille: settings.cold_threshold_permille,

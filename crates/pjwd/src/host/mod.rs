@@ -1,7 +1,9 @@
-//! The system around the daemon: directories, the identity of files, the log, messages to systemd, the task scan.
+//! The system around the daemon: directories, the identity of files, the log, messages to systemd, the task scan,
+//! the process that thaws frozen jobs after the daemon was killed.
 
 pub mod directories;
 pub(crate) mod inode;
 pub mod logging;
 pub mod notify;
 pub(crate) mod task_scan;
+pub mod thaw_watcher;

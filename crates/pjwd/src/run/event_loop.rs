@@ -481,6 +481,7 @@ impl EventLoop {
         for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
             warn!(%fault, "a job stays frozen while no daemon runs");
         }
+        self.warden.end_thaw_watcher();
         self.publisher
             .publish_events(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
     }

@@ -35,6 +35,8 @@ use crate::host::inode::{inode_of, is_name_of};
 pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
+/// Why a journal can't be locked that another pjwd uses.
+const IN_USE: &str = "it is in use";
 /// The format of both files. A file with another schema is set aside.
 const SCHEMA: u32 = 1;
 /// The begin of each line of `journal.jsonl`.
@@ -73,6 +75,12 @@ impl JournalError {
             _ => "check the directory, or choose another --state-dir",
         };
         Self { operation, path: path.to_owned(), why: error.to_string(), remedy }
+    }
+
+    /// Returns whether another pjwd uses the journal.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.why == IN_USE
     }
 }
 
@@ -257,6 +265,18 @@ pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
     exists(STATE) || (!has_state_file && exists(LINES))
 }
 
+/// Locks the journal in the state directory `dir`, so that no daemon uses it at the same time, and changes nothing. Returns
+/// `None` if there is no journal.
+///
+/// # Errors
+/// If a daemon uses the journal ([`JournalError::is_in_use`]). If it can't be opened.
+pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalError> {
+    if !dir.join(LINES).exists() {
+        return Ok(None);
+    }
+    open_lines(dir).map(|(_, lines)| Some(lines))
+}
+
 /// Opens and locks the file of the batches.
 fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
@@ -272,7 +292,7 @@ fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
         let file = directories::open_own_file(&path, &mut options)
             .map_err(|error| JournalError::new("open", &path, &error))?;
         let locked = lock(file, |_| false).map_err(|errno| {
-            refused(if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() })
+            refused(if errno == Errno::EAGAIN { IN_USE.to_owned() } else { errno.to_string() })
         })?;
         // The process that held the lock may have replaced the file.
         if is_name_of(&path, &locked) {

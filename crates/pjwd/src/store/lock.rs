@@ -27,7 +27,7 @@ const FILE_NAME: &str = "warden.lock";
 /// How long to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
 /// programs, which takes until every task was off its PU once.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait for a lock of a process that is alive: it may have been killed and not yet begun to end.
+/// How long to wait for a lock of a daemon that is alive: it may have been killed and not yet begun to end.
 const TIMEOUT_OF_LIVING: Duration = Duration::from_millis(500);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The most bytes that are read from a lock file: two paths and a number.
@@ -63,11 +63,11 @@ pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<F
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
     pid: u32,
-    /// `None` for `pjwd --release-all`, which has no socket.
+    /// `None` for `pjwd --release-all` and `pjwd --thaw`, which have no socket.
     socket: Option<String>,
     state_dir: String,
     /// The id of the boot in which the process made its journal. `None` if the process has not made its journal yet,
-    /// and for `pjwd --release-all`.
+    /// and for `pjwd --release-all` and `pjwd --thaw`.
     #[serde(default)]
     journal_of_boot: Option<String>,
     /// Whether the journal had both files from the start. False for earlier versions, and if `state.json` could not be
@@ -91,7 +91,7 @@ struct JournalPlace {
 
 impl LockHolder {
     /// Describes this process as the holder of the lock against a second pjwd. `socket` is the path of the control
-    /// socket of this process, or `None` for `pjwd --release-all`, which has no socket. `state_dir` is the state
+    /// socket of this process, or `None` for `pjwd --release-all` and `pjwd --thaw`, which have no socket. `state_dir` is the state
     /// directory of this process.
     #[must_use]
     pub fn for_this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
@@ -123,6 +123,11 @@ impl LockHolder {
     fn is_alive(&self) -> bool {
         std::fs::read_link(format!("/proc/{}/exe", self.pid)).is_ok()
     }
+
+    /// Whether the process runs and serves clients. Any other process ends soon by itself, so its end is worth waiting for.
+    fn is_running_daemon(&self) -> bool {
+        self.socket.is_some() && self.is_alive()
+    }
 }
 
 impl fmt::Display for LockHolder {
@@ -130,7 +135,7 @@ impl fmt::Display for LockHolder {
         write!(f, "process {}, ", self.pid)?;
         match &self.socket {
             Some(socket) => write!(f, "socket {socket:?}, ")?,
-            None => write!(f, "which releases all jobs, ")?,
+            None => write!(f, "which releases or thaws all jobs, ")?,
         }
         write!(f, "state directory {:?}", self.state_dir)
     }
@@ -160,6 +165,16 @@ pub enum LockError {
     },
 }
 
+impl LockError {
+    /// Returns whether a process that runs holds the lock. False if the process has begun to end or is unknown, or if the
+    /// lock file can't be used.
+    #[must_use]
+    pub fn is_held_by_running_process(&self) -> bool {
+        let Self::Held { holder, .. } = self else { return false };
+        holder.as_ref().is_some_and(|holder| holder.is_alive())
+    }
+}
+
 fn of_holder(holder: &Option<Box<LockHolder>>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
@@ -180,7 +195,8 @@ impl DaemonLock {
     /// Acquires the lock that prevents a second pjwd of the same user: locks a file in the directory `dir`
     /// (flock(2)). Creates the directory if it is missing. `dir` must be the same for each pjwd of the user. `holder`
     /// describes the calling process, and is written to the lock file. If another process holds the lock, waits for
-    /// the end of that process: up to 0.5 s if it still runs, and up to 5 s if it is already exiting.
+    /// the end of that process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is already exiting, or
+    /// only releases or thaws jobs.
     ///
     /// Earlier versions of pjwd have their lock file in the directory `older_dir`. If that file exists, it is locked
     /// too. So no pjwd of an earlier version can run at the same time.
@@ -302,7 +318,7 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = directories::open_own_file(path, &mut options).map_err(of_io)?;
-        let is_alive = |file: &File| LockHolder::read(file).is_some_and(|holder| holder.is_alive());
+        let is_alive = |file: &File| LockHolder::read(file).is_some_and(|holder| holder.is_running_daemon());
         // A second descriptor, to read from after the lock was refused.
         let again = file.try_clone().map_err(of_io)?;
         let locked = lock(file, is_alive).map_err(|errno| match errno {

@@ -7,12 +7,14 @@
 use std::time::{Duration, Instant};
 
 use pjw_core::command::Command;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
+use pjw_core::plan::Warning;
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::report::cpuset_events;
 use pjw_core::scan::ScanRequest;
 
 use super::{cycle::Warden, report::CycleReport};
+use crate::host::thaw_watcher::ThawWatcher;
 
 /// The longest time that one cycle waits for changes of cpusets.
 const MAX_WAIT: Duration = Duration::from_millis(100);
@@ -49,6 +51,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self,
         actions: Vec<CpusetAction>,
     ) -> Vec<(CpusetAction, CpusetOutcome)> {
+        if actions.iter().any(freezes) {
+            self.watch_frozen_jobs();
+        }
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {
             let begun = Instant::now();
@@ -59,4 +64,37 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
         outcomes
     }
+
+    /// Sets the process that thaws the frozen jobs if the daemon is killed. It is started before a job is frozen. With
+    /// `None`, no such process is needed.
+    pub fn set_thaw_watcher(&mut self, watcher: Option<ThawWatcher>) {
+        self.thaw_watcher = watcher;
+    }
+
+    /// Starts the process that thaws the frozen jobs if the daemon is killed, unless this process runs already. Must be
+    /// called from time to time while a job is frozen, to find out whether the process has ended.
+    pub fn watch_frozen_jobs(&mut self) {
+        if let Some(watcher) = &mut self.thaw_watcher {
+            watcher.ensure_running(Instant::now());
+            self.policy.thaw_watcher_pid = watcher.pid();
+        }
+    }
+
+    /// Returns the warning that no process thaws the frozen jobs if the daemon is killed. `None` if such a process runs, or
+    /// if none is needed.
+    pub fn thaw_watcher_warning(&self) -> Option<Warning> {
+        self.thaw_watcher.as_ref().and_then(ThawWatcher::warning)
+    }
+
+    /// Ends the process that thaws the frozen jobs if the daemon is killed. For an orderly stop, after all jobs were thawed.
+    pub fn end_thaw_watcher(&mut self) {
+        if let Some(watcher) = &mut self.thaw_watcher {
+            watcher.end();
+        }
+    }
+}
+
+/// Whether the change freezes the processes of a job, or keeps them frozen.
+fn freezes(action: &CpusetAction) -> bool {
+    matches!(&action.change, CpusetChange::Create { job_cpuset, .. } if job_cpuset.spec.frozen)
 }

@@ -23,10 +23,11 @@ use pjw_core::{
 };
 use pjw_sources::Host;
 
-use super::forks::{defer_scans_of_right_forks, probe};
+use super::forks::{defer_scans_of_right_forks, moves_processes, probe};
 use super::report::{
     ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, all_unrecorded,
 };
+use crate::host::thaw_watcher::ThawWatcher;
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -62,6 +63,8 @@ pub struct Warden<N, J> {
     pub(super) audited_grants: Option<(u64, GrantAudit)>,
     /// The time for which this cycle may still wait for changes of cpusets.
     pub(super) cpuset_time_left: Duration,
+    /// The process that thaws the frozen jobs if the daemon is killed. `None` if none is needed.
+    pub(super) thaw_watcher: Option<ThawWatcher>,
 }
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
@@ -95,6 +98,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             unknown_pus: CpuSet::new(),
             audited_grants: None,
             cpuset_time_left: Duration::ZERO,
+            thaw_watcher: None,
         }
     }
 
@@ -209,14 +213,15 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Replaces the policy (the configured rules), from the next cycle (scan, decision and changes) on. The fields
-    /// `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` keep their values, because these do not
-    /// come from the configuration.
+    /// `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` keep their values,
+    /// because these do not come from the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
-        let Policy { own_pid, only_managed_user, .. } = self.policy;
+        let Policy { own_pid, thaw_watcher_pid, only_managed_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
         let own_cgroups = std::mem::take(&mut self.policy.own_cgroups);
         self.state.pool.set_housekeeping(&policy.housekeeping_cpus);
-        self.policy = Policy { own_pid, only_managed_user, cpuset_support, own_cgroups, ..policy };
+        self.policy =
+            Policy { own_pid, thaw_watcher_pid, only_managed_user, cpuset_support, own_cgroups, ..policy };
         self.audited_grants = None;
         self.state.dirty = DirtySet::everything();
         self.state.full_scan_due = true;
@@ -486,14 +491,5 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             known.is_some_and(|known| known.start == thread.start)
         };
         self.ongoing_failures.refused_masks.retain(|thread, _| alive(thread));
-    }
-}
-
-/// Whether a command changes masks of processes that may fork at the same time.
-fn moves_processes(command: &Command) -> bool {
-    match command {
-        Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
-        Command::Want { .. } | Command::Provision(_) => false,
-        Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
     }
 }

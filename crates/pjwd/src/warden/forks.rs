@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pjw_core::command::Command;
 use pjw_core::fork_fastpath::{
     defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
     outside_by_unknown_request, snapshot_of_mismatches,
@@ -30,4 +31,13 @@ pub(super) fn probe<N: MachineInterface>(node: &mut N, state: &WardenState) -> O
     let cpuset_paths = if unknown.is_empty() { BTreeMap::new() } else { node.read_cpuset_paths(&unknown) };
     let snapshot = snapshot_of_mismatches(state, probe, &cpuset_paths);
     (!snapshot.processes.is_empty()).then_some(snapshot)
+}
+
+/// Whether a command changes masks of processes that may fork at the same time.
+pub(super) fn moves_processes(command: &Command) -> bool {
+    match command {
+        Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
+        Command::Want { .. } | Command::Provision(_) => false,
+        Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
+    }
 }

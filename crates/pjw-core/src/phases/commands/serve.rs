@@ -260,7 +260,7 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &AssignCommand) -> Result<(
     let reasons_against = [
         (process.is_kernel_thread, "it is a kernel thread"),
         (pid == Pid(1), "it is the system's first process"),
-        (draft.policy.own_pid == Some(pid), "it is the warden itself"),
+        (draft.policy.is_own_process(pid), "it is the warden itself"),
         (is_schedulers, "it is a scheduler's own process"),
     ];
     if let Some((_, why)) = reasons_against.into_iter().find(|(applies, _)| *applies) {

@@ -52,7 +52,7 @@ struct FoundJob {
 fn evidence_for(draft: &Draft<'_>, known: &KnownProcess) -> Option<FoundJob> {
     let (state, policy) = (&draft.state, draft.policy);
     let process = &known.process;
-    if process.is_kernel_thread || process.id.pid == Pid(1) || policy.own_pid == Some(process.id.pid) {
+    if process.is_kernel_thread || process.id.pid == Pid(1) || policy.is_own_process(process.id.pid) {
         return None;
     }
     let held = state.members.get(&process.id.pid);

@@ -4,8 +4,9 @@
 use crate::basics::Comm;
 use crate::terms::snapshot::Process;
 
-/// The names of pjw's own programs. Their processes never count as unassigned.
-const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
+/// The names of pjw's own programs. Their processes never count as unassigned. `pjw-thaw` is the process of pjwd that thaws frozen
+/// jobs after pjwd was killed.
+const OUR_PROGRAMS: [&str; 3] = ["pjw-thaw", "pjwctl", "pjwd"];
 
 /// The programs of a login itself: the session of an ssh client and of the server, the user's systemd and its services that
 /// every login has, and terminal multiplexers. Longer names are cut as the kernel cuts them (`TASK_COMM_LEN`).
@@ -36,7 +37,7 @@ const LOGIN_PROGRAMS: [&str; 20] = [
 const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
 
 impl Process {
-    /// Whether the command name of the process is that of a program of pjw (`pjwctl` or `pjwd`). pjw never
+    /// Whether the command name of the process is that of a program of pjw (`pjwctl`, `pjwd` or `pjw-thaw`). pjw never
     /// counts such a process as unassigned. A process is unassigned if it belongs to no job although its user
     /// has a job.
     #[must_use]

@@ -58,11 +58,10 @@ impl EventLoop {
             threads.any(|(tid, _)| scheduling_policy(*tid).is_ok_and(|policy| policy.is_realtime()))
         };
         let warning_of = |job: &Job| {
-            let is_frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
             let is_known =
                 self.borrower_warnings.realtime.iter().any(|known| known.job.as_ref() == Some(&job.id));
             // A frozen thread uses no CPU time.
-            let only_busy = !(is_frozen && is_known);
+            let only_busy = !(is_frozen(job) && is_known);
             let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_busy))?;
             let text = format!(
                 "process {} of {} has a real-time priority, so the job gets no lent cores: owners would wait for the process",
@@ -75,17 +74,26 @@ impl EventLoop {
     }
 
     /// After a cycle: lets the kernel report wake-ups on the PUs that are lent, and sends the configured signal to the
-    /// borrowers that lose cores. After a scan of the processes of jobs, also looks for borrowers with a real-time priority.
+    /// borrowers that lose cores. After a scan of the processes of jobs, also looks for borrowers with a real-time priority,
+    /// and whether the process still runs that thaws the frozen jobs if the daemon is killed.
     pub(super) fn watch_lending(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
             let warnings = self.realtime_borrower_warnings();
             let borrowers = warnings.iter().filter_map(|warning| warning.job.clone()).collect();
             self.borrower_warnings.realtime = warnings;
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
+            if self.has_frozen_job() {
+                self.warden.watch_frozen_jobs();
+            }
         }
         self.owner_samples
             .set_lent_pus(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), Instant::now());
         self.send_revocation_signal(events);
+    }
+
+    /// Whether a job is frozen because it can borrow no core.
+    pub(super) fn has_frozen_job(&self) -> bool {
+        self.warden.state().jobs.borrowers().any(is_frozen)
     }
 
     /// Sends the configured signal to the borrowers that lose cores by `events`. Keeps a warning about each of them that
@@ -117,6 +125,10 @@ impl EventLoop {
             }
         }
     }
+}
+
+fn is_frozen(job: &Job) -> bool {
+    job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen)
 }
 
 /// The warning about a borrower of which `count` processes, the first of them `pid`, did not get the revocation signal.

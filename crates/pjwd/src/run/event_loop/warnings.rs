@@ -6,12 +6,14 @@ use pjw_core::plan::Warning;
 use super::EventLoop;
 
 impl EventLoop {
-    /// The warnings about files of the daemon and of jobs, about the configuration, and about the memory of jobs.
+    /// The warnings about files of the daemon and of jobs, about the configuration, about the memory of jobs,
+    /// and about frozen jobs.
     pub(super) fn own_warnings(&self) -> Vec<Warning> {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
         let own = sent.chain(&self.provision_warnings).chain(self.borrower_warnings.iter()).cloned();
-        own.chain(self.excessive_provisions_warning()).chain(self.job_files.warnings()).collect()
+        let own = own.chain(self.excessive_provisions_warning()).chain(self.job_files.warnings());
+        own.chain(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job())).collect()
     }
 }

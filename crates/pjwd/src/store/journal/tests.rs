@@ -58,6 +58,18 @@ fn the_reason_of_a_fault_is_printed_once() {
 }
 
 #[test]
+fn a_journal_that_a_daemon_uses_can_not_be_locked_and_one_that_is_missing_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(lock_existing_journal(dir.path()).unwrap().is_none());
+    assert!(!dir.path().join(LINES).exists());
+    let (mut journal, _) = reopen(dir.path());
+    journal.replace_lines().unwrap();
+    assert!(lock_existing_journal(dir.path()).unwrap_err().is_in_use());
+    drop(journal);
+    assert!(lock_existing_journal(dir.path()).unwrap().is_some());
+}
+
+#[test]
 fn reserved_space_holds_no_records() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = reopen(dir.path());

@@ -35,6 +35,29 @@ fn a_second_lock_is_refused_and_names_the_first() {
 }
 
 #[test]
+fn a_daemon_waits_for_a_process_that_only_thaws_or_releases_jobs() {
+    let dir = runtime_dir();
+    let released = LockHolder::for_this_process(None, Path::new("/tmp/one"));
+    let lock = acquire(dir.path(), released).unwrap();
+    let holding = thread::spawn(move || {
+        thread::sleep(TIMEOUT_OF_LIVING * 2);
+        drop(lock);
+    });
+    acquire(dir.path(), holder("/tmp/one")).unwrap();
+    holding.join().unwrap();
+}
+
+#[test]
+fn a_lock_of_a_process_that_has_ended_is_not_held_by_a_running_one() {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    for (pid, runs) in [(child.id(), false), (std::process::id(), true)] {
+        let holder = Some(Box::new(LockHolder { pid, ..holder("/tmp/one") }));
+        assert_eq!(LockError::Held { serves: String::new(), holder }.is_held_by_running_process(), runs);
+    }
+}
+
+#[test]
 fn a_removed_lock_file_is_made_again_and_still_keeps_a_second_daemon_away() {
     let dir = runtime_dir();
     let mut lock = acquire(dir.path(), holder("/tmp/one")).unwrap();

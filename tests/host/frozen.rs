@@ -1,0 +1,179 @@
+//! A besteffort job that is frozen while no core is free for it. If pjwd is killed, a second process of pjwd thaws the job.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use nix::sys::signal::Signal;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::realtime::{SchedulingPolicy, scheduling_policy};
+use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::skipping::skip;
+use pjw_tests::waiting::{wait_for, wait_until};
+
+use crate::lending::{SPIN, assign, lends, runs};
+use crate::processes::{Shell, core_count, has_two_cores, is_ended, kill_process};
+
+const FREEZING: &str = "interval = \"50ms\"\n[lending]\nenabled = true\nbuffer = 0\nstarved = \"freeze\"\n";
+/// Starts the daemon with an ignored signal, an open descriptor and the environment of a batch job.
+const LAUNCHER: [&str; 3] =
+    ["sh", "-c", "trap '' USR1; SLURM_JOB_ID=4; export SLURM_JOB_ID; exec \"$0\" \"$@\" 9</dev/null"];
+/// What the second process writes to the log after it thawed the jobs.
+const THAWED: &str = "those that it froze run again";
+
+/// The processes of a besteffort job, one of which would always run, and of a job that gets all cores. The value must be
+/// dropped after the daemon, because frozen processes do not end.
+struct FrozenJob {
+    batch: Shell,
+    other: Shell,
+    spinner: u32,
+}
+
+impl FrozenJob {
+    fn start() -> Self {
+        let (mut batch, other) = (Shell::start(), Shell::start());
+        let spinner = batch.background(SPIN);
+        Self { batch, other, spinner }
+    }
+
+    /// Waits until the job is frozen. False, with a report, if this machine can't freeze it.
+    fn is_frozen_by(&self, daemon: &Daemon) -> bool {
+        let spinner = self.spinner;
+        assign(daemon, "batch", "besteffort", "64", &self.batch);
+        assign(daemon, "all", "normal", &core_count().to_string(), &self.other);
+        let is_frozen = wait_for("the job is frozen, or can't be frozen", || {
+            let mut warnings = daemon.status().warnings.into_iter();
+            let refusal = warnings.find(|warning| warning.code == "unserved");
+            refusal.map(|warning| Err(warning.text)).or_else(|| (!runs(spinner)).then_some(Ok(())))
+        });
+        is_frozen.map_err(skip).is_ok()
+    }
+
+    fn wait_until_it_runs(&self) {
+        wait_until("the job runs again", || runs(self.spinner));
+    }
+
+    fn wait_until_it_is_frozen(&self) {
+        wait_until("the job is frozen again", || !runs(self.spinner));
+    }
+}
+
+/// The fields of `/proc/PID/stat` after the command name, and the command name.
+fn stat(pid: u32) -> Option<(String, Vec<String>)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (before, after) = text.rsplit_once(") ")?;
+    let (_, name) = before.split_once('(')?;
+    Some((name.to_owned(), after.split_whitespace().map(str::to_owned).collect()))
+}
+
+/// Waits for the second process of the daemon, and returns its process id.
+fn wait_for_second_process(daemon: &Daemon) -> u32 {
+    let daemon_pid = daemon.pid().to_string();
+    wait_for("the daemon has a second process", || {
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.find(|pid| {
+            stat(*pid).is_some_and(|(name, fields)| name == "pjw-thaw" && fields[1] == daemon_pid)
+        })
+    })
+}
+
+#[test]
+fn a_frozen_job_runs_again_after_kill_9_without_a_command_and_the_next_daemon_decides_anew() {
+    if !has_two_cores() {
+        return;
+    }
+    for is_beside in [true, false] {
+        let job = FrozenJob::start();
+        let daemon = if is_beside {
+            Some(Daemon::start_with(Enforcement::Cpuset, FREEZING))
+        } else {
+            Daemon::start_alone(Enforcement::Cpuset, FREEZING)
+        };
+        let Some(mut daemon) = daemon.filter(|daemon| lends(daemon) && job.is_frozen_by(daemon)) else {
+            return;
+        };
+        let second_process = wait_for_second_process(&daemon);
+        daemon.kill();
+        job.wait_until_it_runs();
+        wait_until("the second process has ended", || is_ended(second_process));
+        assert_eq!(daemon.log().matches(THAWED).count(), 1, "{}", daemon.log());
+
+        daemon.spawn();
+        job.wait_until_it_is_frozen();
+        let second_process = wait_for_second_process(&daemon);
+        daemon.kill();
+        daemon.spawn();
+        wait_until("the second process of the killed daemon has ended", || is_ended(second_process));
+        job.wait_until_it_is_frozen();
+        assert_eq!(daemon.job("batch").unwrap().state, "waiting");
+
+        let second_process = wait_for_second_process(&daemon);
+        let before = daemon.log().matches(THAWED).count();
+        daemon.stop();
+        job.wait_until_it_runs();
+        wait_until("it has ended after an orderly stop", || is_ended(second_process));
+        assert_eq!(daemon.log().matches(THAWED).count(), before, "the daemon itself thawed the job");
+    }
+}
+
+/// A set of signals in `/proc/PID/status`, without the real-time signals: the C library uses two of these itself.
+fn signals(pid: u32, which: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(which)).unwrap();
+    u64::from_str_radix(line.trim(), 16).unwrap() & 0x7fff_ffff
+}
+
+#[test]
+fn the_process_that_thaws_after_kill_9_inherits_nothing_belongs_to_no_job_and_uses_no_cpu_time() {
+    if !has_two_cores() {
+        return;
+    }
+    let job = FrozenJob::start();
+    let mut daemon = Daemon::prepare_with(Enforcement::Cpuset, FREEZING);
+    daemon.spawn_by(&LAUNCHER);
+    if !lends(&daemon) || !job.is_frozen_by(&daemon) {
+        return;
+    }
+    let pid = wait_for_second_process(&daemon);
+    let (_, fields) = stat(pid).unwrap();
+    assert_eq!([&fields[2], &fields[3]], [&pid.to_string(); 2], "its process group and its session");
+    assert_eq!(scheduling_policy(Tid(pid)), Ok(SchedulingPolicy::Normal));
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let descriptors: BTreeSet<String> =
+        descriptors.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    assert_eq!(descriptors, ["0", "1", "2"].map(str::to_owned).into());
+    let [of_user, of_pipe] = [Signal::SIGUSR1, Signal::SIGPIPE].map(|signal| 1 << (signal as i32 - 1));
+    assert_eq!(signals(daemon.pid(), "SigIgn:"), of_user | of_pipe);
+    assert_eq!(["SigIgn:", "SigBlk:", "SigCgt:"].map(|which| signals(pid, which)), [of_pipe, 0, 0]);
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
+    assert!(!String::from_utf8_lossy(&environment).contains("SLURM"));
+    let refused = daemon.pjwctl(&["assign", &daemon.job_id("all"), "--pid", &pid.to_string()]);
+    let refused = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.contains("it is the warden itself"), "{refused}");
+    assert!(!runs(pid), "it only waits");
+}
+
+#[test]
+fn without_the_process_that_thaws_after_kill_9_the_daemon_goes_on_with_one_warning() {
+    if !has_two_cores() {
+        return;
+    }
+    let job = FrozenJob::start();
+    let daemon = Daemon::start_with(Enforcement::Cpuset, FREEZING);
+    if !lends(&daemon) || !job.is_frozen_by(&daemon) {
+        return;
+    }
+    kill_process(wait_for_second_process(&daemon));
+    let warnings = || -> Vec<_> {
+        daemon.status().warnings.into_iter().filter(|warning| warning.code == "thaw-watcher").collect()
+    };
+    wait_until("the status has a warning", || !warnings().is_empty());
+    let warning = warnings().remove(0);
+    assert!(warning.text.contains("it has ended: signal: 9"), "{}", warning.text);
+    assert!(warning.remedy.contains("pjwd --thaw"), "{}", warning.remedy);
+    assert!(!runs(job.spinner), "the job is still frozen");
+    assert_eq!(daemon.log().matches("stay frozen if pjwd is killed").count(), 1, "{}", daemon.log());
+    daemon.release("all").unwrap();
+    job.wait_until_it_runs();
+    wait_until("no job is frozen any more, and the warning ends", || warnings().is_empty());
+}
