@@ -19,7 +19,8 @@ use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, MAX_RESULTS, Packet};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
-use crate::tasks::space::{MAX_POSTED, Space};
+use crate::tasks::request::MAX_POSTED;
+use crate::tasks::space::Space;
 
 /// The work of one spawner thread.
 pub(crate) struct Work {

@@ -1,8 +1,8 @@
 //! The birth of a task: from clone3(2) to the first instruction of its program.
 //!
-//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host: both have one `errno`,
-//! as after vfork(2). The host sleeps meanwhile, and looks every 100 ms whether the task lives. Each look may change `errno`.
-//! If a step of the task fails in that moment, the reported errno can be that of the look.
+//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host. So it calls nothing that
+//! writes a thread-local variable, such as `errno`. The host goes on meanwhile, and may make other tasks. It waits for the task
+//! before it answers the request.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -10,9 +10,14 @@ use std::sync::atomic::{AtomicI32, AtomicU32};
 
 use nix::errno::Errno;
 
+use super::descriptors::close_between;
+use super::image::Shape;
+use super::map;
+use super::page::PAGE;
 use super::request::Request;
+use crate::bare;
 use crate::clone::{
-    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, checked, clone_and_run, end_with_launcher,
+    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, Failed, clone_and_run, end_with_launcher,
     take_streams,
 };
 use crate::failure::SpawnStep;
@@ -23,18 +28,20 @@ const UNDECIDED: u32 = u32::MAX;
 const BEGUN: u32 = u32::MAX - 1;
 /// How long the host sleeps before it looks whether the task was killed.
 static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// The bytes of its stack that a program with glibc uses before `main`. It has buffers for paths of 4 KiB.
+const EARLY_STACK: u64 = 4 * PAGE;
 
-/// What the host and the new task share until the program begins. It lies on the stack of the host.
+/// What the host and the new task share until the program begins. The host leaves it where it is until [`wait`] returns.
 pub(super) struct Birth<'a> {
-    request: &'a Request,
+    request: Request,
     /// 1 until the task has begun its program, has failed or has ended. A futex.
     is_busy: AtomicU32,
     step: AtomicU32,
     errno: AtomicI32,
-    /// The first instruction, and the stack pointer there.
-    entry: u64,
-    stack: u64,
+    beginning: Beginning<'a>,
     streams: [RawFd; 3],
+    /// The directory of the cgroup in which the task is born.
+    cgroup: Option<RawFd>,
     /// Descriptors from this one on belong to the host.
     first_own_descriptor: RawFd,
     /// Where the task writes its process id.
@@ -42,8 +49,11 @@ pub(super) struct Birth<'a> {
 }
 
 /// Where a task begins.
-pub(super) struct Beginning {
-    pub(super) entry: u64,
+pub(super) struct Beginning<'a> {
+    pub(super) shape: &'a Shape,
+    /// The address where the program is mapped.
+    pub(super) base: u64,
+    /// The stack pointer at the first instruction.
     pub(super) stack: u64,
 }
 
@@ -55,41 +65,52 @@ pub(super) struct Descriptors {
     pub(super) first_own: RawFd,
 }
 
-/// A task that was made: its process id, its pidfd, and the failed step with its errno. A task with a failed step ends by itself.
-pub(super) struct Born {
-    pub(super) pid: u32,
-    pub(super) pidfd: RawFd,
-    pub(super) failure: Option<(SpawnStep, Errno)>,
+impl<'a> Birth<'a> {
+    pub(super) fn new(
+        request: Request,
+        beginning: Beginning<'a>,
+        descriptors: &Descriptors,
+        pid: &'a AtomicU32,
+    ) -> Self {
+        Self {
+            request,
+            is_busy: AtomicU32::new(1),
+            step: AtomicU32::new(UNDECIDED),
+            errno: AtomicI32::new(0),
+            beginning,
+            streams: descriptors.streams,
+            cgroup: descriptors.cgroup,
+            first_own_descriptor: descriptors.first_own,
+            pid,
+        }
+    }
+
+    /// The step that failed, after [`wait`]. A task with a failed step ends by itself.
+    pub(super) fn failure(&self) -> Option<(SpawnStep, Errno)> {
+        match self.step.load(Acquire) {
+            BEGUN => None,
+            // Killed before it could begin.
+            UNDECIDED => Some((SpawnStep::Exec, Errno::ESRCH)),
+            step => Some((
+                SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Exec),
+                Errno::from_raw(self.errno.load(Relaxed)),
+            )),
+        }
+    }
 }
 
-/// Makes a task. Returns when it has begun its program or has failed.
+/// Makes a task. Returns its process id and its pidfd, and does not wait until the program begins.
 ///
 /// # Errors
-/// The failed step if there is no process.
+/// The failed step. There is no process then.
 ///
 /// # Safety
-/// The calling process must be the host. `beginning` must be the first instruction of a program that was mapped for this task
-/// alone, and a stack as that program expects it.
-pub(super) unsafe fn give_birth(
-    request: &Request,
-    beginning: &Beginning,
-    descriptors: &Descriptors,
-    pid: &AtomicU32,
-) -> Result<Born, (SpawnStep, Errno)> {
-    let birth = Birth {
-        request,
-        is_busy: AtomicU32::new(1),
-        step: AtomicU32::new(UNDECIDED),
-        errno: AtomicI32::new(0),
-        entry: beginning.entry,
-        stack: beginning.stack,
-        streams: descriptors.streams,
-        first_own_descriptor: descriptors.first_own,
-        pid,
-    };
+/// The calling process must be the host. The birth must stay where it is until [`wait`] has returned. Its beginning must be the
+/// first instruction of a program that was mapped for this task alone, and a stack as that program expects it.
+pub(super) unsafe fn give_birth(birth: &Birth<'_>) -> Result<(u32, RawFd), (SpawnStep, Errno)> {
     let mut pidfd: RawFd = -1;
     // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's stack.
-    let stack_end = (beginning.stack - 256) & !63;
+    let stack_end = (birth.beginning.stack - 256) & !63;
     let mut arguments = CloneArguments {
         // The task is a child of the host's parent, and has the exit signal of the host. At the end of the process the kernel
         // clears `is_busy` and wakes the host.
@@ -104,36 +125,21 @@ pub(super) unsafe fn give_birth(
         stack_size: 64 * 1024,
         ..CloneArguments::default()
     };
-    if let Some(cgroup) = descriptors.cgroup {
+    if let Some(cgroup) = birth.cgroup {
         arguments.flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = u64::from(cgroup.cast_unsigned());
     }
-    // SAFETY: the caller guarantees the stack. `birth` outlives the use by the task, because the host waits.
-    let result = unsafe { clone_and_run(&arguments, (&raw const birth).cast(), run) };
-    let Ok(pid) = u32::try_from(result) else {
+    // SAFETY: the caller guarantees the stack, and that the birth outlives its use by the task.
+    let result = unsafe { clone_and_run(&arguments, (&raw const *birth).cast(), run) };
+    u32::try_from(result).map(|pid| (pid, pidfd)).map_err(|_| {
         let errno = Errno::from_raw(i32::try_from(-result).unwrap_or(libc::EIO));
-        let step = if descriptors.cgroup.is_some() && errno != Errno::EAGAIN {
-            SpawnStep::Cgroup
-        } else {
-            SpawnStep::Clone
-        };
-        return Err((step, errno));
-    };
-    wait(&birth, pidfd);
-    let failure = match birth.step.load(Acquire) {
-        BEGUN => None,
-        // Killed before it could begin.
-        UNDECIDED => Some((SpawnStep::Exec, Errno::ESRCH)),
-        step => Some((
-            SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Exec),
-            Errno::from_raw(birth.errno.load(Relaxed)),
-        )),
-    };
-    Ok(Born { pid, pidfd, failure })
+        let is_of_cgroup = birth.cgroup.is_some() && errno != Errno::EAGAIN;
+        (if is_of_cgroup { SpawnStep::Cgroup } else { SpawnStep::Clone }, errno)
+    })
 }
 
-/// Waits until the task needs `birth` no more.
-fn wait(birth: &Birth<'_>, pidfd: RawFd) {
+/// Waits until the task needs its birth no more.
+pub(super) fn wait(birth: &Birth<'_>, pidfd: RawFd) {
     while birth.is_busy.load(Acquire) != 0 {
         // SAFETY: the futex outlives the call.
         unsafe {
@@ -145,6 +151,9 @@ fn wait(birth: &Birth<'_>, pidfd: RawFd) {
                 &raw const LOOK_AFTER,
             );
         }
+        if birth.is_busy.load(Acquire) == 0 {
+            return;
+        }
         let mut poll = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, which outlives the call.
         if unsafe { libc::poll(&raw mut poll, 1, 0) } == 1 {
@@ -155,7 +164,7 @@ fn wait(birth: &Birth<'_>, pidfd: RawFd) {
 
 /// The task until its program begins. It shares the memory of the host, so it must not allocate, lock or unwind.
 extern "C" fn run(birth: *const ()) -> ! {
-    // SAFETY: the host passes a `Birth`, and waits while the task uses it.
+    // SAFETY: the host passes a `Birth`, and leaves it there while the task uses it.
     let birth = unsafe { &*birth.cast::<Birth<'_>>() };
     if let Err((step, errno)) = prepare(birth) {
         birth.errno.store(errno, Relaxed);
@@ -164,79 +173,70 @@ extern "C" fn run(birth: *const ()) -> ! {
         unsafe { libc::_exit(127) }
     }
     birth.step.store(BEGUN, Release);
+    let Beginning { shape, base, stack } = birth.beginning;
     // SAFETY: this is the beginning of the program that was mapped for this task.
-    unsafe { enter(birth.is_busy.as_ptr(), birth.stack, birth.entry) }
+    unsafe { enter(birth.is_busy.as_ptr(), stack, base + shape.entry) }
 }
 
-fn prepare(birth: &Birth<'_>) -> Result<(), (SpawnStep, i32)> {
+fn prepare(birth: &Birth<'_>) -> Result<(), Failed> {
     let head = &birth.request.head;
+    let of_clone = |errno| (SpawnStep::Clone, errno);
     if head.mask_words > 0 {
         let (bytes, mask) = birth.request.mask();
+        let arguments = [0, bytes as i64, bare::address(mask), 0, 0];
         // SAFETY: the kernel reads so many bytes of the request.
-        let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, bytes, mask) };
-        checked(SpawnStep::Mask, set)?;
+        let set = unsafe { bare::call(libc::SYS_sched_setaffinity, arguments) };
+        set.map_err(|errno| (SpawnStep::Mask, errno))?;
     }
     if let Some(policy) = &head.policy {
         policy.set().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
+    populate(&birth.beginning);
+    // SAFETY: the program was mapped for this task, and has not begun.
+    unsafe { map::clear_tails(birth.beginning.base, birth.beginning.shape) };
     take_streams(birth.streams)?;
-    close_from(birth.first_own_descriptor)?;
+    close_between(birth.first_own_descriptor, RawFd::MAX).map_err(|errno| (SpawnStep::Stdio, errno))?;
     let directory = birth.request.directory();
     if !directory.is_null() {
         // SAFETY: the path ends with a NUL byte.
-        checked(SpawnStep::Directory, unsafe { libc::chdir(directory.cast()) }.into())?;
+        let changed = unsafe { bare::call(libc::SYS_chdir, [bare::address(directory), 0, 0, 0, 0]) };
+        changed.map_err(|errno| (SpawnStep::Directory, errno))?;
     }
     if head.launcher != 0 {
         end_with_launcher(head.launcher)?;
     }
     if let Some((soft, hard)) = head.descriptor_limit {
         let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
+        let arguments = [0, libc::RLIMIT_NOFILE.into(), bare::address(&raw const limit), 0, 0];
         // SAFETY: the limit outlives the call.
-        let set = unsafe {
-            libc::syscall(
-                libc::SYS_prlimit64,
-                0,
-                libc::RLIMIT_NOFILE,
-                &raw const limit,
-                std::ptr::null_mut::<u8>(),
-            )
-        };
-        checked(SpawnStep::Clone, set)?;
+        unsafe { bare::call(libc::SYS_prlimit64, arguments) }.map_err(of_clone)?;
     }
-    // SAFETY: the name has 16 bytes, of which the last is NUL.
-    unsafe { libc::prctl(libc::PR_SET_NAME, head.name.as_ptr()) };
+    let arguments = [libc::PR_SET_NAME.into(), bare::address(head.name.as_ptr()), 0, 0, 0];
+    // SAFETY: the name has 16 bytes, of which the last is NUL. The call can't fail.
+    let _ = unsafe { bare::call(libc::SYS_prctl, arguments) };
     signals::set_default(libc::SIGPIPE);
     // SAFETY: has no precondition.
-    let pid = unsafe { libc::syscall(libc::SYS_getpid) };
+    let pid = unsafe { bare::call(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
     birth.pid.store(u32::try_from(pid).unwrap_or(0), Release);
-    let (set, no_old) = (&raw const head.blocked_signals, std::ptr::null_mut::<KernelSignals>());
+    let set = bare::address(&raw const head.blocked_signals);
+    let arguments = [libc::SIG_SETMASK.into(), set, 0, size_of::<KernelSignals>() as i64, 0];
     // SAFETY: the set has the size that is given.
-    let unblocked = unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, set, no_old, size_of::<KernelSignals>())
-    };
-    checked(SpawnStep::Clone, unblocked)?;
+    unsafe { bare::call(libc::SYS_rt_sigprocmask, arguments) }.map_err(of_clone)?;
     // The kernel must not clear `is_busy` later: a program without a C library would leave that as it is.
     // SAFETY: null stands for no address.
-    unsafe { libc::syscall(libc::SYS_set_tid_address, 0) };
-    Ok(())
+    unsafe { bare::call(libc::SYS_set_tid_address, [0; 5]) }.map(drop).map_err(of_clone)
 }
 
-/// Closes all descriptors from a number on. close_range(2) is in Linux 5.9 and later.
-pub(super) fn close_from(first: RawFd) -> Result<(), (SpawnStep, i32)> {
-    // SAFETY: the table of descriptors is that of the calling process alone.
-    let closed = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
-    if closed == 0 || Errno::last() != Errno::ENOSYS {
-        return checked(SpawnStep::Stdio, closed);
+/// Takes the pages that the program writes first, on the memory node of the task. Without that, the first write to a page that
+/// was read before interrupts all CPUs on which tasks run. Linux before 5.14 has no such call: then each page costs a fault.
+fn populate(beginning: &Beginning<'_>) {
+    let stack = beginning.stack - beginning.stack % PAGE;
+    let (begin, end) = map::written_first(beginning.shape);
+    for (begin, end) in [(beginning.base + begin, beginning.base + end), (stack - EARLY_STACK, stack)] {
+        let arguments = [begin as i64, (end - begin) as i64, libc::MADV_POPULATE_WRITE.into(), 0, 0];
+        // SAFETY: changes no contents. The kernel refuses what is not mapped.
+        let _ = unsafe { bare::call(libc::SYS_madvise, arguments) };
     }
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one limit. The descriptors are those of the calling process alone.
-    unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        for descriptor in first..i32::try_from(limit.rlim_cur).unwrap_or(1 << 20) {
-            libc::close(descriptor);
-        }
-    }
-    Ok(())
 }
 
 /// Wakes the host and begins the program, with the registers that execve(2) leaves: no thread pointer, and in rdx no function
