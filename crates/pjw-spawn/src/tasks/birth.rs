@@ -13,7 +13,6 @@ use nix::errno::Errno;
 use super::descriptors::close_between;
 use super::image::Shape;
 use super::map;
-use super::page::PAGE;
 use super::request::Request;
 use crate::bare;
 use crate::clone::{
@@ -28,8 +27,6 @@ const UNDECIDED: u32 = u32::MAX;
 const BEGUN: u32 = u32::MAX - 1;
 /// How long the host sleeps before it looks whether the task was killed.
 static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// The bytes of its stack that a program with glibc uses before `main`. It has buffers for paths of 4 KiB.
-const EARLY_STACK: u64 = 4 * PAGE;
 
 /// What the host and the new task share until the program begins. The host leaves it where it is until [`wait`] returns.
 pub(super) struct Birth<'a> {
@@ -230,13 +227,11 @@ fn prepare(birth: &Birth<'_>) -> Result<(), Failed> {
 /// Takes the pages that the program writes first, on the memory node of the task. Without that, the first write to a page that
 /// was read before interrupts all CPUs on which tasks run. Linux before 5.14 has no such call: then each page costs a fault.
 fn populate(beginning: &Beginning<'_>) {
-    let stack = beginning.stack - beginning.stack % PAGE;
     let (begin, end) = map::written_first(beginning.shape);
-    for (begin, end) in [(beginning.base + begin, beginning.base + end), (stack - EARLY_STACK, stack)] {
-        let arguments = [begin as i64, (end - begin) as i64, libc::MADV_POPULATE_WRITE.into(), 0, 0];
-        // SAFETY: changes no contents. The kernel refuses what is not mapped.
-        let _ = unsafe { bare::call(libc::SYS_madvise, arguments) };
-    }
+    let address = (beginning.base + begin) as i64;
+    let arguments = [address, (end - begin) as i64, libc::MADV_POPULATE_WRITE.into(), 0, 0];
+    // SAFETY: changes no contents. The kernel refuses what is not mapped.
+    let _ = unsafe { bare::call(libc::SYS_madvise, arguments) };
 }
 
 /// Wakes the host and begins the program, with the registers that execve(2) leaves: no thread pointer, and in rdx no function

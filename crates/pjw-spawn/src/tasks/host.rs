@@ -28,6 +28,8 @@ const SOCKET: u64 = u64::MAX;
 pub(super) const FREE: RawFd = -1;
 /// The end of the task in the slot will not be seen, so the slot is not used again.
 pub(super) const LOST: RawFd = -2;
+/// The program is mapped in the slot, and its task is not made yet.
+pub(super) const TAKEN: RawFd = -4;
 /// The task in the slot has ended, and its memory is still mapped.
 const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay. Tasks of one group often end together: then one call unmaps them all, or
@@ -66,7 +68,7 @@ pub(super) struct Plan {
 
 /// A slot in the table of the host.
 pub(super) struct Slot {
-    /// The pidfd of the task, or [`FREE`], [`LOST`] or [`ENDED`].
+    /// The pidfd of the task, or [`FREE`], [`TAKEN`], [`LOST`] or [`ENDED`].
     pub(super) pidfd: RawFd,
     pub(super) pid: u32,
 }

@@ -1,8 +1,8 @@
-//! A round: the host takes all requests that have come, begins their tasks one after the other, and answers them together when
-//! all tasks have begun.
+//! A round: the host takes all requests that have come, maps the programs of their tasks, makes the tasks one after the other, and
+//! answers all requests together when all tasks have begun.
 //!
-//! A task needs some time until it begins. Meanwhile the host begins the next one. A message for each would wake the parent
-//! for each.
+//! A task needs some time until it begins. Meanwhile the host makes the next one. It maps nothing then: tasks that take pages and the
+//! host would wait for one lock of the kernel. A message for each answer would wake the parent for each.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use super::birth::{self, Beginning, Birth, Descriptors};
 use super::descriptors::{copy_above, move_above};
-use super::host::{FREE, Failed, Host, LOST, Slot, kill};
+use super::host::{FREE, Failed, Host, LOST, Slot, TAKEN, kill};
 use super::map;
 use super::request::{Answer, MAX_POSTED, Request, send};
 use super::stack::{self, Contents};
@@ -29,8 +29,11 @@ type Passed = [Option<OwnedFd>; MAX_DESCRIPTORS];
 struct NoMoreRequests;
 
 /// A request of the round, of which a task was made or not.
-#[derive(Clone, Copy)]
 struct Outcome {
+    /// The descriptors that have come with the request. The task inherits them.
+    passed: Passed,
+    /// The slot in which the program is mapped, until the task is made.
+    prepared: Option<usize>,
     /// The process, or 0.
     pid: u32,
     /// The pidfd of a task that may begin. -1 for others.
@@ -40,22 +43,31 @@ struct Outcome {
 }
 
 impl Outcome {
-    const NONE: Self = Self { pid: 0, pidfd: -1, slot: 0, failure: None };
-
-    fn failed(failed: Failed) -> Self {
-        Self { failure: Some(failed), ..Self::NONE }
-    }
+    const NONE: Self = Self {
+        passed: [const { None }; MAX_DESCRIPTORS],
+        prepared: None,
+        pid: 0,
+        pidfd: -1,
+        slot: 0,
+        failure: None,
+    };
 }
 
 impl<'a> Host<'a> {
     /// Takes the requests that have come, at most [`MAX_POSTED`], and answers them. Returns false after the last one.
     pub(super) fn take_requests(&mut self) -> bool {
-        let mut outcomes = [Outcome::NONE; MAX_POSTED];
+        let mut outcomes = [const { Outcome::NONE }; MAX_POSTED];
         let mut count = 0;
         let mut may_get_more = true;
         while let Some(outcome) = outcomes.get_mut(count) {
             match self.receive() {
-                Ok(Some((request, passed))) => *outcome = self.begin(count, request, &passed),
+                Ok(Some((request, passed))) => {
+                    outcome.passed = passed;
+                    match self.prepare_task(count, request, &outcome.passed) {
+                        Ok(slot) => outcome.prepared = Some(slot),
+                        Err(failed) => outcome.failure = Some(failed),
+                    }
+                }
                 Ok(None) => break,
                 Err(NoMoreRequests) => {
                     may_get_more = false;
@@ -65,6 +77,9 @@ impl<'a> Host<'a> {
             count += 1;
         }
         let outcomes = outcomes.get_mut(..count).unwrap_or_default();
+        for (index, outcome) in outcomes.iter_mut().enumerate() {
+            self.make_task(index, outcome);
+        }
         self.answer(outcomes) && may_get_more
     }
 
@@ -101,44 +116,66 @@ impl<'a> Host<'a> {
         Ok(Some((request, descriptors)))
     }
 
-    /// Begins the task of a request, the one with this index in the round.
-    fn begin(&mut self, index: usize, request: Request, passed: &Passed) -> Outcome {
+    /// Maps the program and the stack for a request, the one with this index in the round. Returns the slot.
+    fn prepare_task(&mut self, index: usize, request: Request, passed: &Passed) -> Result<usize, Failed> {
         let head = &request.head;
         let expected =
             head.streams.iter().filter(|is_passed| **is_passed).count() + usize::from(head.has_cgroup);
         // The kernel leaves out descriptors above the limit of the host (`MSG_CTRUNC`, recvmsg(2)).
         if passed.iter().take(expected).any(Option::is_none) {
-            return Outcome::failed((SpawnStep::Stdio, Errno::EMFILE));
+            return Err((SpawnStep::Stdio, Errno::EMFILE));
         }
         if head.rank >= self.plan.size {
-            return Outcome::failed((SpawnStep::Clone, Errno::EINVAL));
+            return Err((SpawnStep::Clone, Errno::EINVAL));
         }
         let mut passed = passed.iter().map(|descriptor| descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         let mut next = |is_passed| if is_passed { passed.next().unwrap_or(-1) } else { -1 };
         let streams = head.streams.map(&mut next);
         let cgroup = head.has_cgroup.then(|| next(true));
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
-        let Some(slot) = self.free_slot() else {
-            return Outcome::failed((SpawnStep::Clone, Errno::EAGAIN));
-        };
-        let address = self.slots_at + slot as u64 * self.plan.slot.bytes;
-        let birth = self.fill(address, request, &descriptors).and_then(|birth| {
-            let place = self.births.wrapping_add(index);
-            // SAFETY: there is room for so many births, and no task of another round uses this one. The program and the stack
-            // were mapped for this task.
-            unsafe {
-                place.write(birth);
-                birth::give_birth(&*place)
+        let slot = self.free_slot().ok_or((SpawnStep::Clone, Errno::EAGAIN))?;
+        let birth =
+            self.fill(self.address_of(slot), request, &descriptors).inspect_err(|_| self.clear(slot))?;
+        // SAFETY: there is room for so many births, and no task of another round uses this one.
+        unsafe { self.births.wrapping_add(index).write(birth) };
+        if let Some(place) = self.slots.get_mut(slot) {
+            place.pidfd = TAKEN;
+        }
+        Ok(slot)
+    }
+
+    /// Makes the task of a request, the one with this index in the round, if its program is mapped.
+    fn make_task(&mut self, index: usize, outcome: &mut Outcome) {
+        let Some(slot) = outcome.prepared.take() else { return };
+        // SAFETY: the birth was written when the program was mapped for this task.
+        match unsafe { birth::give_birth(&*self.births.wrapping_add(index)) } {
+            Ok((pid, pidfd)) => {
+                (outcome.pid, outcome.slot) = (pid, slot);
+                match self.keep(index, slot, pid, pidfd) {
+                    Ok(pidfd) => outcome.pidfd = pidfd,
+                    Err(errno) => outcome.failure = Some((SpawnStep::Clone, errno)),
+                }
             }
-        });
-        match birth {
-            Ok((pid, pidfd)) => self.keep(index, slot, pid, pidfd),
             Err(failed) => {
-                // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
-                let _ = unsafe { map::reserve_again(address, self.plan.slot.bytes) };
-                Outcome::failed(failed)
+                self.clear(slot);
+                if let Some(place) = self.slots.get_mut(slot) {
+                    place.pidfd = FREE;
+                }
+                outcome.failure = Some(failed);
             }
         }
+        // The task has its own copies.
+        outcome.passed = [const { None }; MAX_DESCRIPTORS];
+    }
+
+    fn address_of(&self, slot: usize) -> u64 {
+        self.slots_at + slot as u64 * self.plan.slot.bytes
+    }
+
+    /// Unmaps what was mapped for a task that does not live.
+    fn clear(&self, slot: usize) {
+        // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
+        let _ = unsafe { map::reserve_again(self.address_of(slot), self.plan.slot.bytes) };
     }
 
     /// Finds a slot without a task. The memory of ended tasks is only unmapped before if there is no other slot.
@@ -177,7 +214,7 @@ impl<'a> Host<'a> {
 
     /// Keeps the pidfd of a new task above the descriptors that the next task gets. If that fails, the end of the task could not
     /// be seen: the task is killed.
-    fn keep(&mut self, index: usize, slot: usize, pid: u32, pidfd: RawFd) -> Outcome {
+    fn keep(&mut self, index: usize, slot: usize, pid: u32, pidfd: RawFd) -> Result<RawFd, Errno> {
         // SAFETY: the kernel has opened the descriptor for the host.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         let kept = if pidfd.as_raw_fd() >= self.first_own {
@@ -188,21 +225,12 @@ impl<'a> Host<'a> {
                 self.wait(index, pidfd.as_raw_fd());
             })
         };
-        let Some(place) = self.slots.get_mut(slot) else {
-            return Outcome::failed((SpawnStep::Clone, Errno::EAGAIN));
-        };
-        match kept {
-            Ok(pidfd) => {
-                let pidfd = pidfd.into_raw_fd();
-                *place = Slot { pidfd, pid };
-                self.living += 1;
-                Outcome { pid, pidfd, slot, failure: None }
-            }
-            Err(errno) => {
-                *place = Slot { pidfd: LOST, pid };
-                Outcome { pid, ..Outcome::failed((SpawnStep::Clone, errno)) }
-            }
+        let kept = kept.map(IntoRawFd::into_raw_fd);
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = Slot { pidfd: kept.unwrap_or(LOST), pid };
         }
+        self.living += usize::from(kept.is_ok());
+        kept
     }
 
     /// Waits until a task of the round needs its birth no more. Returns its failure.
