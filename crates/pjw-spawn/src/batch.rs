@@ -26,7 +26,7 @@ use crate::setup::Setup;
 use crate::signals;
 use crate::spawner;
 use crate::tasks::room::AddressSpaceError;
-use crate::tasks::space::{AddressSpace, end_host};
+use crate::tasks::space::{AddressSpace, Extent, end_host};
 use crate::work::{Work, leave_shared_descriptors};
 
 /// The stack of a spawner thread.
@@ -216,15 +216,18 @@ fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
     shares
 }
 
-/// Makes the address space of instances that are tasks. `None` for others.
+/// Makes the address space of instances that are tasks. `None` for others. `has_own_table` says that no other thread has the table
+/// of descriptors of the calling thread.
 fn space_of(
     setup: &Arc<Setup>,
     indexes: &[usize],
     instances: &[Instance],
+    has_own_table: bool,
 ) -> Option<Result<AddressSpace, AddressSpaceError>> {
     setup.image.as_ref()?;
     let size = instances.iter().map(|instance| instance.size).max().unwrap_or(0);
-    Some(AddressSpace::of_setup(Arc::clone(setup), indexes.len(), size))
+    let extent = Extent { capacity: indexes.len(), size, is_lasting: false, has_own_table };
+    Some(AddressSpace::of_setup(Arc::clone(setup), &extent))
 }
 
 impl Batch {
@@ -354,7 +357,7 @@ impl Batch {
             }
             // The descriptors of the space must be in no other table: the host ends when they are closed.
             let has_own_table = leave_shared_descriptors();
-            let space = match space_of(&setup, &indexes, &instances).transpose() {
+            let space = match space_of(&setup, &indexes, &instances, has_own_table).transpose() {
                 Ok(space) => space,
                 Err(error) => {
                     let _ = report.send(Err(error));

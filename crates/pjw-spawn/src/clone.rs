@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
+use crate::bare;
 use crate::child::Child;
 use crate::credentials::Credentials;
 use crate::failure::{SpawnError, SpawnStep};
@@ -303,22 +304,23 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
 }
 
 /// Converts the result of a system call: -1 becomes the failed step `step` with the present `errno`.
-pub(crate) fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
+fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
     if result < 0 { Err((step, Errno::last_raw())) } else { Ok(()) }
 }
 
 /// Makes the descriptors `streams` the standard streams 0 to 2 of the process. A descriptor below 3 is first copied to
 /// a number above 2, so that the streams can be exchanged.
 pub(crate) fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
+    let of_stdio = |errno| (SpawnStep::Stdio, errno);
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
+        let arguments = [(*stream).into(), libc::F_DUPFD_CLOEXEC.into(), 3, 0, 0];
         // SAFETY: changes descriptors of the process only, whose table is its own.
-        let copy = unsafe { libc::fcntl(*stream, libc::F_DUPFD_CLOEXEC, 3) };
-        checked(SpawnStep::Stdio, copy.into())?;
-        *stream = copy;
+        let copy = unsafe { bare::call(libc::SYS_fcntl, arguments) }.map_err(of_stdio)?;
+        *stream = RawFd::try_from(copy).map_err(|_| of_stdio(libc::EMFILE))?;
     }
     for (target, &stream) in (0..).zip(&streams).filter(|(_, stream)| **stream >= 0) {
         // SAFETY: as above. The two differ, so the copy is not closed by execve(2).
-        checked(SpawnStep::Stdio, unsafe { libc::dup2(stream, target) }.into())?;
+        unsafe { bare::call(libc::SYS_dup3, [stream.into(), target, 0, 0, 0]) }.map_err(of_stdio)?;
     }
     Ok(())
 }
@@ -340,8 +342,9 @@ fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
 /// Requests that the kernel kills the process when its spawner thread ends (`PR_SET_PDEATHSIG`). If the parent is no
 /// longer the process `launcher`, ends the process at once.
 pub(crate) fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
+    let arguments = [libc::PR_SET_PDEATHSIG.into(), libc::SIGKILL.into(), 0, 0, 0];
     // SAFETY: changes the process only.
-    checked(SpawnStep::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
+    unsafe { bare::call(libc::SYS_prctl, arguments) }.map_err(|errno| (SpawnStep::Clone, errno))?;
     // SAFETY: has no precondition. After the end of its parent, a process has another one.
     if unsafe { libc::getppid() } != launcher {
         // SAFETY: as in `run`.

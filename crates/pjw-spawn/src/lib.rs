@@ -10,6 +10,7 @@
 //!
 //! `unsafe` is allowed in this crate, in small functions with a `SAFETY` comment.
 
+mod bare;
 mod batch;
 mod checks;
 mod child;

@@ -3,6 +3,8 @@
 use nix::errno::Errno;
 use pjw_core::cpuset::{CpuSet, Pu};
 
+use crate::bare;
+
 /// 8,192 PUs, the largest `NR_CPUS`. A kernel with longer masks gets a larger buffer.
 const MASK_WORDS: usize = 128;
 const MAX_MASK_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
@@ -70,12 +72,12 @@ impl MemoryPolicy {
         (self.nodes.iter().flat_map(|word| word.to_ne_bytes()).collect(), MAX_NODES as u64)
     }
 
-    /// Sets this policy as the policy of the calling thread.
+    /// Sets this policy as the policy of the calling thread. Writes no `errno`.
     pub(crate) fn set(&self) -> Result<(), Errno> {
         // The kernel reads one bit less than it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.
+        let arguments = [self.mode.into(), bare::address(self.nodes.as_ptr()), MAX_NODES as i64, 0, 0];
         // SAFETY: the kernel reads at most MAX_NODES bits of `nodes`.
-        let set =
-            unsafe { libc::syscall(libc::SYS_set_mempolicy, self.mode, self.nodes.as_ptr(), MAX_NODES) };
-        Errno::result(set).map(drop)
+        let set = unsafe { bare::call(libc::SYS_set_mempolicy, arguments) };
+        set.map(drop).map_err(Errno::from_raw)
     }
 }

@@ -19,7 +19,8 @@ use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, MAX_RESULTS, Packet};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
-use crate::tasks::space::{AddressSpace, MAX_POSTED};
+use crate::tasks::request::MAX_POSTED;
+use crate::tasks::space::AddressSpace;
 
 /// The instances that one spawner thread starts, and how.
 pub(crate) struct Work {

@@ -3,36 +3,40 @@
 //!
 //! The host is a fork of a process with several threads, and has given up its heap: nothing here allocates or locks.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use pjw_core::ids::TASK_HOST_NAME;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
-};
+use rustix::net::{Shutdown, shutdown};
 
+use super::descriptors::{close_between, close_on_exec, copy_above, move_above};
 use super::directory::Directory;
 use super::image::Shape;
 use super::map;
 use super::own_memory::{OwnRanges, free_heap, map_anonymous};
-use super::request::{Answer, Request};
+use super::request::{Answer, MAX_POSTED, send};
 use super::slot::SlotShape;
-use super::stack::{self, Auxiliary, Contents};
-use super::task_start::{self, Descriptors, EntryPoint, StartedTask};
+use super::stack::Auxiliary;
+use super::task_start::TaskStart;
 use crate::clone::end_with_launcher;
 use crate::failure::SpawnStep;
 
-/// The most descriptors that come with a request: three streams and a cgroup.
-const MAX_DESCRIPTORS: usize = 4;
 /// The number of the socket in the epoll set. Slots have the numbers from 0.
 const SOCKET: u64 = u64::MAX;
 /// No task has the slot.
-const FREE: RawFd = -1;
+pub(super) const FREE: RawFd = -1;
 /// The end of the task in the slot will not be seen, so the slot is not used again.
-const LOST: RawFd = -2;
+pub(super) const LOST: RawFd = -2;
+/// The program is mapped in the slot, and its task is not made yet.
+pub(super) const TAKEN: RawFd = -4;
+/// The task in the slot has ended, and its memory is still mapped.
+const ENDED: RawFd = -3;
+/// How long the memory of an ended task may stay. Tasks of one group often end together: then one call unmaps them all, or
+/// the host ends before and none is needed. Each call interrupts the CPUs on which tasks run.
+const UNMAP_AFTER: Duration = Duration::from_millis(20);
+/// The most ends of tasks that are read at once.
+const MAX_EVENTS: i32 = 16;
 
 /// The parameters of the host. The host has no heap, so all of them are on the stack or in shared memory.
 pub(super) struct Plan {
@@ -54,32 +58,41 @@ pub(super) struct Plan {
     pub(super) auxiliary: Auxiliary,
     /// Whether a core dump of one task would end all tasks: Linux before 5.16.
     pub(super) must_not_dump: bool,
+    /// Whether the kernel gives huge pages to stacks (`MAP_STACK`) unless it is told not to: Linux before 6.7. A huge page at the
+    /// end of the stack would take 2 MiB for each task.
+    pub(super) stacks_need_advice: bool,
+    /// Whether what ended tasks have mapped themselves is unmapped when no task lives. Otherwise it goes with the host.
+    pub(super) frees_leftovers: bool,
     pub(super) nonce: u64,
 }
 
 /// A slot in the table of the host.
-struct Slot {
-    /// The pidfd of the task. [`FREE`] without a task.
-    pidfd: RawFd,
-    pid: u32,
+pub(super) struct Slot {
+    /// The pidfd of the task, or [`FREE`], [`TAKEN`], [`LOST`] or [`ENDED`].
+    pub(super) pidfd: RawFd,
+    pub(super) pid: u32,
 }
 
-struct Host<'a> {
-    plan: &'a Plan,
-    socket: BorrowedFd<'a>,
-    file: OwnedFd,
+pub(super) struct Host<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) socket: BorrowedFd<'a>,
+    pub(super) file: OwnedFd,
     epoll: OwnedFd,
     /// Descriptors from this one on are the host's own.
-    first_own: RawFd,
+    pub(super) first_own: RawFd,
     /// The address of the first slot.
-    slots_at: u64,
-    slots: &'a mut [Slot],
-    directory: &'a Directory,
-    own_ranges: OwnRanges,
-    living: usize,
+    pub(super) slots_at: u64,
+    pub(super) slots: &'a mut [Slot],
+    pub(super) directory: &'a Directory,
+    /// Room for the starts of [`MAX_POSTED`] tasks.
+    pub(super) starts: *mut TaskStart<'a>,
+    own_ranges: Option<OwnRanges>,
+    pub(super) living: usize,
+    /// When the memory of ended tasks is to be unmapped. `None` if there is none.
+    unmap_at: Option<Instant>,
 }
 
-type Failed = (SpawnStep, Errno);
+pub(super) type Failed = (SpawnStep, Errno);
 
 /// Runs the host: starts tasks on request, and ends after the last task. Never returns.
 pub(super) fn run(plan: &Plan) -> ! {
@@ -107,15 +120,11 @@ fn leave_parent(plan: &Plan) -> Result<(RawFd, OwnedFd), Failed> {
         // SAFETY: changes the address space only.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
     }
-    let first_own = close_descriptors(plan)?;
-    // SAFETY: makes a copy.
-    let socket = unsafe { libc::fcntl(plan.socket, libc::F_DUPFD_CLOEXEC, first_own) };
-    let socket = Errno::result(socket).map_err(|errno| (SpawnStep::Clone, errno))?;
-    // SAFETY: the copy is new, and nothing uses the number of the original from here on.
-    let socket = unsafe {
-        libc::close(plan.socket);
-        OwnedFd::from_raw_fd(socket)
-    };
+    let first_own = close_on_exec(plan.highest_descriptor, [plan.socket, plan.file])
+        .map_err(|errno| (SpawnStep::Stdio, errno))?;
+    let socket = copy_above(&plan.socket, first_own).map_err(|errno| (SpawnStep::Clone, errno))?;
+    // SAFETY: nothing uses the number of the original from here on.
+    unsafe { libc::close(plan.socket) };
     Ok((first_own, socket))
 }
 
@@ -125,7 +134,7 @@ fn serve_requests(plan: &Plan, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 
         Ok(mut host) => {
             let directory = (&raw const *host.directory).expose_provenance() as u64;
             let answer = Answer { directory, ..Answer::default() };
-            if send(socket, answer, None) { host.serve() } else { 1 }
+            if send(socket, &[answer], &[]) { host.serve() } else { 1 }
         }
         Err(failed) => refuse(socket, failed),
     }
@@ -133,17 +142,19 @@ fn serve_requests(plan: &Plan, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 
 
 /// Tells the parent why there is no host. Returns the exit code.
 fn refuse(socket: BorrowedFd<'_>, (step, errno): Failed) -> i32 {
-    send(socket, Answer::failed(step, errno), None);
+    send(socket, &[Answer::failed(step, errno)], &[]);
     1
 }
 
 impl<'a> Host<'a> {
     fn prepare(plan: &'a Plan, first_own: RawFd, socket: BorrowedFd<'a>) -> Result<Self, Failed> {
         let of_clone = |errno| (SpawnStep::Clone, errno);
-        let file = move_above(plan.file, first_own).map_err(of_clone)?;
+        // SAFETY: the host has a table of descriptors of its own, in which nothing else uses this one.
+        let file = move_above(unsafe { OwnedFd::from_raw_fd(plan.file) }, first_own).map_err(of_clone)?;
         // SAFETY: has no precondition.
         let epoll = Errno::result(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map_err(of_clone)?;
-        let epoll = move_above(epoll, first_own).map_err(of_clone)?;
+        // SAFETY: the descriptor is new.
+        let epoll = move_above(unsafe { OwnedFd::from_raw_fd(epoll) }, first_own).map_err(of_clone)?;
         // SAFETY: the host uses no heap from here on.
         unsafe { free_heap(plan.heap_begin).map_err(of_clone)? };
         let slots_at = reserve_slots(plan).map_err(of_clone)?;
@@ -157,16 +168,34 @@ impl<'a> Host<'a> {
         let memory = map_anonymous(Directory::bytes(plan.size)).map_err(of_clone)?;
         // SAFETY: the memory is new and has the size.
         let directory = unsafe { Directory::create(memory, plan.size, plan.nonce) };
-        let memory = map_anonymous(OwnRanges::BYTES).map_err(of_clone)?;
-        // SAFETY: the memory is new and has the size.
-        let own_ranges = unsafe { OwnRanges::read(memory) };
-        let host =
-            Self { plan, socket, file, epoll, first_own, slots_at, slots, directory, own_ranges, living: 0 };
+        let starts = map_anonymous(MAX_POSTED * size_of::<TaskStart<'_>>()).map_err(of_clone)?.cast();
+        let own_ranges = if plan.frees_leftovers {
+            let memory = map_anonymous(OwnRanges::BYTES).map_err(of_clone)?;
+            // SAFETY: the memory is new and has the size.
+            Some(unsafe { OwnRanges::read(memory) })
+        } else {
+            None
+        };
+        let host = Self {
+            plan,
+            socket,
+            file,
+            epoll,
+            first_own,
+            slots_at,
+            slots,
+            directory,
+            starts,
+            own_ranges,
+            living: 0,
+            unmap_at: None,
+        };
         host.watch(host.socket.as_raw_fd(), SOCKET).map_err(of_clone)?;
         Ok(host)
     }
 
-    fn watch(&self, descriptor: RawFd, number: u64) -> Result<(), Errno> {
+    /// Adds a descriptor to the epoll set, with a number.
+    pub(super) fn watch(&self, descriptor: RawFd, number: u64) -> Result<(), Errno> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
         // SAFETY: the event outlives the call.
         let added = unsafe {
@@ -178,21 +207,33 @@ impl<'a> Host<'a> {
     /// Answers requests until the last task has ended and no more requests can come. Returns the exit code.
     fn serve(&mut self) -> i32 {
         let mut may_get_more = true;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_EVENTS as usize];
         while may_get_more || self.living > 0 {
-            let mut event = libc::epoll_event { events: 0, u64: 0 };
-            // SAFETY: there is room for one event.
-            let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), &raw mut event, 1, -1) };
-            match (count, event.u64) {
-                (0, _) => {}
-                (1, SOCKET) => {
-                    may_get_more = self.take_request();
-                    if !may_get_more {
-                        self.close_unneeded();
-                    }
+            let timeout = self.unmap_if_due();
+            // SAFETY: there is room for so many events.
+            let count = unsafe {
+                let (at, most) = (events.as_mut_ptr(), MAX_EVENTS);
+                libc::epoll_wait(self.epoll.as_raw_fd(), at, most, timeout)
+            };
+            let Ok(count) = usize::try_from(count) else {
+                if Errno::last() == Errno::EINTR {
+                    continue;
                 }
-                (1, slot) => self.free(slot),
-                _ if Errno::last() == Errno::EINTR => {}
-                _ => return 1,
+                return 1;
+            };
+            // The slots of ended tasks come first: requests may need them.
+            let mut is_asked = false;
+            for event in events.iter().take(count) {
+                match event.u64 {
+                    SOCKET => is_asked = true,
+                    slot => self.free(slot),
+                }
+            }
+            if is_asked && may_get_more {
+                may_get_more = self.take_requests();
+                if !may_get_more {
+                    self.close_unneeded();
+                }
             }
         }
         0
@@ -207,223 +248,74 @@ impl<'a> Host<'a> {
             let (epoll, socket) = (self.epoll.as_raw_fd(), self.socket.as_raw_fd());
             libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, socket, std::ptr::null_mut());
         }
-        for descriptor in 0..self.first_own {
-            // SAFETY: these descriptors are not the host's own.
-            unsafe { libc::close(descriptor) };
-        }
+        // These descriptors are not the host's own.
+        let _ = close_between(0, self.first_own - 1);
     }
 
-    /// Reads a request and answers it. Returns false after the last one.
-    fn take_request(&mut self) -> bool {
-        let mut offset = [0_u8; size_of::<usize>()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = loop {
-            match recvmsg(
-                self.socket,
-                &mut [IoSliceMut::new(&mut offset)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            ) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return false,
-                Ok(message) => break message.bytes,
-            }
-        };
-        if received < offset.len() {
-            return false;
-        }
-        let mut descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS] = [const { None }; MAX_DESCRIPTORS];
-        let mut places = descriptors.iter_mut();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(list) = message {
-                for descriptor in list {
-                    if let Some(place) = places.next() {
-                        *place = move_above(descriptor.into_raw_fd(), self.first_own).ok();
-                    }
-                }
-            }
-        }
-        // SAFETY: the parent has written a request, and waits for the answer.
-        let request = unsafe { Request::read(self.plan.buffer.wrapping_add(usize::from_ne_bytes(offset))) };
-        self.answer(&request, &descriptors)
-    }
-
-    fn answer(&mut self, request: &Request, passed: &[Option<OwnedFd>]) -> bool {
-        let expected = request.head.streams.iter().filter(|is_passed| **is_passed).count()
-            + usize::from(request.head.has_cgroup);
-        // The kernel leaves out descriptors above the limit of the host (`MSG_CTRUNC`, recvmsg(2)).
-        if passed.iter().take(expected).any(Option::is_none) {
-            return send(self.socket, Answer::failed(SpawnStep::Stdio, Errno::EMFILE), None);
-        }
-        let mut passed = passed.iter().map(|descriptor| descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-        let mut next = |is_passed| if is_passed { passed.next().unwrap_or(-1) } else { -1 };
-        let streams = request.head.streams.map(&mut next);
-        let cgroup = request.head.has_cgroup.then(|| next(true));
-        let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
-        let started = match self.start(request, &descriptors) {
-            Ok(started) => started,
-            Err((step, errno)) => return send(self.socket, Answer::failed(step, errno), None),
-        };
-        let answer = match started.failure {
-            None => Answer { pid: started.pid, ..Answer::default() },
-            Some((step, errno)) => Answer { pid: started.pid, ..Answer::failed(step, errno) },
-        };
-        // SAFETY: the table of slots keeps the descriptor open, if it is one.
-        let pidfd = (started.pidfd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(started.pidfd) });
-        let is_sent = send(self.socket, answer, pidfd);
-        if !is_sent {
-            kill(started.pid);
-        }
-        is_sent
-    }
-
-    /// Maps the program into a free slot, and starts the task.
-    fn start(&mut self, request: &Request, descriptors: &Descriptors) -> Result<StartedTask, Failed> {
-        let plan = self.plan;
-        let free = self.slots.iter().position(|slot| slot.pidfd == FREE);
-        let index = free.ok_or((SpawnStep::Clone, Errno::EAGAIN))?;
-        if request.head.rank >= plan.size {
-            return Err((SpawnStep::Clone, Errno::EINVAL));
-        }
-        let address = self.slots_at + index as u64 * plan.slot.bytes;
-        let started = self.fill_and_start(address, request, descriptors);
-        let started = match started {
-            Ok(started) => started,
-            Err(failed) => {
-                self.empty(address);
-                return Err(failed);
-            }
-        };
-        let moved = move_above(started.pidfd, self.first_own);
-        let watched = moved.and_then(|pidfd| {
-            self.watch(pidfd.as_raw_fd(), index as u64)?;
-            Ok(pidfd.into_raw_fd())
-        });
-        match watched {
-            Ok(pidfd) => {
-                self.living += 1;
-                if let Some(slot) = self.slots.get_mut(index) {
-                    *slot = Slot { pidfd, pid: started.pid };
-                }
-                Ok(StartedTask { pidfd, ..started })
-            }
-            Err(errno) => {
-                kill(started.pid);
-                if let Some(slot) = self.slots.get_mut(index) {
-                    *slot = Slot { pidfd: LOST, pid: started.pid };
-                }
-                Ok(StartedTask { pidfd: LOST, failure: Some((SpawnStep::Clone, errno)), ..started })
-            }
-        }
-    }
-
-    fn fill_and_start(
-        &self,
-        address: u64,
-        request: &Request,
-        descriptors: &Descriptors,
-    ) -> Result<StartedTask, Failed> {
-        let plan = self.plan;
-        let of_exec = |errno| (SpawnStep::Exec, errno);
-        // SAFETY: the slot is free.
-        unsafe { map::fill_slot(address, &plan.slot, &plan.shape, self.file.as_raw_fd()).map_err(of_exec)? };
-        let base = address + plan.slot.program;
-        let contents = Contents {
-            strings: request.strings(),
-            argument_count: request.head.argument_count,
-            variable_count: request.head.variable_count,
-            program_headers: base + plan.shape.program_headers,
-            program_header_count: plan.shape.program_header_count,
-            entry: base + plan.shape.entry,
-            auxiliary: &plan.auxiliary,
-        };
-        let stack_bytes = plan.slot.program - plan.slot.stack;
-        // SAFETY: the stack was mapped just now.
-        let stack = unsafe { stack::write(base, stack_bytes, &contents).map_err(of_exec)? };
-        let entry_point = EntryPoint { entry: contents.entry, stack };
-        let pid = self.directory.pid_of(request.head.rank);
-        // SAFETY: the program and the stack were mapped for this task.
-        unsafe { task_start::start_task(request, &entry_point, descriptors, pid) }
-    }
-
-    /// Unmaps what a slot has.
-    fn empty(&self, address: u64) {
-        // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
-        let _ = unsafe { map::reserve_again(address, self.plan.slot.bytes) };
-    }
-
-    /// Frees the slot of a task that has ended.
+    /// Notes the end of the task in a slot.
     fn free(&mut self, number: u64) {
         let Some(slot) = usize::try_from(number).ok().and_then(|index| self.slots.get_mut(index)) else {
             return;
         };
-        let ended = std::mem::replace(slot, Slot { pidfd: FREE, pid: 0 });
-        if ended.pidfd < 0 {
+        if slot.pidfd < 0 {
             return;
         }
-        // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that
-        // lives: tasks have closed theirs. One that is just starting keeps it for a moment, so it is removed first.
+        let ended = std::mem::replace(slot, Slot { pidfd: ENDED, pid: 0 });
+        // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that lives:
+        // tasks have closed theirs. One that is just being born keeps it for a moment, so it is removed first.
         unsafe {
             libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
             libc::close(ended.pidfd);
         }
         self.directory.forget(ended.pid);
-        self.empty(self.slots_at + number * self.plan.slot.bytes);
         self.living -= 1;
-        if self.living == 0 {
-            // SAFETY: no task lives.
-            unsafe { self.own_ranges.unmap_others() };
-        }
+        self.unmap_at.get_or_insert_with(|| Instant::now() + UNMAP_AFTER);
     }
-}
 
-/// Closes the descriptors that execve(2) would close, except those that the host needs. Returns a number above all that
-/// are left: the tasks get the descriptors below it.
-fn close_descriptors(plan: &Plan) -> Result<RawFd, Failed> {
-    // Another thread of the parent may have opened more descriptors since their numbers were read.
-    let above = plan.highest_descriptor.max(plan.file).saturating_add(1);
-    task_start::close_from(above).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
-    let mut first_own = 3;
-    for descriptor in 3..=plan.highest_descriptor {
-        // SAFETY: asks only.
-        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
-        if flags < 0 || descriptor == plan.socket || descriptor == plan.file {
-            continue;
+    /// Unmaps the memory of ended tasks if the time has come. Returns the time until then in milliseconds, -1 for no end.
+    fn unmap_if_due(&mut self) -> i32 {
+        let Some(at) = self.unmap_at else { return -1 };
+        let left = at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            self.unmap_ended();
+            return -1;
         }
-        if flags & libc::FD_CLOEXEC == 0 {
-            first_own = descriptor + 1;
-        } else {
-            // SAFETY: no code of this process uses the descriptor after the fork.
-            unsafe { libc::close(descriptor) };
+        i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
+    }
+
+    /// Unmaps the memory of the tasks that have ended. Slots that follow each other need one call.
+    pub(super) fn unmap_ended(&mut self) {
+        self.unmap_at = None;
+        let mut first = 0;
+        for run in self.slots.chunk_by_mut(|slot, next| (slot.pidfd == ENDED) == (next.pidfd == ENDED)) {
+            let count = run.len() as u64;
+            if run.first().is_some_and(|slot| slot.pidfd == ENDED) {
+                let (at, bytes) =
+                    (self.slots_at + first * self.plan.slot.bytes, count * self.plan.slot.bytes);
+                // SAFETY: no task lives in these slots. If the call fails, the memory stays until a slot is used again.
+                let _ = unsafe { map::reserve_again(at, bytes) };
+                run.iter_mut().for_each(|slot| slot.pidfd = FREE);
+            }
+            first += count;
+        }
+        if self.living == 0
+            && let Some(own_ranges) = &self.own_ranges
+        {
+            // SAFETY: no task lives.
+            unsafe { own_ranges.unmap_others() };
         }
     }
-    Ok(first_own)
 }
 
 /// Kills a task that the parent does not know, so that the parent has not waited for it.
-fn kill(pid: u32) {
+pub(super) fn kill(pid: u32) {
     // SAFETY: has no precondition.
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }
 
-/// Moves a descriptor to a number that is at least `first_own`.
-fn move_above(descriptor: RawFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: the caller gives up the descriptor.
-    let owned = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    if descriptor >= first_own {
-        return Ok(owned);
-    }
-    // SAFETY: makes a copy.
-    let copy = Errno::result(unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, first_own) })?;
-    // SAFETY: the copy is new.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
-}
-
-/// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable
-/// at first: the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2.
-/// A later start can still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the
-/// first slot.
+/// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable at first:
+/// the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2. A later start can
+/// still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the first slot.
 fn reserve_slots(plan: &Plan) -> Result<u64, Errno> {
     let bytes = plan.slot.bytes_of(plan.capacity as u64).ok_or(Errno::ENOMEM)?;
     let at = map_anonymous(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)?;
@@ -431,21 +323,4 @@ fn reserve_slots(plan: &Plan) -> Result<u64, Errno> {
     Errno::result(unsafe { libc::syscall(libc::SYS_mprotect, at, bytes, libc::PROT_NONE) })?;
     let at = at.expose_provenance() as u64;
     Ok(at.next_multiple_of(plan.slot.alignment))
-}
-
-/// Returns whether the parent could be told.
-fn send(socket: BorrowedFd<'_>, answer: Answer, pidfd: Option<BorrowedFd<'_>>) -> bool {
-    let bytes = answer.to_bytes();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let pidfds = pidfd.map(|pidfd| [pidfd]);
-    if let Some(pidfds) = &pidfds {
-        control.push(SendAncillaryMessage::ScmRights(pidfds));
-    }
-    loop {
-        match sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            sent => return sent.is_ok(),
-        }
-    }
 }

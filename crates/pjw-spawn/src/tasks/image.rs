@@ -85,6 +85,25 @@ pub(super) struct Segment {
     pub(super) protection: i32,
 }
 
+impl Segment {
+    /// Returns both segments as one, with the protections of both, if no variable is in them and the second one follows the first one in
+    /// the file as in memory.
+    fn joined_with(&self, next: &Self) -> Option<Self> {
+        let is_constant = |segment: &Self| {
+            segment.protection & libc::PROT_WRITE == 0 && segment.file_bytes == segment.memory_bytes
+        };
+        let end = (self.address + self.file_bytes).next_multiple_of(PAGE);
+        let follows = self.address < next.address
+            && next.address - next.address % PAGE == end
+            && next.file_offset.checked_sub(self.file_offset) == Some(next.address - self.address);
+        (is_constant(self) && is_constant(next) && follows).then(|| {
+            let bytes = next.address + next.file_bytes - self.address;
+            let protection = self.protection | next.protection;
+            Self { file_bytes: bytes, memory_bytes: bytes, protection, ..*self }
+        })
+    }
+}
+
 /// The facts about a program that are needed to map it. The value has no heap memory, so that the host, which has no
 /// heap, can use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,6 +227,7 @@ fn shape(file: &File) -> Result<Shape, ImageError> {
         return Err(ImageError::Library);
     }
     shape.find_program_headers(offset)?;
+    shape.join_constants();
     Ok(shape)
 }
 
@@ -279,6 +299,24 @@ impl Shape {
         Ok(())
     }
 
+    /// Joins the code of the program with the constants beside it, as linkers without `-z separate-code` do. Each mapping costs time
+    /// at the start of a task, at its end, and at the end of each other task (acct_collect() of the kernel).
+    fn join_constants(&mut self) {
+        let mut joined = [Segment::default(); MAX_SEGMENTS];
+        let mut count = 0;
+        for segment in self.segments() {
+            let last = joined.get_mut(..count).and_then(|joined| joined.last_mut());
+            match last.and_then(|last| last.joined_with(segment).map(|both| (last, both))) {
+                Some((last, both)) => *last = both,
+                None => {
+                    joined[count] = *segment;
+                    count += 1;
+                }
+            }
+        }
+        (self.segments, self.count) = (joined, count);
+    }
+
     /// Finds where the table of program headers is in memory, and checks the entry.
     fn find_program_headers(&mut self, offset: u64) -> Result<(), ImageError> {
         let holds = |segment: &&Segment| {
@@ -288,5 +326,59 @@ impl Shape {
         let address = first.address + (offset - first.file_offset);
         self.program_headers = address;
         if self.entry >= self.span { Err(ImageError::NoElf) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONSTANT: i32 = libc::PROT_READ;
+    const CODE: i32 = libc::PROT_READ | libc::PROT_EXEC;
+    const VARIABLES: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+    fn segment(address: u64, file_offset: u64, bytes: u64, protection: i32) -> Segment {
+        Segment { address, memory_bytes: bytes, file_offset, file_bytes: bytes, protection }
+    }
+
+    fn joined(segments: &[Segment]) -> Vec<Segment> {
+        let mut shape = Shape {
+            segments: [Segment::default(); MAX_SEGMENTS],
+            count: segments.len(),
+            span: 0x10_0000,
+            alignment: PAGE,
+            entry: 0,
+            program_headers: 0,
+            program_header_count: 0,
+            has_executable_stack: false,
+        };
+        shape.segments[..segments.len()].copy_from_slice(segments);
+        shape.join_constants();
+        shape.segments().copied().collect()
+    }
+
+    #[test]
+    fn code_and_the_constants_beside_it_are_one_mapping() {
+        let variables = segment(0xac_d10, 0xab_d10, 0x6270, VARIABLES);
+        let all = [
+            segment(0, 0, 0x8020, CONSTANT),
+            segment(0x9000, 0x9000, 0x78b41, CODE),
+            segment(0x82000, 0x82000, 0x291c6, CONSTANT),
+            variables,
+        ];
+        assert_eq!(joined(&all), [segment(0, 0, 0xab1c6, CODE), variables]);
+    }
+
+    #[test]
+    fn segments_with_variables_or_a_gap_stay_as_they_are() {
+        let first = segment(0, 0, 0x8020, CONSTANT);
+        for second in [
+            segment(0xa000, 0xa000, 0x1000, CODE),
+            segment(0x9000, 0xa000, 0x1000, CODE),
+            segment(0x9000, 0x9000, 0x1000, VARIABLES),
+            Segment { memory_bytes: 0x2000, ..segment(0x9000, 0x9000, 0x1000, CODE) },
+        ] {
+            assert_eq!(joined(&[first, second]), [first, second]);
+        }
     }
 }

@@ -38,7 +38,22 @@ pub(super) unsafe fn reserve_again(address: u64, bytes: u64) -> Result<(), Errno
     unsafe { map_at(address, bytes, libc::PROT_NONE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0) }
 }
 
-/// Maps the stack and the program of a task into the slot at `address`.
+/// The maximum size of the part of a program's variables that is written for certain: its relocations are at the beginning.
+const MOST_WRITTEN: u64 = 64 << 10;
+
+/// Returns the begin and the end of the pages that a program writes first, relative to the address where it is mapped: the
+/// beginning of its variables, which it relocates.
+pub(super) fn written_first(program: &Shape) -> (u64, u64) {
+    let is_writable = |segment: &&Segment| segment.protection & libc::PROT_WRITE != 0;
+    program.segments().find(is_writable).map_or((0, 0), |segment| {
+        let begin = segment.address - segment.address % PAGE;
+        let end = segment.address + segment.memory_bytes.min(MOST_WRITTEN);
+        (begin, end.next_multiple_of(PAGE))
+    })
+}
+
+/// Maps the stack and the program of a task into a slot at `address`. `advise` says that the kernel has to be told that the stack
+/// gets no huge pages.
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.
@@ -47,6 +62,7 @@ pub(super) unsafe fn fill_slot(
     slot: &SlotShape,
     program: &Shape,
     file: RawFd,
+    advise: bool,
 ) -> Result<(), Errno> {
     let executable = if program.has_executable_stack { libc::PROT_EXEC } else { 0 };
     let (protection, flags) =
@@ -54,9 +70,10 @@ pub(super) unsafe fn fill_slot(
     let (stack, bytes) = (address + slot.stack, slot.program - slot.stack);
     // SAFETY: the caller guarantees the slot.
     unsafe { map_at(stack, bytes, protection | executable, flags, -1, 0)? };
-    // A huge page at the end of the stack would take 2 MiB for each task. Kernels before 6.7 give such to MAP_STACK.
-    // SAFETY: the advice changes no contents.
-    unsafe { libc::syscall(libc::SYS_madvise, stack, bytes, libc::MADV_NOHUGEPAGE) };
+    if advise {
+        // SAFETY: the advice changes no contents.
+        unsafe { libc::syscall(libc::SYS_madvise, stack, bytes, libc::MADV_NOHUGEPAGE) };
+    }
     for segment in program.segments() {
         // SAFETY: all segments lie inside of the span, for which the slot has room.
         unsafe { map_segment(address + slot.program, segment, file)? };
@@ -76,14 +93,6 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
         // SAFETY: as above.
         unsafe { map_at(begin_page, file_end - begin_page, segment.protection, 0, file, offset)? };
         anonymous_from = file_end.next_multiple_of(PAGE);
-        if segment.memory_bytes > segment.file_bytes && segment.protection & libc::PROT_WRITE != 0 {
-            let zeros = anonymous_from.min(end) - file_end;
-            let at = std::ptr::with_exposed_provenance_mut::<u8>(
-                usize::try_from(file_end).map_err(|_| Errno::EINVAL)?,
-            );
-            // SAFETY: this is the rest of the last page of the file, which was mapped writable just now.
-            unsafe { at.write_bytes(0, usize::try_from(zeros).map_err(|_| Errno::EINVAL)?) };
-        }
     }
     let end = end.next_multiple_of(PAGE);
     if anonymous_from >= end {
@@ -91,4 +100,23 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
     }
     // SAFETY: as above.
     unsafe { map_at(anonymous_from, end - anonymous_from, segment.protection, libc::MAP_ANONYMOUS, -1, 0) }
+}
+
+/// Clears the rest of the last page of each segment's file, where variables with the value 0 begin. The task does that, so that
+/// the page is on its memory node.
+///
+/// # Safety
+/// The program must have been mapped at `base`, and not have begun.
+pub(super) unsafe fn clear_tails(base: u64, program: &Shape) {
+    for segment in program.segments().filter(|segment| segment.file_bytes < segment.memory_bytes) {
+        let begin = base + segment.address + segment.file_bytes;
+        let end = begin.next_multiple_of(PAGE).min(base + segment.address + segment.memory_bytes);
+        if segment.protection & libc::PROT_WRITE == 0 || segment.file_bytes == 0 {
+            continue;
+        }
+        if let (Ok(begin), Ok(bytes)) = (usize::try_from(begin), usize::try_from(end - begin)) {
+            // SAFETY: this is a part of a page of the segment, which is mapped writable.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(begin).write_bytes(0, bytes) };
+        }
+    }
 }

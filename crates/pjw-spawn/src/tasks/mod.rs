@@ -11,14 +11,16 @@
 //! The host has no heap: it calls nothing that allocates, because brk(2) belongs to the address space and must not
 //! change.
 
+mod descriptors;
 pub(crate) mod directory;
 mod host;
 pub(crate) mod image;
 mod map;
 mod own_memory;
 mod page;
-mod request;
+pub(crate) mod request;
 pub(crate) mod room;
+mod round;
 mod slot;
 pub(crate) mod space;
 mod stack;

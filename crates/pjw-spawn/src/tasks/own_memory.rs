@@ -1,6 +1,7 @@
 //! The memory of the host: it gives up its heap, and unmaps what ended tasks have left.
 
 use std::ptr;
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
@@ -11,12 +12,17 @@ const FIRST_ADDRESS: u64 = 4096;
 /// The most ranges that are remembered. pjwctl has about 80 mappings.
 const MAX_RANGES: usize = 1024;
 
-/// Returns the address at which the heap (brk(2)) of the calling process begins, from field 47 of /proc/self/stat.
+/// Returns the address at which the heap (brk(2)) of the calling process begins, from field 47 of /proc/self/stat. The kernel does not change
+/// this address while a process executes one program, unless the process asks for it (`PR_SET_MM_START_BRK`).
 pub(super) fn heap_begin() -> Option<u64> {
+    static BEGIN: OnceLock<u64> = OnceLock::new();
+    if let Some(begin) = BEGIN.get() {
+        return Some(*begin);
+    }
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
     // Field 47 of proc(5). The third one is the first after the name.
     let begin = text.rsplit_once(')')?.1.split_whitespace().nth(47 - 3)?.parse().ok()?;
-    (begin != 0).then_some(begin)
+    (begin != 0).then(|| *BEGIN.get_or_init(|| begin))
 }
 
 /// Frees the heap of the calling process, which begins at `begin`, and maps a guard page behind it so that the heap

@@ -2,16 +2,24 @@
 //!
 //! A request begins with a [`RequestHeader`]. After it come the words of the mask, the working directory, and the
 //! strings of the task. Several requests may be on their way, one after the other in the buffer. The message has the
-//! offset of its request.
+//! offset of its request. The host answers all requests that have come with one message, when their tasks have
+//! begun.
 
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::ptr;
 
 use nix::errno::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::failure::SpawnStep;
 use crate::own_policy::MemoryPolicy;
 use crate::signals::KernelSignals;
 
+/// The most requests that may be on their way, and that are answered together. Their descriptors count as open ones, unix(7): at
+/// most four each.
+pub(crate) const MAX_POSTED: usize = 32;
 /// The size of the buffer. All strings of a program have at most 6 MiB, execve(2).
 const BUFFER_BYTES: usize = 8 << 20;
 
@@ -158,18 +166,20 @@ impl Request {
 }
 
 /// The answer of the host to a request. If `pid` is not 0, the pidfd of this process is sent with the answer.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The process. It ends by itself if there is an errno too.
+    /// The process, or 0. It ends by itself if there is an errno too.
     pub(super) pid: u32,
     pub(super) step: u32,
     /// 0 if the task has begun its program.
     pub(super) errno: i32,
+    /// Whether the pidfd of the process comes with the message. Those of several answers are in the order of the answers.
+    pub(super) has_pidfd: bool,
     /// In the first answer: the address of the directory of the space.
     pub(super) directory: u64,
 }
 
-/// The size of an answer in bytes.
+/// The size of an answer in bytes. A message has at most [`MAX_POSTED`] answers.
 pub(super) const ANSWER_BYTES: usize = 24;
 
 impl Answer {
@@ -184,6 +194,7 @@ impl Answer {
         bytes[..4].copy_from_slice(&self.pid.to_ne_bytes());
         bytes[4..8].copy_from_slice(&self.step.to_ne_bytes());
         bytes[8..12].copy_from_slice(&self.errno.to_ne_bytes());
+        bytes[12] = self.has_pidfd.into();
         bytes[16..].copy_from_slice(&self.directory.to_ne_bytes());
         bytes
     }
@@ -197,7 +208,42 @@ impl Answer {
             pid: u32::from_ne_bytes(word(0)),
             step: u32::from_ne_bytes(word(4)),
             errno: i32::from_ne_bytes(word(8)),
+            has_pidfd: bytes[12] != 0,
             directory: u64::from_ne_bytes(directory),
+        }
+    }
+}
+
+/// Sends answers, with the pidfds of the processes that are there. Returns whether the parent could be told.
+pub(super) fn send(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[BorrowedFd<'_>]) -> bool {
+    let mut bytes = [0; ANSWER_BYTES * MAX_POSTED];
+    for (place, answer) in bytes.chunks_exact_mut(ANSWER_BYTES).zip(answers) {
+        place.copy_from_slice(&answer.to_bytes());
+    }
+    let bytes = bytes.get(..answers.len() * ANSWER_BYTES).unwrap_or_default();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_POSTED))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !pidfds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(pidfds));
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            sent => return sent.is_ok(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_as_it_was_written() {
+        let begun = Answer { pid: 4711, has_pidfd: true, ..Answer::default() };
+        let failed = Answer { pid: 4711, ..Answer::failed(SpawnStep::Stdio, Errno::EMFILE) };
+        for answer in [begun, failed, Answer { directory: 0x7fdb_ba82_f000, ..Answer::default() }] {
+            assert_eq!(Answer::of_bytes(&answer.to_bytes()), answer);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The side of the process that starts tasks: it makes the host, and asks it for each task.
 
+use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -16,10 +17,11 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
+use super::descriptors::highest_descriptor;
 use super::directory::VARIABLE;
 use super::host::{self, Plan};
 use super::own_memory::heap_begin;
-use super::request::{ANSWER_BYTES, Answer, RequestBuffer, RequestHeader};
+use super::request::{ANSWER_BYTES, Answer, MAX_POSTED, RequestBuffer, RequestHeader};
 use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
 use super::stack::Auxiliary;
@@ -35,9 +37,8 @@ use crate::signals;
 
 /// The first Linux in which a core dump of one process leaves others with the same memory running: 5.16.
 const SEPARATE_CORE_DUMPS: (u32, u32) = (5, 16);
-/// The maximum number of unanswered requests. Each is sent with up to four descriptors, which count as open descriptors
-/// until the host receives them (unix(7)).
-pub(crate) const MAX_POSTED: usize = 32;
+/// The first Linux that gives no huge pages to stacks: 6.7.
+const STACKS_WITHOUT_HUGE_PAGES: (u32, u32) = (6, 7);
 /// The bytes of the name of a process in /proc/PID/comm, with its NUL byte.
 const COMM_BYTES: usize = 16;
 
@@ -59,8 +60,23 @@ pub struct AddressSpace {
     nonce: u64,
     /// The requests that are on their way.
     posted: usize,
+    /// The answers that have come with others, and the pidfds of the tasks.
+    arrived: VecDeque<(Answer, Option<OwnedFd>)>,
     /// Another value is responsible for the host.
     is_left: bool,
+}
+
+/// What an address space has to have room for, and how it is used.
+pub(crate) struct Extent {
+    /// The most tasks that live at a time.
+    pub(crate) capacity: usize,
+    /// The number of ranks.
+    pub(crate) size: u32,
+    /// Whether tasks may be started for as long as the address space is there. What tasks have left is then unmapped whenever
+    /// none lives.
+    pub(crate) is_lasting: bool,
+    /// Whether no other thread has the table of descriptors of the calling thread.
+    pub(crate) has_own_table: bool,
 }
 
 impl AddressSpace {
@@ -72,8 +88,8 @@ impl AddressSpace {
     /// the tasks when the calling thread ends.
     ///
     /// # Errors
-    /// - [`AddressSpaceError::Unsupported`] if the caller has not called [`SpawnContext::share_memory`] for `context`,
-    ///   or has called [`SpawnContext::set_credentials`].
+    /// - [`AddressSpaceError::Unsupported`] if the caller has not called [`SpawnContext::share_memory`] for `context`, or has
+    ///   called [`SpawnContext::set_credentials`].
     /// - [`AddressSpaceError::Room`] if a limit does not allow `capacity` tasks.
     /// - [`AddressSpaceError::Host`] if the process that owns the address space can't be started.
     pub fn create(
@@ -81,11 +97,15 @@ impl AddressSpace {
         capacity: usize,
         rank_count: u32,
     ) -> Result<Self, AddressSpaceError> {
-        Self::of_setup(Arc::clone(&context.setup), capacity, rank_count)
+        if let Some(image) = &context.setup.image {
+            check_room(image, capacity)?;
+        }
+        let extent = Extent { capacity, size: rank_count, is_lasting: true, has_own_table: false };
+        Self::of_setup(Arc::clone(&context.setup), &extent)
     }
 
-    /// Makes an address space for tasks, as [`AddressSpace::create`] does.
-    pub(crate) fn of_setup(setup: Arc<Setup>, capacity: usize, size: u32) -> Result<Self, AddressSpaceError> {
+    /// Makes an address space. Whether there is room for the tasks must have been checked before ([`check_room`]).
+    pub(crate) fn of_setup(setup: Arc<Setup>, extent: &Extent) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
             return Err(AddressSpaceError::Unsupported("a context without SpawnContext::share_memory"));
@@ -93,7 +113,6 @@ impl AddressSpace {
         if setup.credentials.is_some() {
             return Err(AddressSpaceError::Unsupported("another user or group"));
         }
-        check_room(&image, capacity)?;
         let failed = |errno| AddressSpaceError::Host(SpawnError { step: SpawnStep::Clone, errno });
         let of_io = |error: rustix::io::Errno| failed(Errno::from_raw(error.raw_os_error()));
         let slot = SlotShape::new(&image.shape, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
@@ -110,18 +129,32 @@ impl AddressSpace {
             file: image.file.as_raw_fd(),
             socket: of_host.as_raw_fd(),
             buffer: buffer.address(),
-            capacity,
-            size,
+            capacity: extent.capacity,
+            size: extent.size,
             launcher: launcher(&setup),
             heap_begin: heap_begin().ok_or_else(|| failed(Errno::ENOSYS))?,
-            highest_descriptor: highest_descriptor().max(socket.as_raw_fd()).max(of_host.as_raw_fd()),
+            highest_descriptor: highest_descriptor(extent.has_own_table)
+                .max(socket.as_raw_fd())
+                .max(of_host.as_raw_fd()),
             auxiliary: Auxiliary::own(),
             must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
+            stacks_need_advice: kernel_version() < STACKS_WITHOUT_HUGE_PAGES,
+            frees_leftovers: extent.is_lasting,
             nonce,
         };
         let host = fork_host(&plan).map_err(failed)?;
         drop(of_host);
-        let mut space = Self { setup, socket, buffer, host, directory: 0, nonce, posted: 0, is_left: false };
+        let mut space = Self {
+            setup,
+            socket,
+            buffer,
+            host,
+            directory: 0,
+            nonce,
+            posted: 0,
+            arrived: VecDeque::new(),
+            is_left: false,
+        };
         match space.receive() {
             Ok((Answer { errno: 0, directory, .. }, _)) => {
                 space.directory = directory;
@@ -253,9 +286,12 @@ impl AddressSpace {
     }
 
     /// Waits for an answer. `ESRCH` if the host has ended.
-    fn receive(&self) -> Result<(Answer, Option<OwnedFd>), Errno> {
-        let mut bytes = [0; ANSWER_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    fn receive(&mut self) -> Result<(Answer, Option<OwnedFd>), Errno> {
+        if let Some(answer) = self.arrived.pop_front() {
+            return Ok(answer);
+        }
+        let mut bytes = [0; ANSWER_BYTES * MAX_POSTED];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_POSTED))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let count = loop {
             let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -265,14 +301,18 @@ impl AddressSpace {
                 Ok(message) => break message.bytes,
             }
         };
-        if count < ANSWER_BYTES {
-            return Err(Errno::ESRCH);
-        }
-        let pidfd = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut pidfds) => pidfds.next(),
-            _ => None,
+        // Pidfds for which this process has no room are missing at the end.
+        let mut pidfds = control.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(pidfds) => pidfds.collect::<Vec<OwnedFd>>(),
+            _ => Vec::new(),
         });
-        Ok((Answer::of_bytes(&bytes), pidfd))
+        let answers = bytes.get(..count).unwrap_or_default().chunks_exact(ANSWER_BYTES);
+        self.arrived.extend(answers.filter_map(|bytes| {
+            let answer = Answer::of_bytes(bytes.try_into().ok()?);
+            let pidfd = if answer.has_pidfd { pidfds.next() } else { None };
+            Some((answer, pidfd))
+        }));
+        self.arrived.pop_front().ok_or(Errno::ESRCH)
     }
 }
 
@@ -374,16 +414,13 @@ fn comm(program: &CStr) -> [u8; COMM_BYTES] {
     comm
 }
 
-/// The highest open descriptor of the calling thread, which may have a table of descriptors of its own.
-fn highest_descriptor() -> RawFd {
-    let descriptors = std::fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
-    let numbers = descriptors.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers.max().unwrap_or(1024)
-}
-
 /// The version of the running kernel. 0.0 if it can't be read.
 fn kernel_version() -> (u32, u32) {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|text| text.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    static VERSION: OnceLock<(u32, u32)> = OnceLock::new();
+    *VERSION.get_or_init(|| {
+        let name = nix::sys::utsname::uname();
+        let release = name.map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|text| text.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    })
 }

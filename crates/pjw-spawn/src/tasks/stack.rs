@@ -1,6 +1,8 @@
 //! What a program finds on its stack when it begins: its arguments, its environment and the auxiliary vector, as
 //! create_elf_tables() of the kernel lays them out.
 
+use std::sync::OnceLock;
+
 use nix::errno::Errno;
 
 /// The most entries of the auxiliary vector that are passed on. Linux 6.18 has 24 on x86-64.
@@ -22,8 +24,13 @@ pub(super) struct Auxiliary {
 }
 
 impl Auxiliary {
-    /// Reads the auxiliary vector of the calling process.
+    /// Reads the auxiliary vector of the calling process. The vector stays the same while the process executes one program.
     pub(super) fn own() -> Self {
+        static OWN: OnceLock<Auxiliary> = OnceLock::new();
+        *OWN.get_or_init(Self::read)
+    }
+
+    fn read() -> Self {
         let bytes = std::fs::read("/proc/self/auxv").unwrap_or_default();
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         let read = bytes.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..])));

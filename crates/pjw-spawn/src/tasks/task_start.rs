@@ -1,8 +1,8 @@
 //! The start of a task: from clone3(2) to the first instruction of its program.
 //!
-//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host: both have one
-//! `errno`, as after vfork(2). The host sleeps meanwhile, and looks every 100 ms whether the task lives. Each look may
-//! change `errno`. If a step of the task fails in that moment, the reported errno can be that of the look.
+//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host. So it calls nothing that
+//! writes a thread-local variable, such as `errno`. The host goes on meanwhile, and may make other tasks. It waits for the task
+//! before it answers the request.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -10,9 +10,13 @@ use std::sync::atomic::{AtomicI32, AtomicU32};
 
 use nix::errno::Errno;
 
+use super::descriptors::close_between;
+use super::image::Shape;
+use super::map;
 use super::request::Request;
+use crate::bare;
 use crate::clone::{
-    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, checked, clone_and_run, end_with_launcher,
+    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, Failed, clone_and_run, end_with_launcher,
     take_streams,
 };
 use crate::failure::SpawnStep;
@@ -24,27 +28,29 @@ const BEGUN: u32 = u32::MAX - 1;
 /// How long the host sleeps before it looks whether the task was killed.
 static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// The variables that the host and a new task share until the task begins its program. They are on the stack of the
-/// host.
+/// What the host and the new task share until the program begins. The host leaves it where it is until [`wait`] returns.
 pub(super) struct TaskStart<'a> {
-    request: &'a Request,
+    request: Request,
     /// 1 until the task has begun its program, has failed or has ended. A futex.
     is_busy: AtomicU32,
     step: AtomicU32,
     errno: AtomicI32,
-    /// The first instruction, and the stack pointer there.
-    entry: u64,
-    stack: u64,
+    entry_point: EntryPoint<'a>,
     streams: [RawFd; 3],
+    /// The directory of the cgroup in which the task is born.
+    cgroup: Option<RawFd>,
     /// Descriptors from this one on belong to the host.
     first_own_descriptor: RawFd,
     /// Where the task writes its process id.
     pid: &'a AtomicU32,
 }
 
-/// The entry point of a task's program, and the stack pointer there.
-pub(super) struct EntryPoint {
-    pub(super) entry: u64,
+/// Where a task begins.
+pub(super) struct EntryPoint<'a> {
+    pub(super) shape: &'a Shape,
+    /// The address where the program is mapped.
+    pub(super) base: u64,
+    /// The stack pointer at the first instruction.
     pub(super) stack: u64,
 }
 
@@ -56,41 +62,52 @@ pub(super) struct Descriptors {
     pub(super) first_own: RawFd,
 }
 
-/// A process that was made for a task. If `failure` is set, the process ends by itself.
-pub(super) struct StartedTask {
-    pub(super) pid: u32,
-    pub(super) pidfd: RawFd,
-    pub(super) failure: Option<(SpawnStep, Errno)>,
+impl<'a> TaskStart<'a> {
+    pub(super) fn new(
+        request: Request,
+        entry_point: EntryPoint<'a>,
+        descriptors: &Descriptors,
+        pid: &'a AtomicU32,
+    ) -> Self {
+        Self {
+            request,
+            is_busy: AtomicU32::new(1),
+            step: AtomicU32::new(UNDECIDED),
+            errno: AtomicI32::new(0),
+            entry_point,
+            streams: descriptors.streams,
+            cgroup: descriptors.cgroup,
+            first_own_descriptor: descriptors.first_own,
+            pid,
+        }
+    }
+
+    /// The step that failed, after [`wait`]. A task with a failed step ends by itself.
+    pub(super) fn failure(&self) -> Option<(SpawnStep, Errno)> {
+        match self.step.load(Acquire) {
+            BEGUN => None,
+            // Killed before it could begin.
+            UNDECIDED => Some((SpawnStep::Exec, Errno::ESRCH)),
+            step => Some((
+                SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Exec),
+                Errno::from_raw(self.errno.load(Relaxed)),
+            )),
+        }
+    }
 }
 
-/// Makes the process of a task. Returns when the process has begun its program or has failed.
+/// Makes a task. Returns its process id and its pidfd, and does not wait until the program begins.
 ///
 /// # Errors
-/// The failed step if there is no process.
+/// The failed step. There is no process then.
 ///
 /// # Safety
-/// The calling process must be the host. `entry_point` must be the first instruction of a program that was mapped for
-/// this task alone, and a stack as that program expects it.
-pub(super) unsafe fn start_task(
-    request: &Request,
-    entry_point: &EntryPoint,
-    descriptors: &Descriptors,
-    pid: &AtomicU32,
-) -> Result<StartedTask, (SpawnStep, Errno)> {
-    let start = TaskStart {
-        request,
-        is_busy: AtomicU32::new(1),
-        step: AtomicU32::new(UNDECIDED),
-        errno: AtomicI32::new(0),
-        entry: entry_point.entry,
-        stack: entry_point.stack,
-        streams: descriptors.streams,
-        first_own_descriptor: descriptors.first_own,
-        pid,
-    };
+/// The calling process must be the host. The start must stay where it is until [`wait`] has returned. Its entry point must be the
+/// first instruction of a program that was mapped for this task alone, and a stack as that program expects it.
+pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (SpawnStep, Errno)> {
     let mut pidfd: RawFd = -1;
     // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's stack.
-    let stack_end = (entry_point.stack - 256) & !63;
+    let stack_end = (start.entry_point.stack - 256) & !63;
     let mut arguments = CloneArguments {
         // The task is a child of the host's parent, and has the exit signal of the host. At the end of the process the
         // kernel clears `is_busy` and wakes the host.
@@ -105,36 +122,21 @@ pub(super) unsafe fn start_task(
         stack_size: 64 * 1024,
         ..CloneArguments::default()
     };
-    if let Some(cgroup) = descriptors.cgroup {
+    if let Some(cgroup) = start.cgroup {
         arguments.flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = u64::from(cgroup.cast_unsigned());
     }
-    // SAFETY: the caller guarantees the stack. `start` outlives the use by the task, because the host waits.
-    let result = unsafe { clone_and_run(&arguments, (&raw const start).cast(), run) };
-    let Ok(pid) = u32::try_from(result) else {
+    // SAFETY: the caller guarantees the stack, and that the start outlives its use by the task.
+    let result = unsafe { clone_and_run(&arguments, (&raw const *start).cast(), run) };
+    u32::try_from(result).map(|pid| (pid, pidfd)).map_err(|_| {
         let errno = Errno::from_raw(i32::try_from(-result).unwrap_or(libc::EIO));
-        let step = if descriptors.cgroup.is_some() && errno != Errno::EAGAIN {
-            SpawnStep::Cgroup
-        } else {
-            SpawnStep::Clone
-        };
-        return Err((step, errno));
-    };
-    wait(&start, pidfd);
-    let failure = match start.step.load(Acquire) {
-        BEGUN => None,
-        // Killed before it could begin.
-        UNDECIDED => Some((SpawnStep::Exec, Errno::ESRCH)),
-        step => Some((
-            SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Exec),
-            Errno::from_raw(start.errno.load(Relaxed)),
-        )),
-    };
-    Ok(StartedTask { pid, pidfd, failure })
+        let is_of_cgroup = start.cgroup.is_some() && errno != Errno::EAGAIN;
+        (if is_of_cgroup { SpawnStep::Cgroup } else { SpawnStep::Clone }, errno)
+    })
 }
 
-/// Waits until the task needs `start` no more.
-fn wait(start: &TaskStart<'_>, pidfd: RawFd) {
+/// Waits until the task needs its start no more.
+pub(super) fn wait(start: &TaskStart<'_>, pidfd: RawFd) {
     while start.is_busy.load(Acquire) != 0 {
         // SAFETY: the futex outlives the call.
         unsafe {
@@ -146,6 +148,9 @@ fn wait(start: &TaskStart<'_>, pidfd: RawFd) {
                 &raw const LOOK_AFTER,
             );
         }
+        if start.is_busy.load(Acquire) == 0 {
+            return;
+        }
         let mut poll = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, which outlives the call.
         if unsafe { libc::poll(&raw mut poll, 1, 0) } == 1 {
@@ -156,7 +161,7 @@ fn wait(start: &TaskStart<'_>, pidfd: RawFd) {
 
 /// The task until its program begins. It shares the memory of the host, so it must not allocate, lock or unwind.
 extern "C" fn run(start: *const ()) -> ! {
-    // SAFETY: the host passes a `TaskStart`, and waits while the task uses it.
+    // SAFETY: the host passes a `TaskStart`, and leaves it there while the task uses it.
     let start = unsafe { &*start.cast::<TaskStart<'_>>() };
     if let Err((step, errno)) = prepare(start) {
         start.errno.store(errno, Relaxed);
@@ -165,79 +170,68 @@ extern "C" fn run(start: *const ()) -> ! {
         unsafe { libc::_exit(127) }
     }
     start.step.store(BEGUN, Release);
+    let EntryPoint { shape, base, stack } = start.entry_point;
     // SAFETY: this is the beginning of the program that was mapped for this task.
-    unsafe { enter(start.is_busy.as_ptr(), start.stack, start.entry) }
+    unsafe { enter(start.is_busy.as_ptr(), stack, base + shape.entry) }
 }
 
-fn prepare(start: &TaskStart<'_>) -> Result<(), (SpawnStep, i32)> {
+fn prepare(start: &TaskStart<'_>) -> Result<(), Failed> {
     let head = &start.request.head;
+    let of_clone = |errno| (SpawnStep::Clone, errno);
     if head.mask_words > 0 {
         let (bytes, mask) = start.request.mask();
+        let arguments = [0, bytes as i64, bare::address(mask), 0, 0];
         // SAFETY: the kernel reads so many bytes of the request.
-        let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, bytes, mask) };
-        checked(SpawnStep::Mask, set)?;
+        let set = unsafe { bare::call(libc::SYS_sched_setaffinity, arguments) };
+        set.map_err(|errno| (SpawnStep::Mask, errno))?;
     }
     if let Some(policy) = &head.policy {
         policy.set().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
+    populate(&start.entry_point);
+    // SAFETY: the program was mapped for this task, and has not begun.
+    unsafe { map::clear_tails(start.entry_point.base, start.entry_point.shape) };
     take_streams(start.streams)?;
-    close_from(start.first_own_descriptor)?;
+    close_between(start.first_own_descriptor, RawFd::MAX).map_err(|errno| (SpawnStep::Stdio, errno))?;
     let directory = start.request.directory();
     if !directory.is_null() {
         // SAFETY: the path ends with a NUL byte.
-        checked(SpawnStep::Directory, unsafe { libc::chdir(directory.cast()) }.into())?;
+        let changed = unsafe { bare::call(libc::SYS_chdir, [bare::address(directory), 0, 0, 0, 0]) };
+        changed.map_err(|errno| (SpawnStep::Directory, errno))?;
     }
     if head.launcher != 0 {
         end_with_launcher(head.launcher)?;
     }
     if let Some((soft, hard)) = head.descriptor_limit {
         let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
+        let arguments = [0, libc::RLIMIT_NOFILE.into(), bare::address(&raw const limit), 0, 0];
         // SAFETY: the limit outlives the call.
-        let set = unsafe {
-            libc::syscall(
-                libc::SYS_prlimit64,
-                0,
-                libc::RLIMIT_NOFILE,
-                &raw const limit,
-                std::ptr::null_mut::<u8>(),
-            )
-        };
-        checked(SpawnStep::Clone, set)?;
+        unsafe { bare::call(libc::SYS_prlimit64, arguments) }.map_err(of_clone)?;
     }
-    // SAFETY: the name has 16 bytes, of which the last is NUL.
-    unsafe { libc::prctl(libc::PR_SET_NAME, head.name.as_ptr()) };
+    let arguments = [libc::PR_SET_NAME.into(), bare::address(head.name.as_ptr()), 0, 0, 0];
+    // SAFETY: the name has 16 bytes, of which the last is NUL. The call can't fail.
+    let _ = unsafe { bare::call(libc::SYS_prctl, arguments) };
     signals::set_default(libc::SIGPIPE);
     // SAFETY: has no precondition.
-    let pid = unsafe { libc::syscall(libc::SYS_getpid) };
+    let pid = unsafe { bare::call(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
     start.pid.store(u32::try_from(pid).unwrap_or(0), Release);
-    let (set, no_old) = (&raw const head.blocked_signals, std::ptr::null_mut::<KernelSignals>());
+    let set = bare::address(&raw const head.blocked_signals);
+    let arguments = [libc::SIG_SETMASK.into(), set, 0, size_of::<KernelSignals>() as i64, 0];
     // SAFETY: the set has the size that is given.
-    let unblocked = unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, set, no_old, size_of::<KernelSignals>())
-    };
-    checked(SpawnStep::Clone, unblocked)?;
+    unsafe { bare::call(libc::SYS_rt_sigprocmask, arguments) }.map_err(of_clone)?;
     // The kernel must not clear `is_busy` later: a program without a C library would leave that as it is.
     // SAFETY: null stands for no address.
-    unsafe { libc::syscall(libc::SYS_set_tid_address, 0) };
-    Ok(())
+    unsafe { bare::call(libc::SYS_set_tid_address, [0; 5]) }.map(drop).map_err(of_clone)
 }
 
-/// Closes all descriptors from the number `first` on, with close_range(2) (Linux 5.9 and later) or one by one.
-pub(super) fn close_from(first: RawFd) -> Result<(), (SpawnStep, i32)> {
-    // SAFETY: the table of descriptors is that of the calling process alone.
-    let closed = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
-    if closed == 0 || Errno::last() != Errno::ENOSYS {
-        return checked(SpawnStep::Stdio, closed);
-    }
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one limit. The descriptors are those of the calling process alone.
-    unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        for descriptor in first..i32::try_from(limit.rlim_cur).unwrap_or(1 << 20) {
-            libc::close(descriptor);
-        }
-    }
-    Ok(())
+/// Takes the pages that the program writes first, on the memory node of the task. Without that, the first write to a page that
+/// was read before interrupts all CPUs on which tasks run. Linux before 5.14 has no such call: then each page costs a fault.
+fn populate(entry_point: &EntryPoint<'_>) {
+    let (begin, end) = map::written_first(entry_point.shape);
+    let address = (entry_point.base + begin) as i64;
+    let arguments = [address, (end - begin) as i64, libc::MADV_POPULATE_WRITE.into(), 0, 0];
+    // SAFETY: changes no contents. The kernel refuses what is not mapped.
+    let _ = unsafe { bare::call(libc::SYS_madvise, arguments) };
 }
 
 /// Wakes the host and begins the program, with the registers that execve(2) leaves: no thread pointer, and in rdx no

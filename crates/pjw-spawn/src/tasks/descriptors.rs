@@ -1,0 +1,122 @@
+//! The descriptors of the host and of tasks.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+
+use crate::bare;
+
+/// Closes all descriptors of the calling process from `first` to `last`. close_range(2) is in Linux 5.9 and later. Writes no
+/// `errno`.
+pub(super) fn close_between(first: RawFd, last: RawFd) -> Result<(), i32> {
+    let arguments = [first.into(), last.into(), 0, 0, 0];
+    // SAFETY: the table of descriptors is that of the calling process alone.
+    let closed = unsafe { bare::call(libc::SYS_close_range, arguments) };
+    if closed != Err(libc::ENOSYS) {
+        return closed.map(drop);
+    }
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let arguments = [0, libc::RLIMIT_NOFILE.into(), 0, bare::address(&raw mut limit), 0];
+    // SAFETY: the kernel writes one limit.
+    unsafe { bare::call(libc::SYS_prlimit64, arguments)? };
+    let end = i64::try_from(limit.rlim_cur).unwrap_or(i64::MAX).min(i64::from(last) + 1).min(1 << 20);
+    for descriptor in i64::from(first)..end {
+        // SAFETY: as above.
+        let _ = unsafe { bare::call(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
+    }
+    Ok(())
+}
+
+/// Closes the descriptors that execve(2) would close, except those in `kept`. No descriptor above `highest` was open a moment
+/// ago. Returns a number above all that are left, except those in `kept`: the tasks get the descriptors below it.
+pub(super) fn close_on_exec(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, Errno> {
+    // Another thread of the parent may have opened more descriptors since their numbers were read.
+    let above = kept.into_iter().fold(highest, RawFd::max).saturating_add(1);
+    close_between(above, RawFd::MAX).map_err(Errno::from_raw)?;
+    let mut first_own = 3;
+    for descriptor in 3..=highest {
+        // SAFETY: asks only.
+        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
+        if flags < 0 || kept.contains(&descriptor) {
+            continue;
+        }
+        if flags & libc::FD_CLOEXEC == 0 {
+            first_own = descriptor + 1;
+        } else {
+            // SAFETY: no code of this process uses the descriptor after the fork.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+    Ok(first_own)
+}
+
+/// Moves a descriptor to a number that is at least `first_own`.
+pub(super) fn move_above(descriptor: OwnedFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
+    if descriptor.as_raw_fd() >= first_own { Ok(descriptor) } else { copy_above(&descriptor, first_own) }
+}
+
+/// Copies a descriptor to a number that is at least `first_own`.
+pub(super) fn copy_above(descriptor: &impl AsRawFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: makes a copy.
+    let copy = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first_own) };
+    // SAFETY: the copy is new.
+    Errno::result(copy).map(|copy| unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// The highest open descriptor of the calling thread. `is_own_table` says that no other thread has the same table.
+pub(super) fn highest_descriptor(is_own_table: bool) -> RawFd {
+    let found = if is_own_table { find_highest() } else { None };
+    found.unwrap_or_else(|| {
+        let descriptors = std::fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
+        let numbers = descriptors.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers.max().unwrap_or(1024)
+    })
+}
+
+/// Since Linux 6.2 the size of the directory is the number of open descriptors. To list them takes several times longer than a
+/// look at each number. `None` if they are not all among the first numbers. No other thread may change the table meanwhile.
+fn find_highest() -> Option<RawFd> {
+    const MOST: RawFd = 512;
+    let count = rustix::fs::stat(c"/proc/thread-self/fd").ok()?.st_size;
+    // SAFETY: asks only.
+    let mut open = (0..MOST).filter(|descriptor| unsafe { libc::fcntl(*descriptor, libc::F_GETFD) } >= 0);
+    open.nth(usize::try_from(count).ok()?.checked_sub(1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::work::leave_shared_descriptors;
+
+    #[test]
+    fn the_highest_descriptor_is_found_with_and_without_a_table_of_its_own() {
+        let thread = std::thread::spawn(|| {
+            assert!(leave_shared_descriptors());
+            let directory = std::fs::File::open("/").unwrap();
+            for least in [400, 900] {
+                let high = copy_above(&directory, least).unwrap();
+                for is_own_table in [true, false] {
+                    // Other threads may have opened higher ones before the table became that of the thread alone.
+                    assert!(highest_descriptor(is_own_table) >= high.as_raw_fd());
+                }
+                assert_eq!(highest_descriptor(true), highest_descriptor(false));
+            }
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn descriptors_between_two_numbers_are_closed() {
+        let thread = std::thread::spawn(|| {
+            assert!(leave_shared_descriptors());
+            let directory = std::fs::File::open("/").unwrap();
+            let [low, mid, high] = [1000, 1010, 1020].map(|least| copy_above(&directory, least).unwrap());
+            close_between(1005, 1015).unwrap();
+            // SAFETY: asks only.
+            let is_open = |descriptor| unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
+            assert!(is_open(low.as_raw_fd()) && is_open(high.as_raw_fd()));
+            assert!(!is_open(std::os::fd::IntoRawFd::into_raw_fd(mid)));
+        });
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,290 @@
+//! A round: the host takes all requests that have come, maps the programs of their tasks, makes the tasks one after the other, and
+//! answers all requests together when all tasks have begun.
+//!
+//! A task needs some time until it begins. Meanwhile the host makes the next one. It maps nothing then: tasks that take pages and the
+//! host would wait for one lock of the kernel. A message for each answer would wake the parent for each.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use super::descriptors::{copy_above, move_above};
+use super::host::{FREE, Failed, Host, LOST, Slot, TAKEN, kill};
+use super::map;
+use super::request::{Answer, MAX_POSTED, Request, send};
+use super::stack::{self, Contents};
+use super::task_start::{self, Descriptors, EntryPoint, TaskStart};
+use crate::failure::SpawnStep;
+
+/// The most descriptors that come with a request: three streams and a cgroup.
+const MAX_DESCRIPTORS: usize = 4;
+
+/// The descriptors that have come with a request.
+type Passed = [Option<OwnedFd>; MAX_DESCRIPTORS];
+
+/// Error: no more requests can come.
+struct NoMoreRequests;
+
+/// A request of the round, of which a task was made or not.
+struct Outcome {
+    /// The descriptors that have come with the request. The task inherits them.
+    passed: Passed,
+    /// The slot in which the program is mapped, until the task is made.
+    prepared: Option<usize>,
+    /// The process, or 0.
+    pid: u32,
+    /// The pidfd of a task that may begin. -1 for others.
+    pidfd: RawFd,
+    slot: usize,
+    failure: Option<Failed>,
+}
+
+impl Outcome {
+    const NONE: Self = Self {
+        passed: [const { None }; MAX_DESCRIPTORS],
+        prepared: None,
+        pid: 0,
+        pidfd: -1,
+        slot: 0,
+        failure: None,
+    };
+}
+
+impl<'a> Host<'a> {
+    /// Takes the requests that have come, at most [`MAX_POSTED`], and answers them. Returns false after the last one.
+    pub(super) fn take_requests(&mut self) -> bool {
+        let mut outcomes = [const { Outcome::NONE }; MAX_POSTED];
+        let mut count = 0;
+        let mut may_get_more = true;
+        while let Some(outcome) = outcomes.get_mut(count) {
+            match self.receive() {
+                Ok(Some((request, passed))) => {
+                    outcome.passed = passed;
+                    match self.prepare_task(count, request, &outcome.passed) {
+                        Ok(slot) => outcome.prepared = Some(slot),
+                        Err(failed) => outcome.failure = Some(failed),
+                    }
+                }
+                Ok(None) => break,
+                Err(NoMoreRequests) => {
+                    may_get_more = false;
+                    break;
+                }
+            }
+            count += 1;
+        }
+        let outcomes = outcomes.get_mut(..count).unwrap_or_default();
+        for (index, outcome) in outcomes.iter_mut().enumerate() {
+            self.make_task(index, outcome);
+        }
+        self.answer(outcomes) && may_get_more
+    }
+
+    /// Reads a request if one has come.
+    fn receive(&self) -> Result<Option<(Request, Passed)>, NoMoreRequests> {
+        let mut offset = [0_u8; size_of::<usize>()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = loop {
+            match recvmsg(self.socket, &mut [IoSliceMut::new(&mut offset)], &mut control, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(None),
+                Err(_) => return Err(NoMoreRequests),
+                Ok(message) => break message.bytes,
+            }
+        };
+        if received < offset.len() {
+            return Err(NoMoreRequests);
+        }
+        let mut descriptors: Passed = [const { None }; MAX_DESCRIPTORS];
+        let mut places = descriptors.iter_mut();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(list) = message {
+                for descriptor in list {
+                    if let Some(place) = places.next() {
+                        *place = move_above(descriptor, self.first_own).ok();
+                    }
+                }
+            }
+        }
+        // SAFETY: the parent has written a request, and waits for the answer.
+        let request = unsafe { Request::read(self.plan.buffer.wrapping_add(usize::from_ne_bytes(offset))) };
+        Ok(Some((request, descriptors)))
+    }
+
+    /// Maps the program and the stack for a request, the one with this index in the round. Returns the slot.
+    fn prepare_task(&mut self, index: usize, request: Request, passed: &Passed) -> Result<usize, Failed> {
+        let head = &request.head;
+        let expected =
+            head.streams.iter().filter(|is_passed| **is_passed).count() + usize::from(head.has_cgroup);
+        // The kernel leaves out descriptors above the limit of the host (`MSG_CTRUNC`, recvmsg(2)).
+        if passed.iter().take(expected).any(Option::is_none) {
+            return Err((SpawnStep::Stdio, Errno::EMFILE));
+        }
+        if head.rank >= self.plan.size {
+            return Err((SpawnStep::Clone, Errno::EINVAL));
+        }
+        let mut passed = passed.iter().map(|descriptor| descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        let mut next = |is_passed| if is_passed { passed.next().unwrap_or(-1) } else { -1 };
+        let streams = head.streams.map(&mut next);
+        let cgroup = head.has_cgroup.then(|| next(true));
+        let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
+        let slot = self.free_slot().ok_or((SpawnStep::Clone, Errno::EAGAIN))?;
+        let start =
+            self.fill(self.address_of(slot), request, &descriptors).inspect_err(|_| self.clear(slot))?;
+        // SAFETY: there is room for so many starts, and no task of another round uses this one.
+        unsafe { self.starts.wrapping_add(index).write(start) };
+        if let Some(place) = self.slots.get_mut(slot) {
+            place.pidfd = TAKEN;
+        }
+        Ok(slot)
+    }
+
+    /// Makes the task of a request, the one with this index in the round, if its program is mapped.
+    fn make_task(&mut self, index: usize, outcome: &mut Outcome) {
+        let Some(slot) = outcome.prepared.take() else { return };
+        // SAFETY: the start was written when the program was mapped for this task.
+        match unsafe { task_start::start_task(&*self.starts.wrapping_add(index)) } {
+            Ok((pid, pidfd)) => {
+                (outcome.pid, outcome.slot) = (pid, slot);
+                match self.keep(index, slot, pid, pidfd) {
+                    Ok(pidfd) => outcome.pidfd = pidfd,
+                    Err(errno) => outcome.failure = Some((SpawnStep::Clone, errno)),
+                }
+            }
+            Err(failed) => {
+                self.clear(slot);
+                if let Some(place) = self.slots.get_mut(slot) {
+                    place.pidfd = FREE;
+                }
+                outcome.failure = Some(failed);
+            }
+        }
+        // The task has its own copies.
+        outcome.passed = [const { None }; MAX_DESCRIPTORS];
+    }
+
+    fn address_of(&self, slot: usize) -> u64 {
+        self.slots_at + slot as u64 * self.plan.slot.bytes
+    }
+
+    /// Unmaps what was mapped for a task that does not live.
+    fn clear(&self, slot: usize) {
+        // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
+        let _ = unsafe { map::reserve_again(self.address_of(slot), self.plan.slot.bytes) };
+    }
+
+    /// Finds a slot without a task. The memory of ended tasks is only unmapped before if there is no other slot.
+    fn free_slot(&mut self) -> Option<usize> {
+        let is_free = |slot: &Slot| slot.pidfd == FREE;
+        self.slots.iter().position(is_free).or_else(|| {
+            self.unmap_ended();
+            self.slots.iter().position(is_free)
+        })
+    }
+
+    /// Maps the program and the stack of a task into a slot.
+    fn fill(
+        &self,
+        address: u64,
+        request: Request,
+        descriptors: &Descriptors,
+    ) -> Result<TaskStart<'a>, Failed> {
+        let plan = self.plan;
+        let of_exec = |errno| (SpawnStep::Exec, errno);
+        let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
+        // SAFETY: the slot is free.
+        unsafe { map::fill_slot(address, &plan.slot, &plan.shape, file, advise).map_err(of_exec)? };
+        let base = address + plan.slot.program;
+        let contents = Contents {
+            strings: request.strings(),
+            argument_count: request.head.argument_count,
+            variable_count: request.head.variable_count,
+            program_headers: base + plan.shape.program_headers,
+            program_header_count: plan.shape.program_header_count,
+            entry: base + plan.shape.entry,
+            auxiliary: &plan.auxiliary,
+        };
+        let stack_bytes = plan.slot.program - plan.slot.stack;
+        // SAFETY: the stack was mapped just now.
+        let stack = unsafe { stack::write(base, stack_bytes, &contents).map_err(of_exec)? };
+        let entry_point = EntryPoint { shape: &plan.shape, base, stack };
+        let pid = self.directory.pid_of(request.head.rank);
+        Ok(TaskStart::new(request, entry_point, descriptors, pid))
+    }
+
+    /// Keeps the pidfd of a new task above the descriptors that the next task gets. If that fails, the end of the task could not
+    /// be seen: the task is killed.
+    fn keep(&mut self, index: usize, slot: usize, pid: u32, pidfd: RawFd) -> Result<RawFd, Errno> {
+        // SAFETY: the kernel has opened the descriptor for the host.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+        let kept = if pidfd.as_raw_fd() >= self.first_own {
+            Ok(pidfd)
+        } else {
+            copy_above(&pidfd, self.first_own).inspect_err(|_| {
+                kill(pid);
+                self.wait(index, pidfd.as_raw_fd());
+            })
+        };
+        let kept = kept.map(IntoRawFd::into_raw_fd);
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = Slot { pidfd: kept.unwrap_or(LOST), pid };
+        }
+        self.living += usize::from(kept.is_ok());
+        kept
+    }
+
+    /// Waits until a task of the round needs its start no more. Returns its failure.
+    fn wait(&self, index: usize, pidfd: RawFd) -> Option<Failed> {
+        // SAFETY: the start was written when the task was begun.
+        let start = unsafe { &*self.starts.wrapping_add(index) };
+        task_start::wait(start, pidfd);
+        start.failure()
+    }
+
+    /// Waits until all tasks of the round have begun or failed, and answers their requests. Returns whether the parent could be
+    /// told.
+    fn answer(&mut self, outcomes: &mut [Outcome]) -> bool {
+        for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.pidfd >= 0) {
+            outcome.failure = self.wait(index, outcome.pidfd);
+            if let Err(errno) = self.watch(outcome.pidfd, outcome.slot as u64) {
+                kill(outcome.pid);
+                // SAFETY: closes the pidfd of the task, which nothing else uses.
+                unsafe { libc::close(outcome.pidfd) };
+                if let Some(slot) = self.slots.get_mut(outcome.slot) {
+                    slot.pidfd = LOST;
+                }
+                self.living -= 1;
+                (outcome.pidfd, outcome.failure) = (-1, Some((SpawnStep::Clone, errno)));
+            }
+        }
+        if outcomes.is_empty() {
+            return true;
+        }
+        let mut answers = [Answer::default(); MAX_POSTED];
+        let mut pidfds = [self.socket; MAX_POSTED];
+        let mut count = 0;
+        for (answer, outcome) in answers.iter_mut().zip(&*outcomes) {
+            *answer =
+                outcome.failure.map_or_else(Answer::default, |(step, errno)| Answer::failed(step, errno));
+            (answer.pid, answer.has_pidfd) = (outcome.pid, outcome.pidfd >= 0);
+            if answer.has_pidfd
+                && let Some(place) = pidfds.get_mut(count)
+            {
+                // SAFETY: the table of slots keeps the descriptor open.
+                *place = unsafe { BorrowedFd::borrow_raw(outcome.pidfd) };
+                count += 1;
+            }
+        }
+        let (answers, pidfds) = (answers.get(..outcomes.len()), pidfds.get(..count));
+        let is_sent = send(self.socket, answers.unwrap_or_default(), pidfds.unwrap_or_default());
+        if !is_sent {
+            outcomes.iter().filter(|outcome| outcome.pid != 0).for_each(|outcome| kill(outcome.pid));
+        }
+        is_sent
+    }
+}
