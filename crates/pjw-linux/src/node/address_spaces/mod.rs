@@ -37,6 +37,9 @@ const PASS_INTERVAL: Nanos = Nanos(400_000_000);
 const SETTLED_AFTER: Nanos = Nanos(100_000_000);
 /// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
 const MAX_CALLS: u64 = 1000;
+/// The maximum number of other users of an address space with which two processes are compared, to find out which of the two has
+/// left the address space.
+const MAX_WITNESSES: usize = 4;
 
 /// Compares the address spaces of two processes: kcmp(2).
 pub(super) type Compare = fn(Pid, Pid) -> Result<Ordering, Errno>;
@@ -349,14 +352,30 @@ impl AddressSpaces {
                 }
             }
             Ok(_) => {
-                // One of the two has executed a program.
-                for changed in [pid, other] {
-                    self.leave_space(changed);
-                    self.open.insert(changed);
+                for left in self.users_that_left(pid, other) {
+                    self.leave_space(left);
+                    self.open.insert(left);
                 }
             }
             Err(errno) => self.note_failure(&[pid, other], errno),
         }
+    }
+
+    /// Returns which of two users of an address space have left it. kcmp(2) says that the two no longer share one, so at least
+    /// one of them has executed a program or is ending. A process that shares with a third user has stayed. Both are returned if
+    /// no third user shares with one of them.
+    fn users_that_left(&mut self, pid: Pid, other: Pid) -> Vec<Pid> {
+        let space = self.processes.get(&pid).and_then(|process| process.space);
+        let users = space.and_then(|space| self.users.get(&space)).cloned().unwrap_or_default();
+        let witnesses = users.into_iter().filter(|user| ![pid, other].contains(user));
+        for witness in witnesses.take(MAX_WITNESSES) {
+            for (stayed, left) in [(other, pid), (pid, other)] {
+                if self.call(witness, stayed) == Ok(Ordering::Equal) {
+                    return vec![left];
+                }
+            }
+        }
+        vec![pid, other]
     }
 
     /// Searches once more for others that share the address space of a process that was found to be alone.

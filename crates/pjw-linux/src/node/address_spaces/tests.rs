@@ -168,6 +168,31 @@ fn siblings_that_were_not_in_vfork_stay_in_the_group_while_their_parent_forks() 
 }
 
 #[test]
+fn a_child_of_vfork_that_executes_a_program_during_a_scan_takes_nobody_out_of_the_group() {
+    let mut spaces = AddressSpaces::new(compare);
+    let all = [(1, 9, 0x7ff0), (2, 1, 0x7ff0), (3, 1, 0x7ff0), (4, 3, 0x7ff0)];
+    (1..=4).for_each(|pid| set_space(pid, Some(7)));
+    for second in 1..4 {
+        let found = scan_with(&mut spaces, second, &all, |parent| parent == Pid(3));
+        assert_eq!(found, [[(1, 's'), (2, 's'), (3, 's'), (4, 'v')]]);
+    }
+    // After the scan has read its stack.
+    set_space(4, Some(8));
+    assert_eq!(scan(&mut spaces, 4, &all), [sharing(1..=3)]);
+    assert_eq!(scan(&mut spaces, 5, &[]), [sharing(1..=3)]);
+}
+
+#[test]
+fn the_process_that_executed_a_program_leaves_the_group_alone() {
+    let mut spaces = AddressSpaces::new(compare);
+    (1..=3).for_each(|pid| set_space(pid, Some(7)));
+    scan(&mut spaces, 1, &[(1, 9, 0x7ff0), (2, 1, 0x7ff0), (3, 1, 0x7ff0)]);
+    // Process 1, with which the others are compared.
+    set_space(1, Some(3));
+    assert_eq!(scan(&mut spaces, 2, &[]), [sharing(2..=3)]);
+}
+
+#[test]
 fn an_exec_that_no_scan_has_seen_yet_hides_no_group() {
     let mut spaces = AddressSpaces::new(compare);
     let group = [(1, 9, 0x7ff0), (2, 1, 0x7ff0)];
