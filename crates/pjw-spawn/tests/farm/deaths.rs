@@ -203,6 +203,8 @@ fn a_farm_that_is_dropped_and_a_master_that_is_killed_leave_no_process() {
     }
 
     let (reader, writer) = nix::unistd::pipe().unwrap();
+    // A thread that prints the result of another test would hold the lock of the output for ever in the new process.
+    let stdout = std::io::stdout().lock();
     // SAFETY: the new process starts a farm, writes the ids of its workers, and waits.
     let master = unsafe { libc::fork() };
     if master == 0 {
@@ -215,6 +217,7 @@ fn a_farm_that_is_dropped_and_a_master_that_is_killed_leave_no_process() {
             std::thread::park();
         }
     }
+    drop(stdout);
     let mut bytes = [0; 8];
     let mut read = 0;
     while read < 8 {
