@@ -154,8 +154,9 @@ pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, Spawn
     }
 }
 
-/// `EAGAIN`, `ENOMEM` and `ENOSYS` do not depend on the cgroup, unless it is the limit `pids.max`.
-fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
+/// Returns the failed step of clone3(2) with this errno: the clone itself, or the entry into `cgroup`. `EAGAIN`, `ENOMEM` and
+/// `ENOSYS` do not depend on the cgroup, unless the limit `pids.max` is the reason.
+pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
     let of_cgroup = [
         Errno::EACCES,
         Errno::EPERM,

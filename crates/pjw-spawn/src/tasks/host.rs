@@ -262,7 +262,7 @@ impl<'a> Host<'a> {
         }
         let ended = std::mem::replace(slot, Slot { pidfd: ENDED, pid: 0 });
         // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that lives:
-        // tasks have closed theirs. One that is just being born keeps it for a moment, so it is removed first.
+        // tasks have closed theirs. One whose start has failed keeps it until it has ended, so it is removed first.
         unsafe {
             libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
             libc::close(ended.pidfd);

@@ -9,6 +9,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -22,6 +23,8 @@ use crate::signals::KernelSignals;
 pub(crate) const MAX_POSTED: usize = 32;
 /// The size of the buffer. All strings of a program have at most 6 MiB, execve(2).
 const BUFFER_BYTES: usize = 8 << 20;
+/// The time for which a refused answer is sent again. After that, the host ends the tasks that the answer is about.
+const MAX_SEND_TIME: Duration = Duration::from_secs(10);
 
 /// The fixed part of a request to start a task. The host is a fork of the process that writes the request, so both have
 /// the same layout of this type.
@@ -165,7 +168,7 @@ impl Request {
     }
 }
 
-/// The answer of the host to a request. If `pid` is not 0, the pidfd of this process is sent with the answer.
+/// The answer of the host to a request. With `has_pidfd`, the pidfd of the process `pid` is sent with the answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     /// The process, or 0. It ends by itself if there is an errno too.
@@ -226,9 +229,14 @@ pub(super) fn send(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[Borrowe
     if !pidfds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(pidfds));
     }
+    let deadline = Instant::now() + MAX_SEND_TIME;
     loop {
         match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::INTR) => {}
+            // Too many descriptors of this user are under way (unix(7)): their receivers have to take some first.
+            Err(rustix::io::Errno::TOOMANYREFS) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             sent => return sent.is_ok(),
         }
     }

@@ -16,8 +16,8 @@ use super::map;
 use super::request::Request;
 use crate::bare;
 use crate::clone::{
-    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, Failed, clone_and_run, end_with_launcher,
-    take_streams,
+    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, Failed, clone_and_run, clone_error,
+    end_with_launcher, take_streams,
 };
 use crate::failure::SpawnStep;
 use crate::signals::{self, KernelSignals};
@@ -130,8 +130,8 @@ pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (
     let result = unsafe { clone_and_run(&arguments, (&raw const *start).cast(), run) };
     u32::try_from(result).map(|pid| (pid, pidfd)).map_err(|_| {
         let errno = Errno::from_raw(i32::try_from(-result).unwrap_or(libc::EIO));
-        let is_of_cgroup = start.cgroup.is_some() && errno != Errno::EAGAIN;
-        (if is_of_cgroup { SpawnStep::Cgroup } else { SpawnStep::Clone }, errno)
+        let failure = clone_error(errno, start.cgroup);
+        (failure.step, failure.errno)
     })
 }
 
@@ -243,7 +243,7 @@ fn populate(entry_point: &EntryPoint<'_>) {
 unsafe fn enter(is_busy: *mut u32, stack: u64, entry: u64) -> ! {
     /// `ARCH_SET_FS`, arch_prctl(2).
     const ARCH_SET_FS: u32 = 0x1002;
-    // SAFETY: after the store the host may reuse its stack. From there on only registers are used.
+    // SAFETY: after the store the host may reuse the memory of the start. From there on only registers are used.
     unsafe {
         std::arch::asm!(
             "xor esi, esi",
