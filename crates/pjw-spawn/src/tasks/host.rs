@@ -58,7 +58,7 @@ pub(super) struct Plan {
     pub(super) auxiliary: Auxiliary,
     /// Whether a core dump of one task would end all tasks: Linux before 5.16.
     pub(super) must_not_dump: bool,
-    /// Whether the kernel gives huge pages to stacks (`MAP_STACK`) unless it is told not to: Linux before 6.7. A huge page at the
+    /// Whether the kernel gives huge pages to stacks (`MAP_STACK`) unless madvise(2) forbids it: Linux before 6.7. A huge page at the
     /// end of the stack would take 2 MiB for each task.
     pub(super) stacks_need_advice: bool,
     /// Whether what ended tasks have mapped themselves is unmapped when no task lives. Otherwise it goes with the host.

@@ -74,7 +74,8 @@ struct EndedChild {
     /// Whether no job gets the rest. The parent has one sum of the times of its children, so this is the case if children of
     /// several jobs ended unread, or if the job of a child ended before the parent had waited for the child.
     is_of_no_job: bool,
-    /// Whether the parent is read for the rest alone, without a child in a job.
+    /// Whether the parent must be read to find out the rest. False if the job of the child has ended: the next reading of the
+    /// parent for another child then settles the end.
     is_expected: bool,
 }
 
