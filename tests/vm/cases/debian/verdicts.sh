@@ -30,6 +30,8 @@ told() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))[sys.argv[2]]
 print(" ".join(value) if isinstance(value, list) else value)' "/tmp/report.$1" "$2"; }
 advises() { told "$1" advice | grep -qF "$2"; }
+# judged NAME WORD: whether this is the verdict. If not, the report goes to the standard error.
+judged() { [ "$(told "$1" verdict)" = "$2" ] || { cat "/tmp/report.$1" >&2; return 1; }; }
 time_limit=120
 
 # One core has two CPUs here.
@@ -41,14 +43,14 @@ run good 1
 for name in serial crowded asleep good; do
     eventually "the job $name leaves a report" has_report $name
 done
-check "fewer threads than cores are serial" [ "$(told serial verdict)" = serial ]
+check "fewer threads than cores are serial" judged serial serial
 check "with the cores to ask for" advises serial 'ask for `--cores 1`'
-check "more threads than CPUs are oversubscribed" [ "$(told crowded verdict)" = oversubscribed ]
+check "more threads than CPUs are oversubscribed" judged crowded oversubscribed
 check "with their number and the one to set" advises crowded "8 threads want to run on 1 core: set OMP_NUM_THREADS=1"
 check "and the cores to ask for" advises crowded 'ask for `--cores 4`'
-check "a job that sleeps is waiting" [ "$(told asleep verdict)" = waiting ]
+check "a job that sleeps is waiting" judged asleep waiting
 check "for something else than its core" advises asleep "not for its core"
-check "a job that uses its cores is fine" [ "$(told good verdict)" = fine ]
+check "a job that uses its cores is fine" judged good fine
 check "without advice" prints_nothing told good advice
 
 run late-serial 2
@@ -59,8 +61,8 @@ taskset -c "$(cpus manual:displaced)" /tmp/work other </dev/null >&2 &
 for name in late-serial displaced; do
     eventually "the job $name leaves a report" has_report $name
 done
-check "a serial part after a parallel one is serial" [ "$(told late-serial verdict)" = serial ]
+check "a serial part after a parallel one is serial" judged late-serial serial
 check "with the time of that part" advises late-serial "one thread ran alone"
 check "which is one phase" [ "$(told late-serial serial_phases)" = 1 ]
-check "threads beside another program are waiting" [ "$(told displaced verdict)" = waiting ]
+check "threads beside another program are waiting" judged displaced waiting
 check "for the cores of their own job" advises displaced "cores of their own job that other programs used"
