@@ -116,6 +116,7 @@ impl MadeUpMachine {
             affinity_requests: Vec::new(),
             incomplete_reason: None,
             cpu_times: BTreeMap::new(),
+            reaped: BTreeSet::new(),
             address_spaces: None,
         }
     }

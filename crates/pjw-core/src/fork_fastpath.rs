@@ -135,6 +135,7 @@ pub fn snapshot_of_mismatches(
         affinity_requests: Vec::new(),
         incomplete_reason: None,
         cpu_times: BTreeMap::new(),
+        reaped: BTreeSet::new(),
         address_spaces: None,
     }
 }

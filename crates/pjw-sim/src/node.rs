@@ -384,6 +384,7 @@ impl MachineInterface for SimMachineInterface {
             affinity_requests,
             incomplete_reason,
             cpu_times: BTreeMap::new(),
+            reaped: BTreeSet::new(),
             address_spaces: None,
         }
     }

@@ -47,9 +47,11 @@ pub struct Snapshot {
     /// read everything that was requested. A process that is missing in an incomplete snapshot may still
     /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
-    /// The CPU times of processes, by pid. A scan does not read them: the caller adds those that
-    /// [`crate::usage_times::pids_to_read_cpu_times_of`] names.
+    /// The CPU times of processes, by pid. A scan does not read them: [`crate::usage_times::read_cpu_times`] adds them.
     pub cpu_times: BTreeMap<Pid, ProcessTimes>,
+    /// The processes of jobs that did not exist any more when the CPU times were read. Their parents have waited for them
+    /// (wait4(2)), except where nothing waits.
+    pub reaped: BTreeSet<Pid>,
     /// The address spaces that several processes share. `None` if the scan did not find out: they count as unchanged.
     pub address_spaces: Option<Arc<AddressSpaceList>>,
 }

@@ -31,7 +31,7 @@ pub use pjw_core::testing::{job, regular_topology, set};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_core::usage::JobReport;
-use pjw_core::usage_times::pids_to_read_cpu_times_of;
+use pjw_core::usage_times::read_cpu_times;
 use pjw_sim::node::SimMachineInterface;
 use pjw_sim::testing::ScriptedMachine;
 use pjw_sim::world::SimProcess;
@@ -244,7 +244,7 @@ impl Machine {
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
         let mut snapshot = self.node.scan(scan);
         snapshot.address_spaces.clone_from(&self.address_spaces);
-        snapshot.cpu_times = self.node.read_cpu_times(&pids_to_read_cpu_times_of(&self.state, &snapshot));
+        read_cpu_times(&self.state, &mut snapshot, |pids| self.node.read_cpu_times(pids));
         let decision = self.decide(&snapshot, commands);
         self.reports.extend(decision.reports.iter().cloned());
         if self.audits_plans {

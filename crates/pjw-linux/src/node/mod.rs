@@ -381,12 +381,11 @@ impl MachineInterface for LinuxMachine {
         }
         if scope == ScanScope::Full {
             self.populated_cache.forget_removed_cgroups();
-            match incomplete {
-                None => {
-                    self.cache.retain(|pid| processes.contains_key(&pid));
-                    self.idle.retain(|pid| processes.contains_key(&pid), &scan_request.idle_watch);
-                }
-                Some(_) => scope = ScanScope::Partial(processes.keys().copied().collect()),
+            if incomplete.is_none() {
+                self.cache.retain(|pid| processes.contains_key(&pid));
+                self.idle.retain(|pid| processes.contains_key(&pid), &scan_request.idle_watch);
+            } else {
+                scope = ScanScope::Partial(processes.keys().copied().collect());
             }
         }
         self.narrow_masks_to_online(&mut processes);
@@ -402,6 +401,7 @@ impl MachineInterface for LinuxMachine {
             affinity_requests,
             incomplete_reason: incomplete.map(|errno| errno.desc().to_owned()),
             cpu_times: BTreeMap::new(),
+            reaped: BTreeSet::new(),
             address_spaces: Some(self.read_address_spaces(taken_at.since_boot)),
         }
     }

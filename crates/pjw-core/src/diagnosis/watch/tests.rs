@@ -82,6 +82,7 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
         affinity_requests: Vec::new(),
         incomplete_reason: None,
         cpu_times: BTreeMap::new(),
+        reaped: BTreeSet::new(),
         address_spaces: None,
     }
 }

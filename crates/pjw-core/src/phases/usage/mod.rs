@@ -3,10 +3,10 @@
 //! The phase visits the jobs whose processes the scan read, and no others: an idle job costs nothing. A sample ends with
 //! the first cycle that comes at least half a second after its beginning.
 
-use crate::basics::{Moment, Nanos, Pid, ProcessId, StartTime, UnixMillis, prelude::*};
+use crate::basics::{Moment, Nanos, Pid, ProcessId, UnixMillis, prelude::*};
 use crate::phases::draft::Draft;
 use crate::phases::held::{held, note_held};
-use crate::state::usage::OpenUsage;
+use crate::state::usage::{OpenUsage, is_same_start};
 use crate::state::{Member, WardenState};
 use crate::terms::{
     EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessTimes, Record,
@@ -24,8 +24,52 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
 const WAITING_PERMILLE: u32 = 200;
 
-/// Returns the pids of the processes whose CPU times the caller must add to `snapshot` ([`Snapshot::cpu_times`]),
-/// before pjw makes the decision on this scan:
+/// Adds the CPU times to `snapshot` that the decision on this scan needs, and names the processes that have ended meanwhile
+/// ([`Snapshot::cpu_times`], [`Snapshot::reaped`]). `read` returns the CPU times of those of its processes that exist,
+/// zombies included. It reads the times of ended children first, for all its processes. `read` is called for:
+///
+/// 1. The processes that this scan concerns, and their parents ([`pids_to_read`]).
+/// 2. The parents outside of all jobs of those that have ended meanwhile: a parent that was read first lacks the time of such
+///    a child.
+/// 3. The children of each process that has waited for a child since its last reading, or has ended. Its sum may include
+///    processes that this scan is not about, also of other jobs. A child that exists after its parent was read is not in
+///    the sum. A child that does not exist is followed by its own children.
+pub fn read_cpu_times(
+    state: &WardenState,
+    snapshot: &mut Snapshot,
+    mut read: impl FnMut(&BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes>,
+) {
+    let usage = &state.usage;
+    let requested = pids_to_read(state, snapshot);
+    let mut times = read(&requested);
+    let ended: Vec<Pid> = requested.iter().copied().filter(|pid| !times.contains_key(pid)).collect();
+    // The times of processes of jobs must come from the same call. If a parent in a job were read later, another child could
+    // have ended since. The time of this child would count twice: in its own first times, and in the later ones of the parent.
+    let parents = ended.iter().filter_map(|&pid| usage.outside_parent_of(pid));
+    let read_again: BTreeSet<Pid> = parents.filter(|pid| times.contains_key(pid)).collect();
+    if !read_again.is_empty() {
+        times.extend(read(&read_again));
+    }
+    let mut reaped: BTreeSet<Pid> =
+        requested.iter().copied().filter(|&pid| usage.is_reaped(pid, times.get(&pid))).collect();
+    let waited =
+        times.iter().filter(|&(&pid, times)| usage.has_waited_since(pid, times)).map(|(&pid, _)| pid);
+    let mut unsure: BTreeSet<Pid> = BTreeSet::new();
+    for parent in waited.chain(ended) {
+        let is_known = |child: &Pid| times.contains_key(child) && !read_again.contains(&parent);
+        unsure.extend(usage.children_of(parent).filter(|child| !is_known(child)));
+    }
+    while !unsure.is_empty() {
+        let found = read(&unsure);
+        unsure.retain(|&pid| usage.is_reaped(pid, found.get(&pid)) && reaped.insert(pid));
+        unsure = unsure.iter().flat_map(|&pid| usage.children_of(pid)).collect();
+        unsure.retain(|pid| !reaped.contains(pid));
+    }
+    times.retain(|pid, _| !reaped.contains(pid));
+    (snapshot.cpu_times, snapshot.reaped) = (times, reaped);
+}
+
+/// Returns the pids of the processes whose CPU times the decision on this scan needs:
 ///
 /// - Each process of a job, if the scan read the threads of the process.
 /// - Each process of a job, if the scan found that the process has ended.
@@ -34,8 +78,7 @@ const WAITING_PERMILLE: u32 = 200;
 /// - If the scan read all processes: also each parent in no job that has not yet waited for an ended child of a job.
 ///
 /// Process 1 is never included: it is the parent of all orphans.
-#[must_use]
-pub fn pids_to_read_cpu_times_of(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
+fn pids_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
     let mut pids = BTreeSet::new();
     for (&pid, seen) in &snapshot.processes {
         let Some(member) = state.members.get(&pid) else { continue };
@@ -55,29 +98,6 @@ pub fn pids_to_read_cpu_times_of(state: &WardenState, snapshot: &Snapshot) -> BT
     // Process 1 waits for all orphans of the machine.
     pids.retain(|pid| pid.0 > 1);
     pids
-}
-
-/// Returns the pids of the parents whose CPU times the caller must read once more, because they may lack the CPU time
-/// of an ended child. `requested` are the pids whose times were requested, and `times` are the times that were read.
-///
-/// A requested process that is missing in `times` has ended, and its parent has waited for it (wait4(2)). The kernel
-/// has then added the CPU time of the process to the parent (`cutime` and `cstime`). The times of the parent lack
-/// this CPU time if they were read just before.
-///
-/// A parent that belongs to a job is not returned. The times of all processes of jobs must come from the same call.
-/// If such a parent were read later, another child could have ended since. The time of this child would then be
-/// counted twice: in the first times of the child, and in the later times of the parent.
-#[must_use]
-pub fn parents_to_read_again(
-    state: &WardenState,
-    requested: &BTreeSet<Pid>,
-    times: &BTreeMap<Pid, ProcessTimes>,
-) -> BTreeSet<Pid> {
-    let ended = requested.iter().filter(|pid| !times.contains_key(pid));
-    ended
-        .filter_map(|&pid| state.usage.outside_parent_of(pid))
-        .filter(|pid| times.contains_key(pid))
-        .collect()
 }
 
 fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid> + use<> {
@@ -140,18 +160,15 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
             state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         gone.extend(missing.map(|member| member.id));
     }
+    // Also those that have ended since the scan, and those that the scan was not about.
+    let reaped = snapshot.reaped.iter().filter_map(|pid| state.members.get(pid));
+    gone.extend(reaped.map(|member| member.id));
     // Children come before their parents, which then pass on what they got of the children.
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
     for id in gone {
         let Some(job) = state.members.get(&id.pid).map(|member| member.job.clone()) else { continue };
         state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid));
         jobs_read.insert(job);
-    }
-    // These processes have ended since the scan, and their parents have waited for them.
-    let is_missing =
-        |id: ProcessId| !snapshot.cpu_times.is_empty() && !snapshot.cpu_times.contains_key(&id.pid);
-    for (process, _) in living.iter().filter(|(process, _)| is_missing(process.id)) {
-        state.usage.end_process(process.id.pid, None);
     }
     let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
     for (process, job) in living {
@@ -196,21 +213,19 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     }
 }
 
-/// The start time of a process of which only the fork event was known is estimated.
-fn is_same_start(one: StartTime, other: StartTime) -> bool {
-    one.0.abs_diff(other.0) <= 1
-}
-
 /// Takes over the CPU times of parents that belong to no job. They tell the rest of the time of a child that ended.
 fn read_outside_parents(draft: &mut Draft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
-    let WardenState { usage, members, pool, .. } = &mut *draft.state;
-    let pus = pool.online_cpus().len() as u64;
+    let WardenState { usage, members, pool, jobs, .. } = &mut *draft.state;
+    let online = pool.online_cpus().len() as u64;
     let most_ns: BTreeMap<JobId, u64> = usage
         .jobs_with_unread_end()
-        .map(|(job, sample_began_at)| {
-            let unread_ns = now.0.saturating_sub(sample_began_at.0).min(MAX_UNREAD_NS) + MIN_SAMPLE_NS;
-            (job.clone(), unread_ns * pus)
+        .map(|(job, open)| {
+            let unread_ns = now.0.saturating_sub(open.sample_began_at.0).min(MAX_UNREAD_NS) + MIN_SAMPLE_NS;
+            let granted =
+                jobs.get(job).and_then(|job| job.grant.as_ref()).map_or(0, |grant| grant.cpus.len());
+            let held = u64::from(open.usage.pus_max).max(granted as u64);
+            (job.clone(), unread_ns * if held == 0 { online } else { held })
         })
         .collect();
     let at_exit = usage.take_exit_times_of_parents();

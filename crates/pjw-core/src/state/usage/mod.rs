@@ -17,6 +17,7 @@ use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryFigures, ProcessEven
 mod processes;
 
 pub(crate) use processes::ProcessUsage;
+pub(crate) use processes::is_same_start;
 use processes::{OutsideParent, is_born_since};
 
 /// The CPU usage of all running jobs, and the CPU times of processes from which this usage is computed.
@@ -29,8 +30,8 @@ pub struct UsageState {
     outside_parents: BTreeMap<Pid, OutsideParent>,
     /// The outside parents from which the time of an ended child is still expected.
     expected_from: BTreeSet<Pid>,
-    /// The number of `processes` with this parent, for each parent that has one.
-    child_counts: BTreeMap<Pid, usize>,
+    /// The pids of the `processes` with this parent, for each parent that has one.
+    children: BTreeMap<Pid, BTreeSet<Pid>>,
     /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events. They
     /// are used where the next scan comes too late: the parent may have ended too.
     exit_times: BTreeMap<Pid, ExitTimes>,
@@ -139,7 +140,7 @@ impl UsageState {
         let of_job: Vec<(Pid, Pid)> = of_job.map(|(&pid, process)| (pid, process.parent)).collect();
         for (pid, parent) in of_job {
             self.processes.remove(&pid);
-            self.remove_child(parent);
+            self.remove_child(parent, pid);
             self.forget_childless(parent);
         }
         for pid in self.expected_from.clone() {
@@ -155,18 +156,18 @@ impl UsageState {
         Some(open)
     }
 
-    fn remove_child(&mut self, parent: Pid) {
-        if let Some(count) = self.child_counts.get_mut(&parent) {
-            *count -= 1;
-            if *count == 0 {
-                self.child_counts.remove(&parent);
+    fn remove_child(&mut self, parent: Pid, child: Pid) {
+        if let Some(children) = self.children.get_mut(&parent) {
+            children.remove(&child);
+            if children.is_empty() {
+                self.children.remove(&parent);
             }
         }
     }
 
     /// Forgets a parent outside that has no child in a job any more, and from which no time is expected.
     fn forget_childless(&mut self, parent: Pid) {
-        if !self.child_counts.contains_key(&parent) && !self.expected_from.contains(&parent) {
+        if !self.children.contains_key(&parent) && !self.expected_from.contains(&parent) {
             self.outside_parents.remove(&parent);
         }
     }
@@ -300,11 +301,30 @@ impl UsageState {
         self.outside_parents.contains_key(&parent).then_some(parent)
     }
 
-    /// Iterates over the jobs of which a child of a process outside ended unread, each with the beginning of its sample.
-    pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, Nanos)> {
+    /// Returns whether a process has waited for a child between its last reading and the reading `times`. False for a process
+    /// that was never read.
+    pub(crate) fn has_waited_since(&self, pid: Pid, times: &ProcessTimes) -> bool {
+        let in_job = self.processes.get(&pid).is_some_and(|known| known.has_waited_since(times));
+        in_job || self.outside_parents.get(&pid).is_some_and(|known| known.has_waited_since(times))
+    }
+
+    /// Iterates over the processes of jobs whose parent is this process, as last read.
+    pub(crate) fn children_of(&self, parent: Pid) -> impl Iterator<Item = Pid> {
+        self.children.get(&parent).into_iter().flatten().copied()
+    }
+
+    /// Returns whether `times` show that this process of a job does not exist any more: there are none, or those of another
+    /// process with the same pid. False for a process whose times were never read.
+    pub(crate) fn is_reaped(&self, pid: Pid, times: Option<&ProcessTimes>) -> bool {
+        let known = self.processes.get(&pid);
+        known.is_some_and(|known| times.is_none_or(|times| !is_same_start(times.start, known.start)))
+    }
+
+    /// Iterates over the jobs of which a child of a process outside ended unread.
+    pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, &OpenUsage)> {
         let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));
         let jobs = parents.filter_map(OutsideParent::job_of_unread_child);
-        jobs.filter_map(|job| Some((job, self.jobs.get(job)?.sample_began_at)))
+        jobs.filter_map(|job| Some((job, self.jobs.get(job)?)))
     }
 
     /// Takes over the CPU times of a living process of the job `job`, and adds the growth to the job. `parent` is its real
@@ -327,12 +347,12 @@ impl UsageState {
                 open.add_cpu(process.total_ns());
             }
             let before = self.processes.insert(id.pid, process);
-            self.note_parent(before.map(|process| process.parent), parent);
+            self.note_parent(id.pid, before.map(|process| process.parent), parent);
             return;
         };
         let before = core::mem::replace(&mut known.parent, parent);
         open.add_cpu(known.read(times));
-        self.note_parent(Some(before), parent);
+        self.note_parent(id.pid, Some(before), parent);
     }
 
     /// Records the CPU time that the parent of a process of a job has got from its ended children, if the parent
@@ -344,14 +364,14 @@ impl UsageState {
         }
     }
 
-    /// Counts a child for its parent, and no longer for the parent that it had before.
-    fn note_parent(&mut self, before: Option<Pid>, parent: Pid) {
+    /// Lists a child under its parent, and no longer under the parent that it had before.
+    fn note_parent(&mut self, child: Pid, before: Option<Pid>, parent: Pid) {
         if before == Some(parent) {
             return;
         }
-        *self.child_counts.entry(parent).or_default() += 1;
+        self.children.entry(parent).or_default().insert(child);
         if let Some(before) = before {
-            self.remove_child(before);
+            self.remove_child(before, child);
             self.forget_childless(before);
         }
     }
@@ -360,7 +380,7 @@ impl UsageState {
     /// still a zombie. The kernel adds these times to the parent when the parent waits for the process.
     pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessTimes>) {
         let Some(mut ended) = self.processes.remove(&pid) else { return };
-        self.remove_child(ended.parent);
+        self.remove_child(ended.parent, pid);
         let at_exit = self.exit_times.remove(&pid);
         let is_final = times.is_some() || at_exit.is_some_and(|read| read.is_final);
         let at_exit = at_exit.as_ref().map(|read| &read.times);
@@ -394,7 +414,7 @@ impl UsageState {
         else {
             // Another process had the pid.
             self.outside_parents.remove(&pid);
-            if self.child_counts.contains_key(&pid) {
+            if self.children.contains_key(&pid) {
                 self.outside_parents.insert(pid, OutsideParent::first_read(times, now));
             }
             self.note_expected(pid);

@@ -36,6 +36,11 @@ impl ProcessUsage {
         if is_born_since(self.start, job_began_at) { self.total_ns() } else { 0 }
     }
 
+    /// Returns whether the process has waited for a child between its last reading and the reading `times`.
+    pub(super) fn has_waited_since(&self, times: &ProcessTimes) -> bool {
+        is_same_start(times.start, self.start) && times.children_ns > self.children_ns
+    }
+
     /// Records a reading. Returns the CPU time that was used since the last reading, in ns.
     pub(super) fn read(&mut self, times: &ProcessTimes) -> u64 {
         let own_ns = times.own_ns.saturating_sub(self.own_ns);
@@ -102,6 +107,11 @@ impl OutsideParent {
     /// in ns. The value decreases when a child of a job ends, until the parent has waited for that child.
     pub(super) fn other_children_ns(&self) -> i64 {
         self.children_ns.cast_signed().saturating_sub(self.of_jobs_ns.cast_signed())
+    }
+
+    /// Returns whether the parent has waited for a child between its last reading and the reading `times`.
+    pub(super) fn has_waited_since(&self, times: &ProcessTimes) -> bool {
+        times.start == self.start && times.children_ns > self.children_ns
     }
 
     /// Records that a child ended, of whose CPU time `known_ns` was added to its job. `before_ns` is the result of
@@ -190,6 +200,12 @@ fn unread_growth(children_ns: &mut u64, unclaimed_ns: &mut u64, now_ns: u64) -> 
     let claimed = growth.min(*unclaimed_ns);
     *unclaimed_ns -= claimed;
     growth - claimed
+}
+
+/// Returns whether two readings of a start time can be of the same process. The start time of a process of which only the fork
+/// event was known is estimated.
+pub(crate) fn is_same_start(one: StartTime, other: StartTime) -> bool {
+    one.0.abs_diff(other.0) <= 1
 }
 
 /// Returns whether a process with this start time was started after the job began at the time `began_at`.

@@ -387,7 +387,7 @@ fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
     usage.read_outside_parent(SHELL, &times(0, 1001), NOW, |_| 2000 * MS);
     usage.read_outside_parent(SHELL, &times(0, 1002), NOW, |_| 2000 * MS);
     assert_eq!((cpu_ms(&usage, &a), usage.outside_parents.len(), usage.expected_from.len()), (1001, 0, 0));
-    assert_eq!(usage.child_counts, BTreeMap::from([(Pid(41), 1)]));
+    assert_eq!(usage.children, BTreeMap::from([(Pid(41), BTreeSet::from([Pid(40)]))]));
 }
 
 #[test]
@@ -419,7 +419,8 @@ fn a_process_whose_parent_ended_is_a_child_of_another_one() {
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
     usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.read_process(&a, id(ROOT), Pid(1), &times(6, 0));
-    assert_eq!((usage.outside_parents.len(), usage.child_counts.clone()), (0, BTreeMap::from([(Pid(1), 1)])));
+    assert_eq!(usage.outside_parents.len(), 0);
+    assert_eq!(usage.children, BTreeMap::from([(Pid(1), BTreeSet::from([ROOT]))]));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! of [`reconcile`]. The use of the cores is known to it at once, while the daemon samples it. An owner goes before the
 //! besteffort job on each core that it owns: the besteffort job gets what the owner leaves of a lent core.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
@@ -197,6 +197,7 @@ impl Machine {
             affinity_requests: Vec::new(),
             incomplete_reason: None,
             cpu_times: BTreeMap::new(),
+            reaped: BTreeSet::new(),
             address_spaces: None,
         };
         reconcile(&mut self.state, &snapshot, commands, &self.policy).replies
