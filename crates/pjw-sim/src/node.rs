@@ -389,10 +389,10 @@ impl MachineInterface for SimMachineInterface {
         }
     }
 
-    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
         let world = self.world.borrow();
-        let times = pids.iter().filter_map(|&pid| Some((pid, world.cpu_times(pid)?)));
-        times.collect()
+        let read = |pid| world.cpu_times(pid).map_or(Observed::Gone, Observed::Present);
+        pids.iter().map(|&pid| (pid, read(pid))).collect()
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {

@@ -6,7 +6,7 @@ use crate::basics::{Pid, prelude::*};
 use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
 use crate::terms::own_cgroups::OwnCgroupNames;
 use crate::terms::plan::{MaskAction, MaskOutcome};
-use crate::terms::snapshot::{ExpectedMask, MaskProbe, ProcessEventBatch, ProcessTimes, Snapshot};
+use crate::terms::snapshot::{ExpectedMask, MaskProbe, Observed, ProcessEventBatch, ProcessTimes, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest, usage::JobReport};
 
 /// The interface through which pjwd scans and changes the machine on which it runs. `pjw-linux` implements
@@ -18,9 +18,10 @@ pub trait MachineInterface {
     fn scan(&mut self, request: &ScanRequest) -> Snapshot;
 
     /// Reads the CPU times of these processes. A process that has ended and for which its parent has not waited yet (a
-    /// zombie) is included. A process that does not exist is left out. The times of children are read before the times of
-    /// any process, so that no time of a process counts in both. The default reads nothing.
-    fn read_cpu_times(&mut self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+    /// zombie) is present. A process that can't be read for another reason than that it does not exist is left out. The times
+    /// of ended children are read before the times of any process, so that no time of a process counts in both. The default
+    /// reads nothing.
+    fn read_cpu_times(&mut self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
         BTreeMap::new()
     }
 

@@ -49,8 +49,8 @@ pub struct Snapshot {
     pub incomplete_reason: Option<String>,
     /// The CPU times of processes, by pid. A scan does not read them: [`crate::usage_times::read_cpu_times`] adds them.
     pub cpu_times: BTreeMap<Pid, ProcessTimes>,
-    /// The processes of jobs that did not exist any more when the CPU times were read. Their parents have waited for them
-    /// (wait4(2)), except where nothing waits.
+    /// The processes of jobs whose CPU times were read before and that did not exist any more when the CPU times were read for
+    /// this snapshot. Their parents have waited for them (wait4(2)), except where nothing waits.
     pub reaped: BTreeSet<Pid>,
     /// The address spaces that several processes share. `None` if the scan did not find out: they count as unchanged.
     pub address_spaces: Option<Arc<AddressSpaceList>>,

@@ -3,32 +3,42 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::ProcessTimes;
+use pjw_core::snapshot::{Observed, ProcessTimes};
 
 use super::process_cache::ProcessCache;
 use crate::sys::clock::process_cpu_time_ns;
+use crate::sys::errno::is_gone;
 
 impl ProcessCache {
-    /// Reads the CPU times of these processes, zombies included. A process that does not exist is left out.
+    /// Reads the CPU times of these processes, zombies included. A process that can't be read for another reason than that it
+    /// does not exist is left out, for example if no file descriptor is free.
     ///
-    /// The times of children are read first, for all processes: a child that ends between the two readings has no CPU time
-    /// of its own any more, and counts in the next reading of its parent.
-    pub(super) fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
-        let mut times = BTreeMap::new();
+    /// The times of ended children are read first, for all processes: a child that ends between the two readings has no CPU
+    /// time of its own any more, and counts in the next reading of its parent.
+    pub(super) fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
+        let mut read = BTreeMap::new();
         for &pid in pids {
             // The file of the first thread: the kernel would sum over all threads for the file of the process.
-            if let Ok((start, ticks)) = self.proc.start_time_and_children_cpu_ticks(pid, Tid(pid.0)) {
-                let children_ns = ticks.saturating_mul(self.ns_per_tick);
-                times.insert(pid, ProcessTimes { start, own_ns: 0, children_ns });
+            match self.proc.start_time_and_children_cpu_ticks(pid, Tid(pid.0)) {
+                Ok((start, ticks)) => {
+                    let children_ns = ticks.saturating_mul(self.ns_per_tick);
+                    read.insert(pid, Observed::Present(ProcessTimes { start, own_ns: 0, children_ns }));
+                }
+                Err(errno) if is_gone(errno) => {
+                    read.insert(pid, Observed::Gone);
+                }
+                Err(_) => {}
             }
         }
-        times.retain(|&pid, times| {
+        for (&pid, observed) in &mut read {
+            let Observed::Present(times) = observed else { continue };
             // For pid 0, the kernel returns the CPU time of the calling process.
-            let own_ns = process_cpu_time_ns(pid).ok().filter(|_| pid.0 != 0);
-            times.own_ns = own_ns.unwrap_or(0);
-            own_ns.is_some()
-        });
-        times
+            match process_cpu_time_ns(pid).ok().filter(|_| pid.0 != 0) {
+                Some(own_ns) => times.own_ns = own_ns,
+                None => *observed = Observed::Gone,
+            }
+        }
+        read
     }
 }
 
@@ -41,7 +51,7 @@ mod tests {
 
     fn times_of(pid: u32) -> Option<ProcessTimes> {
         let mut cache = ProcessCache::new(BTreeSet::new()).unwrap();
-        cache.read_cpu_times(&BTreeSet::from([Pid(pid)])).remove(&Pid(pid))
+        cache.read_cpu_times(&BTreeSet::from([Pid(pid)])).remove(&Pid(pid))?.present().copied()
     }
 
     /// A shell that runs for a while in a child, then for a while itself, and ends.
@@ -76,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_exist_is_left_out() {
+    fn a_process_that_does_not_exist_has_no_times() {
         assert_eq!([0, u32::MAX, 4_194_305].map(times_of), [None; 3]);
     }
 }

@@ -406,7 +406,7 @@ impl MachineInterface for LinuxMachine {
         }
     }
 
-    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
         self.cache.read_cpu_times(pids)
     }
 

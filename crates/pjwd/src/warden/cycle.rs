@@ -164,7 +164,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let exited = self.state.usage.processes_to_read_after(&events);
         if !exited.is_empty() {
             // A parent that waits for its child at once leaves little time.
-            let times = self.node.read_cpu_times(&exited);
+            let read = self.node.read_cpu_times(&exited).into_iter();
+            let times = read.filter_map(|(pid, read)| Some((pid, *read.present()?))).collect();
             self.state.usage.note_exit_times(&events, times);
         }
         // An event for which there is no room counts as lost.

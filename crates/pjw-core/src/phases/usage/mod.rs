@@ -25,48 +25,59 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 const WAITING_PERMILLE: u32 = 200;
 
 /// Adds the CPU times to `snapshot` that the decision on this scan needs, and names the processes that have ended meanwhile
-/// ([`Snapshot::cpu_times`], [`Snapshot::reaped`]). `read` returns the CPU times of those of its processes that exist,
-/// zombies included. It reads the times of ended children first, for all its processes. `read` is called for:
+/// ([`Snapshot::cpu_times`], [`Snapshot::reaped`]). `read` is [`MachineInterface::read_cpu_times`]. It is called for:
 ///
 /// 1. The processes that this scan concerns, and their parents ([`pids_to_read`]).
-/// 2. The parents outside of all jobs of those that have ended meanwhile: a parent that was read first lacks the time of such
-///    a child.
+/// 2. For each of these that has ended meanwhile: its parent, if the parent belongs to no job. A parent that was read before
+///    the end lacks the time of the child.
 /// 3. The children of each process that has waited for a child since its last reading, or has ended. Its sum may include
 ///    processes that this scan is not about, also of other jobs. A child that exists after its parent was read is not in
 ///    the sum. A child that does not exist is followed by its own children.
+///
+/// [`MachineInterface::read_cpu_times`]: crate::terms::ports::MachineInterface::read_cpu_times
 pub fn read_cpu_times(
     state: &WardenState,
     snapshot: &mut Snapshot,
-    mut read: impl FnMut(&BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes>,
+    mut read: impl FnMut(&BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>>,
 ) {
     let usage = &state.usage;
     let requested = pids_to_read(state, snapshot);
-    let mut times = read(&requested);
-    let ended: Vec<Pid> = requested.iter().copied().filter(|pid| !times.contains_key(pid)).collect();
-    // The times of processes of jobs must come from the same call. If a parent in a job were read later, another child could
-    // have ended since. The time of this child would count twice: in its own first times, and in the later ones of the parent.
-    let parents = ended.iter().filter_map(|&pid| usage.outside_parent_of(pid));
-    let read_again: BTreeSet<Pid> = parents.filter(|pid| times.contains_key(pid)).collect();
+    let mut found = read(&requested);
+    let is_gone = |found: &BTreeMap<Pid, Observed<ProcessTimes>>, pid| match found.get(&pid) {
+        Some(Observed::Gone) => true,
+        Some(Observed::Present(times)) => usage.is_other_process(pid, times),
+        None => false,
+    };
+    let gone: Vec<Pid> = requested.iter().copied().filter(|&pid| is_gone(&found, pid)).collect();
+    // A parent in a job is not read once more. Another child could have ended since, and the time of this child would then
+    // count twice: in its own times of the first call, and in the later ones of the parent.
+    let parents = gone.iter().filter_map(|&pid| usage.outside_parent_of(pid));
+    let read_again: BTreeSet<Pid> = parents.filter(|&pid| !is_gone(&found, pid)).collect();
     if !read_again.is_empty() {
-        times.extend(read(&read_again));
+        found.extend(read(&read_again).into_iter().filter(|(_, again)| again.present().is_some()));
     }
     let mut reaped: BTreeSet<Pid> =
-        requested.iter().copied().filter(|&pid| usage.is_reaped(pid, times.get(&pid))).collect();
-    let waited =
-        times.iter().filter(|&(&pid, times)| usage.has_waited_since(pid, times)).map(|(&pid, _)| pid);
-    let mut unsure: BTreeSet<Pid> = BTreeSet::new();
-    for parent in waited.chain(ended) {
-        let is_known = |child: &Pid| times.contains_key(child) && !read_again.contains(&parent);
-        unsure.extend(usage.children_of(parent).filter(|child| !is_known(child)));
+        gone.iter().copied().filter(|&pid| usage.process_at(pid).is_some()).collect();
+    let mut to_look_for: BTreeSet<Pid> = gone.iter().flat_map(|&pid| usage.children_of(pid)).collect();
+    for (&pid, times) in found.iter().filter_map(|(pid, found)| Some((pid, found.present()?))) {
+        to_look_for.extend(usage.children_in_growth(pid, times));
     }
-    while !unsure.is_empty() {
-        let found = read(&unsure);
-        unsure.retain(|&pid| usage.is_reaped(pid, found.get(&pid)) && reaped.insert(pid));
-        unsure = unsure.iter().flat_map(|&pid| usage.children_of(pid)).collect();
-        unsure.retain(|pid| !reaped.contains(pid));
+    // A child that the first call read existed after its parent was read, except if the parent was read once more.
+    let existed_after_parent = |pid: &Pid| {
+        let parent = usage.process_at(*pid).map(|known| known.parent);
+        matches!(found.get(pid), Some(Observed::Present(_)))
+            && parent.is_none_or(|parent| !read_again.contains(&parent))
+    };
+    to_look_for.retain(|pid| !reaped.contains(pid) && !existed_after_parent(pid));
+    while !to_look_for.is_empty() {
+        let found = read(&to_look_for);
+        to_look_for.retain(|&pid| is_gone(&found, pid) && reaped.insert(pid));
+        to_look_for = to_look_for.iter().flat_map(|&pid| usage.children_of(pid)).collect();
+        to_look_for.retain(|pid| !reaped.contains(pid));
     }
-    times.retain(|pid, _| !reaped.contains(pid));
-    (snapshot.cpu_times, snapshot.reaped) = (times, reaped);
+    let times = found.into_iter().filter_map(|(pid, found)| Some((pid, *found.present()?)));
+    snapshot.cpu_times = times.filter(|(pid, _)| !reaped.contains(pid)).collect();
+    snapshot.reaped = reaped;
 }
 
 /// Returns the pids of the processes whose CPU times the decision on this scan needs:
@@ -75,7 +86,8 @@ pub fn read_cpu_times(
 /// - Each process of a job, if the scan found that the process has ended.
 /// - The parents of all these processes. When a parent waits for an ended child (wait4(2)), the kernel adds the CPU
 ///   time of the child to the parent (`cutime` and `cstime`, proc_pid_stat(5)).
-/// - If the scan read all processes: also each parent in no job that has not yet waited for an ended child of a job.
+/// - Each parent in no job that has probably not yet waited for an ended child of a job, or that was read after the exit event
+///   of a child.
 ///
 /// Process 1 is never included: it is the parent of all orphans.
 fn pids_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
@@ -93,8 +105,9 @@ fn pids_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
     if snapshot.scope == ScanScope::Full {
         let gone = state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         pids.extend(gone.flat_map(|member| with_parent(state, member)));
-        pids.extend(state.usage.expected_parents());
     }
+    pids.extend(state.usage.expected_parents());
+    pids.extend(state.usage.parents_read_at_exit());
     // Process 1 waits for all orphans of the machine.
     pids.retain(|pid| pid.0 > 1);
     pids
@@ -161,14 +174,12 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
         gone.extend(missing.map(|member| member.id));
     }
     // Also those that have ended since the scan, and those that the scan was not about.
-    let reaped = snapshot.reaped.iter().filter_map(|pid| state.members.get(pid));
-    gone.extend(reaped.map(|member| member.id));
+    gone.extend(snapshot.reaped.iter().filter_map(|&pid| state.usage.process_id_at(pid)));
     // Children come before their parents, which then pass on what they got of the children.
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
     for id in gone {
-        let Some(job) = state.members.get(&id.pid).map(|member| member.job.clone()) else { continue };
+        jobs_read.extend(state.members.get(&id.pid).map(|member| member.job.clone()));
         state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid));
-        jobs_read.insert(job);
     }
     let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
     for (process, job) in living {

@@ -18,7 +18,7 @@ mod processes;
 
 pub(crate) use processes::ProcessUsage;
 pub(crate) use processes::is_same_start;
-use processes::{OutsideParent, is_born_since};
+use processes::{CUT_NS, OutsideParent, is_born_since};
 
 /// The CPU usage of all running jobs, and the CPU times of processes from which this usage is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -263,6 +263,11 @@ impl UsageState {
             .extend(read.map(|(pid, times)| (pid, ExitTimes { times, is_final: exited.contains(&pid) })));
     }
 
+    /// Iterates over the parents that belong to no job whose times were read after the exit event of a child.
+    pub(crate) fn parents_read_at_exit(&self) -> impl Iterator<Item = Pid> {
+        self.exit_times.keys().copied().filter(|pid| self.outside_parents.contains_key(pid))
+    }
+
     /// Returns the times of a parent that belongs to no job, as read after the exit event of its child. They are removed.
     pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessTimes)> {
         let Self { exit_times, outside_parents, processes, .. } = self;
@@ -301,23 +306,36 @@ impl UsageState {
         self.outside_parents.contains_key(&parent).then_some(parent)
     }
 
-    /// Returns whether a process has waited for a child between its last reading and the reading `times`. False for a process
-    /// that was never read.
-    pub(crate) fn has_waited_since(&self, pid: Pid, times: &ProcessTimes) -> bool {
-        let in_job = self.processes.get(&pid).is_some_and(|known| known.has_waited_since(times));
-        in_job || self.outside_parents.get(&pid).is_some_and(|known| known.has_waited_since(times))
-    }
-
-    /// Iterates over the processes of jobs whose parent is this process, as last read.
+    /// Iterates over the processes of jobs whose parent was this process when they were last read.
     pub(crate) fn children_of(&self, parent: Pid) -> impl Iterator<Item = Pid> {
         self.children.get(&parent).into_iter().flatten().copied()
     }
 
-    /// Returns whether `times` show that this process of a job does not exist any more: there are none, or those of another
-    /// process with the same pid. False for a process whose times were never read.
-    pub(crate) fn is_reaped(&self, pid: Pid, times: Option<&ProcessTimes>) -> bool {
-        let known = self.processes.get(&pid);
-        known.is_some_and(|known| times.is_none_or(|times| !is_same_start(times.start, known.start)))
+    /// Iterates over the children of this process for which it may have waited between its last reading and the reading
+    /// `times`: those of which no more CPU time was read than the time of its children grew by.
+    pub(crate) fn children_in_growth(&self, parent: Pid, times: &ProcessTimes) -> impl Iterator<Item = Pid> {
+        let of_job = self.processes.get(&parent).and_then(|known| known.growth_of_children_ns(times));
+        let of_outside =
+            self.outside_parents.get(&parent).and_then(|known| known.growth_of_children_ns(times));
+        let growth_ns = of_job.max(of_outside).unwrap_or(0);
+        let most_ns = growth_ns.saturating_add(CUT_NS.unsigned_abs());
+        let fits = move |pid| self.processes.get(&pid).is_some_and(|known| known.total_ns() <= most_ns);
+        self.children_of(parent).filter(move |&pid| growth_ns > 0 && fits(pid))
+    }
+
+    /// Returns the CPU times of the process with this pid, as last read, if it belonged to a job.
+    pub(crate) fn process_at(&self, pid: Pid) -> Option<&ProcessUsage> {
+        self.processes.get(&pid)
+    }
+
+    /// Returns the pid and the start time of the process of a job whose CPU times were read under this pid.
+    pub(crate) fn process_id_at(&self, pid: Pid) -> Option<ProcessId> {
+        self.processes.get(&pid).map(|known| ProcessId { pid, start: known.start })
+    }
+
+    /// Returns whether `times` are those of another process than the process of a job that had this pid.
+    pub(crate) fn is_other_process(&self, pid: Pid, times: &ProcessTimes) -> bool {
+        self.processes.get(&pid).is_some_and(|known| !is_same_start(times.start, known.start))
     }
 
     /// Iterates over the jobs of which a child of a process outside ended unread.

@@ -36,9 +36,10 @@ impl ProcessUsage {
         if is_born_since(self.start, job_began_at) { self.total_ns() } else { 0 }
     }
 
-    /// Returns whether the process has waited for a child between its last reading and the reading `times`.
-    pub(super) fn has_waited_since(&self, times: &ProcessTimes) -> bool {
-        is_same_start(times.start, self.start) && times.children_ns > self.children_ns
+    /// Returns by how much the time of ended children grew between the last reading and the reading `times`, in ns. `None` if
+    /// `times` are those of another process.
+    pub(super) fn growth_of_children_ns(&self, times: &ProcessTimes) -> Option<u64> {
+        is_same_start(times.start, self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
     /// Records a reading. Returns the CPU time that was used since the last reading, in ns.
@@ -86,7 +87,7 @@ struct EndedChild {
 
 /// The kernel tells user time and system time in ticks of 10 ms, and cuts both. So the growth of their sum may seem this
 /// much smaller than it is.
-const CUT_NS: i64 = 20_000_000;
+pub(super) const CUT_NS: i64 = 20_000_000;
 /// The end of a child is known at the latest this long after it, in ns: the daemon may be behind on a busy machine.
 const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 
@@ -109,9 +110,10 @@ impl OutsideParent {
         self.children_ns.cast_signed().saturating_sub(self.of_jobs_ns.cast_signed())
     }
 
-    /// Returns whether the parent has waited for a child between its last reading and the reading `times`.
-    pub(super) fn has_waited_since(&self, times: &ProcessTimes) -> bool {
-        times.start == self.start && times.children_ns > self.children_ns
+    /// Returns by how much the time of ended children grew between the last reading and the reading `times`, in ns. `None` if
+    /// `times` are those of another process.
+    pub(super) fn growth_of_children_ns(&self, times: &ProcessTimes) -> Option<u64> {
+        (times.start == self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
     /// Records that a child ended, of whose CPU time `known_ns` was added to its job. `before_ns` is the result of
