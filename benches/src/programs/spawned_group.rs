@@ -36,7 +36,7 @@ impl SpawnedGroup {
     /// Makes the processes by fork of a template.
     #[must_use]
     pub fn by_templates(self) -> Self {
-        Self { context: self.context.use_templates(), ..self }
+        Self { context: self.context.fork_from_templates(), ..self }
     }
 
     /// Makes the processes by fork of the program at its call of `pspawn_fork_here`.

@@ -102,7 +102,7 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///   the cgroup of the ancestor. The next scan reads the mask and the cgroup. In the cgroup of the ancestor, the program
 ///   requested the mask.
 ///
-/// `cpuset_paths` has the cgroups of the processes that [`outside_by_unknown_request`] returned: their paths in the
+/// `cpuset_paths` has the cgroups of the processes that [`forked_with_unexplained_masks`] returned: their paths in the
 /// hierarchy with the cpuset controller, by pid.
 #[must_use]
 pub fn snapshot_of_mismatches(
@@ -140,12 +140,13 @@ pub fn snapshot_of_mismatches(
     }
 }
 
-/// Returns the newly forked processes that may use PUs outside of their job, and whose masks are from no request that pjw
-/// knows. Their parents may have requested the masks a moment ago, without pjw's knowledge. Or the processes may be in other
-/// cgroups than their parents. So [`snapshot_of_mismatches`] needs their cgroups. `expected` has the masks that the
-/// processes should have, and `probe` the masks that they have.
+/// Returns the newly forked processes whose masks contain PUs outside of their job, if no request that pjw knows explains the
+/// mask. There are two possible causes: the parent changed its own mask just before the fork and pjw has not seen the change
+/// yet, or the process is in another cgroup than its parent. To tell these apart, the caller reads the cgroups of these
+/// processes and passes the cgroups to [`snapshot_of_mismatches`]. `expected` has the masks that the processes should have,
+/// and `probe` the masks that they have.
 #[must_use]
-pub fn outside_by_unknown_request(
+pub fn forked_with_unexplained_masks(
     state: &WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,
     probe: &MaskProbe,

@@ -3,7 +3,7 @@
 //! For `pjwctl doctor`: which daemons run, which files to read, and what the files mean for a warden. Texts in,
 //! sentences out. Other code reads the files. A setting that cannot be determined is reported as such, never guessed.
 
-use pjw_core::diagnosis::{JobBinding, ObservedScheduler};
+use pjw_core::diagnosis::{DetectedBatchSystem, JobBinding};
 use pjw_core::ids::{Comm, Uid};
 
 /// A scheduler (batch system or container orchestrator) that `pjwctl doctor` can recognise on this machine,
@@ -126,7 +126,7 @@ impl Scheduler {
     /// result says that the binding is unknown. Pass `None` also for a scheduler that has no configuration
     /// files: its binding is known.
     #[must_use]
-    pub fn describe_core_binding(&self, configuration_text: Option<&str>) -> ObservedScheduler {
+    pub fn describe_core_binding(&self, configuration_text: Option<&str>) -> DetectedBatchSystem {
         let needs_none = self.config_files.is_empty();
         let (binding, meaning) = match configuration_text {
             Some(text) => (self.judge)(text),
@@ -148,7 +148,7 @@ impl Scheduler {
             }
             (_, meaning) => meaning.to_owned(),
         };
-        ObservedScheduler { name: self.name.to_owned(), binding, effect_on_pjw }
+        DetectedBatchSystem { name: self.name.to_owned(), binding, effect_on_pjw }
     }
 }
 

@@ -268,7 +268,7 @@ impl Batch {
     /// instances by exec. If several threads have failed to make a template, returns the reason for the first one.
     ///
     /// `None` if no thread has failed so far. Always `None` if the context uses no templates
-    /// ([`SpawnContext::use_templates`]).
+    /// ([`SpawnContext::fork_from_templates`]).
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
@@ -444,7 +444,7 @@ mod tests {
         let context = SpawnContext::new("true").unwrap().set_max_spawner_threads(2);
         assert_eq!(context.starter_count(&instances(&[0, 0])), 1);
         assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2);
-        let context = context.use_templates();
+        let context = context.fork_from_templates();
         assert_eq!(context.starter_count(&instances(&[0, 1, 2])), 2, "one thread and its template");
         assert_eq!(context.starter_count(&instances(&[0, 1, 2].repeat(8))), 4);
     }

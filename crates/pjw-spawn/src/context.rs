@@ -163,20 +163,20 @@ impl SpawnContext {
     /// loaded the program and is stopped before `main`. Each thread that starts instances loads a template of its
     /// own.
     ///
-    /// An instance is started by exec if it differs from the template in a property that a fork can't change, such as
-    /// the cgroup or the number of arguments, and if the template ends or can't be written to.
-    /// [`Batch::fork_error`](crate::Batch::fork_error) then returns the reason. If the program can't have a template,
+    /// An instance is started by exec instead in two cases: it differs from the template in a property that a fork can't
+    /// change, such as the cgroup or the number of arguments. Or the template has ended, or the arguments can't be written into
+    /// its memory. In both cases [`Batch::fork_error`](crate::Batch::fork_error) returns the reason. If the program can't have a template,
     /// all instances are started by exec, and [`Batch::template_error`](crate::Batch::template_error) returns the
     /// reason. A batch with a single instance uses no template. This call undoes an earlier call of
     /// [`SpawnContext::share_memory`].
     #[must_use]
-    pub fn use_templates(self) -> Self {
+    pub fn fork_from_templates(self) -> Self {
         self.with_templates(TemplateKind::Linked)
     }
 
     /// Configures this context so that its processes (instances) will share one address space. Such processes are
     /// called [tasks](crate::tasks). The program must be for x86-64, and must be a static executable that runs at any
-    /// address (linked with `-static-pie`). Undoes earlier calls of [`SpawnContext::use_templates`],
+    /// address (linked with `-static-pie`). Undoes earlier calls of [`SpawnContext::fork_from_templates`],
     /// [`SpawnContext::use_fork_here_templates`] and [`SpawnContext::set_replicas`].
     ///
     /// # Errors
@@ -204,7 +204,7 @@ impl SpawnContext {
     /// a part of the program. The template is a process of the program that runs until it calls
     /// [`fork_here`](crate::proxy::fork_here), and stops in this call. Each instance continues after this call, with
     /// the memory and the open files that the template has at the call. In all other respects, this function is like
-    /// [`SpawnContext::use_templates`]. Undoes an earlier call of [`SpawnContext::share_memory`].
+    /// [`SpawnContext::fork_from_templates`]. Undoes an earlier call of [`SpawnContext::share_memory`].
     #[must_use]
     pub fn use_fork_here_templates(self) -> Self {
         self.with_templates(TemplateKind::Late)

@@ -264,7 +264,9 @@ fn instances_are_born_in_the_cgroup_of_their_placement() {
         println!("skipped: this user can make no cgroup of v2");
         return;
     };
-    for context in [SpawnContext::new("cat").unwrap(), SpawnContext::new("cat").unwrap().use_templates()] {
+    for context in
+        [SpawnContext::new("cat").unwrap(), SpawnContext::new("cat").unwrap().fork_from_templates()]
+    {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
         let directory = Some(Arc::new(File::open(&cgroup.directory).unwrap().into()));
@@ -331,7 +333,7 @@ fn run_two(context: &SpawnContext, script: &str) -> (String, usize) {
 fn executed_and_forked(setup: impl Fn(SpawnContext) -> SpawnContext) -> [(SpawnContext, usize); 2] {
     let forks = if cfg!(target_arch = "x86_64") { 2 } else { 0 };
     let context = || setup(SpawnContext::new("sh").unwrap());
-    [(context(), 0), (context().use_templates(), forks)]
+    [(context(), 0), (context().fork_from_templates(), forks)]
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn check_instances(
 #[test]
 fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
     let (program, _dir) = program_without_libc();
-    let context = SpawnContext::new(&program).unwrap().add_rank_variables().use_templates();
+    let context = SpawnContext::new(&program).unwrap().add_rank_variables().fork_from_templates();
     for (count, forked) in [(1, 0), (2, 2), (7, 7), (10_000, 10_000)] {
         assert_eq!(check_group(&context, count), (forked, None));
     }
@@ -78,7 +78,7 @@ fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
 #[test]
 fn a_part_with_one_instance_of_a_group_has_a_template_too() {
     let (program, dir) = program_without_libc();
-    let context = SpawnContext::new(&program).unwrap().use_templates().set_max_spawner_threads(2);
+    let context = SpawnContext::new(&program).unwrap().fork_from_templates().set_max_spawner_threads(2);
     let output = dir.path().join("records");
     let mut group = instances(16, &output);
     let cpus = CpuSet::from(own_mask().iter().next().unwrap());
@@ -91,7 +91,7 @@ fn a_part_with_one_instance_of_a_group_has_a_template_too() {
 
 #[test]
 fn an_instance_that_differs_from_the_template_is_executed_and_is_not_counted_as_a_fork() {
-    let context = SpawnContext::new("true").unwrap().use_templates();
+    let context = SpawnContext::new("true").unwrap().fork_from_templates();
     let directory = tempfile::tempdir().unwrap();
     let mut group = instances(6, &directory.path().join("output"));
     let arguments = Arc::new(Arguments::parse(&["true"]).unwrap());
@@ -110,6 +110,6 @@ fn a_program_that_can_have_no_template_is_executed_and_the_cause_is_told() {
     use std::os::unix::fs::PermissionsExt;
     let (program, _dir) = program_without_libc();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-    let context = SpawnContext::new(&program).unwrap().use_templates();
+    let context = SpawnContext::new(&program).unwrap().fork_from_templates();
     assert_eq!(check_group(&context, 10), (0, Some(TemplateError::Privileged)));
 }

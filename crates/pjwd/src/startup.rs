@@ -267,7 +267,7 @@ fn open_journal(
     mut lock: Option<&mut DaemonLock>,
 ) -> anyhow::Result<(FileJournal, RecoveredJournal, Vec<Warning>)> {
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(boot_id)).map(Path::to_owned);
-    let has_state_file = lock.as_ref().is_some_and(|lock| lock.has_earlier_state_file());
+    let has_state_file = lock.as_ref().is_some_and(|lock| lock.earlier_journal_had_state_file());
     let has_journal = earlier.as_deref().is_some_and(|dir| journal::has_journal_files(dir, has_state_file));
     let (mut journal, mut recovered) = FileJournal::open(state_dir, boot_id)?;
     let mut warnings = Vec::new();

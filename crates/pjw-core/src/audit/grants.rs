@@ -54,7 +54,8 @@ impl GrantAudit {
     ///
     /// The audit does not follow later changes by itself. After a change of jobs, grants or the pool, the caller must
     /// call [`GrantAudit::update`] with the changed jobs. After a change of `policy` or of the topology in `state`,
-    /// the caller must make a new audit, because the audit stores violations, PUs and cores of the machine.
+    /// the caller must make a new audit: `update` checks only the changed jobs, and the results for all other jobs would still
+    /// be those of the old policy and topology.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {

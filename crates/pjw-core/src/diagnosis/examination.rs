@@ -136,7 +136,7 @@ pub struct DiagnosisInput {
     /// or change cpusets.
     pub conflicting_programs: Vec<ConflictingProgram>,
     /// The batch systems (such as Slurm) that run a daemon on the machine.
-    pub schedulers: Vec<ObservedScheduler>,
+    pub schedulers: Vec<DetectedBatchSystem>,
     /// Whether `pjwd` could create cpusets on the machine, and in which cgroup hierarchy. The diagnosis
     /// determines this only by reading files.
     pub cpuset_support: CpusetSupport,
@@ -333,7 +333,7 @@ pub enum JobBinding {
 /// A batch scheduler (a batch system such as Slurm) that runs a daemon on the machine, and the way in which
 /// this batch system binds its jobs to cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ObservedScheduler {
+pub struct DetectedBatchSystem {
     /// The name of the batch system, for display to users.
     pub name: String,
     /// The way in which the batch system binds its jobs to cores.

@@ -173,8 +173,9 @@ pub fn choose_numa_node(
 /// - `Default` does not change the order.
 /// - `Fill` and `Packed` list all parts of one NUMA node before the parts of the next NUMA node.
 /// - `RoundRobin` takes one part from each NUMA node in turn.
-/// - `LeastLoaded` takes parts from the NUMA nodes in proportion to their numbers of parts. Example: one NUMA node
-///   has four parts and another has two. For each part of the second, it takes two parts of the first.
+/// - `LeastLoaded` mixes the NUMA nodes evenly over the whole list: a node with twice as many parts has twice as many places in
+///   each stretch of the list. Example: one NUMA node has four parts and another has two. The list then has two parts of the
+///   first for each part of the second.
 ///
 /// The parts of one NUMA node keep their order.
 #[must_use]

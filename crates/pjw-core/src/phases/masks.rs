@@ -359,7 +359,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
         let kind = MaskActionKind::Restore;
-        actions.push(MaskAction::with_exact_request(
+        actions.push(MaskAction::new_requesting_target(
             kind,
             &member.job,
             id,

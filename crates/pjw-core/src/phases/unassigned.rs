@@ -171,7 +171,14 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
         let kind = MaskActionKind::KeepOff;
-        Some(MaskAction::with_exact_request(kind, &member.job, id, &thread.effective_mask, target_mask, why))
+        Some(MaskAction::new_requesting_target(
+            kind,
+            &member.job,
+            id,
+            &thread.effective_mask,
+            target_mask,
+            why,
+        ))
     })
 }
 

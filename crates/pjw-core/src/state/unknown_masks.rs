@@ -54,9 +54,9 @@ pub(crate) struct EndedSearch {
 }
 
 /// The processes that have affinity masks of unknown origin. An earlier run of the daemon may have set such a mask, and no journal
-/// record says whether it did. pjw keeps these masks, and names the processes in a warning.
+/// record says whether it did. pjw leaves these masks unchanged, and names the processes in a warning.
 #[derive(Debug, Clone, Default)]
-pub struct UnknownMasks {
+pub struct MasksOfUnknownOrigin {
     search: Search,
     /// The found processes with their masks.
     found: BTreeMap<ProcessId, UnknownMask>,
@@ -75,7 +75,7 @@ pub struct UnknownMasks {
     forks_during_search: Vec<(Pid, Pid)>,
 }
 
-impl UnknownMasks {
+impl MasksOfUnknownOrigin {
     /// Requests a search for masks of unknown origin, because journal records of an earlier run of the daemon were lost. The
     /// next full scan begins the search.
     /// A search that is pending keeps the list of processes whose masks are recorded.
@@ -218,7 +218,7 @@ impl UnknownMasks {
         Some(EndedSearch { children: forks.map(|(_, child)| child).collect(), chosen_at })
     }
 
-    /// Whether the list of found processes has changed since the last call of [`UnknownMasks::take_list_change`].
+    /// Whether the list of found processes has changed since the last call of [`MasksOfUnknownOrigin::take_list_change`].
     pub(crate) fn is_list_changed(&self) -> bool {
         self.is_list_changed
     }
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_search_ends_without_the_processes_that_can_not_be_read() {
-        let mut masks = UnknownMasks::default();
+        let mut masks = MasksOfUnknownOrigin::default();
         masks.request_search();
         let _ = masks.begin_search(BTreeSet::new);
         masks.choose(BTreeSet::from([Pid(7)]), Nanos(1));

@@ -16,7 +16,7 @@ use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
     masks::entry::MaskEntry, masks::request::MaskLimits, masks::target::target_mask, pool::PuPool,
-    processes::Processes, unknown_masks::UnknownMasks, usage::UsageState,
+    processes::Processes, unknown_masks::MasksOfUnknownOrigin, usage::UsageState,
 };
 use crate::terms::{
     Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, LeftoverCpuset, MaskAction, MaskActionKind,
@@ -70,7 +70,7 @@ pub struct WardenState {
     pub released_masks: BTreeMap<JobId, ReleasedMasks>,
     /// The processes whose affinity masks an earlier run of the daemon may have set, where no journal record says
     /// whether it did. Also the search for such processes, which is due after records were lost.
-    pub unknown_masks: UnknownMasks,
+    pub unknown_masks: MasksOfUnknownOrigin,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned.
@@ -137,7 +137,7 @@ impl WardenState {
             cpusets: CpusetRegistry::default(),
             masks_from_journal: BTreeMap::new(),
             released_masks: BTreeMap::new(),
-            unknown_masks: UnknownMasks::default(),
+            unknown_masks: MasksOfUnknownOrigin::default(),
             online,
             warnings: BTreeMap::new(),
             lineage: Lineage::default(),
@@ -396,7 +396,7 @@ impl WardenState {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.effective_mask = effective_mask.clone();
         if let Some(entry) = &mut thread.mask_entry {
-            entry.confirm_intended_request(requested_mask, &effective_mask.intersection(&online), &limits);
+            entry.record_request_done(requested_mask, &effective_mask.intersection(&online), &limits);
             let (lifted_at, waiting_permille_before) = (entry.last_read_at(), thread.demand.waiting_permille);
             let lifted = reason.zip(bound_to).map(|(reason, mask)| LiftedBinding {
                 mask,
@@ -421,7 +421,7 @@ impl WardenState {
     /// its parent. This function makes the mask of the parent possible again.
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
-            entry.add_inherited_requests_again();
+            entry.record_possible_reset_by_fork();
         }
     }
 

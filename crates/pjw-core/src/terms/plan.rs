@@ -42,14 +42,14 @@ pub struct MaskAction {
 }
 
 impl MaskAction {
-    /// Makes a planned change of the affinity mask of `thread` to `target_mask`. pjw passes exactly this mask
-    /// to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`.
+    /// Returns the description of a planned change: the affinity mask of `thread` is to become `target_mask`. When the change is
+    /// carried out, exactly this mask is passed to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`.
     ///
     /// - `kind` is the purpose of the change, and `job` the job for which the mask changes.
     /// - `current_mask` is the effective mask of the thread, as the last scan read it.
     /// - `reason` is the reason for the change, in one sentence for users.
     #[must_use]
-    pub fn with_exact_request(
+    pub fn new_requesting_target(
         kind: MaskActionKind,
         job: &JobId,
         thread: ThreadId,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{
     defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
-    outside_by_unknown_request, snapshot_of_mismatches,
+    forked_with_unexplained_masks, snapshot_of_mismatches,
 };
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
@@ -249,7 +249,7 @@ fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_
         let mismatches = vec![ForkMaskMismatch { id, effective_mask: set(mask) }];
         let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
         let expected = expected_fork_masks(&machine.state);
-        let unknown = outside_by_unknown_request(&machine.state, &expected, &probe);
+        let unknown = forked_with_unexplained_masks(&machine.state, &expected, &probe);
         let paths: BTreeMap<Pid, String> = unknown.iter().map(|&pid| (pid, cgroup.to_owned())).collect();
         assert_eq!(paths.contains_key(&Pid(9)), mask != "1", "a mask within the cores is no reason to hurry");
 

@@ -120,14 +120,14 @@ fn more_mappings_than_an_address_space_may_have_are_refused_before_the_first_tas
 #[test]
 fn of_tasks_and_templates_the_last_call_counts() {
     let Some(program) = task_program() else { return };
-    for with_templates in [SpawnContext::use_templates, SpawnContext::use_fork_here_templates] {
+    for with_templates in [SpawnContext::fork_from_templates, SpawnContext::use_fork_here_templates] {
         let error = AddressSpace::create(&with_templates(context(&program)), 1, 1).unwrap_err().to_string();
         assert!(error.contains("a context without SpawnContext::share_memory"), "{error}");
         let shared = with_templates(SpawnContext::new(&program.path).unwrap()).share_memory().unwrap();
         assert!(AddressSpace::create(&shared, 1, 1).is_ok());
     }
     // A static program has no template: its instances are started by exec.
-    let children = context(&program).use_templates().spawn_n(vec![instance(&program, 0, 1, &["live"])]);
+    let children = context(&program).fork_from_templates().spawn_n(vec![instance(&program, 0, 1, &["live"])]);
     for child in children.unwrap() {
         assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
     }

@@ -241,10 +241,11 @@ impl DaemonLock {
         of_boot.map(|journal| Path::new(&journal.state_dir))
     }
 
-    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] had the file `state.json` from the start. False
-    /// for the journal of an earlier version, which wrote this file later.
+    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] was created together with its file `state.json`. Earlier
+    /// versions of pjwd created this file some time after the journal. For a journal of such a version, the function returns
+    /// false: a missing file then does not mean that it was deleted.
     #[must_use]
-    pub fn has_earlier_state_file(&self) -> bool {
+    pub fn earlier_journal_had_state_file(&self) -> bool {
         self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)
     }
 
@@ -261,7 +262,7 @@ impl DaemonLock {
 
     /// Records in the lock file that this process has made its journal (the records of its changes) in the current
     /// boot. `boot_id` is the id of this boot. `has_state_file` says whether the file `state.json` was written. The next pjwd
-    /// needs this entry for [`DaemonLock::earlier_state_dir`] and [`DaemonLock::has_earlier_state_file`].
+    /// needs this entry for [`DaemonLock::earlier_state_dir`] and [`DaemonLock::earlier_journal_had_state_file`].
     ///
     /// # Errors
     /// If the lock file can't be written.

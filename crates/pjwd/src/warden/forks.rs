@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::command::Command;
 use pjw_core::fork_fastpath::{
     defer_scans_if_masks_match, expected_fork_masks, expected_masks_of_unverified_forks,
-    outside_by_unknown_request, snapshot_of_mismatches,
+    forked_with_unexplained_masks, snapshot_of_mismatches,
 };
 use pjw_core::{ports::MachineInterface, snapshot::Snapshot, state::WardenState};
 
@@ -27,7 +27,7 @@ pub(super) fn probe<N: MachineInterface>(node: &mut N, state: &WardenState) -> O
         return None;
     }
     let probe = node.probe_masks(&expected);
-    let unknown = outside_by_unknown_request(state, &expected, &probe);
+    let unknown = forked_with_unexplained_masks(state, &expected, &probe);
     let cpuset_paths = if unknown.is_empty() { BTreeMap::new() } else { node.read_cpuset_paths(&unknown) };
     let snapshot = snapshot_of_mismatches(state, probe, &cpuset_paths);
     (!snapshot.processes.is_empty()).then_some(snapshot)

@@ -29,7 +29,7 @@ mod tests;
 /// Does not change `pool`: the caller passes the offer to [`PuPool::commit`].
 ///
 /// The PUs of processes outside of all jobs whose affinity masks are of unknown origin
-/// ([`UnknownMasks`](crate::state::unknown_masks::UnknownMasks)) are chosen only if the other PUs do not suffice.
+/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)) are chosen only if the other PUs do not suffice.
 ///
 /// # Errors
 /// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free

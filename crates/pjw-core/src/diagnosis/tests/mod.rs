@@ -426,7 +426,7 @@ fn a_scheduler_configured_for_cpusets_without_cpusets_is_a_problem() {
     let mut input = node();
     input.jobs = vec![ObservedJob { has_cpuset_controller: Some(false), ..job("slurm:1", "0-15", 1, 1) }];
     assert_eq!(only(&input, "no-cpuset-controller").severity, Severity::Note);
-    let slurm = ObservedScheduler {
+    let slurm = DetectedBatchSystem {
         name: "Slurm".to_owned(),
         binding: JobBinding::Cpusets,
         effect_on_pjw: String::new(),
@@ -435,7 +435,7 @@ fn a_scheduler_configured_for_cpusets_without_cpusets_is_a_problem() {
     let finding = only(&input, "no-cpuset-controller");
     assert_eq!(finding.severity, Severity::Problem);
     assert!(finding.remedy.contains("Delegate=yes"));
-    input.schedulers.push(ObservedScheduler { name: "Kubernetes".to_owned(), ..slurm });
+    input.schedulers.push(DetectedBatchSystem { name: "Kubernetes".to_owned(), ..slurm });
     assert!(only(&input, "several-schedulers").text.starts_with("Slurm and Kubernetes are all here"));
 }
 

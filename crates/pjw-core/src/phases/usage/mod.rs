@@ -27,7 +27,7 @@ const WAITING_PERMILLE: u32 = 200;
 /// Adds the CPU times to `snapshot` that the decision on this scan needs, and names the processes that have ended meanwhile
 /// ([`Snapshot::cpu_times`], [`Snapshot::reaped`]). `read` is [`MachineInterface::read_cpu_times`]. It is called for:
 ///
-/// 1. The processes that this scan concerns, and their parents ([`pids_to_read`]).
+/// 1. The processes that this scan concerns, and their parents.
 /// 2. For each of these that has ended meanwhile: its parent, if the parent belongs to no job. A parent that was read before
 ///    the end lacks the time of the child.
 /// 3. The children of each process that has waited for a child since its last reading, or has ended. Its sum may include

@@ -323,10 +323,11 @@ impl MaskEntry {
         self.refused_within = Some(limits.possible_cpus[0].clone());
     }
 
-    /// Records that the kernel carried out pjw's request for the mask `requested_mask`. `effective_mask` is the
+    /// Records that the kernel carried out pjw's request for the mask `requested_mask`, which was recorded as intended before the
+    /// system call. `effective_mask` is the
     /// effective mask of the thread right after the request. `limits` has the PUs that were then online and in
     /// the thread's cpuset.
-    pub fn confirm_intended_request(
+    pub fn record_request_done(
         &mut self,
         requested_mask: &CpuSet,
         effective_mask: &CpuSet,
@@ -342,9 +343,9 @@ impl MaskEntry {
 
     /// Records that a new thread may have its inherited mask again, instead of the mask that pjw set. Must be
     /// called if pjw set the mask while fork(2) was still creating the thread: at its end, fork(2) may copy the
-    /// mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). The requests for the inherited mask
-    /// are then among the possible last requests again ([`MaskEntry::last_request_candidates`]).
-    pub fn add_inherited_requests_again(&mut self) {
+    /// mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan, the entry has the requests
+    /// of both masks as candidates ([`MaskEntry::last_request_candidates`]).
+    pub fn record_possible_reset_by_fork(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
@@ -385,13 +386,15 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Compares the effective mask `seen_mask`, which a scan read at the time `now` (in ns since boot), with the
-    /// masks that pjw predicted, and stores the result. pjw makes a prediction for each request that may be the
-    /// last one for the thread: the requested PUs that are in `limits` (online and in the thread's cpuset).
+    /// Compares `seen_mask`, the effective mask that a scan read at the time `now` (in ns since boot), with the masks that pjw
+    /// expects, and stores the result. pjw does not always know which request for the thread was the most recent one, so the
+    /// entry can have several candidates. The expected mask of a candidate is its requested PUs, restricted to `limits` (online
+    /// and in the thread's cpuset).
     ///
-    /// - [`MaskComparison::Predicted`]: a prediction was right. Requests with wrong predictions are removed.
-    /// - [`MaskComparison::ChangedByProgram`]: all predictions were wrong, so the program has requested another
-    ///   mask. A request of the program for `seen_mask` is recorded as the last request.
+    /// - [`MaskComparison::Predicted`]: `seen_mask` is the expected mask of at least one candidate. The other candidates are
+    ///   removed.
+    /// - [`MaskComparison::ChangedByProgram`]: `seen_mask` is the expected mask of no candidate, so the program has requested
+    ///   another mask. A request of the program for `seen_mask` becomes the only candidate.
     pub fn record_reading(&mut self, seen_mask: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_unchanged_reading(now);

@@ -18,10 +18,10 @@ pub enum MaskWriter {
     Kernel,
 }
 
-/// A request to the kernel for the affinity mask of a thread (sched_setaffinity(2)): the mask, who requested
-/// it, and when. A mask that the kernel set by itself ([`MaskWriter::Kernel`]) is recorded in the same form. The
-/// original mask of the thread is included. pjw restores the original mask when the job of the thread ends, or
-/// when `pjwctl release` takes the cores of the job back.
+/// A request that set the affinity mask of a thread (sched_setaffinity(2)): the requested mask, its writer, and the time. A mask
+/// that the kernel set by itself ([`MaskWriter::Kernel`]) is recorded in the same form. Each request also contains the
+/// original mask of the thread, which pjw restores when the job ends, or when `pjwctl release` takes the cores of the job
+/// back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
     /// The requested mask. It may contain PUs that are offline or outside the thread's cpuset.

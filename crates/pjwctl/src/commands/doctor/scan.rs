@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::unistd::User;
 use pjw_core::diagnosis::watch::{ScanPair, pids_to_scan_fully};
-use pjw_core::diagnosis::{Interrupt, ObservedScheduler};
+use pjw_core::diagnosis::{DetectedBatchSystem, Interrupt};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::snapshot::{Observed, Snapshot};
@@ -149,7 +149,7 @@ impl Scanner {
 }
 
 /// Returns the batch systems whose daemons run on this machine, and whether they bind jobs to cores.
-pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<ObservedScheduler> {
+pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<DetectedBatchSystem> {
     let here = |service: &&Scheduler| {
         processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))
     };

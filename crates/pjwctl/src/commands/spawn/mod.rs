@@ -166,7 +166,7 @@ fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
 fn with_templates(programs: Vec<Program>, proxy: ProxyArg) -> Vec<Program> {
     let template: fn(SpawnContext) -> SpawnContext = match proxy {
         ProxyArg::Never => return programs,
-        ProxyArg::Auto | ProxyArg::Always => SpawnContext::use_templates,
+        ProxyArg::Auto | ProxyArg::Always => SpawnContext::fork_from_templates,
         ProxyArg::Late => SpawnContext::use_fork_here_templates,
     };
     let program = |Program { context, instances }| Program { context: template(context), instances };

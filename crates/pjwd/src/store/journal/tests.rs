@@ -156,7 +156,7 @@ fn a_removed_or_emptied_file_is_a_loss_of_records_that_stays_in_the_journal() {
         journal.begin(&mut found).unwrap();
         drop(journal);
         let (_, found) = reopen(dir.path());
-        let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
+        let lost = Record::MasksOfUnknownOrigin(UnknownMaskRecord::RecordsLost);
         assert!(!found.has_lost_records && found.records.contains(&lost), "{name}: {found:?}");
     }
 }
@@ -173,7 +173,7 @@ fn a_loss_stays_in_the_journal_if_the_daemon_ends_before_it_has_written_the_stat
     let (mut journal, mut found) = reopen(dir.path());
     assert!(journal.begin(&mut found).is_err());
     drop(journal);
-    let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
+    let lost = Record::MasksOfUnknownOrigin(UnknownMaskRecord::RecordsLost);
     let (_, found) = reopen(dir.path());
     assert!(!found.has_lost_records && found.records.contains(&lost), "{found:?}");
 }

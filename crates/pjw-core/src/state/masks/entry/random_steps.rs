@@ -70,7 +70,7 @@ impl Kernel {
                 self.entry.add_intended_request(mask.clone(), original, now);
                 self.requested = mask.clone();
                 let limits = limits_of([self.possible()]);
-                self.entry.confirm_intended_request(&mask, &effective_mask(&mask, &self.possible()), &limits);
+                self.entry.record_request_done(&mask, &effective_mask(&mask, &self.possible()), &limits);
                 (self.has_program_written, self.is_known) = (false, true);
             }
             Step::Planned(mask, is_cancelled) => {

@@ -41,7 +41,7 @@ fn read(entry: &mut MaskEntry, seen: &str, limits: &MaskLimits, at: u64) -> Mask
 fn confined() -> MaskEntry {
     let mut entry = first("0-7");
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
-    entry.confirm_intended_request(&set("0-3"), &set("0-3"), &everything());
+    entry.record_request_done(&set("0-3"), &set("0-3"), &everything());
     entry
 }
 
@@ -156,7 +156,7 @@ fn a_recorded_entry_holds_only_so_many_candidates() {
 fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_from_then_on() {
     let mut entry = first("0-7");
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
-    entry.confirm_intended_request(&set("0-3"), &set("2-3"), &everything());
+    entry.record_request_done(&set("0-3"), &set("2-3"), &everything());
     assert_eq!(read(&mut entry, "2-3", &everything(), 3), MaskComparison::Predicted);
     assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), MaskComparison::Predicted);
     assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskComparison::Predicted);
@@ -167,7 +167,7 @@ fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_f
 fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cpuset() {
     let mut entry = first("0-7");
     entry.add_intended_request(machine(), set("0-7"), Nanos(2));
-    entry.confirm_intended_request(&machine(), &set("0-3"), &limits(&["0-3"]));
+    entry.record_request_done(&machine(), &set("0-3"), &limits(&["0-3"]));
     assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), MaskComparison::ChangedByProgram);
 }
 
@@ -217,8 +217,8 @@ fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
     let mut entry =
         MaskEntry::from_inherited(first("0-7").requests_for_child_born_at(at(3)).cloned(), at(3)).unwrap();
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(4));
-    entry.confirm_intended_request(&set("0-3"), &set("0-3"), &everything());
-    entry.add_inherited_requests_again();
+    entry.record_request_done(&set("0-3"), &set("0-3"), &everything());
+    entry.record_possible_reset_by_fork();
     assert_eq!(masks(&entry), [machine(), set("0-3")]);
     let mut late = entry.clone();
     assert_eq!(
@@ -320,7 +320,7 @@ fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mas
 #[test]
 fn an_original_mask_that_the_cpuset_forbade_is_tried_again_if_the_cpuset_changes_and_the_mask_does_not() {
     let mut entry = confined();
-    entry.confirm_intended_request(&set("4-5"), &set("4-5"), &everything());
+    entry.record_request_done(&set("4-5"), &set("4-5"), &everything());
     entry.add_intended_request(set("0-1"), set("0-1"), Nanos(4));
     entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
     read(&mut entry, "4-5", &limits(&["4-5"]), 5);
@@ -352,7 +352,7 @@ fn a_child_may_have_a_mask_that_was_replaced_while_it_was_being_forked() {
     let mut parent = confined();
     let restored_at = parent.last_read_at();
     parent.add_intended_request(machine(), machine(), restored_at);
-    parent.confirm_intended_request(&machine(), &machine(), &everything());
+    parent.record_request_done(&machine(), &machine(), &everything());
     read(&mut parent, "0-7", &everything(), restored_at.0 + 1);
     let inherited = |after: u64| {
         let birth = at(restored_at.0 + 1 + after);

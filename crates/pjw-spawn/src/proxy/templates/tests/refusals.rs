@@ -151,7 +151,7 @@ fn an_instance_with_long_arguments_is_executed_where_the_template_may_not_be_wri
             let arguments = arguments(length);
             instance(rank, &arguments.each_ref().map(String::as_str))
         });
-        let mut batch = context(&program, &["A=1"]).use_templates().start(instances.collect()).unwrap();
+        let mut batch = context(&program, &["A=1"]).fork_from_templates().start(instances.collect()).unwrap();
         for (index, child) in batch.by_ref() {
             let code = i32::try_from(lengths[index] % 251).unwrap();
             assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(code)), "{} bytes", lengths[index]);

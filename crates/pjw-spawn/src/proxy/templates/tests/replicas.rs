@@ -84,7 +84,7 @@ fn a_group_has_replicas_with_exec_and_with_templates() {
     for uses_templates in [false, true] {
         let plain = context(&program, &["A=1"]);
         let replicas = replicas_of(&plain);
-        let plain = if uses_templates { plain.use_templates() } else { plain };
+        let plain = if uses_templates { plain.fork_from_templates() } else { plain };
         let context = plain.set_replicas(replicas);
         // The first and the last have no node.
         let (instances, mut outputs): (Vec<_>, Vec<_>) = (0..20)
