@@ -42,6 +42,8 @@ pub struct OwnerLendingState {
     /// At index `n`: the time from which every sample found at most `n` cores in use. `None` if the last
     /// sample found more.
     at_most_since: Vec<Option<Nanos>>,
+    /// The time of the first sample since sampling began. `None` before the first sample.
+    sampled_since: Option<Nanos>,
     /// The lent PUs on which the owner itself runs, as of the last sample.
     runs_on: CpuSet,
     /// The last time at which pjw lent cores of the owner. `None` if it never did.
@@ -69,6 +71,7 @@ impl LendingState {
     ) {
         let known = self.owners.entry(owner.clone()).or_default();
         known.used = Some(used_cores);
+        known.sampled_since = known.sampled_since.or(Some(measured_at));
         known.runs_on = used_lent_cpus.clone();
         known.at_most_since.resize(core_count as usize + 1, None);
         for (most, since) in (0u32..).zip(&mut known.at_most_since) {
@@ -140,6 +143,7 @@ impl LendingState {
     pub(crate) fn forget_use(&mut self) {
         for known in self.owners.values_mut() {
             (known.used, known.at_most_since, known.runs_on) = (None, Vec::new(), CpuSet::new());
+            known.sampled_since = None;
         }
     }
 
@@ -174,9 +178,12 @@ impl OwnerLendingState {
         doubled(lend_after, self.doublings(lend_after, now))
     }
 
-    /// Returns whether enough time has passed since cores of the owner were last lent.
+    /// Returns whether the owner was sampled for `lend_after`, and no core of the owner was lent in the last `lend_after`.
+    /// The samples count too, because a restarted daemon does not know when cores were last lent. The time of the first
+    /// sample is later than that.
     pub(crate) fn may_lend(&self, lend_after: Duration, now: Nanos) -> bool {
-        self.lent_at.is_none_or(|at| has_passed(at, lend_after, now))
+        self.sampled_since.is_some_and(|since| has_passed(since, lend_after, now))
+            && self.lent_at.is_none_or(|at| has_passed(at, lend_after, now))
     }
 
     /// How often `lend_after` is doubled: once for each return, and once less for each two pauses without a return.

@@ -21,6 +21,26 @@ fn a_restart_keeps_what_is_lent_until_the_owner_is_sampled() {
 }
 
 #[test]
+fn a_restarted_daemon_exchanges_no_core_before_the_owner_was_sampled_for_lend_after() {
+    let mut m = web_and_batch();
+    m.policy.lending.buffer_cores = 3;
+    web_uses(&mut m, 0, 5);
+    assert_eq!(lent(&m), "3-5");
+    let records: Vec<Record> = m.state.records();
+    let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
+    records.into_iter().for_each(|record| restarted.apply_record(record));
+    m.state = restarted;
+    // The cores may have been lent just before the restart.
+    sample(&mut m, 0, "4");
+    m.settle();
+    assert_eq!(lent(&m), "3-5");
+    m.advance(SECOND * 5);
+    sample(&mut m, 0, "4");
+    m.settle();
+    assert_eq!(lent(&m), "2-3,5", "core 4 for core 2");
+}
+
+#[test]
 fn a_core_that_passed_from_one_borrower_to_another_is_the_last_ones_after_a_restart() {
     let mut m = lending_machine();
     for (pid, id) in [(20, "b"), (21, "a")] {
