@@ -9,12 +9,16 @@
 //! last without pjw. A release must restore that mask.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
 use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent, ProcessTimes};
-use pjw_core::time::{Moment, Nanos, UnixMillis};
+use pjw_core::time::Nanos;
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
 
+mod clock;
 mod masks;
 mod priority;
 #[cfg(test)]
@@ -154,6 +158,14 @@ impl SimProcess {
     }
 }
 
+/// Something that measures which threads run on a simulated machine, such as a simulated BPF program
+/// ([`World::observer`]).
+pub trait TimeObserver: fmt::Debug + Send {
+    /// Records what runs on `world` for the next `period` of the simulated time. Nothing changes on the machine during
+    /// this period.
+    fn see(&mut self, world: &World, period: Duration);
+}
+
 /// The simulated machine: its PUs, processes, cgroups and cpusets, as the simulated kernel manages them. A
 /// cgroup is identified by its path, as in `/proc/PID/cgroup`.
 #[derive(Debug, Clone)]
@@ -203,6 +215,9 @@ pub struct World {
     /// The log of changes of processes, masks and cpusets, one line of text for each change. `None` if no log
     /// is written.
     pub log: Option<Vec<String>>,
+    /// What sees the threads run whenever the simulated time advances, whatever advances it. `None` if nothing does. A clone
+    /// of the world has the same observer.
+    pub observer: Option<Arc<Mutex<dyn TimeObserver>>>,
     /// The PUs on which the kernel runs threads.
     active: CpuSet,
     /// The active PUs at the last rewrite of the masks in cpusets.
@@ -287,25 +302,8 @@ impl World {
             cpuset_support: CpusetSupport::default(),
             affinity_requests: Vec::new(),
             log: None,
+            observer: None,
         }
-    }
-
-    /// Returns the current simulated time, as time since boot and as UTC time.
-    #[must_use]
-    pub fn moment(&self) -> Moment {
-        let wall_clock = UnixMillis(i64::try_from(self.now / 1_000_000).unwrap_or(0));
-        Moment { since_boot: Nanos(self.now), wall_clock }
-    }
-
-    /// Advances the simulated time by `ns` nanoseconds. All busy threads ([`SimThread::is_busy`]) run during this
-    /// time: `ns` is added to the CPU time of each of them. A thread does not run if the cgroup of its process, or a
-    /// cgroup above, is frozen.
-    pub fn advance(&mut self, ns: u64) {
-        self.now += ns;
-        let frozen = &self.frozen_cgroups;
-        let running = self.processes.values_mut().filter(|process| !is_in_any(&process.cgroup, frozen));
-        let threads = running.flat_map(|process| process.threads.values_mut());
-        threads.filter(|thread| thread.is_busy).for_each(|thread| thread.run_ns += ns);
     }
 
     /// Sets the id of the next new process or thread to `id`. If `id` is already in use, the next higher free

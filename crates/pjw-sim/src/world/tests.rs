@@ -68,3 +68,31 @@ fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
     world.advance(11);
     assert_eq!(run_ns(&world), 16);
 }
+
+/// For how long a thread has run on a machine.
+#[derive(Debug, Default)]
+struct BusyTime(Duration);
+
+impl TimeObserver for BusyTime {
+    fn see(&mut self, world: &World, period: Duration) {
+        let mut threads = world.processes.values().flat_map(|process| process.threads.values());
+        self.0 += if threads.any(|thread| thread.is_busy) { period } else { Duration::ZERO };
+    }
+}
+
+#[test]
+fn an_observer_sees_what_runs_whenever_time_passes() {
+    let mut world = World::new(&set("0-7"));
+    let observer = Arc::new(Mutex::new(BusyTime::default()));
+    world.observer = Some(observer.clone());
+    let set_busy = |world: &mut World, is_busy: bool| {
+        let init = world.processes.get_mut(&Pid(1)).unwrap();
+        init.threads.values_mut().for_each(|thread| thread.is_busy = is_busy);
+    };
+    world.advance(5);
+    set_busy(&mut world, true);
+    world.advance(7);
+    set_busy(&mut world, false);
+    world.advance(11);
+    assert_eq!(observer.lock().unwrap().0, Duration::from_nanos(7));
+}

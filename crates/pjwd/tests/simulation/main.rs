@@ -161,6 +161,9 @@ const FAILED_ONCE_WITH_LENDING: [u64; 18] = [
 /// The same for the runs with lending and the monitor of lent PUs.
 const FAILED_ONCE_WITH_MONITOR: [u64; 1] = [162];
 
+/// The same for the runs with lending on cgroup v1.
+const FAILED_ONCE_ON_CGROUP_V1: [u64; 2] = [1_008_313_618, 1_008_313_987];
+
 /// The seeds of this day, by the system's clock in UTC.
 fn seeds_of_the_day() -> std::ops::Range<u64> {
     let since = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("a clock behind 1970");
@@ -271,4 +274,5 @@ fn seeds_that_failed_once_pass() {
     run_all(&FAILED_ONCE, None, "seeds_that_failed_once_pass");
     run_all(&FAILED_ONCE_WITH_LENDING, Some(Machine::WithoutMonitor), "seeds_that_failed_once_pass");
     run_all(&FAILED_ONCE_WITH_MONITOR, Some(Machine::WithMonitor), "seeds_that_failed_once_pass");
+    run_all(&FAILED_ONCE_ON_CGROUP_V1, Some(Machine::CgroupV1), "seeds_that_failed_once_pass");
 }

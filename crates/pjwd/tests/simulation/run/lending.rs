@@ -16,7 +16,7 @@ use pjw_core::job::{JobId, PriorityClass};
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::time::Nanos;
 use pjw_sim::seed::RandomStream;
-use pjw_sim::world::SimProcess;
+use pjw_sim::world::{SimProcess, TimeObserver};
 use pjwd::run::owner_samples::OwnerCpuSampler;
 use pjwd::run::triggers::CycleTriggers;
 
@@ -191,14 +191,20 @@ impl Run {
 
     fn advance_to(&mut self, at: u64) {
         let left = at.saturating_sub(self.now());
-        self.monitor_lent_cpus(Duration::from_nanos(left));
         self.world.borrow_mut().advance(left);
     }
 
-    /// The monitor sees what runs on the lent PUs for this time from now on.
-    fn monitor_lent_cpus(&self, period: Duration) {
+    /// The monitor of lent PUs sees all time that passes on the machine from now on.
+    pub(super) fn watch_time(&self) {
+        let monitored = self.lending.as_ref().and_then(|lending| lending.monitored.clone());
+        self.world.borrow_mut().observer =
+            monitored.map(|monitored| monitored as Arc<Mutex<dyn TimeObserver>>);
+    }
+
+    /// Threads begin or cease to run: the monitor reports at once what runs on the lent PUs now.
+    fn show_change_of_threads(&self) {
         if let Some(monitored) = self.lending.as_ref().and_then(|lending| lending.monitored.as_ref()) {
-            monitored.lock().unwrap().see(&self.world.borrow(), period);
+            monitored.lock().unwrap().see(&self.world.borrow(), Duration::ZERO);
         }
     }
 
@@ -349,7 +355,7 @@ impl Run {
             threads.for_each(|thread| thread.is_busy = is_busy);
         }
         drop(world);
-        self.monitor_lent_cpus(Duration::ZERO);
+        self.show_change_of_threads();
     }
 
     /// A command of a run with lending: jobs have classes, and say how many cores they want.

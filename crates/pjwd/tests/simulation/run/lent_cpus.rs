@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_linux::bpf::{LentCpuMonitorUnavailable, OwnerRunTime};
-use pjw_sim::world::World;
+use pjw_sim::world::{TimeObserver, World};
 use pjwd::run::owner_samples::LentCpuWatch;
 
 /// What the program in the kernel has seen since the daemon started.
@@ -34,22 +34,13 @@ impl SimLentCpus {
         !self.unread.is_empty()
     }
 
-    /// The threads of the machine run for this time, on the PUs that are lent now.
-    pub fn see(&mut self, world: &World, period: Duration) {
-        self.running = self.pus_with_owner(world);
-        for pu in self.running.iter() {
-            *self.run_times.entry(pu).or_default() += period;
-            if !self.reported.contains(pu) {
-                self.reported.insert(pu);
-                self.unread.insert(pu);
-            }
-        }
-    }
-
     /// The lent PUs that run a thread which counts as their owner's: it is not at idle priority, and has no more PUs than the
     /// owner.
     fn pus_with_owner(&self, world: &World) -> CpuSet {
         let (mut threads_on, mut found) = (BTreeMap::<Pu, u32>::new(), CpuSet::new());
+        if self.lent.is_empty() {
+            return found;
+        }
         let counts = |pu: Pu, mask: &CpuSet| {
             self.lent.get(&pu).is_some_and(|&owner_pus| mask.len() <= owner_pus as usize)
         };
@@ -71,6 +62,19 @@ impl SimLentCpus {
             }
         }
         found
+    }
+}
+
+impl TimeObserver for SimLentCpus {
+    fn see(&mut self, world: &World, period: Duration) {
+        self.running = self.pus_with_owner(world);
+        for pu in self.running.iter() {
+            *self.run_times.entry(pu).or_default() += period;
+            if !self.reported.contains(pu) {
+                self.reported.insert(pu);
+                self.unread.insert(pu);
+            }
+        }
     }
 }
 

@@ -182,6 +182,7 @@ impl Run {
         self.print(|| format!("{:?} {:?}", self.policy.cpuset_support, self.policy.enforcement));
         self.print(|| format!("{:?}", self.policy.lending));
         self.restart_fork_tracking();
+        self.watch_time();
         for step in 0..STEPS {
             for _ in 0..self.random.random_below(6) {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
@@ -309,6 +310,7 @@ impl Run {
         if let Some(lending) = &mut self.lending {
             lending.restart();
         }
+        self.watch_time();
         self.triggers = CycleTriggers::default();
         self.triggers.full_scan_due = true;
     }
