@@ -73,6 +73,8 @@ pub struct OwnerCpuSampler {
     reported: CpuSet,
     /// For each lent PU, what the monitor returned at the last sample ([`LentCpuWatch::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
+    /// The time at which the monitor began to measure each lent PU.
+    measured_since: BTreeMap<Pu, Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -240,7 +242,11 @@ impl OwnerCpuSampler {
             return;
         }
         if let Err(error) = monitor.set_lent_pus(lent) {
-            self.set_unavailable(&error, now);
+            return self.set_unavailable(&error, now);
+        }
+        self.measured_since.retain(|pu, _| lent.contains_key(pu));
+        for &pu in lent.keys() {
+            self.measured_since.entry(pu).or_insert(now);
         }
     }
 
@@ -338,6 +344,7 @@ impl OwnerCpuSampler {
             info!("owners of lent cores are sampled each 2 ms, because BPF can't report them: {why}");
         }
         self.monitor = Monitor::Unavailable { why, since: now };
+        self.measured_since.clear();
     }
 
     /// Returns for each monitored PU what threads of the owner ran there since the last call.
@@ -383,7 +390,7 @@ impl OwnerCpuSampler {
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
-            let lent = lent_cores(state, &grant.cpus, &run_times);
+            let lent = self.lent_cores(state, &grant.cpus, &run_times, (now, period.unwrap_or_default()));
             let has_smt = grant.cpus.len() > core_count as usize;
             let is_new = !self.owners.contains_key(&id);
             let owner = self.owners.entry(id.clone()).or_default();
@@ -412,6 +419,28 @@ impl OwnerCpuSampler {
         }
         shows_demand
     }
+
+    /// The lent cores of a grant that the monitor measures, in a sample at `now` that covers `period`.
+    fn lent_cores(
+        &self,
+        state: &WardenState,
+        grant: &CpuSet,
+        run_times: &BTreeMap<Pu, OwnerRunTime>,
+        (now, period): (Instant, Duration),
+    ) -> Vec<LentCoreSample> {
+        let mut cores: BTreeMap<Pu, LentCoreSample> = BTreeMap::new();
+        for seen in run_times.values().filter(|seen| grant.contains(seen.pu)) {
+            let first = state.topology.core_cpus(seen.pu).first().unwrap_or(seen.pu);
+            let since = self.measured_since.get(&seen.pu);
+            let measured = since.map_or(period, |&since| now.saturating_duration_since(since));
+            let period = measured.min(period);
+            let empty = || LentCoreSample { core: CpuSet::new(), period, cpu_time: Duration::ZERO };
+            let sample = cores.entry(first).or_insert_with(empty);
+            sample.core.insert(seen.pu);
+            sample.cpu_time += seen.run_time;
+        }
+        cores.into_values().collect()
+    }
 }
 
 /// The number of cores that those threads of an owner want that wait for other programs, as of the last scan. The owner has the
@@ -429,23 +458,6 @@ fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, own_cpus: &CpuS
 /// If the program can't be used on this machine. The error names the reason.
 pub(super) fn load_lent_cpu_monitor() -> Result<Box<dyn LentCpuWatch>, LentCpuMonitorUnavailable> {
     Ok(Box::new(LentCpuMonitor::new()?))
-}
-
-/// The lent cores of a grant that the monitor measures.
-fn lent_cores(
-    state: &WardenState,
-    grant: &CpuSet,
-    run_times: &BTreeMap<Pu, OwnerRunTime>,
-) -> Vec<LentCoreSample> {
-    let mut cores: BTreeMap<Pu, LentCoreSample> = BTreeMap::new();
-    for seen in run_times.values().filter(|seen| grant.contains(seen.pu)) {
-        let first = state.topology.core_cpus(seen.pu).first().unwrap_or(seen.pu);
-        let empty = || LentCoreSample { core: CpuSet::new(), cpu_time: Duration::ZERO };
-        let sample = cores.entry(first).or_insert_with(empty);
-        sample.core.insert(seen.pu);
-        sample.cpu_time += seen.run_time;
-    }
-    cores.into_values().collect()
 }
 
 #[cfg(test)]

@@ -36,9 +36,9 @@ fn a_process_that_was_just_assigned_or_left_its_mask_gets_its_core_back_by_its_c
     web_uses(&mut m, 0, 3);
     assert_eq!(lent(&m), "2-5");
     let mut core_use = CoreUse::default();
-    let not_counted = |core: &str| LentCoreSample { core: set(core), cpu_time: Duration::ZERO };
-    let lent_cores = ["2", "3", "4", "5"].map(not_counted);
     let period = Duration::from_millis(10);
+    let not_counted = |core: &str| LentCoreSample { core: set(core), period, cpu_time: Duration::ZERO };
+    let lent_cores = ["2", "3", "4", "5"].map(not_counted);
     let sample = OwnerCpuSample { period, cpu_time: 3 * period, lent: &lent_cores, has_smt: false };
     let (used, runs_on) = core_use.add(&sample);
     assert_eq!((used, runs_on), (3, set("")));
@@ -47,4 +47,46 @@ fn a_process_that_was_just_assigned_or_left_its_mask_gets_its_core_back_by_its_c
     assert!(would_change_loans(&m.state, &m.policy, now));
     m.settle();
     assert_eq!(lent(&m), "2-3", "three in use and one as a buffer");
+}
+
+/// The sample before the lending is older than the lending, so the monitor has measured the lent cores for a part of the time.
+#[test]
+fn a_core_that_was_lent_since_the_last_sample_comes_back_if_the_owner_has_run_there_ever_since() {
+    let ms = Duration::from_millis;
+    let used_in = |lent_for: Duration, ran_for: Duration, before: &[(Duration, Duration)]| {
+        let mut core_use = CoreUse::default();
+        for &(period, cpu_time) in before {
+            core_use.add(&OwnerCpuSample { period, cpu_time, lent: &[], has_smt: false });
+        }
+        let core = |core: &str| LentCoreSample { core: set(core), period: lent_for, cpu_time: ran_for };
+        let (period, cpu_time) = (ms(100), 2 * ran_for);
+        core_use.add(&OwnerCpuSample { period, cpu_time, lent: &["2", "3"].map(core), has_smt: false })
+    };
+    assert_eq!(used_in(ms(10), ms(10), &[]), (2, set("2-3")), "an idle owner");
+    assert_eq!(used_in(ms(10), ms(8), &[]), (0, set("")), "it leaves gaps");
+    assert_eq!(used_in(ms(5), Duration::from_micros(1400), &[]), (2, set("2-3")), "a short time");
+    assert_eq!(used_in(ms(5), Duration::from_micros(1200), &[]), (0, set("")), "work that is over");
+    let busy = [(ms(100), ms(50)); 3];
+    assert_eq!(used_in(ms(10), ms(10), &busy), (2, set("2-3")), "an owner that was not idle before");
+    assert_eq!(used_in(ms(5), ms(5), &busy), (0, set("")), "too short to tell a demand that lasts");
+}
+
+#[test]
+fn short_samples_are_joined_for_each_lent_core_from_the_time_at_which_it_was_lent() {
+    let ms = Duration::from_millis;
+    let mut core_use = CoreUse::default();
+    for _ in 0..3 {
+        core_use.add(&OwnerCpuSample { period: ms(100), cpu_time: ms(50), lent: &[], has_smt: false });
+    }
+    let mut add = |period: Duration, lent: &[(&str, Duration)]| {
+        let core =
+            |&(core, period): &(&str, Duration)| LentCoreSample { core: set(core), period, cpu_time: period };
+        let lent: Vec<LentCoreSample> = lent.iter().map(core).collect();
+        let cpu_time = lent.iter().map(|core| core.cpu_time).sum();
+        core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false })
+    };
+    assert_eq!(add(ms(8), &[("2", ms(8))]), (0, set("")));
+    assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(1))]), (1, set("2")), "core 3 was measured for 1 ms");
+    assert_eq!(add(ms(8), &[("2", ms(8)), ("3", ms(8))]), (1, set("2")));
+    assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(2))]), (2, set("2-3")));
 }

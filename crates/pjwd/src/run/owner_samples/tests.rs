@@ -174,3 +174,60 @@ fn an_owner_that_shares_its_core_with_another_program_uses_the_core_although_it_
         "it sleeps since the last scan"
     );
 }
+
+/// A monitor that has seen the owner run on each lent PU for 10 ms, up to now.
+#[derive(Debug, Default)]
+struct TenMilliseconds(BTreeMap<Pu, u32>);
+
+impl LentCpuWatch for TenMilliseconds {
+    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+        self.0.clone_from(lent);
+        Ok(())
+    }
+
+    fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
+        &self.0
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn take_reported_pus(&mut self) -> CpuSet {
+        CpuSet::new()
+    }
+
+    fn report_again(&mut self, _cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+        Ok(())
+    }
+
+    fn owner_run_times(&self) -> Vec<OwnerRunTime> {
+        let seen = |&pu: &Pu| OwnerRunTime { pu, run_time: 10 * MS, is_running: true };
+        self.0.keys().map(seen).collect()
+    }
+}
+
+/// The number of cores that an owner is found to use in a sample 100 ms after the one before. The owner has run for the last
+/// 10 ms, on a core that was lent for this time.
+fn used_of_a_core_that_was_lent_for(lent_for: Duration) -> Option<u32> {
+    let begin = Instant::now();
+    let mut state = state_with_owner(0, 0);
+    let mut sampler = OwnerCpuSampler::with_monitor(Some(Box::new(TenMilliseconds::default())));
+    for (sample, cpu_time) in (0..).zip([Duration::ZERO, Duration::ZERO, 10 * MS]) {
+        let passed = 100 * MS * sample;
+        let now = (begin + passed, Nanos(u64::try_from(passed.as_nanos()).unwrap()));
+        sampler.next = Some(now.0);
+        sampler.measure_if_due(&mut state, &lending_policy(), now, |_| Some(cpu_time));
+        sampler.set_lent_pus(&BTreeMap::new(), now.0);
+        if sample == 1 {
+            sampler.set_lent_pus(&[(Pu(1), 2)].into(), now.0 + 100 * MS - lent_for);
+        }
+    }
+    state.lending.owner_state(&job("web"))?.used_core_count()
+}
+
+#[test]
+fn the_use_of_a_lent_core_counts_by_the_time_since_the_core_was_lent() {
+    assert_eq!(used_of_a_core_that_was_lent_for(10 * MS), Some(1));
+    assert_eq!(used_of_a_core_that_was_lent_for(50 * MS), Some(0), "the core was idle for 40 ms of these");
+}
