@@ -20,7 +20,7 @@ use pjw_sim::world::{SimProcess, TimeObserver};
 use pjwd::run::owner_samples::OwnerCpuSampler;
 use pjwd::run::triggers::CycleTriggers;
 
-use super::lent_cpus::{SimLentCpus, SimMonitor};
+use super::lent_cpus::{LentCpuUse, SimLentCpus, SimMonitor};
 use super::{ROOT, Run};
 
 const SECOND: u64 = 1_000_000_000;
@@ -43,17 +43,31 @@ pub enum Machine {
     CgroupV1,
 }
 
-/// The CPU time of each owner's processes since their start, in ns, at the time of a sample.
-struct CpuTimes {
+/// What is known at the time of a sample.
+struct Reading {
     at: Nanos,
-    of: BTreeMap<ProcessId, (JobId, u64)>,
+    /// The CPU time of each owner's processes since their start, in ns.
+    cpu_times: BTreeMap<ProcessId, (JobId, u64)>,
+    /// The use of each lent PU since it was lent. Empty without a monitor.
+    lent: BTreeMap<Pu, LentCpuUse>,
 }
 
-/// The time between two samples, in ns, and the number of cores that each owner used in it.
+/// What each owner used between two samples.
 #[derive(Debug)]
 struct Span {
+    /// The time between the samples, in ns.
     length: u64,
-    used: BTreeMap<JobId, u32>,
+    used: BTreeMap<JobId, Use>,
+}
+
+/// What an owner used between two samples.
+#[derive(Debug, Clone, Default)]
+struct Use {
+    /// The use of its cores that are not measured one by one, as if it were on as few cores as possible.
+    elsewhere: u32,
+    /// Its lent cores that the monitor measures, each with the time for which it was lent, and whether the owner ran
+    /// there all this time. The key is the first PU of the core.
+    lent: BTreeMap<Pu, (Duration, bool)>,
 }
 
 /// What a run with lending has in addition.
@@ -65,7 +79,7 @@ pub struct Lending {
     monitored: Option<Arc<Mutex<SimLentCpus>>>,
     /// The start of the world's clock, on the clock of the samples.
     begin: Instant,
-    last: Option<CpuTimes>,
+    last: Option<Reading>,
     /// The last times between two samples, oldest first.
     spans: VecDeque<Span>,
     /// Whether the use of owners changes at random.
@@ -118,10 +132,10 @@ impl Lending {
         self.monitored.as_ref().is_some_and(|monitored| monitored.lock().unwrap().has_report())
     }
 
-    /// Adds the time since the last sample. Returns what each owner used in all of the last samples that cover
-    /// [`Lending::checked_period`], or nothing if there are not so many yet.
+    /// Adds the time since the last sample. Returns the number of cores that each owner used in all of the last samples that
+    /// cover [`Lending::checked_period`], or nothing if there are not so many yet.
     fn add_span(&mut self, span: Span) -> BTreeMap<JobId, u32> {
-        let (period, last) = (self.checked_period(), span.used.clone());
+        let (period, owners) = (self.checked_period(), span.used.keys().cloned().collect::<Vec<_>>());
         if self.machine == Machine::WithoutMonitor {
             // The daemon judges each sample by itself.
             self.spans.clear();
@@ -134,9 +148,27 @@ impl Lending {
         if length(&self.spans) < period {
             return BTreeMap::new();
         }
-        let used_in = |span: &Span, owner: &JobId| span.used.get(owner).copied().unwrap_or(0);
-        let least = |owner: &JobId| self.spans.iter().map(|span| used_in(span, owner)).min().unwrap_or(0);
-        last.into_keys().map(|owner| (owner.clone(), least(&owner))).collect()
+        owners.into_iter().map(|owner| (owner.clone(), self.used_in_all_spans(&owner))).collect()
+    }
+
+    /// The number of cores that the owner used in all spans. A core counts that is lent now and is measured by the monitor, if it
+    /// was lent for the last [`Lending::checked_period`] or longer, and the owner ran there all the time. The use of the other
+    /// cores counts together: docs/lending.md, "When a core is lent, and when it comes back".
+    fn used_in_all_spans(&self, owner: &JobId) -> u32 {
+        let none = Use::default();
+        let uses: Vec<&Use> =
+            self.spans.iter().rev().map(|span| span.used.get(owner).unwrap_or(&none)).collect();
+        let elsewhere = uses.iter().map(|used| used.elsewhere).min().unwrap_or(0);
+        let period = Duration::from_nanos(self.checked_period());
+        let is_in_use = |core: &Pu| {
+            // A core that came back in between was lent anew.
+            let lent = uses.iter().map_while(|used| used.lent.get(core));
+            let (lent_for, is_used) =
+                lent.fold((Duration::ZERO, true), |all, core| (all.0 + core.0, all.1 && core.1));
+            is_used && lent_for >= period
+        };
+        let lent_now = uses.first().into_iter().flat_map(|used| used.lent.keys());
+        elsewhere + u32::try_from(lent_now.filter(|core| is_in_use(core)).count()).unwrap()
     }
 
     /// The shortest time over which the use of an owner is checked. Where short samples are judged together, or follow a
@@ -263,33 +295,65 @@ impl Run {
         self.check_owners_are_served(&used);
     }
 
-    /// The number of cores that each owner has used all the time for [`Lending::checked_period`]: a core that is used for a part
-    /// of it counts only by the average. Called with each sample. Only processes count that were members of the owner in two
-    /// samples.
+    /// The number of cores that each owner has used all the time for [`Lending::checked_period`]: cores that are used for a part
+    /// of it count only by the average of those that are not measured one by one. Called with each sample. Only processes count
+    /// that were members of the owner in two samples.
     fn lasting_use(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
-        let state = self.warden.state();
-        let world = self.world.borrow();
-        let members = state.jobs.guaranteed_jobs().flat_map(|owner| state.members_of(&owner.id));
-        let present: BTreeMap<ProcessId, (JobId, u64)> = members
-            .filter_map(|member| {
-                let process = world.processes.get(&member.id.pid)?;
-                Some((member.id, (member.job.clone(), process.run_ns())))
-            })
-            .collect();
-        drop(world);
+        let reading = self.reading(now);
         let Some(lending) = &mut self.lending else { return BTreeMap::new() };
-        let last = lending.last.replace(CpuTimes { at: now, of: present.clone() });
-        let Some(last) = last.filter(|last| last.at < now) else { return BTreeMap::new() };
-        let length = now.0 - last.at.0;
+        let last = lending.last.take().filter(|last| last.at < now);
+        let span = last.map(|last| self.span(&last, &reading));
+        let Some(lending) = &mut self.lending else { return BTreeMap::new() };
+        lending.last = Some(reading);
+        span.map(|span| lending.add_span(span)).unwrap_or_default()
+    }
+
+    fn reading(&self, at: Nanos) -> Reading {
+        let (state, world) = (self.warden.state(), self.world.borrow());
+        let members = state.jobs.guaranteed_jobs().flat_map(|owner| state.members_of(&owner.id));
+        let cpu_times = members.filter_map(|member| {
+            let process = world.processes.get(&member.id.pid)?;
+            Some((member.id, (member.job.clone(), process.run_ns())))
+        });
+        let monitored = self.lending.as_ref().and_then(|lending| lending.monitored.as_ref());
+        let lent = monitored.map(|monitored| monitored.lock().unwrap().uses().clone()).unwrap_or_default();
+        Reading { at, cpu_times: cpu_times.collect(), lent }
+    }
+
+    /// What the owners used between two readings.
+    fn span(&self, last: &Reading, now: &Reading) -> Span {
+        let length = now.at.0 - last.at.0;
         let mut cpu_times: BTreeMap<JobId, u64> = BTreeMap::new();
-        for (id, (job, run_ns)) in present {
-            if let Some((_, run_before)) = last.of.get(&id).filter(|(owner, _)| *owner == job) {
-                *cpu_times.entry(job).or_default() += run_ns.saturating_sub(*run_before);
+        for (id, (job, run_ns)) in &now.cpu_times {
+            if let Some((_, run_before)) = last.cpu_times.get(id).filter(|(owner, _)| owner == job) {
+                *cpu_times.entry(job.clone()).or_default() += run_ns.saturating_sub(*run_before);
             }
         }
-        let cores = |cpu_time: u64| u32::try_from((cpu_time * 100 / length + 1) / 100).unwrap();
-        let used = cpu_times.into_iter().map(|(job, cpu_time)| (job, cores(cpu_time))).collect();
-        lending.add_span(Span { length, used })
+        let used = cpu_times.into_iter().map(|(job, cpu_time)| {
+            let cores = self.lent_core_uses(&job, last, now);
+            let ran_for: Duration = cores.values().map(|core| core.ran_for).sum();
+            let elsewhere = cpu_time.saturating_sub(u64::try_from(ran_for.as_nanos()).unwrap());
+            let elsewhere = u32::try_from((elsewhere * 100 / length + 1) / 100).unwrap();
+            let is_used = |core: &LentCpuUse| core.ran_for * 100 >= core.lent_for * 99;
+            let lent = cores.into_iter().map(|(first, core)| (first, (core.lent_for, is_used(&core))));
+            (job, Use { elsewhere, lent: lent.collect() })
+        });
+        Span { length, used: used.collect() }
+    }
+
+    /// The use of each lent core of the owner between two readings. The key is the first PU of the core.
+    fn lent_core_uses(&self, owner: &JobId, last: &Reading, now: &Reading) -> BTreeMap<Pu, LentCpuUse> {
+        let own = self.warden.state().pool.pus_of(owner);
+        let mut cores: BTreeMap<Pu, LentCpuUse> = BTreeMap::new();
+        for (&pu, present) in now.lent.iter().filter(|(pu, _)| own.contains(**pu)) {
+            // A PU that was lent anew counts from zero.
+            let before = last.lent.get(&pu).filter(|before| before.lent_for <= present.lent_for);
+            let before = before.copied().unwrap_or_default();
+            let core = cores.entry(self.topology.core_cpus(pu).first().unwrap_or(pu)).or_default();
+            core.lent_for = core.lent_for.max(present.lent_for - before.lent_for);
+            core.ran_for += present.ran_for.saturating_sub(before.ran_for);
+        }
+        cores
     }
 
     /// No owner waits for a borrower: after a sample, at most those cores of an owner are lent that it left idle, without the

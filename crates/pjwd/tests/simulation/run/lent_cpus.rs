@@ -26,12 +26,28 @@ pub struct SimLentCpus {
     reported: CpuSet,
     /// The reports that the daemon has not read.
     unread: CpuSet,
+    /// The use of each lent PU since it was lent. The daemon does not see it.
+    uses: BTreeMap<Pu, LentCpuUse>,
+}
+
+/// How an owner uses a PU that it lends.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct LentCpuUse {
+    /// The time since the PU was lent.
+    pub lent_for: Duration,
+    /// The time for which threads of the owner have run on the PU since then.
+    pub ran_for: Duration,
 }
 
 impl SimLentCpus {
     /// Whether the daemon has a report to read.
     pub fn has_report(&self) -> bool {
         !self.unread.is_empty()
+    }
+
+    /// The use of each lent PU since it was lent.
+    pub fn uses(&self) -> &BTreeMap<Pu, LentCpuUse> {
+        &self.uses
     }
 
     /// The lent PUs that run a thread which counts as their owner's: it is not at idle priority, and has no more PUs than the
@@ -68,6 +84,10 @@ impl SimLentCpus {
 impl TimeObserver for SimLentCpus {
     fn see(&mut self, world: &World, period: Duration) {
         self.running = self.pus_with_owner(world);
+        for (&pu, lent) in &mut self.uses {
+            lent.lent_for += period;
+            lent.ran_for += if self.running.contains(pu) { period } else { Duration::ZERO };
+        }
         for pu in self.running.iter() {
             *self.run_times.entry(pu).or_default() += period;
             if !self.reported.contains(pu) {
@@ -107,6 +127,7 @@ impl LentCpuWatch for SimMonitor {
         seen.unread = seen.unread.iter().filter(|&pu| stays(pu)).collect();
         seen.running = seen.running.iter().filter(|&pu| stays(pu)).collect();
         seen.run_times = lent.keys().map(run_time).collect();
+        seen.uses = lent.keys().map(|pu| (*pu, seen.uses.get(pu).copied().unwrap_or_default())).collect();
         seen.lent.clone_from(lent);
         drop(guard);
         self.lent.clone_from(lent);
