@@ -159,7 +159,8 @@ const FAILED_ONCE_WITH_LENDING: [u64; 18] = [
 ];
 
 /// The same for the runs with lending and the monitor of lent PUs.
-const FAILED_ONCE_WITH_MONITOR: [u64; 5] = [162, 1_008_313_785, 1_008_314_583, 1_008_314_740, 1_008_315_676];
+const FAILED_ONCE_WITH_MONITOR: [u64; 7] =
+    [162, 1_008_313_785, 1_008_314_583, 1_008_314_740, 1_008_315_676, 2_001_010, 2_002_475];
 
 /// The same for the runs with lending on cgroup v1.
 const FAILED_ONCE_ON_CGROUP_V1: [u64; 5] =

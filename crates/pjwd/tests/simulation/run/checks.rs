@@ -150,6 +150,29 @@ impl Run {
     /// A thread in a job cpuset that requests every PU is reported once, whether a scan reads it or not. No other thread is
     /// reported.
     pub(super) fn check_affinity_attempts(&mut self) {
+        for full in [false, true] {
+            // Not all attempts of one minute are reported.
+            self.world.borrow_mut().advance(60_000_000_000);
+            let requesters = self.threads_bound_by_cpusets();
+            for &(pid, tid) in &requesters {
+                self.world.borrow_mut().request_and_restore_mask(pid, tid);
+                self.world.borrow_mut().request_and_restore_mask(pid, tid);
+            }
+            self.run_cycle(full, &[]).expect("no kills any more");
+            let violations = self.events.iter().filter(|event| event.kind == EventKind::Violation);
+            let mut reported: Vec<_> = violations.filter_map(|event| event.pid.zip(event.tid)).collect();
+            reported.sort_unstable();
+            assert_eq!(reported, requesters);
+            self.run_cycle(full, &[]).expect("no kills any more");
+            assert!(self.events.iter().all(|event| event.kind != EventKind::Violation), "{:?}", self.events);
+            self.totals.attempts += requesters.len();
+        }
+    }
+
+    /// A thread of each process that the cpuset of its job keeps on a part of the online PUs now. Of each job, at most as many as
+    /// are reported in a minute. A borrower that can borrow no core, and can be neither squeezed nor frozen, has no cpuset
+    /// until it borrows a core again.
+    fn threads_bound_by_cpusets(&self) -> Vec<(Pid, Tid)> {
         let state = self.warden.state();
         let bounded = |job: &JobId| {
             let job = state.jobs.get(job).filter(|job| !job.was_released);
@@ -166,25 +189,7 @@ impl Run {
             *number += 1;
             *number <= MOST_REPORTED_PER_MINUTE
         });
-        let requesters: Vec<(Pid, Tid)> = requesters
-            .map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread")))
-            .collect();
-        for full in [false, true] {
-            // Not all attempts of one minute are reported.
-            self.world.borrow_mut().advance(60_000_000_000);
-            for &(pid, tid) in &requesters {
-                self.world.borrow_mut().request_and_restore_mask(pid, tid);
-                self.world.borrow_mut().request_and_restore_mask(pid, tid);
-            }
-            self.run_cycle(full, &[]).expect("no kills any more");
-            let violations = self.events.iter().filter(|event| event.kind == EventKind::Violation);
-            let mut reported: Vec<_> = violations.filter_map(|event| event.pid.zip(event.tid)).collect();
-            reported.sort_unstable();
-            assert_eq!(reported, requesters);
-            self.run_cycle(full, &[]).expect("no kills any more");
-            assert!(self.events.iter().all(|event| event.kind != EventKind::Violation), "{:?}", self.events);
-        }
-        self.totals.attempts += requesters.len();
+        requesters.map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread"))).collect()
     }
 
     /// Unassigned processes of users with several jobs may not run on the cores that jobs own, if there are other cores.
