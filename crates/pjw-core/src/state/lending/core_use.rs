@@ -115,6 +115,13 @@ impl Held {
             }
         }
     }
+
+    /// What was held of a core. It has no length if the core was lent later.
+    fn of_core(&self, core: &CpuSet) -> LentCoreSample {
+        let held = core.first().and_then(|first| self.lent.get(&first).copied());
+        let Span { period, cpu_time } = held.unwrap_or_default();
+        LentCoreSample { core: core.clone(), period, cpu_time }
+    }
 }
 
 /// Consecutive samples: the time that they cover, and the CPU time that the owner used in it.
@@ -172,27 +179,25 @@ impl CoreUse {
     ///   tick (mostly every 4 ms).
     ///
     /// If the owner is not waking up, measurements of less than 10 ms are joined until they cover 10 ms. Until then
-    /// the function returns the previous result.
+    /// the function returns the previous result. A longer measurement is judged by itself.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
-        if self.busy_for > WAKE_UP_TIME {
+        let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
+        if is_short {
             self.held.add(sample);
             if self.held.span.period < LONG_SAMPLE {
                 return self.verdict.clone();
             }
         }
-        let Held { span, lent } = core::mem::take(&mut self.held);
-        self.verdict = if span.period > sample.period {
-            let joined = |sample: &LentCoreSample| {
-                let held = sample.core.first().and_then(|first| lent.get(&first).copied());
-                let Span { period, cpu_time } = held.unwrap_or_default();
-                LentCoreSample { core: sample.core.clone(), period, cpu_time }
-            };
-            let lent: Vec<LentCoreSample> = sample.lent.iter().map(joined).collect();
-            let Span { period, cpu_time } = span;
-            self.judge(&OwnerCpuSample { period, cpu_time, lent: &lent, ..*sample })
-        } else {
-            self.judge(sample)
-        };
+        let held = core::mem::take(&mut self.held);
+        if !held.span.period.is_zero() {
+            let lent: Vec<LentCoreSample> = sample.lent.iter().map(|now| held.of_core(&now.core)).collect();
+            let Span { period, cpu_time } = held.span;
+            self.verdict = self.judge(&OwnerCpuSample { period, cpu_time, lent: &lent, ..*sample });
+        }
+        if !is_short {
+            // A long sample is judged by itself. What was held before it counts only in the averages.
+            self.verdict = self.judge(sample);
+        }
         self.verdict.clone()
     }
 

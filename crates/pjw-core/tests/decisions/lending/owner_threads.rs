@@ -90,3 +90,21 @@ fn short_samples_are_joined_for_each_lent_core_from_the_time_at_which_it_was_len
     assert_eq!(add(ms(8), &[("2", ms(8)), ("3", ms(8))]), (1, set("2")));
     assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(2))]), (2, set("2-3")));
 }
+
+#[test]
+fn a_long_sample_is_judged_by_itself_whatever_the_short_ones_before_it_show() {
+    let ms = Duration::from_millis;
+    let mut core_use = CoreUse::default();
+    let mut add = |period: Duration, cpu_time: Duration| {
+        let lent_use = |core: &str| LentCoreSample { core: set(core), period, cpu_time: cpu_time / 2 };
+        let lent = ["2", "3"].map(lent_use);
+        core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false })
+    };
+    (0..10).for_each(|_| drop(add(ms(10), ms(10))));
+    assert_eq!(add(ms(10), ms(10)), (0, set("")), "half of the time on each core");
+    // Another owner was reported, and the next sample comes after the usual time.
+    (0..3).for_each(|_| assert_eq!(add(ms(2), ms(0)), (0, set(""))));
+    assert_eq!(add(ms(10), ms(20)), (2, set("2-3")));
+    (0..3).for_each(|_| assert_eq!(add(ms(2), ms(4)), (2, set("2-3"))));
+    assert_eq!(add(ms(10), ms(0)), (0, set("")));
+}
