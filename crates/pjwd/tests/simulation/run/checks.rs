@@ -9,6 +9,7 @@ use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_cgroup_within};
 use pjw_core::job::{Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::plan::{MaskOutcome, Plan};
+use pjw_core::state::masks::request::MaskRequest;
 use pjw_sim::world::{ProgramRequest, SimProcess, SimThread, World};
 
 use super::{ROOT, Run};
@@ -306,8 +307,13 @@ impl Run {
                 continue;
             }
             if entry.is_mask_from_program() {
+                // Of a new thread, the entry has all requests of which the thread may have inherited one.
+                let is_right = |request: &MaskRequest| {
+                    request.mask == thread.requested_mask && request.original_mask == thread.original_mask
+                };
                 assert!(
-                    thread.requested_mask == thread.original_mask,
+                    thread.requested_mask == thread.original_mask
+                        || entry.last_request_candidates().any(is_right),
                     "pjw requested {} for thread {} of {}, and the entry says that the program did",
                     thread.requested_mask,
                     id.tid,
