@@ -154,6 +154,10 @@ fn not_lent_text(state: &WardenState, policy: &Policy, owner: &Job) -> String {
     if owner.request.as_ref().is_some_and(|request| request.isolated) {
         return "its cores are an isolated partition: they are not lent".to_owned();
     }
+    let granted = owner.grant.as_ref().map(|grant| &grant.cpus);
+    if granted.is_some_and(|cpus| !cpus.is_empty() && cpus.is_subset(&state.jobs.shared_cpus())) {
+        return "other jobs share its cores: they are not lent".to_owned();
+    }
     if !state.jobs.has_borrowers() {
         return "none of its cores is lent: no job of the class besteffort wants one".to_owned();
     }

@@ -6,6 +6,7 @@ mod idle_priority;
 mod owner_threads;
 mod random_steps;
 mod restarts;
+mod shared_cores;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -222,7 +222,10 @@ fn may_lend(job: &Job) -> Option<&Grant> {
 /// The cores of an owner that stay lent, and those that may be lent in addition.
 fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<Owner> {
     let grant = may_lend(job)?;
-    let cores = whole_cores(&state.topology, &grant.cpus, &state.pool.online_cpus());
+    // Threads of a job that shares a core count as the owner's use of the core, if they are bound to it. The core would be lent
+    // and taken back without end.
+    let own = grant.cpus.difference(&state.jobs.shared_cpus());
+    let cores = whole_cores(&state.topology, &own, &state.pool.online_cpus());
     let core_count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
     let is_lent = |core: &Core| core.iter().any(|pu| state.pool.borrower(pu).is_some());
     let (mut lent, mut idle): (Vec<Core>, Vec<Core>) = cores.into_iter().partition(is_lent);

@@ -167,7 +167,9 @@ impl CoreUse {
     /// - The core was measured for at least 10 ms, and the owner ran there for at least 99 % of this time.
     /// - The core was measured for at least 10 ms, the owner is waking up, and it ran there for at least the minimum
     ///   share of this time.
-    /// - The core was measured for less than 10 ms, the owner is waking up, and it ran there for at least 1.3 ms.
+    /// - The core was measured for less than 10 ms, the owner is waking up, and it ran there for at least 1.3 ms. If `sample`
+    ///   covers at least 10 ms (the core was just lent), the owner must also have run there for three quarters of the
+    ///   measured time, or for the minimum share if that is smaller.
     ///
     /// The CPU time on all other cores counts as if the owner used as few cores as possible. The last of these cores
     /// counts in the first three cases, for the time of `sample`. It also counts if the owner is waking up, `sample`
@@ -220,9 +222,13 @@ impl CoreUse {
             let before = self.lent.get(&first).copied().unwrap_or(0);
             let (core_average, now) = average(before, *cpu_time);
             // A core that was lent since the last sample was not measured for all of this one.
-            let is_in_use_now = match *period >= LONG_SAMPLE {
-                true => share(*cpu_time, *period) >= in_long_sample,
-                false => wakes_up && *cpu_time >= SETTLED,
+            let now_in_period = share(*cpu_time, *period);
+            let is_in_use_now = if *period >= LONG_SAMPLE {
+                now_in_period >= in_long_sample
+            } else {
+                // In a long sample, only a core that was just lent has a short period. Its owner did not begin to run there just now.
+                let is_lasting = !is_long || now_in_period >= in_use.min(IN_USE_FOR_SHORT);
+                wakes_up && *cpu_time >= SETTLED && is_lasting
             };
             if core_average >= in_use || is_in_use_now {
                 runs_on = runs_on.union(core);
@@ -254,6 +260,9 @@ impl CoreUse {
             self.recent.remove(0);
         }
         let all = self.recent.iter().fold(Span::default(), |all, span| all.joined(*span));
+        if all.period.is_zero() {
+            return 0;
+        }
         all.cores_in_use(in_use.min(share(SETTLED, all.period)))
     }
 }

@@ -64,7 +64,12 @@ fn a_core_that_was_lent_since_the_last_sample_comes_back_if_the_owner_has_run_th
     };
     assert_eq!(used_in(ms(10), ms(10), &[]), (2, set("2-3")), "an idle owner");
     assert_eq!(used_in(ms(10), ms(8), &[]), (0, set("")), "it leaves gaps");
-    assert_eq!(used_in(ms(5), Duration::from_micros(1400), &[]), (2, set("2-3")), "a short time");
+    assert_eq!(used_in(ms(5), ms(4), &[]), (2, set("2-3")), "a short time");
+    assert_eq!(
+        used_in(ms(9), Duration::from_micros(1400), &[]),
+        (0, set("")),
+        "a small part of a short time"
+    );
     assert_eq!(used_in(ms(5), Duration::from_micros(1200), &[]), (0, set("")), "work that is over");
     let busy = [(ms(100), ms(50)); 3];
     assert_eq!(used_in(ms(10), ms(10), &busy), (2, set("2-3")), "an owner that was not idle before");

@@ -9,7 +9,7 @@ use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_cgroup_within};
 use pjw_core::job::{Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::plan::{MaskOutcome, Plan};
-use pjw_core::state::masks::request::MaskRequest;
+use pjw_core::state::masks::request::{MaskRequest, MaskWriter};
 use pjw_sim::world::{ProgramRequest, SimProcess, SimThread, World};
 
 use super::{ROOT, Run};
@@ -307,9 +307,11 @@ impl Run {
                 continue;
             }
             if entry.is_mask_from_program() {
-                // Of a new thread, the entry has all requests of which the thread may have inherited one.
+                // A new thread may have inherited any of the requests that its entry has.
                 let is_right = |request: &MaskRequest| {
-                    request.mask == thread.requested_mask && request.original_mask == thread.original_mask
+                    request.writer != MaskWriter::Program
+                        && request.mask == thread.requested_mask
+                        && request.original_mask == thread.original_mask
                 };
                 assert!(
                     thread.requested_mask == thread.original_mask

@@ -187,4 +187,5 @@ fn hot_threads_that_wait_for_other_programs_want_their_cores_whatever_they_get()
 fn a_sample_without_length_counts_nothing() {
     let mut core_use = CoreUse::default();
     assert_eq!(sample(&mut core_use, Duration::ZERO, 100, &[("0", 100)], false), (0, set("")));
+    assert_eq!(sample(&mut core_use, Duration::ZERO, 100, &[], false), (0, set("")));
 }
