@@ -264,18 +264,18 @@ def begins_bare(case):
     return re.search(r"^# without pjw", case.read_text(), re.MULTILINE) is not None
 
 
-def died_of_emulation(results):
+def died_of_emulation(console):
     """Whether the kernel met a breakpoint in its own code that was not there any more: bare.sh tells why. Or whether CPUs
     wait for each other for ever since the kernel changed its own code, which happens when a BPF program is attached: then
     the kernel's own thread for RCU gets no CPU for 20 s and more."""
-    console = results / "console.log"
     text = console.read_bytes() if console.exists() else b""
     # A machine that is only slow has one such line: the kernel writes another a minute later.
     return b"int3: 0000 [#" in text or text.count(b"rcu_preempt kthread starved") > 1
 
 
-def run_case(snapshot, ready, case, again=True):
-    """Whether the case came to its end with ok lines only. What it leaves is in results/debian/CASE."""
+def run_case(snapshot, ready, case, repeats=2):
+    """Whether the case came to its end with ok lines only. What it leaves is in results/debian/CASE. If the emulated kernel
+    stops, the case begins again, at most `repeats` times."""
     results = VM / "results" / "debian" / case.stem
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
@@ -285,8 +285,7 @@ def run_case(snapshot, ready, case, again=True):
         try:
             bare = begins_bare(case)
             with resumed(snapshot if bare else ready, case, results, with_programs=bare) as machine:
-                if again:
-                    machine.agent.stream.has_stopped = lambda: died_of_emulation(results)
+                machine.agent.stream.has_stopped = lambda: died_of_emulation(machine.place / "kernel.log")
                 words = ["bash", f"/cases/{case.name}"]
                 ended = machine.agent.run(words, deadline, out=report, err=stderr.write)
                 if ended == "deadline":
@@ -299,9 +298,9 @@ def run_case(snapshot, ready, case, again=True):
                     bring_out(machine.agent, results)
         except Lost as lost:
             emulated = "-kvm-" not in snapshot.name
-            if again and emulated and report.failed == 0 and died_of_emulation(results):
+            if repeats and emulated and report.failed == 0 and died_of_emulation(results / "console.log"):
                 say(f"{case.stem} begins again: the emulated kernel stopped after a change of its own code")
-                return run_case(snapshot, ready, case, again=False)
+                return run_case(snapshot, ready, case, repeats - 1)
             report.line(f"not ok {case.stem}: the machine was lost: {lost}")
         seconds = time.monotonic() - report.begin
         report.line(f"# debian/{case.stem}: {report.passed} ok, {report.failed} not ok, {seconds:.1f} s")
