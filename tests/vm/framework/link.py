@@ -36,8 +36,9 @@ class Stream:
     def __init__(self, path, deadline):
         self.socket = connect(path, deadline)
         self.ahead = b""
-        # Whether the other end has stopped for good. Asked while no answer comes.
-        self.has_stopped = lambda: False
+        # Whether the other end has stopped for good. Asked while no answer comes, with the seconds of silence.
+        self.has_stopped = lambda silent: False
+        self.heard_at = time.monotonic()
 
     def more(self, until):
         left = until - time.monotonic()
@@ -47,13 +48,14 @@ class Stream:
         try:
             data = self.socket.recv(1 << 16)
         except socket.timeout as error:
-            if self.has_stopped():
+            if self.has_stopped(time.monotonic() - self.heard_at):
                 raise Lost("its kernel has stopped") from error
             return
         except OSError as error:
             raise Lost(str(error)) from error
         if not data:
             raise Lost("QEMU has ended")
+        self.heard_at = time.monotonic()
         self.ahead += data
 
     def exactly(self, length, until):
