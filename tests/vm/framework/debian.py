@@ -32,8 +32,9 @@ CPUS = int(os.environ.get("CPUS", "16"))
 FORM = "-".join(filter(None, ("snapshot", os.environ.get("KERNEL"), str(CPUS))))
 BOOT_DEADLINE = 240
 RESUME_DEADLINE = 30
-# Seconds without a line of a case after which its machine is asked whether its kernel has stopped.
-SILENCE = 45
+# Seconds without a line of a case after which its kernel has stopped: if it says that its CPUs wait for each other, and in any
+# case. No step of a case waits for longer.
+SILENCE, LONG_SILENCE = 45, 200
 CASE_DEADLINE = 240
 TRIES = 3
 
@@ -288,7 +289,9 @@ def run_case(snapshot, ready, case, repeats=4):
             with resumed(snapshot if bare else ready, case, results, with_programs=bare) as machine:
                 # A machine that is only slow may say so too, but does not stay silent.
                 log = machine.place / "kernel.log"
-                machine.agent.stream.has_stopped = lambda silent: silent > SILENCE and died_of_emulation(log)
+                machine.agent.stream.has_stopped = lambda silent: silent > (
+                    SILENCE if died_of_emulation(log) else LONG_SILENCE
+                )
                 words = ["bash", f"/cases/{case.name}"]
                 ended = machine.agent.run(words, deadline, out=report, err=stderr.write)
                 if ended == "deadline":
@@ -301,7 +304,8 @@ def run_case(snapshot, ready, case, repeats=4):
                     bring_out(machine.agent, results)
         except Lost as lost:
             emulated = "-kvm-" not in snapshot.name
-            if repeats and emulated and report.failed == 0 and died_of_emulation(results / "console.log"):
+            has_stopped = "kernel has stopped" in str(lost) or died_of_emulation(results / "console.log")
+            if repeats and emulated and report.failed == 0 and has_stopped:
                 say(f"{case.stem} begins again: the emulated kernel stopped after a change of its own code")
                 return run_case(snapshot, ready, case, repeats - 1)
             report.line(f"not ok {case.stem}: the machine was lost: {lost}")
