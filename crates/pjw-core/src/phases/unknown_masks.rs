@@ -26,7 +26,7 @@ pub(crate) fn begin_search(draft: &mut Draft<'_>) {
         let begun = unknown_masks.begin_search(|| {
             members.values().chain(processes_to_restore.values()).map(|member| member.id).collect()
         });
-        draft.out.records.extend(begun.map(Record::MasksOfUnknownOrigin));
+        draft.out.records.extend(begun.map(Record::UnknownMasks));
     }
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 /// Applies a record to the masks of unknown origin, and adds it to the records for the journal.
 pub(super) fn apply_and_journal(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
     draft.state.unknown_masks.apply_record(record.clone());
-    draft.out.records.push(Record::MasksOfUnknownOrigin(record));
+    draft.out.records.push(Record::UnknownMasks(record));
 }
 
 /// Adds masks of unknown origin to those that the list has of a process.

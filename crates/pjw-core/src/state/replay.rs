@@ -24,7 +24,7 @@ impl WardenState {
         let released = self.released_masks.values().cloned().map(Record::ReleasedMasks);
         let usage = self.usage.records();
         let usage = usage.map(|(job, usage)| Record::Usage { job: job.clone(), usage: Box::new(usage) });
-        let unknown = self.unknown_masks.records().map(Record::MasksOfUnknownOrigin);
+        let unknown = self.unknown_masks.records().map(Record::UnknownMasks);
         jobs.chain(usage)
             .chain(unknown)
             .chain(released)
@@ -100,7 +100,7 @@ impl WardenState {
             Record::ReleaseSettled(job) => {
                 self.released_masks.remove(&job);
             }
-            Record::MasksOfUnknownOrigin(record) => self.unknown_masks.apply_record(record),
+            Record::UnknownMasks(record) => self.unknown_masks.apply_record(record),
             Record::Cpuset(record) => self.cpusets.apply_record(&record, self.topology.cpus(), Nanos(0)),
         }
     }

@@ -253,7 +253,7 @@ pub enum Record {
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),
     /// A record about affinity masks whose origin no other record explains.
-    MasksOfUnknownOrigin(UnknownMaskRecord),
+    UnknownMasks(UnknownMaskRecord),
     /// What a running job has used so far. Written from time to time, so that a restarted daemon knows it.
     Usage {
         /// The id of the job.

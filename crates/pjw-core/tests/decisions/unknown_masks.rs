@@ -87,7 +87,7 @@ fn every_later_daemon_names_the_same_processes_until_their_masks_are_widened() {
     machine.bind(7, 7, "0-7");
     machine.settle();
     assert_eq!(named(&machine), [0; 0]);
-    assert!(machine.state.records().iter().all(|record| !matches!(record, Record::MasksOfUnknownOrigin(_))));
+    assert!(machine.state.records().iter().all(|record| !matches!(record, Record::UnknownMasks(_))));
     machine.bind(7, 7, "0-1");
     restart(&mut machine);
     machine.settle();
@@ -323,9 +323,7 @@ fn a_mask_that_a_cpuset_had_hidden_is_named_after_the_release() {
         machine.bind(7, 7, "0-7");
         machine.settle();
         assert_eq!(named(&machine), [0; 0]);
-        assert!(
-            machine.state.records().iter().all(|record| !matches!(record, Record::MasksOfUnknownOrigin(_)))
-        );
+        assert!(machine.state.records().iter().all(|record| !matches!(record, Record::UnknownMasks(_))));
     }
 }
 
@@ -411,7 +409,7 @@ fn a_daemon_that_is_killed_within_the_search_leaves_the_search_to_the_next_one()
         in_cgroup(machine.spawn(7, 1, USER), "slurm:5", "/slurm/job_5", Some(CpuRequest::Cores(2)));
         machine.settle();
         machine.lose_state();
-        let lost = Record::MasksOfUnknownOrigin(UnknownMaskRecord::RecordsLost);
+        let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
         machine.state.apply_record(lost.clone());
         let first = machine.state.scan_request(true);
         let decision = machine.cycle(&first, &[]);

@@ -19,7 +19,7 @@ fn records_in_another_directory_and_lost_records_are_told_and_those_in_the_same_
         directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
         let (_, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
         let remedies: Vec<String> = warnings.into_iter().map(|warning| warning.remedy).collect();
-        let lost = Record::MasksOfUnknownOrigin(UnknownMaskRecord::RecordsLost);
+        let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
         (recovered.records.contains(&lost), remedies.concat())
     };
     assert_eq!(start("one"), (false, String::new()), "the first start");

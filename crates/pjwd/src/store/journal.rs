@@ -174,7 +174,7 @@ impl FileJournal {
     /// If a file can't be written. The record is in `recovered` nevertheless.
     pub fn begin(&mut self, recovered: &mut RecoveredJournal) -> Result<(), JournalError> {
         if recovered.has_lost_records {
-            let lost = Record::MasksOfUnknownOrigin(UnknownMaskRecord::RecordsLost);
+            let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
             recovered.records.push(lost.clone());
             // Damaged lines are gone from the file by now. A daemon that is killed before the rewrite leaves this record.
             self.append_batch(&[lost])?;

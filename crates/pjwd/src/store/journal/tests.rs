@@ -156,9 +156,15 @@ fn a_removed_or_emptied_file_is_a_loss_of_records_that_stays_in_the_journal() {
         journal.begin(&mut found).unwrap();
         drop(journal);
         let (_, found) = reopen(dir.path());
-        let lost = Record::MasksOfUnknownOrigin(UnknownMaskRecord::RecordsLost);
+        let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
         assert!(!found.has_lost_records && found.records.contains(&lost), "{name}: {found:?}");
     }
+}
+
+#[test]
+fn a_record_about_masks_of_unknown_origin_has_the_name_that_earlier_daemons_wrote() {
+    let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
+    assert_eq!(serde_json::to_string(&lost).unwrap(), r#"{"unknown_masks":"records_lost"}"#);
 }
 
 #[test]
@@ -173,7 +179,7 @@ fn a_loss_stays_in_the_journal_if_the_daemon_ends_before_it_has_written_the_stat
     let (mut journal, mut found) = reopen(dir.path());
     assert!(journal.begin(&mut found).is_err());
     drop(journal);
-    let lost = Record::MasksOfUnknownOrigin(UnknownMaskRecord::RecordsLost);
+    let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
     let (_, found) = reopen(dir.path());
     assert!(!found.has_lost_records && found.records.contains(&lost), "{found:?}");
 }
