@@ -35,6 +35,18 @@ fn an_orphan_counts_by_itself_and_its_earlier_ancestor_is_not_charged_for_it() {
     assert_eq!(seconds(end(&mut machine).usage.cpu_ns), 8);
 }
 
+/// A machine with the shell 10, and jobs of one core each whose process is a child of the shell.
+fn with_jobs_of_a_shell(jobs: &[(u32, &str)]) -> Machine {
+    let mut machine = machine();
+    machine.advance(5 * SECOND);
+    machine.spawn(10, 1, 1001);
+    for &(pid, name) in jobs {
+        machine.spawn(pid, 10, 1001);
+        machine.assign(name, 1, &[pid]).unwrap();
+    }
+    machine
+}
+
 /// A scan of the processes `scanned` and a decision. Process `ending` ends right after the CPU times were read for the first
 /// time, and its parent waits for it.
 fn cycle_with_end_after_first_reading(machine: &mut Machine, scanned: &[u32], ending: u32) {
@@ -57,11 +69,7 @@ fn cycle_with_end_after_first_reading(machine: &mut Machine, scanned: &[u32], en
 
 #[test]
 fn a_process_that_ends_between_the_readings_of_its_parent_and_of_itself_counts_in_full() {
-    let mut machine = machine();
-    machine.advance(5 * SECOND);
-    machine.spawn(10, 1, 1001);
-    machine.spawn(20, 10, 1001);
-    machine.assign("a", 1, &[20]).unwrap();
+    let mut machine = with_jobs_of_a_shell(&[(20, "a")]);
     run(&mut machine, 3, &[20]);
     machine.run(&[20]);
     cycle_with_end_after_first_reading(&mut machine, &[20], 20);
@@ -71,13 +79,7 @@ fn a_process_that_ends_between_the_readings_of_its_parent_and_of_itself_counts_i
 
 #[test]
 fn the_time_of_another_job_that_its_shell_has_just_got_is_not_the_time_of_a_job_that_ends() {
-    let mut machine = machine();
-    machine.advance(5 * SECOND);
-    machine.spawn(10, 1, 1001);
-    for (pid, name) in [(20, "a"), (30, "b")] {
-        machine.spawn(pid, 10, 1001);
-        machine.assign(name, 1, &[pid]).unwrap();
-    }
+    let mut machine = with_jobs_of_a_shell(&[(20, "a"), (30, "b")]);
     run(&mut machine, 6, &[20, 30]);
     machine.run(&[20, 30]);
     // The scan is about job a alone. The shell is read once more because its child 20 has ended, and has waited for 30 too.
@@ -98,11 +100,7 @@ fn the_time_of_another_job_that_its_shell_has_just_got_is_not_the_time_of_a_job_
 
 #[test]
 fn a_child_that_a_scan_is_not_about_counts_once_when_its_parent_has_waited_for_it() {
-    let mut machine = machine();
-    machine.advance(5 * SECOND);
-    machine.spawn(10, 1, 1001);
-    machine.spawn(20, 10, 1001);
-    machine.assign("a", 1, &[20]).unwrap();
+    let mut machine = with_jobs_of_a_shell(&[(20, "a")]);
     machine.spawn(30, 20, 1001);
     machine.spawn(40, 30, 1001);
     machine.settle();
@@ -122,11 +120,7 @@ fn a_child_that_a_scan_is_not_about_counts_once_when_its_parent_has_waited_for_i
 
 #[test]
 fn a_child_counts_once_if_its_parent_was_read_as_a_zombie_and_the_scan_is_not_about_the_child() {
-    let mut machine = machine();
-    machine.advance(5 * SECOND);
-    machine.spawn(10, 1, 1001);
-    machine.spawn(20, 10, 1001);
-    machine.assign("a", 1, &[20]).unwrap();
+    let mut machine = with_jobs_of_a_shell(&[(20, "a")]);
     machine.spawn(30, 20, 1001);
     machine.settle();
     run(&mut machine, 3, &[20, 30]);
@@ -145,11 +139,7 @@ fn a_child_counts_once_if_its_parent_was_read_as_a_zombie_and_the_scan_is_not_ab
 
 #[test]
 fn processes_that_cannot_be_read_for_a_while_go_on_where_they_were() {
-    let mut machine = machine();
-    machine.advance(5 * SECOND);
-    machine.spawn(10, 1, 1001);
-    machine.spawn(20, 10, 1001);
-    machine.assign("a", 1, &[20]).unwrap();
+    let mut machine = with_jobs_of_a_shell(&[(20, "a")]);
     run(&mut machine, 3, &[20]);
     machine.run(&[20]);
     let mut snapshot = machine.scan_only(&[20]);
@@ -163,13 +153,7 @@ fn processes_that_cannot_be_read_for_a_while_go_on_where_they_were() {
 
 #[test]
 fn only_children_for_which_their_parent_may_have_waited_are_looked_for() {
-    let mut machine = machine();
-    machine.advance(5 * SECOND);
-    machine.spawn(10, 1, 1001);
-    for (pid, name) in [(20, "a"), (30, "b"), (31, "c")] {
-        machine.spawn(pid, 10, 1001);
-        machine.assign(name, 1, &[pid]).unwrap();
-    }
+    let mut machine = with_jobs_of_a_shell(&[(20, "a"), (30, "b"), (31, "c")]);
     machine.spawn(40, 10, 1001);
     run(&mut machine, 3, &[20, 30, 31, 40]);
     // What the shell gets of process 40 is less than what is known of this one.
