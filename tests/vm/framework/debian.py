@@ -22,7 +22,7 @@ import sys
 import tarfile
 import time
 
-from link import Lost
+from link import Lost, Stopped
 from machine import QEMU, Machine
 from shell import converse
 
@@ -304,7 +304,7 @@ def run_case(snapshot, ready, case, repeats=4):
                     bring_out(machine.agent, results)
         except Lost as lost:
             emulated = "-kvm-" not in snapshot.name
-            has_stopped = "kernel has stopped" in str(lost) or died_of_emulation(results / "console.log")
+            has_stopped = isinstance(lost, Stopped) or died_of_emulation(results / "console.log")
             if repeats and emulated and report.failed == 0 and has_stopped:
                 say(f"{case.stem} begins again: the emulated kernel stopped after a change of its own code")
                 return run_case(snapshot, ready, case, repeats - 1)

@@ -12,6 +12,10 @@ class Lost(Exception):
     """The guest or QEMU no longer answers."""
 
 
+class Stopped(Lost):
+    """The kernel of the guest has stopped for good."""
+
+
 def connect(path, deadline):
     """A stream to a socket that QEMU is about to make."""
     until = time.monotonic() + deadline
@@ -49,7 +53,7 @@ class Stream:
             data = self.socket.recv(1 << 16)
         except socket.timeout as error:
             if self.has_stopped(time.monotonic() - self.heard_at):
-                raise Lost("its kernel has stopped") from error
+                raise Stopped("its kernel has stopped") from error
             return
         except OSError as error:
             raise Lost(str(error)) from error
