@@ -100,7 +100,10 @@ pub fn reconcile(
     let restored = masks::restore(&mut draft);
     let confined = masks::plan(&mut draft, &waiting_jobs, reported_attempts);
     // Restoring comes first: threads of a released job must leave the PUs of a new one.
-    let plan = Plan { cpuset_actions, mask_actions: [restored, kept_off, confined].concat() };
+    let online = draft.state.pool.online_cpus();
+    let mask_actions =
+        [restored, kept_off, confined].map(|actions| masks::in_order(actions, &online)).concat();
+    let plan = Plan { cpuset_actions, mask_actions };
 
     recovery::warn_of_recovered(&mut draft);
     address_spaces::warn_of_groups(&mut draft);

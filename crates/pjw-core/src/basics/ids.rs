@@ -161,6 +161,15 @@ pub struct ThreadId {
     pub start: StartTime,
 }
 
+impl ThreadId {
+    /// Returns whether this is the first thread of its process. The first thread has the pid of the process as its tid, as long as
+    /// the process lives.
+    #[must_use]
+    pub fn is_first(self) -> bool {
+        self.tid.0 == self.process.pid.0
+    }
+}
+
 /// The identity of a cgroup: its path and the inode number of its directory. A later cgroup with the same
 /// path has another inode number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

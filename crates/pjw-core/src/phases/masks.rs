@@ -32,6 +32,20 @@ pub(crate) fn plan(
     jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 
+/// Orders changes of masks: the first thread of a process is restricted first and restored last. So while any thread of the process
+/// has a narrow mask of pjw, the first thread has one, also if the daemon is killed between two changes. A later daemon without the
+/// journal looks only at the masks of first threads (`unknown_masks`).
+pub(crate) fn in_order(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
+    actions.sort_by_key(|action| {
+        let is_first = action.thread.is_first();
+        match action.kind {
+            MaskActionKind::Restore => is_first,
+            _ => !(is_first && online.is_subset(&action.current_mask)),
+        }
+    });
+    actions
+}
+
 fn plan_job(
     draft: &mut Draft<'_>,
     id: &JobId,

@@ -210,7 +210,7 @@ fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) ->
     let mut mask = UnknownMask::default();
     for (thread, known) in member.living_threads() {
         let Some(original) = known.mask_entry.as_ref().and_then(&mask_of) else { continue };
-        if thread.tid.0 == member.id.pid.0 {
+        if thread.is_first() {
             mask.first_thread = Some(original);
         } else {
             mask.other_threads.insert(original);

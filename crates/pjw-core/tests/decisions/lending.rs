@@ -154,7 +154,8 @@ fn threads_that_run_leave_a_core_before_threads_that_sleep() {
     let (_, actions) = m.settle_with(&[Command::Assign(job)]);
     let of_batch = actions.iter().filter(|action| action.thread.process.pid == Pid(20));
     let order: Vec<u32> = of_batch.map(|action| action.thread.tid.0).collect();
-    assert_eq!(order, [23, 25, 20, 21, 22, 24]);
+    // The first thread of a process leaves all PUs of the machine before the others in any case.
+    assert_eq!(order, [20, 23, 25, 21, 22, 24]);
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, GrantedBy};
-use pjw_core::plan::MaskActionKind;
+use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::snapshot::ProcessEvent;
 use pjw_core::time::Nanos;
+use pjw_sim::testing::assign_command;
 
-use crate::machine::{SECOND, assign_of, in_cgroup, job, machine, set};
+use crate::machine::{ROOT, SECOND, assign_of, in_cgroup, job, machine, set};
 
 #[test]
 fn every_thread_of_a_member_is_confined_and_restored_on_release() {
@@ -29,6 +30,23 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
         assert_eq!(m.effective_mask(pid, tid), "0-7", "thread {tid}");
     }
     assert!(m.kept().is_empty() && m.state.processes_to_restore.is_empty());
+}
+
+/// Otherwise a daemon that is killed between two changes, and that loses its journal, leaves a process of which only other threads
+/// have masks of pjw. The next daemon does not name these masks: most programs bind such threads themselves.
+#[test]
+fn the_first_thread_of_a_process_is_confined_first_and_restored_last() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    // The kernel counts thread ids from the start again after the largest one.
+    m.clone_thread(10, 7);
+    m.clone_thread(10, 11);
+    let tids =
+        |actions: Vec<MaskAction>| actions.iter().map(|action| action.thread.tid.0).collect::<Vec<_>>();
+    let (_, confined) = m.settle_with(&[Command::Assign(assign_command("a", 2, &[Pid(10)]))]);
+    assert_eq!(tids(confined), [10, 7, 11]);
+    let (_, restored) = m.settle_with(&[Command::Release { job: job("a"), caller: ROOT }]);
+    assert_eq!(tids(restored), [7, 11, 10]);
 }
 
 #[test]
