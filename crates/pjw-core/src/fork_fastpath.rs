@@ -8,9 +8,9 @@
 //!
 //! The `stat` of a newborn process is not read: while the process executes another program, a reader waits (some
 //! milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some ticks late.
-//! A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its mask does
-//! not follow from the requests that pjw knows: a program may have requested the mask, or the process may be in a cpuset of
-//! its own.
+//! A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its mask lacks
+//! an online PU and does not follow from the requests that pjw knows: a program may have requested the mask, or the process
+//! may be in a cpuset of its own.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
@@ -98,9 +98,9 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// - `state` does not contain the ancestor.
 /// - pjw is moving the ancestor to another cgroup.
-/// - The process can't have inherited its mask from the ancestor, and `cpuset_paths` does not say that the process is in
-///   the cgroup of the ancestor. The next scan reads the mask and the cgroup. In the cgroup of the ancestor, the program
-///   requested the mask.
+/// - The process can't have inherited its mask from the ancestor, the mask lacks an online PU, and `cpuset_paths` does not
+///   say that the process is in the cgroup of the ancestor. The next scan reads the mask and the cgroup. In the cgroup of
+///   the ancestor, the program requested the mask.
 ///
 /// `cpuset_paths` has the cgroups of the processes that [`forked_with_unexplained_masks`] returned: their paths in the
 /// hierarchy with the cpuset controller, by pid.
@@ -120,7 +120,7 @@ pub fn snapshot_of_mismatches(
             let is_in_same_cpuset =
                 || cpuset_paths.get(&pid).is_some_and(|path| parent.cgroup.as_deref() == Some(path));
             let is_explained = !state.cpusets.delayed_changes.is_moving(parent.id)
-                && (is_predicted(state, descendant, parent.id, &forked.effective_mask)
+                && (is_request_known(state, descendant, parent.id, &forked.effective_mask)
                     || is_in_same_cpuset());
             is_explained.then(|| (pid, Observed::Present(process_from_parent(parent, forked))))
         })
@@ -141,10 +141,10 @@ pub fn snapshot_of_mismatches(
 }
 
 /// Returns the newly forked processes whose masks contain PUs outside of their job, if no request that pjw knows explains the
-/// mask. There are two possible causes: the parent changed its own mask just before the fork and pjw has not seen the change
-/// yet, or the process is in another cgroup than its parent. To tell these apart, the caller reads the cgroups of these
-/// processes and passes the cgroups to [`snapshot_of_mismatches`]. `expected` has the masks that the processes should have,
-/// and `probe` the masks that they have.
+/// mask, and the mask lacks an online PU. There are two possible causes: the parent changed its own mask just before the fork
+/// and pjw has not seen the change yet, or the process is in another cgroup than its parent. To tell these apart, the caller
+/// reads the cgroups of these processes and passes the cgroups to [`snapshot_of_mismatches`]. `expected` has the masks that
+/// the processes should have, and `probe` the masks that they have.
 #[must_use]
 pub fn forked_with_unexplained_masks(
     state: &WardenState,
@@ -158,15 +158,18 @@ pub fn forked_with_unexplained_masks(
             return false;
         };
         expected.get(&pid).is_some_and(|expected| !forked.effective_mask.is_subset(&expected.mask))
-            && !is_predicted(state, new, parent.id, &forked.effective_mask)
+            && !is_request_known(state, new, parent.id, &forked.effective_mask)
     };
     probe.mismatches.iter().filter(is_unknown).map(|forked| forked.id.pid).collect()
 }
 
-/// Whether a new process in the cgroup of `parent` has the mask `seen` because of a request that it may have inherited.
-fn is_predicted(state: &WardenState, new: &Descendant, parent: ProcessId, seen: &CpuSet) -> bool {
+/// Whether the mask `seen` of a new process says without the cgroup of the process which mask was requested: the process may have
+/// inherited the request, or no cpuset restricts the process and `parent`.
+fn is_request_known(state: &WardenState, new: &Descendant, parent: ProcessId, seen: &CpuSet) -> bool {
+    let online = state.pool.online_cpus();
     let limits = state.present_mask_limits(parent.pid);
-    new.inherited_mask_requests.iter().any(|request| limits.show(&request.mask, seen))
+    let is_unrestricted = limits.possible_cpus.iter().chain([seen]).all(|cpus| online.is_subset(cpus));
+    is_unrestricted || new.inherited_mask_requests.iter().any(|request| limits.show(&request.mask, seen))
 }
 
 fn process_from_parent(

@@ -263,3 +263,17 @@ fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_
         }
     }
 }
+
+/// The launchers of MPI give themselves every PU before they fork.
+#[test]
+fn a_child_with_every_pu_is_confined_before_its_cgroup_is_read() {
+    let mut machine = machine();
+    machine.spawn(7, 1, 1000);
+    machine.bind(7, 7, "0-3");
+    machine.assign("a", 2, &[7]).unwrap();
+    let actions = welcome(&mut machine, 9, "0-7");
+    let [action] = actions.as_slice() else { panic!("{actions:?}") };
+    assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &set("0-1")));
+    let entry = machine.state.mask_entry(&action.thread).unwrap();
+    assert_eq!(entry.original_mask(), &set("0-7"), "a release puts back what the program requested");
+}
