@@ -27,8 +27,8 @@ pub struct CoreMap {
 }
 
 impl CoreMap {
-    /// Returns all PUs on which the job may run at present: the PUs that the job owns (field `own`) and the PUs
-    /// that the job borrows (field `borrowed`).
+    /// Returns all PUs (logical CPUs) on which the job may run at present: the PUs that the job owns (field `own`) and
+    /// the PUs that the job borrows (field `borrowed`).
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)

@@ -18,11 +18,12 @@ use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// Returns the affinity mask that each newly forked process of a job should have, by the pid of the process.
-/// This mask is the set of online PUs that the job holds. The result contains a process if all of these
-/// conditions hold:
+/// Returns the affinity mask that each newly forked process of a job should have, by the pid of the process. This mask
+/// is the set of online PUs (logical CPUs) that the job holds. The result contains a process if all of these conditions
+/// hold:
 ///
-/// - The process descends from a process of a job. pjw has received its fork event, and no scan has read it since.
+/// - The process descends from a process of a job. pjw has received the fork event of the process, and no scan has read
+///   the process since this event.
 /// - The job holds cores, and the user has not released the job with `pjwctl release`. pjw does not control the masks
 ///   of a released job.
 /// - No cpuset with the right PUs restricts the process: the job has no cpuset, or a change of the cpuset is not
@@ -98,12 +99,13 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// - `state` does not contain the ancestor.
 /// - pjw is moving the ancestor to another cgroup.
-/// - The process can't have inherited its mask from the ancestor, the mask lacks an online PU, and `cpuset_paths` does not
-///   say that the process is in the cgroup of the ancestor. The next scan reads the mask and the cgroup. In the cgroup of
-///   the ancestor, the program requested the mask.
+/// - The process can't have inherited its mask from the ancestor, the mask lacks an online PU (logical CPU), and the
+///   process is not known to be in the cgroup of the ancestor. The next scan reads the mask and the cgroup of such a
+///   process.
 ///
-/// `cpuset_paths` has the cgroups of the processes that [`forked_with_unexplained_masks`] returned: their paths in the
-/// hierarchy with the cpuset controller, by pid.
+/// A process in the cgroup of the ancestor is kept in the snapshot even if it can't have inherited its mask: its
+/// program requested the mask. `cpuset_paths` has the cgroups of the processes that [`forked_with_unexplained_masks`]
+/// returned, by pid: their paths in the hierarchy with the cpuset controller.
 #[must_use]
 pub fn snapshot_of_mismatches(
     state: &WardenState,
@@ -140,11 +142,16 @@ pub fn snapshot_of_mismatches(
     }
 }
 
-/// Returns the newly forked processes whose masks contain PUs outside of their job, if no request that pjw knows explains the
-/// mask, and the mask lacks an online PU. There are two possible causes: the parent changed its own mask just before the fork
-/// and pjw has not seen the change yet, or the process is in another cgroup than its parent. To tell these apart, the caller
-/// reads the cgroups of these processes and passes the cgroups to [`snapshot_of_mismatches`]. `expected` has the masks that
-/// the processes should have, and `probe` the masks that they have.
+/// Returns the newly forked processes whose affinity masks contain PUs (logical CPUs) outside of their job, if pjw
+/// knows no request (sched_setaffinity(2)) that explains the mask, and the mask lacks an online PU. There are two
+/// possible causes:
+///
+/// - The parent changed its own mask just before the fork, and pjw has not yet seen this change.
+/// - The process is in another cgroup than its parent.
+///
+/// To find the cause, the caller reads the cgroups of these processes and passes the cgroups to
+/// [`snapshot_of_mismatches`]. `expected` has the masks that the processes should have, by pid. `probe` has the masks
+/// that the processes have.
 #[must_use]
 pub fn forked_with_unexplained_masks(
     state: &WardenState,

@@ -6,10 +6,15 @@ use crate::basics::{Pid, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{CpusetAction, CpusetChange, CpusetOutcome, Plan, Record, ScanRequest, ScanScope};
 
-/// Returns the request for the next scan of this cycle. `None` if nothing must be read. The scan reads the members
-/// whose threads are not known yet, the threads that the plan changes (to verify the change and to find their new
-/// children), the cgroups of jobs that were not read yet, and the processes of a search for masks of unknown origin.
-/// `full` says whether this cycle read every process. `records` are the records of this cycle.
+/// Returns the request for the next scan of this cycle, or `None` if nothing must be read. A cycle has one or more
+/// scans, a decision after each scan, and the decided changes. The next scan reads:
+///
+/// - the processes of jobs whose threads are not known yet,
+/// - the processes whose threads, masks or cgroups `plan` changes, to verify the change and to find new children,
+/// - the cgroups of jobs that no scan has read yet,
+/// - the processes whose affinity masks may be of unknown origin, if pjw searches for such processes.
+///
+/// `full` says whether this cycle has read every process. `records` has the journal records of this cycle.
 pub(crate) fn next_scan(
     state: &mut WardenState,
     plan: &Plan,

@@ -50,9 +50,9 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events that report the changes of affinity masks in `outcomes` to users. One event reports all
-/// changes of the same kind for the same job, and names the PUs that the job holds in `state`. These changes
-/// are not reported:
+/// Returns the events that report the changes of affinity masks in `outcomes` to users. One event reports all changes
+/// of the same kind for the same job, and names the PUs (logical CPUs) that the job holds in `state`. These changes are
+/// not reported:
 ///
 /// - changes that failed,
 /// - changes of the kind `float`: a thread is no longer pinned to one PU,

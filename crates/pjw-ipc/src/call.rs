@@ -407,15 +407,19 @@ impl Call {
         }
     }
 
-    /// Whether the call is of no use once its caller has hung up: it takes cores for the caller, or its answer is
-    /// costly. Such a call ends with its connection. A release is carried out also for a caller that has hung up:
-    /// the epilog of a batch system runs once, and does not repeat a release that took too long.
+    /// Returns whether the server abandons this call when its client closes the connection. True for `Assign`, which
+    /// takes cores for the client, and for the costly calls `Defrag`, `GetMemory`, `Plan` and `PlanDefrag`. False for
+    /// all other calls. For example, the server completes a `Release`, because a batch system does not repeat this call
+    /// if it took too long.
     pub(crate) fn is_void_without_caller(&self) -> bool {
         matches!(self, Call::Assign(_) | Call::Defrag | Call::GetMemory(_) | Call::Plan | Call::PlanDefrag)
     }
 }
 
-/// Returns an error if a call of a method without parameters has parameters.
+/// Checks the JSON parameters of a call whose method has no parameters.
+///
+/// # Errors
+/// If `parameters` is not an empty JSON object. The error contains the name of one parameter.
 pub(crate) fn check_no_parameters(parameters: &Value) -> Result<(), CallError> {
     match parameters.as_object() {
         Some(object) => {
@@ -425,7 +429,10 @@ pub(crate) fn check_no_parameters(parameters: &Value) -> Result<(), CallError> {
     }
 }
 
-/// Deserialises parameters. The error names the parameter that is wrong.
+/// Parses the JSON parameters of a call as a value of the type `T`.
+///
+/// # Errors
+/// If a parameter is missing, unknown or of the wrong type. The error contains the name of this parameter.
 pub(crate) fn parse_parameters<T: DeserializeOwned>(parameters: &Value) -> Result<T, CallError> {
     // Serde would accept a list as an object without names.
     if !parameters.is_object() {

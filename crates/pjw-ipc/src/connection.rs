@@ -82,15 +82,16 @@ struct Response<'a, P> {
     error: Option<String>,
 }
 
-/// Sends the reason `why` to a client whose connection is rejected. Does not wait: if the socket is full, the client
-/// gets no reason.
+/// Sends the error `Busy` with the text `why` to a client, before the server closes the connection. Does not wait: if
+/// the send buffer of the socket is full, the client gets no error.
 pub(crate) fn reject(stream: &UnixStream, why: &str) {
     let (error, parameters) = CallError::Busy(why.to_owned()).to_varlink();
     let response = json!({ "error": error, "parameters": parameters });
     let _ = stream.try_write(format!("{response}\0").as_bytes());
 }
 
-/// The data that a connection shares with the server.
+/// The data that the server passes to each connection: the limits for clients, the limit on the memory for unsent
+/// replies, and a value that becomes true when the server stops.
 pub(crate) struct Shared {
     pub(crate) limits: ServerLimits,
     pub(crate) unsent: Rc<ReplyBudget>,
@@ -98,7 +99,11 @@ pub(crate) struct Shared {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// Serves a client until the client hangs up, exceeds a limit, or the server stops.
+/// Answers the calls that a client sends on `stream`. Returns when the client has closed the connection or was idle for
+/// too long, or when the server stops. `peer` is the process of the client. `service` computes the replies.
+///
+/// # Errors
+/// If the client exceeds a limit or sends invalid data, or if the connection breaks.
 pub(crate) async fn serve_connection<S: Service>(
     stream: UnixStream,
     peer: Peer,

@@ -13,8 +13,11 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-/// Connects to the daemon's socket within `timeout`, else fails with [`Errno::EAGAIN`]. A timeout of zero does not
-/// wait.
+/// Connects to the Unix socket at `path`. A `timeout` above zero is rounded down to whole seconds, but is at least 1 s.
+/// If `timeout` is zero, the function does not wait.
+///
+/// # Errors
+/// [`Errno::EAGAIN`] if the daemon does not accept the connection in time. Other errors are those of connect(2).
 pub(crate) fn dial(path: &Path, timeout: Duration) -> Result<UnixStream, Errno> {
     let waiting = if timeout.is_zero() { SockFlag::SOCK_NONBLOCK } else { SockFlag::empty() };
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | waiting, None)?;
@@ -31,21 +34,24 @@ pub(crate) fn dial(path: &Path, timeout: Duration) -> Result<UnixStream, Errno> 
     }
 }
 
-/// The process id of the process that called listen(2) at the other end. `None` if that process is in another pid
-/// namespace.
+/// Returns the process id of the daemon to which `stream` is connected: the process that called listen(2). `None` if
+/// this process is in another pid namespace.
 pub(crate) fn listener_pid(stream: &UnixStream) -> Option<i32> {
     getsockopt(stream, PeerCredentials).ok().map(|peer| peer.pid()).filter(|&pid| pid > 0)
 }
 
-/// The maximum length of a socket's path, in bytes: unix(7) has room for 108 with the zero at the end.
+/// The maximum length of the path of a Unix socket, in bytes. The kernel has space for 108 bytes, and the last byte is
+/// zero (unix(7)).
 pub(crate) const MAX_PATH: usize = 107;
 
-/// Returns the length of a path in bytes, if the path is longer than [`MAX_PATH`]. Otherwise returns `None`.
+/// Returns the length of `path` in bytes if `path` is too long for a Unix socket (longer than [`MAX_PATH`]). Otherwise
+/// returns `None`.
 pub(crate) fn length_if_too_long(path: &Path) -> Option<usize> {
     Some(path.as_os_str().len()).filter(|&length| length > MAX_PATH)
 }
 
-/// Returns a path for a message, cut to the maximum length of a socket path.
+/// Returns `path` as text for an error message. If the text has more than [`MAX_PATH`] characters, the rest is replaced
+/// by `…`.
 pub(crate) fn shortened(path: &Path) -> String {
     let text = path.display().to_string();
     match text.char_indices().nth(MAX_PATH) {

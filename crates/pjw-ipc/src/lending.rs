@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the daemon lends the cores that jobs of the class `guaranteed` (the owners) leave idle. The field names are part of
-/// the public JSON format.
+/// Whether and how pjwd lends cores on this machine. Lent are the cores that jobs of the class `guaranteed` (the
+/// owners) do not use. The field names are part of the public JSON format.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Lending {
     /// The reason why such cores are not lent on this machine, as text for users. Empty if they are lent.

@@ -2,25 +2,28 @@
 
 use std::path::Path;
 
-/// Returns whether systemd is the service manager of this machine: sd_booted(3).
+/// Returns whether this machine was booted with systemd as its service manager. The check is that of sd_booted(3).
 #[must_use]
 pub fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Returns how a user starts pjwd on this machine, as the end of a sentence such as "start it with: …".
+/// Returns a text with the commands that start pjwd on this machine, such as `systemctl start pjwd, or as yourself:
+/// pjwd`. A message to the user ends with this text.
 #[must_use]
 pub fn start_text() -> &'static str {
     start_text_of(has_systemd())
 }
 
-/// Returns how a user restarts pjwd on this machine, as the end of a sentence such as "restart it with: …".
+/// Returns a text with the commands that restart pjwd on this machine, such as `systemctl restart pjwd`. A message to
+/// the user ends with this text.
 #[must_use]
 pub fn restart_text() -> &'static str {
     restart_text_of(has_systemd())
 }
 
-/// Returns how a user sees whether pjwd runs on this machine, as a command.
+/// Returns the command that shows whether pjwd runs on this machine: `systemctl status pjwd` if the machine has
+/// systemd, `ps -C pjwd` otherwise.
 #[must_use]
 pub fn check_text() -> &'static str {
     if has_systemd() { "systemctl status pjwd" } else { "ps -C pjwd" }

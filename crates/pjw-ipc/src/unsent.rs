@@ -10,7 +10,8 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-/// The limit of the bytes of all replies that wait to be sent, over all connections.
+/// A limit on the number of bytes of all replies that the server has not sent yet, over all connections. Also contains
+/// a list of these replies.
 #[derive(Debug)]
 pub(crate) struct ReplyBudget {
     most: usize,
@@ -31,7 +32,7 @@ struct Reply {
     give_up: Rc<Notify>,
 }
 
-/// The bytes that one reply has reserved in the [`ReplyBudget`]. Dropping this value frees the bytes.
+/// The bytes that one unsent reply occupies in the [`ReplyBudget`]. Dropping this value frees the bytes.
 #[derive(Debug)]
 pub(crate) struct ReservedBytes {
     unsent: Rc<ReplyBudget>,
@@ -40,13 +41,14 @@ pub(crate) struct ReservedBytes {
 }
 
 impl ReplyBudget {
-    /// Makes a budget of `most` bytes.
+    /// Makes a budget in which all unsent replies together can have at most `most` bytes.
     pub(crate) fn new(most: usize) -> Rc<Self> {
         Rc::new(Self { most, waiting: RefCell::default() })
     }
 
-    /// Reserves `bytes` bytes for a reply to the user `uid`. `None` if the budget has too few free bytes, and no other
-    /// user has more waiting bytes than this user.
+    /// Reserves `bytes` bytes for a reply to the user `uid`. While the limit of the budget is exceeded, drops the
+    /// oldest reply to the user with the most unsent bytes. Returns `None` if `uid` is the user with the most unsent
+    /// bytes (with the new reply).
     pub(crate) fn reserve(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<ReservedBytes> {
         let mut waiting = self.waiting.borrow_mut();
         while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.most) {
@@ -83,7 +85,7 @@ impl Waiting {
 }
 
 impl ReservedBytes {
-    /// Returns when this reply must be dropped to make room for replies to other users.
+    /// Waits until the budget drops this reply, to make space for a reply to another user.
     pub(crate) async fn wait_until_dropped(&self) {
         self.give_up.notified().await;
     }

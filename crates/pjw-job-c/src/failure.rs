@@ -12,7 +12,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Makes the failure of a function that got an invalid argument. `errno` is `EINVAL`.
+    /// Returns the failure of a function that got an invalid argument: `errno` is `EINVAL`, and `text` is the message.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self { errno: libc::EINVAL, text: text.into() }
     }
@@ -22,14 +22,14 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Returns the message about the last failure in the calling thread. Empty if there was none. The pointer is
-/// valid until the next failure in this thread.
+/// Returns a pointer to the message about the last failure in the calling thread, as a C string. The message is empty
+/// if no function has failed. The pointer is valid until the next failure in this thread.
 pub(crate) fn last_text() -> *const c_char {
     LAST.with_borrow(|text| text.as_ptr())
 }
 
-/// Calls `call`, and returns its result. If `call` fails, sets `errno`, keeps the message for the calling
-/// thread and returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the
+/// Calls `call`, and returns its result to the C program. If `call` fails, sets `errno`, stores the message for the
+/// calling thread and returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the
 /// library would abort the C program.
 pub(crate) fn returned(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));

@@ -7,8 +7,9 @@ use std::time::Duration;
 /// Adds 1 to a word.
 const ADD_ONE: libc::c_int = (1 << 28) | (1 << 12);
 
-/// Waits until `word` has another value than `value`, a writer wakes the readers, or the time has passed. May return
-/// earlier.
+/// Waits by futex(2) as long as the number at `word` is `value`, until a writer wakes the readers or the time `timeout`
+/// has passed. If `timeout` is `None`, waits without a limit. May also return without a reason, so the caller must
+/// check the number again.
 pub(crate) fn wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -19,14 +20,14 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, timeout) };
 }
 
-/// Adds 1 to the word at `word`, in the kernel and with the order of a full barrier. Wakes all processes that wait for the
-/// word at `waiters`.
+/// Adds 1 to the number at `word`, and wakes all processes that wait for the number at `waiters` by futex(2). The call
+/// is a full memory barrier.
 ///
-/// The kernel changes the word and not this process: a file that was truncated, or a full file system, is an error and
-/// not a signal.
+/// The kernel changes the number (`FUTEX_WAKE_OP`). If the mapped file was truncated or its file system is full, the
+/// call therefore returns an error. A direct write to the memory would kill this process by `SIGBUS`.
 ///
 /// # Errors
-/// `EFAULT` if the file of the word was truncated or the page can't be written.
+/// `EFAULT` if the mapped file was truncated, or if the page can't be written.
 ///
 /// # Safety
 /// Both pointers must lie in memory that this process has mapped and that stays mapped during the call.

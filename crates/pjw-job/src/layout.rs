@@ -43,12 +43,11 @@ pub const SIZE_OFFSET: usize = 12;
 /// the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a reserved 4-byte word, in bytes from the start of the core map (the file `coremap` of a job). The
-/// word is always 0, and no program waits for it. pjwd needs its address when it adds 1 to the sequence counter by
-/// `FUTEX_WAKE_OP` of futex(2). This operation changes one word, and wakes the programs that wait for another word.
-/// At the beginning of a write, no program should wake up. Therefore pjwd then passes the reserved word as the other
-/// word.
+/// word is always 0, and no program waits for it.
 ///
-/// pjwd uses futex(2) because an access to the mapped memory would kill pjwd by `SIGBUS` if the file was truncated.
+/// pjwd adds 1 to the sequence counter by `FUTEX_WAKE_OP` of futex(2), which also wakes the programs that wait for a
+/// second word. At the beginning of a write, no program should wake up. Therefore pjwd passes the reserved word as the
+/// second word.
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
 /// 8-byte number that has a new value after each change of the core map. Each write of pjwd replaces all bytes from
@@ -183,11 +182,13 @@ impl CoreMapContent {
     }
 }
 
-/// The number of 8-byte words of the core map before the first set of CPUs.
+/// The size of the header of the core map (the file `coremap` of a job), in 8-byte words. The sets of CPUs follow the
+/// header.
 pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
 
-/// Returns the ranges of the words in use of the four sets of CPUs. `words` need only have the words before
-/// the first set. `None` if these say that more than [`WORDS_PER_CPU_SET`] words of a set are in use.
+/// Returns the words of the core map (the file `coremap` of a job) that are in use in each of its four sets of CPUs.
+/// Each result is a range of indices into `words`. Only the header in `words` is read: the words of the sets can still
+/// be missing. `None` if the header says that each set has more than [`WORDS_PER_CPU_SET`] words in use.
 pub(crate) fn set_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
     let in_use = words_in_use(words)?;
     Some([0, 1, 2, 3].map(|number| {
@@ -196,9 +197,9 @@ pub(crate) fn set_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Rang
     }))
 }
 
-/// Returns where the core map says whether the job has a CPU: the index of a word in the set of own CPUs, the
-/// index of a word in the set of borrowed CPUs, and the bit, which is the same in both words. `None` if the
-/// number of the CPU is [`MAX_CPUS`] or more.
+/// Returns the two bits of the core map (the file `coremap` of a job) that belong to the CPU `cpu`: the indices of two
+/// 8-byte words, and a mask with one bit. In the first word, the bit says whether the job owns the CPU. In the second
+/// word, the bit says whether the job borrows the CPU. `None` if the number of the CPU is [`MAX_CPUS`] or more.
 pub(crate) fn place_of(cpu: Pu) -> Option<([usize; 2], u64)> {
     (cpu.0 < MAX_CPUS).then(|| {
         let word = HEADER_WORDS + cpu.0 as usize / 64;
@@ -217,19 +218,21 @@ fn half(words: &[u64; COREMAP_WORDS], offset: usize) -> u32 {
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Returns the sequence counter in the bytes of a core map.
+/// Returns the sequence counter of a core map (the file `coremap` of a job). `page` contains the bytes of the file.
 pub(crate) fn sequence_of(page: &[u8; COREMAP_BYTES]) -> u32 {
     number_at(page, SEQUENCE_OFFSET)
 }
 
-/// Whether the bytes begin with [`MAGIC`], the version [`LAYOUT_VERSION`] and the size [`COREMAP_BYTES`].
+/// Returns whether the file with the content `page` is a core map that this crate can read. Then the file begins with
+/// [`MAGIC`], the version [`LAYOUT_VERSION`] and the size [`COREMAP_BYTES`].
 pub(crate) fn has_known_header(page: &[u8; COREMAP_BYTES]) -> bool {
     page[..8] == MAGIC
         && number_at(page, VERSION_OFFSET) == LAYOUT_VERSION
         && number_at(page, SIZE_OFFSET) as usize == COREMAP_BYTES
 }
 
-/// Returns the bytes of a core map as 8-byte words in the byte order of the machine.
+/// Converts the 4096 bytes of a core map (the file `coremap` of a job) to 8-byte words in the byte order of the
+/// machine.
 pub(crate) fn words_of(page: &[u8; COREMAP_BYTES]) -> [u64; COREMAP_WORDS] {
     let mut words = [0; COREMAP_WORDS];
     for (word, bytes) in words.iter_mut().zip(page.chunks_exact(8)) {

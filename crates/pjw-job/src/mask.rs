@@ -5,7 +5,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 /// The largest mask that is tried, in bytes. The kernel refuses a buffer that is smaller than its own masks.
 const MAX_MASK_BYTES: usize = 8192;
 
-/// Returns the affinity mask of the calling thread. Empty if the kernel does not give it.
+/// Returns the affinity mask of the calling thread. Returns an empty set if sched_getaffinity(2) fails.
 pub(crate) fn own_mask() -> CpuSet {
     let mut words = vec![0_u64; 128 / 8];
     loop {
@@ -22,8 +22,8 @@ pub(crate) fn own_mask() -> CpuSet {
     }
 }
 
-/// Returns the number of physical cores of a set, as the kernel describes them in /sys. A CPU that /sys does not describe
-/// counts as a core of its own.
+/// Returns the number of physical cores that have at least one CPU in `cpus`. /sys says which CPUs belong to the same
+/// core. A CPU that /sys does not describe counts as a core of its own.
 pub(crate) fn core_count(cpus: &CpuSet) -> u32 {
     let mut rest = cpus.clone();
     let mut cores = 0;

@@ -194,7 +194,8 @@ impl Drop for CoreMapReader {
     }
 }
 
-/// Maps the core map in the file, shared with all other processes that map it.
+/// Maps the core map (the file `coremap` of a job) into the memory of this process, and returns the address. Other
+/// processes that map `file` share the memory. `protection` has the values of mmap(2), such as `PROT_READ`.
 pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u64>> {
     // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
     let page = unsafe {
@@ -206,7 +207,7 @@ pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u6
     NonNull::new(page.cast()).ok_or_else(|| io::Error::other("the page was mapped at address 0"))
 }
 
-/// Unmaps a core map of [`map`].
+/// Removes the core map at `page` from the memory of this process. `page` must be from [`map`].
 pub(crate) fn unmap(page: NonNull<u64>) {
     // SAFETY: the caller got the page from `map` and does not use it any more.
     unsafe { libc::munmap(page.as_ptr().cast(), COREMAP_BYTES) };

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use crate::seed::RandomStream;
 
-/// The faults that a simulation run injects, such as a kill of the daemon, or a change of an affinity mask that
-/// the simulated kernel refuses. Each fault has a probability in permille. The only exception is hotplug (PUs go
-/// offline and come back), which is on or off for the whole run.
+/// The faults that a simulation run injects, such as a kill of the daemon, or a change of an affinity mask that the
+/// simulated kernel refuses. Each fault has a probability in permille. The only exception is hotplug: during the whole
+/// run, PUs (logical CPUs) either go offline and come back, or they do not.
 #[derive(Debug, Clone)]
 pub struct Faults {
     /// The probability, in permille per event, that the simulated kernel loses a process event or a report of

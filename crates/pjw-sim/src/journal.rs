@@ -40,8 +40,8 @@ impl SimJournal {
         self.records.borrow().clone()
     }
 
-    /// Returns the stored reports of ended jobs, from the first stored to the last stored. A job whose end was
-    /// decided again after a kill has several reports here.
+    /// Returns the stored reports of ended jobs, from the first stored to the last stored. If the daemon was killed
+    /// after it stored the report of a job, the restarted daemon can store a second report of the same job.
     #[must_use]
     pub fn reports(&self) -> Vec<JobReport> {
         self.reports.borrow().clone()

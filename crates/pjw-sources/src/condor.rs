@@ -15,7 +15,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{counts, flaw::HookInputError, host::Host};
 
-/// The row of HTCondor in the table of batch systems.
+/// How pjw recognises the processes and jobs of HTCondor. An entry of the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Condor,
     launchers: &["condor_starter"],
@@ -53,12 +53,16 @@ fn attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     ad.lines().find_map(value)
 }
 
-/// Returns the value of the string attribute `name` in a ClassAd, such as `Owner = "alice"`.
+/// Returns the value, without its quotes, of the string attribute `name` in the ClassAd `ad`: `alice` for the attribute
+/// `Owner` and the line `Owner = "alice"`. A ClassAd is HTCondor's list of the attributes of a job or a machine. `None`
+/// if `ad` has no attribute `name`, or if its value has no quotes.
 pub(crate) fn text<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     attribute(ad, name)?.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Returns the number of cores in the ClassAd of the slot. `None` if the ClassAd does not contain the number.
+/// Returns the number of cores in `machine_ad`: the value of its attribute `Cpus`. `machine_ad` is HTCondor's
+/// description (ClassAd) of a slot, its share of a machine for one job. `None` if the attribute is missing, and an
+/// error if its value is no number.
 pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, HookInputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";

@@ -56,7 +56,8 @@ fn run(item: &str) -> Option<Run> {
     Some(Run { count: number(count)?, nodes: Some(nodes).filter(|&nodes| nodes > 0)? })
 }
 
-/// Parses a number that consists of digits only. `str::parse` would also accept a sign.
+/// Parses a number that consists of digits only. `None` if `text` is no such number or the number does not fit into 32
+/// bits. (`str::parse` would also accept a plus sign.)
 pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -51,17 +51,20 @@ pub enum HookInputError {
 }
 
 impl HookInputError {
-    /// Returns the error that the variable contains no job id of this scheduler.
+    /// Makes the error for a value that is no job id of the batch system. `variable` names the environment variable or
+    /// the argument that has the value `text`.
     pub(crate) fn not_an_id(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "names no job of this scheduler", text)
     }
 
-    /// Returns the error that the variable contains no user.
+    /// Makes the error for a value that is no user name and no user id. `variable` names the environment variable or
+    /// the argument that has the value `text`.
     pub(crate) fn not_a_user(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "names no user", text)
     }
 
-    /// Returns the error that the variable contains no whole number above 0.
+    /// Makes the error for a value that is not a whole number above 0. `variable` names the environment variable or the
+    /// attribute that has the value `text`.
     pub(crate) fn not_a_number(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "is not a whole number above 0", text)
     }
@@ -70,12 +73,14 @@ impl HookInputError {
         HookInputError::Malformed { variable, problem, value: shortened(text) }
     }
 
-    /// Returns the error that the list in the variable is invalid. `why` is the reason.
+    /// Makes the error for an invalid list of machines or counts. `variable` names the environment variable or the
+    /// argument that contains the list. `why` says what is wrong with the list.
     pub(crate) fn list(variable: &'static str, why: &impl ToString) -> Self {
         HookInputError::MalformedList { variable, why: why.to_string() }
     }
 
-    /// Returns the error that the list in the variable does not contain this host.
+    /// Makes the error for a list that does not contain this machine. `variable` names the environment variable or the
+    /// argument that contains the list. `host` is the name of this machine.
     pub(crate) fn host_not_listed(variable: &'static str, host: &str) -> Self {
         HookInputError::HostNotListed { variable, host: shortened(host) }
     }

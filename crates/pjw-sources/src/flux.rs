@@ -16,7 +16,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{host::Host, place::manager_of};
 
-/// The row of Flux in the table of batch systems.
+/// How pjw recognises the processes and jobs of Flux. An entry of the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Flux,
     launchers: &["flux-shell", "flux-imp"],
@@ -47,7 +47,8 @@ fn tasks_here(environ: Environ<'_>) -> Option<u32> {
     tasks.is_multiple_of(nodes).then_some(tasks / nodes)
 }
 
-/// Returns the job with the id `text` of Flux. `None` if the text is no such id.
+/// Parses a job id of Flux: the letter `f` or `ƒ`, followed by 1 to 11 base58 digits. Returns `None` if `text` does not
+/// have this form.
 pub(crate) fn job(text: &str) -> Option<JobId> {
     let digits = text.strip_prefix(['f', 'ƒ'])?;
     // 64 bits are at most 11 digits. Base58 has no letters that look alike.

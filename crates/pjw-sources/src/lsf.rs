@@ -14,7 +14,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
-/// The row of LSF in the table of batch systems.
+/// How pjw recognises the processes and jobs of LSF. An entry of the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Lsf,
     launchers: &["res", "sbatchd"],
@@ -43,13 +43,20 @@ fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
     Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
-/// The id of the job.
+/// Returns the job id from LSF's environment variables `LSB_JOBID` and `LSB_JOBINDEX` (the index in a job array).
+///
+/// # Errors
+/// If `LSB_JOBID` is not set, or if the values are no valid id.
 pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
     let (number, index) = (environ.required("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
     job(number, index).ok_or_else(|| HookInputError::not_an_id("LSB_JOBID", &format!("{number}[{index}]")))
 }
 
-/// The number of the job's slots on this host.
+/// Returns the number of the job's LSF slots on this machine. `host` has the name of the machine. The number is read
+/// from the environment variable `LSB_MCPU_HOSTS`, or else from `LSB_HOSTS`.
+///
+/// # Errors
+/// If neither variable is set, if the list in the variable is invalid, or if the list does not contain this machine.
 pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {

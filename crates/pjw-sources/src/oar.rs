@@ -9,7 +9,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number};
 
-/// The row of OAR in the table of batch systems.
+/// How pjw recognises the processes and jobs of OAR. An entry of the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Oar,
     launchers: &["oarexec"],

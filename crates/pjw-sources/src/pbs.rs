@@ -15,7 +15,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
-/// The row of PBS (OpenPBS and Torque) in the table of batch systems.
+/// How pjw recognises the processes and jobs of PBS (OpenPBS and Torque). An entry of the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Pbs,
     launchers: &["pbs_mom"],
@@ -47,9 +47,13 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
     Some(EnvironClaim { amount, ..EnvironClaim::of(job) })
 }
 
-/// The CPUs that a job has on this node, from its `exec_vnode`: chunks in parentheses, joined with `+`. A chunk has
-/// vnodes with their resources, joined with `+`: `(n1:ncpus=2:mem=1gb)+(n2[0]:ncpus=1+n2[1]:ncpus=1)`. The vnodes of
-/// a node have the name of the node, or `n2[0]`, `n2[1]` ... OpenPBS's own hook for cgroups reads them in this way.
+/// Returns the number of CPUs that a job has on the machine `node`. `exec_vnode` is OpenPBS's list of the vnodes of the
+/// job with their resources, such as `(n1:ncpus=2:mem=1gb)+(n2[0]:ncpus=1+n2[1]:ncpus=1)`. A vnode is a part of a
+/// machine or the whole machine. Its name is the name of the machine, or this name with an index, such as `n2[0]`.
+/// OpenPBS's own cgroup hook reads the list in the same way.
+///
+/// # Errors
+/// If a number of CPUs is invalid, or if the list has no vnode of `node`.
 pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, HookInputError> {
     const WHAT: &str = "exec_vnode";
     let mut sum: Option<u32> = None;
@@ -69,9 +73,14 @@ pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, HookInputErro
     sum.ok_or_else(|| HookInputError::host_not_listed(WHAT, node))
 }
 
-/// The processors that a Torque job has on this host, from the list of its limits (`nodes=1:ppn=2,walltime=60`) and,
-/// for several nodes, the list of its hosts. Torque may put several "nodes" on one host. So a node's share is the
-/// share of a host only if there are as many hosts as nodes, all alike.
+/// Returns the number of processors that a Torque job has on this machine: the value of `ppn` (processors per node) in
+/// `limits`, or 1 without `ppn`. `limits` is the list of the job's resource limits, such as
+/// `nodes=1:ppn=2,walltime=60`. `hosts` is the list of the job's machines. Torque may put several of the requested
+/// nodes on one machine. So for a job with several nodes, `hosts` must have as many different machines.
+///
+/// # Errors
+/// If `limits` has no valid number of processors, has different numbers for several kinds of nodes (joined with `+`),
+/// or does not agree with `hosts`.
 pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
     const WHAT: &str = "the list of limits";
     let no_count = || HookInputError::CountNotProvided(JobSource::Pbs);
@@ -97,7 +106,7 @@ pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
     }
 }
 
-/// The job id, if the text is an id of PBS.
+/// Parses a job id of PBS, such as `123.server` or `124[3].server`. Returns `None` if `id` does not have this form.
 pub(crate) fn job(id: &str) -> Option<JobId> {
     let number = id.split(['[', '.', '-']).next()?;
     crate::system::plain_number(number)?;

@@ -11,8 +11,9 @@
 
 use pjw_core::ids::Uid;
 
-/// Returns the cgroup paths of a process (from `/proc/PID/cgroup`) in the order in which they are searched for a job:
-/// the v2 hierarchy, the cpuset hierarchy, then the v1 hierarchies in which batch systems track jobs.
+/// Returns the cgroup paths of a process in the order in which pjw searches them for a job: the path in the v2
+/// hierarchy, in the v1 hierarchy of the cpuset controller, then in the v1 hierarchies in which batch systems track
+/// jobs. `lines` has the lines of `/proc/PID/cgroup`, each as a list of controllers and a path.
 pub(crate) fn paths_by_priority(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
@@ -21,14 +22,17 @@ pub(crate) fn paths_by_priority(lines: &[(String, String)]) -> impl Iterator<Ite
     })
 }
 
-/// A cgroup path, split into its trusted directories.
+/// A cgroup path with the list of its trusted directories. The directory of a user's service manager
+/// (`user@UID.service`) and all directories below it are not trusted, because the user can create directories there.
 pub(crate) struct CgroupPath<'a> {
     whole: &'a str,
     parts: Vec<&'a str>,
 }
 
 impl<'a> CgroupPath<'a> {
-    /// Splits `path`. `None` if the cgroup was removed: then its only process is a zombie.
+    /// Splits `path` into its directories. The directories of the service managers of root and of `flux_user` (the user
+    /// of the batch system Flux) are trusted too. `None` if the cgroup was removed (its only process is then a zombie),
+    /// or if `path` does not begin with `/`.
     pub(crate) fn new(path: &'a str, flux_user: Option<Uid>) -> Option<Self> {
         if path.ends_with(" (deleted)") {
             return None;
@@ -41,20 +45,20 @@ impl<'a> CgroupPath<'a> {
         Some(Self { whole: path, parts: whole.split('/').take_while(believed).collect() })
     }
 
-    /// Returns the trusted directories of the path, outermost first.
+    /// Returns the names of the trusted directories of the path ([`CgroupPath`]), outermost first.
     pub(crate) fn parts(&self) -> &[&'a str] {
         &self.parts
     }
 
-    /// Returns the path of the directory with the index `depth` on this path.
+    /// Returns the path of the trusted directory with the index `depth`. The outermost directory has the index 0.
     pub(crate) fn down_to(&self, depth: usize) -> String {
         let length: usize = self.parts.iter().take(depth + 1).map(|part| part.len() + 1).sum();
         self.whole.get(..length).unwrap_or(self.whole).to_owned()
     }
 }
 
-/// Returns the user whose service manager (`user@UID.service`) owns the directory `part`. `None` if it is not the
-/// directory of a service manager. `Some(None)` if the user id can't be parsed.
+/// Returns the user id in `part`, the name of a cgroup directory, if this is the directory of a user's service manager
+/// (`user@UID.service`). `None` for any other name. `Some(None)` if the user id can't be parsed.
 pub(crate) fn manager_of(part: &str) -> Option<Option<Uid>> {
     let user = part.strip_prefix("user@")?.strip_suffix(".service")?;
     Some(user.parse().ok().map(Uid))

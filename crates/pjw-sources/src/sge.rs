@@ -22,7 +22,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
-/// The row of Grid Engine in the table of batch systems.
+/// How pjw recognises the processes and jobs of Grid Engine. An entry of the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Sge,
     launchers: &["sge_shepherd"],
@@ -72,14 +72,22 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
     Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
-/// The id of the job.
+/// Returns the job id, such as `7.1`, from Grid Engine's environment variables `JOB_ID` and `SGE_TASK_ID`. For a job
+/// without tasks, the id ends in `.1`.
+///
+/// # Errors
+/// If a variable is not set, or if the values are no valid id.
 pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
     let (task, number) = (environ.required("SGE_TASK_ID")?, environ.required("JOB_ID")?);
     job(number, if task == "undefined" { "1" } else { task })
         .ok_or_else(|| HookInputError::not_an_id("JOB_ID", &format!("{number}.{task}")))
 }
 
-/// The number of the job's slots, if the job has this host only.
+/// Returns the number of the job's Grid Engine slots: the value of the environment variable `NSLOTS`.
+///
+/// # Errors
+/// If `NHOSTS` is not 1: the job then has several machines, and `NSLOTS` is the total for all of them. Also if a
+/// variable is not set or is no number.
 pub(crate) fn count(environ: Environ<'_>) -> Result<u32, HookInputError> {
     let number = |variable| {
         let text = environ.required(variable)?;
@@ -93,8 +101,12 @@ pub(crate) fn count(environ: Environ<'_>) -> Result<u32, HookInputError> {
     }
 }
 
-/// The number of the job's slots on this host, from the hostfile of its parallel environment: lines of host, slots,
-/// queue, range.
+/// Returns the number of the job's Grid Engine slots on this machine. `text` is the content of the file whose path is
+/// in the environment variable `PE_HOSTFILE`. Each line has a machine, its number of slots, a queue and a range of
+/// processors. `host` has the name of this machine.
+///
+/// # Errors
+/// If the text is invalid, or if no line is for this machine.
 pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, HookInputError> {
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");

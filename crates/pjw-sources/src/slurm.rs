@@ -25,7 +25,7 @@ use pjw_core::snapshot::JobProcessScope;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host, hostlist};
 
-/// The row of Slurm in the table of batch systems.
+/// How pjw recognises the processes and jobs of Slurm. An entry of the table of batch systems.
 pub(crate) const SYSTEM: System = System {
     source: JobSource::Slurm,
     launchers: &["slurmstepd"],
@@ -110,12 +110,22 @@ fn tasks_of_job(environ: Environ<'_>, host: &Host) -> Option<u32> {
     count_here(environ, host, "SLURM_TASKS_PER_NODE", lists).ok().filter(|&tasks| tasks > 0)
 }
 
-/// The job's CPUs on this node, if the variables agree with each other.
+/// Returns the number of the job's Slurm CPUs on this machine, from the environment variable `SLURM_JOB_CPUS_PER_NODE`.
+///
+/// # Errors
+/// If the variable is not set or invalid, or if the count for this machine can't be found in its list.
 pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
     count_here(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
 }
 
-/// The count of this node in a list of counts. The node is searched in the first of these lists of nodes that is set.
+/// Returns the count for this machine from `variable`, an environment variable with one count for each machine, such as
+/// `72(x2),36`. The position of this machine is that of its name in a list of machines. `lists` are the names of two
+/// variables that can have this list. The first one that is set is used. `host` has the name of this machine, which
+/// counts if `SLURMD_NODENAME` is not set.
+///
+/// # Errors
+/// If a variable is missing or invalid, or if the list does not contain this machine. If all counts are equal, no list
+/// is needed.
 pub(crate) fn count_here(
     environ: Environ<'_>,
     host: &Host,
@@ -135,7 +145,11 @@ pub(crate) fn count_here(
     counts::count_of_node(counts, index, position.node_count).map_err(bad)
 }
 
-/// The number of the job, and its SLUID if the environment has one.
+/// Returns the job number (`SLURM_JOB_ID`) as a job id, and the SLUID (Slurm's cluster-wide unique id of a job) as a
+/// second id of the same job. The second id is `None` if the environment contains no valid SLUID.
+///
+/// # Errors
+/// If the environment contains no valid job number.
 pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), HookInputError> {
     let (variable, number) = environ.first(["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let flaw = || HookInputError::not_an_id(variable, number);

@@ -9,7 +9,7 @@ use crate::{flaw::HookInputError, host::Host};
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
 const MAX_CORES: u32 = 65_536;
 
-/// How the jobs of one batch system are recognised: a row of the table of batch systems.
+/// How pjw recognises the processes and jobs of one batch system. An entry of the table of batch systems.
 pub(crate) struct System {
     /// The batch system.
     pub(crate) source: JobSource,
@@ -29,7 +29,7 @@ pub(crate) struct System {
     pub(crate) environ_claim: fn(Environ<'_>, &Host) -> Option<EnvironClaim>,
 }
 
-/// The properties of a process from which [`System::place`] finds the directory of its job.
+/// The properties of a process from which [`System::place`] finds the cgroup directory of its job.
 pub(crate) struct ProcessView<'a> {
     /// The directories of its cgroup path, outermost first, as far as they are trusted.
     pub(crate) parts: &'a [&'a str],
@@ -39,7 +39,8 @@ pub(crate) struct ProcessView<'a> {
     pub(crate) command_line: &'a str,
 }
 
-/// What a directory on the cgroup path of a process means.
+/// The meaning of a directory on the cgroup path of a process. The directory belongs to a job, or the batch system uses
+/// it only for its own processes.
 pub(crate) enum Place {
     /// The directory of a job.
     Job {
@@ -58,12 +59,13 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Returns the directory of a job, in which the process belongs to the job and not to the batch system.
+    /// Makes the place of a process that belongs to the job `job`, not to the batch system. `depth` is the index of the
+    /// job's directory on the cgroup path, counted from 0.
     pub(crate) fn job(job: JobId, depth: usize) -> Self {
         Place::Job { job, depth, helper: false }
     }
 
-    /// Returns the index of the directory on the path, from 0.
+    /// Returns the index of the directory on the cgroup path. The outermost directory has the index 0.
     pub(crate) fn depth(&self) -> usize {
         match self {
             Place::Job { depth, .. } | Place::SchedulerOnly { depth } => *depth,
@@ -71,7 +73,8 @@ impl Place {
     }
 }
 
-/// The job to which a process belongs according to its environment.
+/// The job to which a process belongs according to its environment, with the numbers of cores and tasks of the job on
+/// this machine. The claim may be false, because any user can set environment variables.
 pub(crate) struct EnvironClaim {
     /// The id of the job.
     pub(crate) job: JobId,
@@ -84,18 +87,18 @@ pub(crate) struct EnvironClaim {
 }
 
 impl EnvironClaim {
-    /// Restricts the environment of a hook to these variables.
+    /// Makes a claim for `job` without a second job id, a number of cores or a number of tasks.
     pub(crate) fn of(job: JobId) -> Self {
         Self { job, alias: None, amount: None, tasks: None }
     }
 
-    /// Returns whether the claim is for this job.
+    /// Returns whether `job` is the job id or the second job id in this claim.
     pub(crate) fn names(&self, job: &JobId) -> bool {
         self.job == *job || self.alias.as_ref() == Some(job)
     }
 }
 
-/// The environment variables of a process, restricted to those that one batch system may read.
+/// The environment variables of a process or a hook, restricted to those that pjw may read for one batch system.
 #[derive(Clone, Copy)]
 pub(crate) struct Environ<'a> {
     variables: &'static [&'static str],
@@ -103,48 +106,51 @@ pub(crate) struct Environ<'a> {
 }
 
 impl<'a> Environ<'a> {
-    /// Restricts the environment of a process to the variables of `system`.
+    /// Restricts the environment in `attributes` to the variables of the batch system `system`.
     pub(crate) fn new(system: &System, attributes: &'a BatchAttributes) -> Self {
         Self { variables: system.variables, attributes }
     }
 
-    /// The environment of a hook, restricted to these variables.
+    /// Restricts the environment in `attributes` to the variables with the names `variables`.
     pub(crate) fn of(variables: &'static [&'static str], attributes: &'a BatchAttributes) -> Self {
         Self { variables, attributes }
     }
 
-    /// Returns the value of a variable. If the variable is not set, the error names it.
+    /// Returns the value of the environment variable `variable`. If the variable is not set or empty, returns an error
+    /// that names the variable.
     pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, HookInputError> {
         self.get(variable).ok_or(HookInputError::Missing(variable))
     }
 
-    /// Returns the name and the value of the first of two variables that is set. If neither is set, the error names the
-    /// first one.
+    /// Returns the name and the value of the first of the two variables `names` that is set and not empty. If there is
+    /// none, the error names the first of the two.
     pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), HookInputError> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
         set.ok_or(HookInputError::Missing(names[0]))
     }
 
-    /// Returns the value of a variable, if the variable is set and not empty.
+    /// Returns the value of the environment variable `name`. `None` if the variable is not set, is empty, or is not one
+    /// of those to which the environment is restricted.
     pub(crate) fn get(self, name: &str) -> Option<&'a str> {
         let value = self.variables.contains(&name).then(|| self.attributes.environ.get(name))??;
         (!value.is_empty()).then_some(value)
     }
 
-    /// Returns the value of a variable, if the value is a whole number above 0.
+    /// Returns the value of the environment variable `name` as a number. `None` if the variable is not set, or if its
+    /// value is not a whole number above 0.
     pub(crate) fn number(self, name: &str) -> Option<u32> {
         self.get(name).and_then(|text| text.parse().ok()).filter(|&n| n > 0)
     }
 }
 
-/// Returns `text` if it is a number in the form of a job id: digits only, not 0, without leading zeros. Otherwise two
-/// spellings of one number would be two jobs.
+/// Returns `text` if it is a job number: 1 to 20 digits without leading zeros. Otherwise returns `None`. Leading zeros
+/// are refused, because `7` and `07` would else be two jobs.
 pub(crate) fn plain_number(text: &str) -> Option<&str> {
     let digits = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits && !text.starts_with('0')).then_some(text)
 }
 
-/// Returns `count` if it is from 1 to 65,536. No machine has more cores.
+/// Returns `count` if a machine can have so many cores: from 1 to 65,536. Otherwise returns `None`.
 pub(crate) fn valid_count(count: u32) -> Option<u32> {
     (1..=MAX_CORES).contains(&count).then_some(count)
 }

@@ -9,23 +9,24 @@ use pjw_core::cpuset::CpuSet;
 
 use crate::failure::Failure;
 
-/// String lists for the processes of a group, such as argument lists: no list, one list for all processes, or one list
-/// for each process.
+/// Lists of strings for the processes that one call starts, such as their arguments. The value contains no list, one
+/// list for all processes, or one list for each process.
 #[derive(Debug, Default)]
 pub(crate) struct StringLists(Vec<Arc<Vec<CString>>>);
 
 impl StringLists {
-    /// Returns a value without a list.
+    /// Returns a value that contains no list.
     pub(crate) fn none() -> Self {
         Self::default()
     }
 
-    /// Returns one list for all processes. The list contains only `argument`.
+    /// Returns one list for all processes. The list contains only `argument`. If `argument` contains a NUL byte, the
+    /// list is empty.
     pub(crate) fn one(argument: &OsStr) -> Self {
         Self(vec![Arc::new(CString::new(argument.as_bytes()).into_iter().collect())])
     }
 
-    /// Reads one argument list for all processes.
+    /// Reads one argument list, which all processes get, from the C array `list`. Fails if `list` is NULL or empty.
     ///
     /// # Safety
     /// `list` must be NULL or an array of C strings that ends with NULL.
@@ -34,11 +35,13 @@ impl StringLists {
         unsafe { Self::read(list, 1, false) }
     }
 
-    /// Reads string lists from the C array `lists`. If `each` is true, the array contains `count` lists, one for each
-    /// process, one after the other. If `each` is false, the array contains one list for all processes.
+    /// Reads argument lists from the C array `lists`. If `each` is true, the array contains `count` lists, one for each
+    /// process, one after the other. If `each` is false, the array contains one list for all processes. Fails if
+    /// `lists` is NULL or a list is empty.
     ///
     /// # Safety
-    /// `lists` must be NULL or such arrays of C strings, each of which ends with NULL.
+    /// `lists` must be NULL or point to as many lists as `each` and `count` say. Each list must consist of C strings
+    /// and end with NULL.
     pub(crate) unsafe fn read(
         lists: *const *const c_char,
         count: c_uint,
@@ -57,11 +60,12 @@ impl StringLists {
         Ok(lists)
     }
 
-    /// Reads environments as [`StringLists::read`] reads lists. If `lists` is NULL, the result has no list: each
-    /// process gets the environment of the caller.
+    /// Reads environments from the C array `lists`. If `each` is true, the array contains `count` environments, one for
+    /// each process, one after the other. If `each` is false, it contains one environment for all processes. If `lists`
+    /// is NULL, the result has no list: each process gets the environment of the caller.
     ///
     /// # Safety
-    /// As [`StringLists::read`].
+    /// The requirements of [`StringLists::read`].
     pub(crate) unsafe fn read_environments(
         lists: *const *const c_char,
         count: c_uint,
@@ -106,10 +110,11 @@ pub(crate) fn to_os_strs(list: &[CString]) -> Vec<&OsStr> {
     list.iter().map(|text| OsStr::from_bytes(text.to_bytes())).collect()
 }
 
-/// Reads `count` affinity masks (`cpu_set_t`) from a C array of pointers.
+/// Reads `count` affinity masks (`cpu_set_t`) from the C array `masks`, which contains pointers to the masks. Fails if
+/// one of the pointers is NULL, or if `masks` is NULL and `count` is not 0.
 ///
 /// # Safety
-/// `masks` must be NULL or `count` pointers, each NULL or to a set.
+/// `masks` must be NULL or an array of `count` pointers. Each pointer must be NULL or point to a mask.
 pub(crate) unsafe fn read_masks(
     masks: *const *const cpu_set_t,
     count: c_uint,

@@ -24,8 +24,9 @@ struct Background {
 /// The groups that were not collected.
 static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
 
-/// Starts the instances (the processes of a group) in the background. Returns a file descriptor that identifies the
-/// group for [`collect`].
+/// Starts the processes `instances` of the program in `context`, and does not wait until they have begun the program.
+/// Returns a file descriptor that becomes readable when all of them have begun the program or have failed to start. The
+/// descriptor must be passed to [`collect`].
 pub(crate) fn start(context: SpawnContext, instances: Vec<Instance>) -> Result<c_int, Failure> {
     let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
     let event = Arc::new(event.map_err(|errno| Failure::of("eventfd", errno))?);
@@ -50,8 +51,9 @@ pub(crate) fn start(context: SpawnContext, instances: Vec<Instance>) -> Result<c
     Ok(fd)
 }
 
-/// Waits until each process of the group with the file descriptor `fd` has begun its program or has failed. Returns the
-/// process or the error of each instance.
+/// Waits for the processes of an earlier call of [`start`], which returned the descriptor `fd`. Returns when each
+/// process has begun its program or has failed to start. The result contains each process or its error. Fails with
+/// `EBADF` if `fd` is not such a descriptor, or was passed to this function before.
 pub(crate) fn collect(fd: c_int) -> Result<Results, Failure> {
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     let group = groups.as_mut().and_then(|groups| groups.remove(&fd));

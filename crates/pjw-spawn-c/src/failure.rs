@@ -15,12 +15,13 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Makes the failure of a function that got an invalid argument. `errno` is `EINVAL`.
+    /// Returns the failure of a function that got an invalid argument: `errno` is `EINVAL`, and `text` is the message.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self { errno: Errno::EINVAL, text: text.into() }
     }
 
-    /// Makes the failure of the step or system call that `step` names. `errno` is its error number.
+    /// Returns the failure of a system call or another step. `step` is the name of the step, and `errno` is the error
+    /// number. The message contains both.
     pub(crate) fn of(step: &str, errno: Errno) -> Self {
         Self { errno, text: format!("{step}: {}", errno.desc()) }
     }
@@ -54,15 +55,15 @@ pub(crate) fn keep_text(text: &str) {
     LAST.set(CString::new(text.replace('\0', "?")).unwrap_or_default());
 }
 
-/// Returns the message about the last failure in the calling thread. The pointer is valid until the next failure in
-/// this thread.
+/// Returns a pointer to the message about the last failure in the calling thread, as a C string. The message is empty
+/// if no function has failed. The pointer is valid until the next failure in this thread.
 pub(crate) fn last_text() -> *const c_char {
     LAST.with_borrow(|text| text.as_ptr())
 }
 
-/// Calls `call`, and returns its result. If `call` fails, sets `errno`, stores the message for the calling thread and
-/// returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the library would abort the
-/// C program.
+/// Calls `call`, and returns its result to the C program. If `call` fails, sets `errno`, stores the message for the
+/// calling thread and returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the
+/// library would abort the C program.
 pub(crate) fn returned(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));
     let result = result.unwrap_or_else(|_| Err(Failure::of("a fault in libpjw_spawn", Errno::EIO)));

@@ -10,7 +10,7 @@ use spawn::{Arguments, Child, Instance, Placement, SpawnError, Stdio};
 use crate::arguments::{StringLists, to_os_strs};
 use crate::failure::{Failure, keep_text};
 
-/// The arguments of a call that starts a group of processes.
+/// The arguments of one call that starts several processes of a program, such as `pspawn_v`.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The number of processes.
@@ -24,7 +24,8 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Converts the arguments of the call to the instances: one value for each process that is to be started.
+    /// Converts the arguments of the call to a list with one element for each process that is to be started. An element
+    /// contains the arguments, the environment and the CPUs of the process. Fails if an argument list is invalid.
     pub(crate) fn instances(&self) -> Result<Vec<Instance>, Failure> {
         let arguments: Vec<Arc<Arguments>> = self
             .arguments
@@ -66,7 +67,8 @@ fn of_rank<T>(list: &[T], rank: c_uint) -> &T {
 pub(crate) struct PidArray<'a>(Option<&'a mut [pid_t]>);
 
 impl PidArray<'_> {
-    /// Makes the value from the pointer that the C program passed.
+    /// Makes the value from `pids`, the array that the C program passed. `count` is the number of process ids for which
+    /// the array has room.
     ///
     /// # Safety
     /// `pids` must be NULL or have room for `count` numbers.
@@ -75,8 +77,9 @@ impl PidArray<'_> {
         Self((!pids.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(pids, count as usize) }))
     }
 
-    /// Writes the process id of each started process into the array, or the negative error number of each process that
-    /// failed. Returns the number of processes that have begun their program.
+    /// Writes one number for each process into the array: its process id, or its negative error number if the process
+    /// could not be started. Returns the number of processes that have begun their program. Fails with the first error
+    /// if no process has begun.
     pub(crate) fn write(self, results: &[Result<Child, SpawnError>]) -> Result<c_int, Failure> {
         let pid_or_errno = |result: &Result<Child, SpawnError>| match result {
             Ok(child) => pid_t::try_from(child.pid.0).unwrap_or(pid_t::MAX),

@@ -5,9 +5,10 @@ use spawn::proxy::{ForkHereError, InstanceParameters};
 
 use crate::failure::Failure;
 
-/// Makes the calling process a template: other processes of the program are then forked from the calling process at
-/// this call. The function returns in each forked process, with the parameters of this process. Returns `None` if the
-/// program was started without a template.
+/// Makes the calling process a template: a process that stops in this call, and from which other processes of the
+/// program are forked. The call never returns in the template. It returns in each forked process, with the arguments
+/// and environment variables of the forked process. If the program was not started as a template, the call returns
+/// `None` at once.
 pub(crate) fn fork_here() -> Result<Option<InstanceParameters>, Failure> {
     match spawn::proxy::fork_here() {
         Ok(own) => Ok(own),

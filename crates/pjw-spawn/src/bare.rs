@@ -7,10 +7,11 @@ use std::ffi::c_long;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const MAX_ERRNO: i64 = 4095;
 
-/// Makes a system call. Returns its result, or its errno.
+/// Makes the system call `number` with `arguments`, without the C library. Returns the result of the system call, or
+/// its errno. This is the function for x86-64 and aarch64.
 ///
 /// # Safety
-/// That of the system call with these arguments.
+/// The caller must meet the requirements of this system call for these arguments.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) unsafe fn call(number: c_long, arguments: [i64; 5]) -> Result<i64, i32> {
     let [first, second, third, fourth, fifth] = arguments;
@@ -52,10 +53,11 @@ pub(crate) unsafe fn call(number: c_long, arguments: [i64; 5]) -> Result<i64, i3
     }
 }
 
-/// As above. Other architectures take the function of the C library.
+/// Makes the system call `number` with `arguments` by syscall(2) of the C library. Returns the result of the system
+/// call, or its errno. This is the function for architectures other than x86-64 and aarch64.
 ///
 /// # Safety
-/// As above.
+/// The caller must meet the requirements of this system call for these arguments.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) unsafe fn call(number: c_long, arguments: [i64; 5]) -> Result<i64, i32> {
     let [first, second, third, fourth, fifth] = arguments;
@@ -64,7 +66,7 @@ pub(crate) unsafe fn call(number: c_long, arguments: [i64; 5]) -> Result<i64, i3
     if result < 0 { Err(nix::errno::Errno::last_raw()) } else { Ok(result.into()) }
 }
 
-/// Returns a pointer as an argument of a system call.
+/// Returns the address in `pointer` as an integer, which is the form of a pointer in the arguments of [`call`].
 pub(crate) fn address<T>(pointer: *const T) -> i64 {
     pointer.expose_provenance().cast_signed() as i64
 }

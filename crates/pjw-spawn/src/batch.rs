@@ -175,8 +175,8 @@ impl SpawnContext {
         }
     }
 
-    /// Returns the number of spawner threads (threads of the caller's process that start processes) for these
-    /// instances.
+    /// Returns the number of spawner threads that [`SpawnContext::start`] creates for `instances`. Spawner threads are
+    /// the threads of the calling process that start the new processes.
     pub(crate) fn spawner_count(&self, instances: &[Instance]) -> usize {
         if self.setup.replicas.is_some() {
             let nodes: BTreeSet<_> =

@@ -23,10 +23,11 @@ use crate::failure::{SpawnError, SpawnStep};
 use crate::own_policy::{MemoryPolicy, set_own_mask};
 use crate::signals::{self, KernelSignals};
 
-/// Flag of clone3(2): the process begins with the default action for each signal. From linux/sched.h. libc has no flags
-/// above 32 bits.
+/// Flag of clone3(2): each signal for which the calling process has a handler gets its default action in the new
+/// process. Ignored signals stay ignored. The value is that of linux/sched.h, because libc has no flags above 32 bits.
 pub(crate) const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
-/// Flag of clone3(2): the process begins in the cgroup `cgroup` of the arguments. From linux/sched.h.
+/// Flag of clone3(2): the kernel creates the new process in the cgroup whose descriptor is in
+/// [`CloneArguments::cgroup`]. The value is that of linux/sched.h.
 pub(crate) const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// The size of the stack of the process until it executes its program. Debug builds need the most of it, some KiB.
 const STACK_BYTES: usize = 64 * 1024;
@@ -48,7 +49,8 @@ pub(crate) struct CloneArguments {
     pub(crate) cgroup: u64,
 }
 
-/// The parameters of a new process: its program, and what the process sets before it executes the program.
+/// The parameters of a new process: its program, and everything that the process sets before it executes the program,
+/// such as its standard streams and its affinity mask.
 pub(crate) struct Start<'a> {
     pub(crate) program: *const c_char,
     /// The arguments and the environment, each ended by a null pointer.
@@ -66,8 +68,9 @@ pub(crate) struct Start<'a> {
     pub(crate) template: Option<TemplateStart>,
 }
 
-/// The additional parameters of a process that becomes a template. Until the process waits for messages, the kernel
-/// kills it when the calling thread ends, also if [`Settings::launcher`] does not request that.
+/// The additional parameters of a new process that becomes a template. A template loads the program, stops, and is then
+/// forked to make further processes. Until the template waits for messages, the kernel kills it when the calling thread
+/// ends.
 #[derive(Clone, Copy)]
 pub(crate) struct TemplateStart {
     /// The end of the channel, which the program keeps.
@@ -76,7 +79,8 @@ pub(crate) struct TemplateStart {
     pub(crate) is_traced: bool,
 }
 
-/// The parameters that all processes of a spawner thread have in common.
+/// The parameters that are the same for all processes which one spawner thread starts, such as the working directory
+/// and the credentials.
 pub(crate) struct Settings<'a> {
     /// The working directory, or null for that of the caller.
     pub(crate) directory: *const c_char,
@@ -97,7 +101,8 @@ struct Failure {
     errno: AtomicI32,
 }
 
-/// A function that a new process runs while it shares the memory of its parent (`CLONE_VM`).
+/// The type of a function that a new process runs while it shares the memory of its parent (`CLONE_VM`). The argument
+/// points to data in this memory. The function ends the process.
 pub(crate) type Run = extern "C" fn(*const ()) -> !;
 
 /// What the process gets through the memory that it shares with the caller.
@@ -106,17 +111,22 @@ struct Shared<'a> {
     failure: Failure,
 }
 
-/// The stack of a new process until it executes its program. Many processes use the same stack, one after the other.
+/// The stack that a new process uses until it executes its program. Several processes use the same stack, one after the
+/// other.
 pub(crate) struct Stack(Box<[MaybeUninit<u128>]>);
 
 impl Stack {
-    /// Allocates the stack.
+    /// Allocates a stack of 64 KiB.
     pub(crate) fn new() -> Self {
         Self(Box::new_uninit_slice(STACK_BYTES / size_of::<u128>()))
     }
 }
 
-/// Starts a process. Returns when the process has begun its program or has failed.
+/// Creates the process that `start` describes, by clone3(2), and waits until the process has executed its program or
+/// has failed. Until then, the process uses `stack`.
+///
+/// # Errors
+/// The step that failed, with its errno. No process remains then.
 pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, SpawnError> {
     let shared = Shared { start, failure: Failure::default() };
     let mut pidfd: c_int = -1;
@@ -154,8 +164,10 @@ pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, Spawn
     }
 }
 
-/// Returns the failed step of clone3(2) with this errno: the clone itself, or the entry into `cgroup`. `EAGAIN`, `ENOMEM` and
-/// `ENOSYS` do not depend on the cgroup, unless the limit `pids.max` is the reason.
+/// Returns the error for a call of clone3(2) that failed with `errno`. The failed step is [`SpawnStep::Cgroup`] if
+/// `cgroup` is given and `errno` can come from the entry into this cgroup, such as `EACCES` or `EBUSY`. Otherwise the
+/// failed step is [`SpawnStep::Clone`]. This includes `EAGAIN`, although the limit `pids.max` of the cgroup can be its
+/// reason.
 pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
     let of_cgroup = [
         Errno::EACCES,
@@ -171,11 +183,13 @@ pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
     SpawnError { step, errno }
 }
 
-/// Calls clone3(2) with `arguments`. The new process calls `run` with the pointer `shared` on its own stack, and never
-/// returns from it. In the calling process, returns the process id of the new process, or a negative errno.
+/// Calls clone3(2) with `arguments`. The new process calls `run(shared)` on the stack in `arguments`, and `run` never
+/// returns. The calling process gets the process id of the new process, or a negative errno. This is the function for
+/// x86-64.
 ///
 /// # Safety
-/// The stack in `arguments` must be of the given size and in use by nothing else. `run` must be sound with `shared`.
+/// The stack in `arguments` must have the given size, and nothing else may use the stack. `run` must be sound when it
+/// is called with `shared`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: Run) -> i64 {
     let result: i64;
@@ -203,10 +217,13 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
     result
 }
 
-/// As the function for x86_64: calls clone3(2), and runs `run` in the new process on its own stack.
+/// Calls clone3(2) with `arguments`. The new process calls `run(shared)` on the stack in `arguments`, and `run` never
+/// returns. The calling process gets the process id of the new process, or a negative errno. This is the function for
+/// aarch64.
 ///
 /// # Safety
-/// As above.
+/// The stack in `arguments` must have the given size, and nothing else may use the stack. `run` must be sound when it
+/// is called with `shared`.
 #[cfg(target_arch = "aarch64")]
 pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: Run) -> i64 {
     let result: i64;
@@ -232,10 +249,11 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
     result
 }
 
-/// Other architectures are not supported: `ENOSYS`.
+/// Creates no process and returns `-ENOSYS`. This is the function for architectures other than x86-64 and aarch64, on
+/// which starting processes is not supported.
 ///
 /// # Safety
-/// None is needed.
+/// The function has no safety requirements.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) unsafe fn clone_and_run(_: &CloneArguments, _: *const (), _: Run) -> i64 {
     -i64::from(libc::ENOSYS)
@@ -261,7 +279,7 @@ extern "C" fn run(shared: *const ()) -> ! {
     unsafe { libc::_exit(127) }
 }
 
-/// A step that failed in the new process, with the errno.
+/// The step of starting a process that failed in the new process, and the errno of the failed system call.
 pub(crate) type Failed = (SpawnStep, i32);
 
 fn prepare(start: &Start<'_>) -> Result<(), Failed> {
@@ -309,8 +327,8 @@ fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
     if result < 0 { Err((step, Errno::last_raw())) } else { Ok(()) }
 }
 
-/// Makes the descriptors `streams` the standard streams 0 to 2 of the process. A descriptor below 3 is first copied to
-/// a number above 2, so that the streams can be exchanged.
+/// Makes the descriptors in `streams` the standard input, output and error of the calling process. -1 leaves the stream
+/// unchanged. A descriptor below 3 is first copied to a number above 2, so that two streams can be exchanged.
 pub(crate) fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
     let of_stdio = |errno| (SpawnStep::Stdio, errno);
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
@@ -340,8 +358,9 @@ fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
     checked(SpawnStep::Credentials, unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })
 }
 
-/// Requests that the kernel kills the process when its spawner thread ends (`PR_SET_PDEATHSIG`). If the parent is no
-/// longer the process `launcher`, ends the process at once.
+/// Requests that the kernel kills the calling process when the thread that created the process ends
+/// (`PR_SET_PDEATHSIG`, prctl(2)). If the parent of the calling process is no longer the process with the id
+/// `launcher`, the calling process exits at once.
 pub(crate) fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
     let arguments = [libc::PR_SET_PDEATHSIG.into(), libc::SIGKILL.into(), 0, 0, 0];
     // SAFETY: changes the process only.

@@ -158,17 +158,20 @@ impl SpawnContext {
         self
     }
 
-    /// Configures this context so that its processes (instances) are started by fork instead of exec, which costs
-    /// less CPU time. The instances will be forked from a [template](crate::proxy::Template): a process that has
-    /// loaded the program and is stopped before `main`. Each thread that starts instances loads a template of its
-    /// own.
+    /// Configures this context so that its processes (instances) are started by fork instead of exec, which costs less
+    /// CPU time. The instances will be forked from a [template](crate::proxy::Template): a process that has loaded the
+    /// program and is stopped before `main`. Each thread that starts instances loads a template of its own.
     ///
-    /// An instance is started by exec instead in two cases: it differs from the template in a property that a fork can't
-    /// change, such as the cgroup or the number of arguments. Or the template has ended, or the arguments can't be written into
-    /// its memory. In both cases [`Batch::fork_error`](crate::Batch::fork_error) returns the reason. If the program can't have a template,
-    /// all instances are started by exec, and [`Batch::template_error`](crate::Batch::template_error) returns the
-    /// reason. A batch with a single instance uses no template. This call undoes an earlier call of
-    /// [`SpawnContext::share_memory`].
+    /// An instance is started by exec instead in these cases:
+    ///
+    /// - The program can't have a template. [`Batch::template_error`](crate::Batch::template_error) returns the reason.
+    /// - The instance differs from the template in a property that a fork can't change, such as the cgroup or the
+    ///   number of arguments. [`Batch::fork_error`](crate::Batch::fork_error) returns the reason.
+    /// - The template has ended, or the arguments can't be written into the memory of the template.
+    ///   [`Batch::fork_error`](crate::Batch::fork_error) returns the reason.
+    /// - The batch has a single instance.
+    ///
+    /// This call undoes an earlier call of [`SpawnContext::share_memory`].
     #[must_use]
     pub fn fork_from_templates(self) -> Self {
         self.with_templates(TemplateKind::Linked)
@@ -244,8 +247,9 @@ impl SpawnContext {
         &self.setup.program
     }
 
-    /// Keeps a spawner thread alive until this context is dropped, because the processes that it started end with the
-    /// thread.
+    /// Keeps a spawner thread (a thread that has started processes) alive until this context is dropped, because the
+    /// kernel kills the started processes when the thread ends. The thread waits for the receiver of the channel whose
+    /// sender is `spawner`, and ends when the sender is dropped.
     pub(crate) fn keep(&self, spawner: Sender<()>) {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
     }

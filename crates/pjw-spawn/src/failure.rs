@@ -32,12 +32,14 @@ impl SpawnStep {
     const ALL: [Self; 7] =
         [Self::Clone, Self::Cgroup, Self::Mask, Self::Credentials, Self::Directory, Self::Stdio, Self::Exec];
 
-    /// Returns the number of the step, counted from 0, for a message to the parent process.
+    /// Returns the number of the step, counted from 0 in the order of the variants. Messages to the parent process
+    /// contain the number.
     pub(crate) fn number(self) -> u8 {
         self as u8
     }
 
-    /// Returns the step with this number. `None` if no step has the number.
+    /// Returns the step with the number `number`, as [`SpawnStep::number`] returns it. `None` if no step has the
+    /// number.
     pub(crate) fn of_number(number: usize) -> Option<Self> {
         Self::ALL.get(number).copied()
     }

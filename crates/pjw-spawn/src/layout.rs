@@ -12,11 +12,12 @@ use crate::instance::Instance;
 use crate::placement::Placement;
 use crate::template::{Argument, Arguments};
 
-/// The environment variables that describe an instance (one process of a group): its rank, the number of instances, and
-/// its CPUs.
+/// The names of the environment variables that describe an instance (one process of a group): its rank, the number of
+/// instances, and its CPUs.
 pub(crate) const RANK_VARIABLES: [&str; 3] = ["PJW_RANK", "PJW_SIZE", "PJW_CPUS"];
 
-/// The arrays of pointers for execve(2) that a spawner thread uses for one instance after the other.
+/// The argument array and the environment array for execve(2). A spawner thread fills the same arrays for one instance
+/// (process) after the other.
 pub(crate) struct Layout {
     arguments: Vec<*const c_char>,
     /// The arguments that differ between instances, each with its place in `arguments`.
@@ -34,7 +35,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Prepares the pointers to the variables that all instances have in common. `environment` must outlive this value.
+    /// Prepares the arrays for instances that have the variables `environment` in common. If `has_rank_variables` is
+    /// true, each instance also gets the variables [`RANK_VARIABLES`]. `environment` must outlive the returned value.
     pub(crate) fn new(environment: &[CString], has_rank_variables: bool) -> Self {
         let environment: Vec<_> = environment.iter().map(|variable| variable.as_ptr()).collect();
         Self {
@@ -49,8 +51,8 @@ impl Layout {
         }
     }
 
-    /// Fills the arrays for one instance, and returns its arguments and its environment. Both arrays end with a null
-    /// pointer. The arrays are valid until the next call, and only as long as `instance` exists.
+    /// Fills the arrays for `instance`, and returns its argument array and its environment array. Both arrays end with
+    /// a null pointer. The arrays are valid until the next call, and only as long as `instance` exists.
     pub(crate) fn of(&mut self, instance: &Instance) -> (*const *const c_char, *const *const c_char) {
         self.lay_out_arguments(instance);
         self.lay_out_variables(instance);

@@ -13,14 +13,15 @@ const MAX_NODES: usize = 1024;
 /// `MPOL_PREFERRED`, set_mempolicy(2).
 const MPOL_PREFERRED: i32 = 1;
 
-/// A memory policy of a thread, set_mempolicy(2).
+/// The NUMA memory policy of a thread: a mode and a set of NUMA nodes, set_mempolicy(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryPolicy {
     mode: i32,
     nodes: [u64; MAX_NODES / 64],
 }
 
-/// Returns the affinity mask of the calling thread, sched_getaffinity(2): the PUs that are online and in its cpuset.
+/// Returns the affinity mask of the calling thread, sched_getaffinity(2): the online PUs (logical CPUs) on which the
+/// kernel may run the thread.
 pub(crate) fn own_mask() -> Result<CpuSet, Errno> {
     let mut words = vec![0_u64; MASK_WORDS];
     loop {
@@ -38,7 +39,7 @@ pub(crate) fn own_mask() -> Result<CpuSet, Errno> {
     }
 }
 
-/// Sets the affinity mask of the calling thread.
+/// Sets the affinity mask of the calling thread to `cpus`. Returns the error of sched_setaffinity(2).
 pub(crate) fn set_own_mask(cpus: &CpuSet) -> Result<(), Errno> {
     let words = cpus.words();
     // SAFETY: the kernel reads `words`, which has the length that is given. 0 is the calling thread.
@@ -47,10 +48,10 @@ pub(crate) fn set_own_mask(cpus: &CpuSet) -> Result<(), Errno> {
 }
 
 impl MemoryPolicy {
-    /// Returns the policy that prefers the memory of one NUMA node.
+    /// Returns the memory policy that prefers the memory of the NUMA node with the number `node` (`MPOL_PREFERRED`).
     ///
     /// # Errors
-    /// `EINVAL` for a number that no node can have.
+    /// `EINVAL` if no NUMA node can have this number: the largest number is 1023.
     pub(crate) fn preferring(node: u32) -> Result<Self, Errno> {
         let node = usize::try_from(node).map_err(|_| Errno::EINVAL)?;
         let mut nodes = [0; MAX_NODES / 64];
@@ -58,7 +59,8 @@ impl MemoryPolicy {
         Ok(Self { mode: MPOL_PREFERRED, nodes })
     }
 
-    /// Returns the policy of the calling thread, get_mempolicy(2). `None` if the kernel has no support for NUMA.
+    /// Returns the memory policy of the calling thread, get_mempolicy(2). `None` if the system call fails, for example
+    /// because the kernel does not support NUMA.
     pub(crate) fn own() -> Option<Self> {
         let mut policy = Self { mode: 0, nodes: [0; MAX_NODES / 64] };
         let (mode, nodes) = (&raw mut policy.mode, policy.nodes.as_mut_ptr());
@@ -67,12 +69,14 @@ impl MemoryPolicy {
         Errno::result(read).ok().map(|_| policy)
     }
 
-    /// Returns the set of nodes in the form of set_mempolicy(2): the bytes of the bit mask, and the number of its bits.
+    /// Returns the set of NUMA nodes in the form that set_mempolicy(2) takes: the bytes of the bit mask, and the number
+    /// of bits in the mask.
     pub(crate) fn nodes(&self) -> (Vec<u8>, u64) {
         (self.nodes.iter().flat_map(|word| word.to_ne_bytes()).collect(), MAX_NODES as u64)
     }
 
-    /// Sets this policy as the policy of the calling thread. Writes no `errno`.
+    /// Makes this policy the memory policy of the calling thread. Does not change the variable `errno` of the C
+    /// library.
     pub(crate) fn set(&self) -> Result<(), Errno> {
         // The kernel reads one bit less than it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.
         let arguments = [self.mode.into(), bare::address(self.nodes.as_ptr()), MAX_NODES as i64, 0, 0];

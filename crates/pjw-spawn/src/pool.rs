@@ -110,9 +110,13 @@ impl WorkerPool {
     /// the parent of all workers.
     ///
     /// # Errors
-    /// If `instances` is empty, or if a worker or a spare can't be made. Also if the program can't have a
-    /// [`Template`], the process from which workers and spares are forked, and if the calling process ignores
-    /// `SIGCHLD`. Workers that were started already are killed then.
+    /// Workers that were already started are killed. The call fails in these cases:
+    ///
+    /// - `instances` is empty.
+    /// - A worker or a spare can't be made.
+    /// - The program can't have a [`Template`], the process from which workers and spares are forked.
+    /// - The calling process ignores `SIGCHLD`.
+    /// - The pool can't watch the workers by epoll(7).
     pub fn start(
         context: &SpawnContext,
         instances: Vec<Instance>,
@@ -211,15 +215,15 @@ impl WorkerPool {
         self.spares.len()
     }
 
-    /// Waits until a worker ends, and returns this worker. If the worker has failed, a new worker replaces it. A
-    /// worker has failed if a signal killed it, or if its exit status is not 0. Returns `None` if no worker has ended
-    /// within `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit, and fails if no worker runs
-    /// any more.
+    /// Waits until a worker ends, and returns this worker. If the worker has failed, a new worker replaces it. A worker
+    /// has failed if a signal killed it, or if its exit status is not 0. Returns `None` if no worker has ended within
+    /// `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit, and fails if no worker runs any
+    /// more.
     ///
-    /// Replacing a worker uses up a spare: a stopped process that was made in advance. If no worker has ended yet,
-    /// this call first tries again to replace the workers whose replacement has failed, and makes new spares for those
-    /// that were used. It tries each worker once, before it waits, also if another one can't be replaced: a caller whose
-    /// replacement has failed gives a timeout and calls again.
+    /// Replacing a worker uses up a spare: a stopped process that was made in advance. If no worker has ended when the
+    /// call begins, the call first does work that is left from earlier calls. It tries once to replace each worker
+    /// whose replacement has failed, and makes new spares for the used ones. So a caller that gets a failed replacement
+    /// should call again with a timeout.
     ///
     /// # Errors
     /// If epoll(7) or waitid(2) fails. If `timeout_ms` is `None` and no worker runs, because each has exited with
@@ -305,8 +309,8 @@ impl WorkerPool {
 
 #[cfg(test)]
 impl WorkerPool {
-    /// Returns the instance from which the next replacement of a worker is started. Only tests call this function: they
-    /// change the instance, to cause the errors of a changed machine.
+    /// Returns the [`Instance`] from which a worker is started when it is replaced. `index` is the index of the worker.
+    /// Only tests call this function. They change the value to make the replacement fail.
     pub(crate) fn instance_mut(&mut self, index: usize) -> &mut Instance {
         &mut self.workers[index].instance
     }

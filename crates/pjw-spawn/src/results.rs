@@ -18,17 +18,18 @@ use rustix::net::{
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 
-/// The largest number of results in one packet. Each result can contain a pidfd. The kernel passes at most 253
-/// descriptors with one message (`SCM_MAX_FD`).
+/// The largest number of results in one [`Packet`], which is a message from a spawner thread. Each result can contain a
+/// pidfd. The kernel passes at most 253 descriptors with one message (`SCM_MAX_FD`).
 pub(crate) const MAX_RESULTS: usize = 64;
 /// The bytes of one result, and of the head of a packet.
 const RESULT_BYTES: usize = 16;
 const HEAD_BYTES: usize = 24;
 
-/// The result for one instance: its index in the list of instances, and the process or the error.
+/// The result for one instance (process): its index in the list of instances, and the started process or the error.
 pub(crate) type InstanceResult = (usize, Result<Child, SpawnError>);
 
-/// A message of a spawner thread to the caller: the results for some instances.
+/// A message from a spawner thread to the thread that reads the results of a batch. The message contains the results of
+/// some instances (processes).
 #[derive(Debug, Default)]
 pub(crate) struct Packet {
     pub(crate) results: Vec<InstanceResult>,
@@ -38,12 +39,14 @@ pub(crate) struct Packet {
     pub(crate) busy: (Duration, Duration),
 }
 
-/// Makes a pair of connected sockets: one for the spawner threads, and one for the caller.
+/// Makes a pair of connected sockets. The spawner threads send results to the first socket. The owner of the batch
+/// receives the results from the second socket.
 pub(crate) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends a packet, and then closes the pidfds in the packet. Waits while the socket is full.
+/// Sends the results in `packet` to `socket`, and then removes the results and closes their pidfds. Waits while the
+/// socket is full.
 pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut Packet) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + packet.results.len() * RESULT_BYTES);
     bytes.extend_from_slice(&u64::from(packet.is_last).to_ne_bytes());
@@ -80,8 +83,8 @@ pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut Packet) -> io::Result<()
     Ok(())
 }
 
-/// Receives a packet. If `wait` is true, waits for a packet. `None` if no packet has arrived, or all spawner threads
-/// have ended.
+/// Receives one packet from `socket`. If `wait` is true, waits for the packet. Otherwise returns `None` if no packet
+/// has arrived. Also returns `None` if the other socket of the pair is closed.
 pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<Packet>> {
     let mut bytes = [0_u8; HEAD_BYTES + MAX_RESULTS * RESULT_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RESULTS))];

@@ -10,7 +10,8 @@ use crate::replicate::Replicas;
 use crate::signals::KernelSignals;
 use crate::tasks::image::Image;
 
-/// The parameters that all instances of a [`SpawnContext`](crate::SpawnContext) have in common.
+/// The parameters that all instances (processes) of a [`SpawnContext`](crate::SpawnContext) have in common, such as the
+/// program and the credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     /// The path of the program.
@@ -37,7 +38,8 @@ pub(crate) struct Setup {
     pub(crate) descriptor_limit: Option<(u64, u64)>,
 }
 
-/// The point at which a template waits until processes are forked from it.
+/// The point in the program at which a template stops. A template is a process from which instances of the program are
+/// forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TemplateKind {
     /// Where the program is linked, before `main`.
@@ -47,8 +49,8 @@ pub(crate) enum TemplateKind {
 }
 
 impl Setup {
-    /// Returns the limit of open descriptors (`RLIMIT_NOFILE`) that an instance must set. `None` if the present limit
-    /// of the calling process is already the right one.
+    /// Returns the limit of open descriptors (`RLIMIT_NOFILE`) that a new process must set for itself. `None` if the
+    /// calling process still has this limit, so that the new process inherits it.
     pub(crate) fn descriptor_limit_to_restore(&self) -> Option<libc::rlimit64> {
         let (soft, hard) = self.descriptor_limit?;
         let now = getrlimit(Resource::RLIMIT_NOFILE).ok()?;

@@ -3,7 +3,8 @@
 
 use nix::errno::Errno;
 
-/// A set of signals in the form of the system calls: 64 bits on every architecture of Linux except MIPS.
+/// A set of signals in the form that system calls such as rt_sigprocmask(2) use: one bit for each signal. The set has
+/// 64 bits on every architecture of Linux except MIPS.
 pub(crate) type KernelSignals = u64;
 
 /// Blocks every signal for the calling thread, and returns the signals that were blocked before.
@@ -48,8 +49,8 @@ pub fn reset_launcher_signals() {
     }
 }
 
-/// Whether the kernel discards the exit status of each child of the calling process, because the process ignores
-/// `SIGCHLD` or has set `SA_NOCLDWAIT`: wait(2).
+/// Returns whether the kernel discards the exit status of each child of the calling process. This is so if the process
+/// ignores `SIGCHLD` or has set `SA_NOCLDWAIT`: wait(2).
 pub(crate) fn child_status_is_discarded() -> bool {
     // SAFETY: zero is a valid value of each field.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -58,8 +59,8 @@ pub(crate) fn child_status_is_discarded() -> bool {
     action.sa_sigaction == libc::SIG_IGN || action.sa_flags & libc::SA_NOCLDWAIT != 0
 }
 
-/// Sets the action of a signal to the default action. A process that shares memory with its parent (`CLONE_VM`) still
-/// has its own table of actions, so the parent does not change.
+/// Sets the action of the signal with the number `signal` to the default action, for the calling process only. A parent
+/// that shares memory with the process (`CLONE_VM`) has its own table of signal actions, and so is not changed.
 pub(crate) fn set_default(signal: i32) {
     // SAFETY: a null action is SIG_DFL with an empty set of signals.
     unsafe {

@@ -24,7 +24,7 @@ use crate::placement::Placement;
 use crate::setup::Setup;
 use crate::signals;
 
-/// The state of a spawner thread: a thread that starts one instance after the other.
+/// The state of a spawner thread, which starts one instance (process) after the other.
 pub(crate) struct Spawner<'a> {
     program: &'a CStr,
     settings: Settings<'a>,
@@ -43,7 +43,8 @@ struct Inherited {
     is_in_force: bool,
 }
 
-/// Returns the parameters of clone(2) and execve(2) that all instances of a context have in common.
+/// Returns the parameters of a new process that are the same for all instances with the setup `setup`, such as the
+/// working directory and the credentials.
 pub(crate) fn settings(setup: &Setup) -> Settings<'_> {
     Settings {
         directory: setup.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
@@ -54,8 +55,8 @@ pub(crate) fn settings(setup: &Setup) -> Settings<'_> {
     }
 }
 
-/// Starts one instance from the calling thread. The new process sets its own affinity mask and memory policy before it
-/// executes the program. Returns when the process has begun its program or has failed.
+/// Starts the process `instance` from the calling thread, and keeps the affinity mask and the memory policy of this
+/// thread. The new process sets its own mask and policy. Returns when the process has begun its program or has failed.
 pub(crate) fn start_one(setup: &Setup, instance: &Instance) -> Result<Child, SpawnError> {
     let of_mask = |errno| SpawnError { step: SpawnStep::Mask, errno };
     let node = instance.placement.preferred_numa_node;
@@ -101,7 +102,7 @@ impl<'a> Spawner<'a> {
     /// Makes the state of a spawner for the calling thread. All signals must be blocked in this thread.
     ///
     /// # Errors
-    /// If the mask of the calling thread can't be read.
+    /// If the affinity mask of the calling thread can't be read.
     pub(crate) fn new(setup: &'a Setup) -> Result<Self, Errno> {
         let inherited =
             Inherited { mask: own_mask()?, memory_policy: MemoryPolicy::own(), is_in_force: true };
@@ -115,7 +116,9 @@ impl<'a> Spawner<'a> {
         })
     }
 
-    /// Starts one instance. Returns when the process has begun its program or has failed.
+    /// Starts the process `instance`. First sets the affinity mask and the memory policy of the calling thread to those
+    /// of the instance, so that the process inherits them. Returns when the process has begun its program or has
+    /// failed.
     pub(crate) fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         self.enter(&instance.placement)?;
         let start = start_of(self.program, &self.settings, &mut self.layout, instance);

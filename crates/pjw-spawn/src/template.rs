@@ -13,7 +13,8 @@ pub struct Arguments {
     pub(crate) list: Vec<Argument>,
 }
 
-/// One argument of a command, which may contain placeholders.
+/// One argument of a command: a fixed string, or a string with placeholders whose text differs between instances
+/// (processes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Argument {
     /// The same for every instance.
@@ -22,7 +23,7 @@ pub(crate) enum Argument {
     PerInstance(Vec<Piece>),
 }
 
-/// A part of an argument: a literal without NUL bytes, or a placeholder.
+/// A part of an argument: a literal string without NUL bytes, or a placeholder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
     Literal(Vec<u8>),
@@ -136,7 +137,8 @@ impl Piece {
         }
     }
 
-    /// Appends the text of this part to `bytes`, for the instance with the rank `rank` of `size` instances.
+    /// Appends the text of this part of an argument to `bytes`. A placeholder becomes `rank` (the rank of the instance)
+    /// or `size` (the number of instances).
     pub(crate) fn append(&self, rank: u32, size: u32, bytes: &mut Vec<u8>) {
         match self {
             Self::Literal(literal) => bytes.extend_from_slice(literal),

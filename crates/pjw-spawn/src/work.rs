@@ -22,7 +22,8 @@ use crate::spawner::Spawner;
 use crate::tasks::request::MAX_POSTED;
 use crate::tasks::space::AddressSpace;
 
-/// The instances that one spawner thread starts, and how.
+/// The work of one spawner thread, which is a thread that starts processes: the instances to start, and the state that
+/// the thread shares with the batch.
 pub(crate) struct Work {
     pub(crate) setup: Arc<Setup>,
     pub(crate) instances: Arc<[Instance]>,
@@ -36,10 +37,12 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Starts the instances, and sends the results to `socket`. `has_own_table` says whether the thread has its own
-    /// table of file descriptors. If so, the table is closed at the end, because it may contain pipe ends of other
-    /// instances. Returns the host process of tasks that must end together with this thread. The caller must end that
-    /// process.
+    /// Starts the instances (processes), and sends the results to `socket`. `has_own_table` says whether the calling
+    /// thread has its own table of file descriptors. If so, all descriptors in the table are closed at the end, because
+    /// the table may contain pipe ends of other instances.
+    ///
+    /// If the instances are tasks (processes in one address space) that must end together with the calling thread,
+    /// returns the process id of their host. The caller must then end the host.
     pub(crate) fn run(mut self, socket: RawFd, has_own_table: bool) -> Option<Pid> {
         let mut packet = Packet { busy: (now(), now()), ..Packet::default() };
         let space = self.space.take();
@@ -182,7 +185,7 @@ fn send(socket: RawFd, packet: &mut Packet) {
 }
 
 /// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
-/// `CLONE_FILES`). Returns whether the thread has such a table now.
+/// `CLONE_FILES`). Returns whether the call has succeeded.
 pub(crate) fn leave_shared_descriptors() -> bool {
     // SAFETY: the thread uses no descriptor that another thread opens later.
     unsafe { libc::unshare(libc::CLONE_FILES) == 0 }

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::{cli::JsonArg, render::Terminal, render::text::escape_control_characters};
 
-/// The socket of the system log.
+/// The path of the Unix socket of the system log (syslog).
 pub const SYSTEM_LOG: &str = "/dev/log";
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;

@@ -16,8 +16,8 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 /// The size of the stack, in bytes. A build without optimisation needs between 256 and 512 KiB.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Calls `work` on a stack of at least 2 MiB, and returns its result. Where the limit of the stack is smaller, and no
-/// thread can be created, the stack is that of the caller.
+/// Calls `work` on a stack of at least 2 MiB, and returns its result. If the stack of this thread is smaller, `work`
+/// runs in a new thread. If no thread can be created, `work` runs on the smaller stack.
 pub(crate) fn with_enough_stack(work: fn() -> ExitCode) -> ExitCode {
     let limit = getrlimit(Resource::RLIMIT_STACK).map_or(0, |(soft, _)| soft);
     if usize::try_from(limit).unwrap_or(usize::MAX) >= STACK_BYTES { work() } else { in_thread(work) }

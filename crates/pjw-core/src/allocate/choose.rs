@@ -18,7 +18,7 @@ use crate::allocate::tree::{
 use crate::basics::{CpuSet, prelude::*};
 use crate::machine::{Level, Topology};
 
-/// The cores that are available for one request, and the search for the best of them.
+/// Chooses PUs (logical CPUs) for one request of a job, from the cores that are available for the request.
 #[derive(Debug)]
 pub(super) struct Allocator<'a> {
     topology: &'a Topology,
@@ -29,7 +29,7 @@ pub(super) struct Allocator<'a> {
     groups: &'a [CpuSet],
 }
 
-/// The chosen PUs, with the reason for the choice.
+/// The PUs (logical CPUs) that [`Allocator::choose`] chose for a request, and the reason for the choice.
 #[derive(Debug)]
 pub(super) struct Choice {
     /// The chosen PUs.
@@ -41,7 +41,7 @@ pub(super) struct Choice {
     pub(super) kind: Option<u32>,
 }
 
-/// The reason for a choice.
+/// The reason why [`Allocator::choose`] chose certain PUs (logical CPUs). For example, the job keeps the PUs that it holds.
 #[derive(Debug)]
 pub(super) enum ChoiceReason {
     /// The job keeps the PUs that it holds.
@@ -59,7 +59,8 @@ pub(super) enum ChoiceReason {
     Fit(FitTrace),
 }
 
-/// The steps of the best-fit search, for the explanation.
+/// The holes that the best-fit search compared. A hole is the set of available cores of one domain (an L3 cache, a NUMA node or a
+/// package). From the trace, pjw explains to users why certain cores were chosen.
 #[derive(Debug, Default)]
 pub(super) struct FitTrace {
     /// For each level without a hole of sufficient size, the largest hole, smallest level first.
@@ -83,8 +84,9 @@ pub(super) struct Hole {
 }
 
 impl<'a> Allocator<'a> {
-    /// Collects the cores of which all online PUs are available. If siblings may serve two jobs, also the
-    /// available part of other cores. PUs in `present` are held by the job already and are preferred.
+    /// Makes the allocator for one request of a job. The job can get a core if all online PUs (logical CPUs) of the core are in
+    /// `available`. If single PUs are given out, the job can also get a part of a core. The PUs in `present`, which the job
+    /// already holds, are preferred.
     pub(super) fn new(
         topology: &'a Topology,
         unit: Unit,
@@ -123,18 +125,19 @@ impl<'a> Allocator<'a> {
         Self { topology, unit, levels, free_cores, groups: &[] }
     }
 
-    /// Sets the groups of PUs that a shrinking job keeps if possible. Threads with a common address space run on each
-    /// group, and each group is inside one L3 cache or one NUMA node.
+    /// Sets the groups of PUs (logical CPUs) that the job keeps together, if possible, when it gets fewer PUs than it holds. Threads
+    /// with a common address space run on the PUs of each group. Each group lies in one L3 cache or one NUMA node.
     pub(super) fn with_groups(self, groups: &'a [CpuSet]) -> Self {
         Self { groups, ..self }
     }
 
-    /// Returns the number of available units: PUs if the allocator gives out single PUs, otherwise whole cores.
+    /// Returns the number of available cores, or of available PUs (logical CPUs) if single PUs are given out.
     pub(super) fn amount(&self) -> u32 {
         self.amount_of(self.free_cores.iter())
     }
 
-    /// Returns the number of available units in the unit of the request: whole cores or PUs.
+    /// Returns the number of available cores if the request counts cores. Otherwise, returns the number of their PUs (logical
+    /// CPUs).
     pub(super) fn units(&self) -> u32 {
         total_units(&self.free_cores.iter().collect::<Vec<_>>())
     }
@@ -146,17 +149,17 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Returns the number of available units that the job does not hold yet, counted as [`Self::amount`] counts, and
-    /// the PUs that belong to them.
+    /// Returns the number of available cores that the job does not hold, and the PUs (logical CPUs) of these cores. If single
+    /// PUs are given out, the number is the number of these PUs.
     pub(super) fn not_held(&self) -> (u32, CpuSet) {
         let others = || self.free_cores.iter().filter(|free_core| !free_core.held);
         let cpus = others().flat_map(|free_core| free_core.pus.iter().copied()).collect();
         (self.amount_of(others()), cpus)
     }
 
-    /// Returns the number of units, counted as [`Self::amount`] counts, that a request for `units` needs. If the
-    /// allocator gives out whole cores, this is the smallest number of available cores that covers the request. If all
-    /// available cores do not cover the request, cores of the largest size are added.
+    /// Returns how many cores must be allocated for a request for `units` cores or PUs (logical CPUs): the smallest number of
+    /// available cores that suffices. If all available cores do not suffice, cores of the largest size are added. If single PUs
+    /// are given out, returns `units`.
     pub(super) fn amount_for(&self, units: u32) -> u32 {
         let largest = match self.unit {
             Unit::AnyPu => return units,
@@ -170,8 +173,9 @@ impl<'a> Allocator<'a> {
         count_to_cover(sizes, units).saturating_add(missing)
     }
 
-    /// Returns the largest number of units that are available in one domain of `level`, counted as [`Self::amount`]
-    /// counts. If the machine does not have the level, the next larger level is used.
+    /// Returns the number of available cores in the domain of `level` (L3 cache, NUMA node or package) with the most available
+    /// cores. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`, uses the next larger
+    /// level.
     pub(super) fn largest(&self, level: Level) -> u32 {
         let larger = [Level::L3, Level::NumaNode, Level::Package].into_iter().filter(|&other| other >= level);
         let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();
@@ -181,9 +185,9 @@ impl<'a> Allocator<'a> {
         holes.map(|(_, hole)| self.amount_of(hole.into_iter())).max().unwrap_or(0)
     }
 
-    /// Chooses at least `n` units (exactly `n` if PUs are given out one by one). The job keeps what it holds,
-    /// and more PUs are chosen near these. If the job holds nothing, the best fit is chosen. `None` if fewer
-    /// than `n` units are available.
+    /// Chooses at least `n` units for the job: whole cores, or exactly `n` PUs (logical CPUs) if single PUs are given out.
+    /// Prefers the PUs that the job holds, and PUs near these. If the job holds nothing, chooses the best fit. If `spread` is
+    /// true, spreads the units evenly over the machine. Returns `None` if fewer than `n` units are available.
     pub(super) fn choose(&self, n: u32, spread: bool) -> Option<Choice> {
         let (held, others): (Vec<&FreeCore>, Vec<&FreeCore>) =
             self.free_cores.iter().partition(|free_core| free_core.held);

@@ -47,7 +47,8 @@ enum Contents<'s> {
     Parts(Vec<(Part<'s>, Vec<Solution>)>),
 }
 
-/// A number of units to choose from these cores, divided among their domains from `depth` on.
+/// A part of the result of [`fewest_domains`]: some cores, and the number of units (cores or logical CPUs) to choose
+/// from them.
 pub(super) struct CoreShare<'s> {
     /// The cores to choose from.
     pub(super) free_cores: Vec<&'s FreeCore>,
@@ -57,8 +58,10 @@ pub(super) struct CoreShare<'s> {
     pub(super) depth: usize,
 }
 
-/// Divides `n` units among parts of the machine such that the fewest domains are used. Returns the cost and
-/// the shares; `None` if there are fewer than `n` units.
+/// Divides `n` units (cores or logical CPUs) among `free_cores` such that the units lie in the fewest domains. A domain
+/// is a package, a NUMA node or an L3 cache. A larger domain counts more than all smaller domains together.
+/// `level_count` is the number of levels of domains on the machine. Returns the cost (the weighted number of domains)
+/// and the cores to choose from. Returns `None` if `free_cores` have fewer than `n` units.
 pub(super) fn fewest_domains<'s>(
     free_cores: &[&'s FreeCore],
     n: u32,
@@ -164,7 +167,9 @@ impl<'s> Part<'s> {
     }
 }
 
-/// Returns the cost of a set of cores: the number of domains of each level in which they are.
+/// Returns the cost of a choice of cores: the number of domains (packages, NUMA nodes and L3 caches) in which the cores
+/// lie. The number is weighted: one domain of a larger level costs more than all domains of the smaller levels
+/// together. `level_count` is the number of levels of domains on the machine.
 pub(super) fn cost_of(free_cores: &[&FreeCore], level_count: usize) -> u64 {
     let count = |depth: usize| {
         let mut groups: Vec<Group> = free_cores.iter().map(|free_core| free_core.groups[depth]).collect();
@@ -176,8 +181,9 @@ pub(super) fn cost_of(free_cores: &[&FreeCore], level_count: usize) -> u64 {
     (0..level_count).map(|depth| cost(count(depth), depth, level_count)).sum()
 }
 
-/// Returns a lower bound for the cost of `n` units, from the size of every hole of each level. Each level
-/// takes its largest holes, independently of the other levels.
+/// Returns a cost that every choice of `n` units (cores or logical CPUs) reaches or exceeds. The cost is the weighted
+/// number of domains (packages, NUMA nodes and L3 caches) of the choice. `sizes` has, for each level, the number of
+/// available units in each domain. The bound assumes that each level uses only its largest domains.
 pub(super) fn lower_bound(sizes: &[BTreeMap<Group, u32>], n: u32) -> u64 {
     let least = |holes: &BTreeMap<Group, u32>| {
         let of = |domain: bool| holes.iter().filter(move |(group, _)| group.is_domain() == domain);

@@ -5,9 +5,10 @@ use core::cmp::Reverse;
 use crate::allocate::tree::{FreeCore, take_cores, total_units};
 use crate::basics::{CpuSet, prelude::*};
 
-/// Divides the cores that a job holds into two lists: the cores that the job keeps for its `groups`, at most `n` units,
-/// and the cores from which the other units are chosen. Groups are kept from the largest to the smallest. If no whole
-/// group fits into `n` units, a part of the largest group is kept.
+/// Divides `held`, the cores that a job holds, into two lists. The first list has the cores that the job keeps for its
+/// `groups`, with at most `n` units (cores or PUs). The second list has all other cores. A group is a set of PUs
+/// (logical CPUs) on which threads with a common address space run. Keeps whole groups, the largest first. If no whole
+/// group fits into `n` units, keeps a part of the largest group.
 pub(super) fn split_at_groups<'s>(
     groups: &[CpuSet],
     held: Vec<&'s FreeCore>,

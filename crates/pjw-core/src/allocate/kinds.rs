@@ -3,22 +3,25 @@
 use crate::allocate::tree::{FreeCore, total_units};
 use crate::basics::prelude::*;
 
-/// Returns the kind (the index of the CPU core type) of these cores, if all are of the same kind.
+/// Returns the kind of `free_cores` (the index of the CPU core type, such as performance cores) if all of these cores
+/// are of one kind. Returns `None` if the kinds differ or the list is empty.
 pub(super) fn only_kind(free_cores: &[&FreeCore]) -> Option<u32> {
     let kind = free_cores.first()?.kind;
     free_cores.iter().all(|free_core| free_core.kind == kind).then_some(kind)
 }
 
-/// Returns the cores of `kind` if they have `n` units together; else the cores of one other kind; else all
-/// cores.
+/// Chooses cores of the kind `kind` (the index of the CPU core type) from `free_cores`. If these cores have fewer than
+/// `n` units (cores or logical CPUs), chooses the fastest kind that has `n` units instead. Returns the kind and its
+/// cores. If no kind has `n` units, returns `None` and all cores.
 pub(super) fn of_kind(free_cores: Vec<&FreeCore>, kind: u32, n: u32) -> (Option<u32>, Vec<&FreeCore>) {
     let same_kind: Vec<&FreeCore> =
         free_cores.iter().copied().filter(|free_core| free_core.kind == kind).collect();
     if total_units(&same_kind) >= n { (Some(kind), same_kind) } else { one_kind(free_cores, n) }
 }
 
-/// Returns the cores of the fastest kind that has `n` units. If no kind has enough, returns all cores. A job
-/// on cores of two kinds would run at the speed of the slower kind.
+/// Chooses the cores of the fastest kind (CPU core type) in `free_cores` that has `n` units (cores or logical CPUs).
+/// Returns the kind and its cores. If no kind has `n` units, returns `None` and all cores. One kind is better, because
+/// a job on cores of two kinds runs at the speed of the slower kind.
 pub(super) fn one_kind(free_cores: Vec<&FreeCore>, n: u32) -> (Option<u32>, Vec<&FreeCore>) {
     let mut units: BTreeMap<u32, u32> = BTreeMap::new();
     for free_core in &free_cores {

@@ -8,8 +8,9 @@ use crate::machine::{Domain, Level, Topology};
 /// The maximum number of domains that a sentence lists by name. More domains are only counted.
 const MAX_LISTED: usize = 4;
 
-/// Returns two texts for users: the reasons why `choice` was made for a request of `asked` units, the most important
-/// reason first, and a description of the second-best choice.
+/// Returns texts for users: the reasons why `choice` was made, the most important reason first, and a description of
+/// the second-best choice (empty if there is none). The request was for `asked` units; `unit` says whether a unit is a
+/// core or a PU (logical CPU).
 pub(super) fn reasons(topology: &Topology, unit: Unit, asked: u32, choice: &Choice) -> (Vec<String>, String) {
     let text = ReasonText { topology, unit, asked, taken: count_units(topology, unit, &choice.cpus) };
     let cpus = &choice.cpus;

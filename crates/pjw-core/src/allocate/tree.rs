@@ -7,10 +7,11 @@ use smallvec::SmallVec;
 use crate::basics::{Pu, prelude::*};
 use crate::machine::Topology;
 
-/// The PUs of one available core.
+/// The PUs (logical CPUs) of one core that are available for a request.
 pub(super) type Pus = SmallVec<[Pu; 4]>;
 
-/// The unit in which the allocator counts: a whole core or one PU.
+/// The unit in which the allocator counts and gives out PUs (logical CPUs): whole cores, PUs that are given out as
+/// whole cores, or single PUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Whole cores with any number of PUs.
@@ -22,7 +23,8 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    /// Returns the number of units in these PUs of one core.
+    /// Returns the number of units in `pus` (logical CPUs of one core): 1 for [`Unit::Core`], otherwise the number of
+    /// PUs (logical CPUs).
     pub(super) fn size(self, pus: &[Pu]) -> u32 {
         match self {
             Unit::Core => 1,
@@ -31,7 +33,8 @@ impl Unit {
     }
 }
 
-/// The cores of one domain, or the cores that are in no domain of a level.
+/// A set of cores at one level of the machine (L3 cache, NUMA node or package): the cores of one domain, or the cores
+/// that are in no domain of the level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Group {
     /// The cores of the domain with this index in [`Topology`].
@@ -42,7 +45,7 @@ pub(super) enum Group {
 }
 
 impl Group {
-    /// Returns the groups of a PU, one for each level in [`Topology::levels`].
+    /// Returns the groups of cores in which `pu` lies: one group for each level, in the order of [`Topology::levels`].
     pub(super) fn of_pu(topology: &Topology, pu: Pu) -> SmallVec<[Group; 3]> {
         let mut around = None;
         let levels = topology.levels().iter();
@@ -57,13 +60,14 @@ impl Group {
             .collect()
     }
 
-    /// Whether the group is a domain.
+    /// Returns true if the group has the cores of one domain (an L3 cache, a NUMA node or a package). Returns false if
+    /// the group has cores that are in no domain of the level.
     pub(super) fn is_domain(self) -> bool {
         matches!(self, Group::Domain(_))
     }
 }
 
-/// An available core, or the available part of a core.
+/// A core that is available for a request, with all or some of its PUs (logical CPUs).
 #[derive(Debug)]
 pub(super) struct FreeCore {
     /// The index of the core in hwloc's order.
@@ -82,12 +86,13 @@ pub(super) struct FreeCore {
     pub(super) groups: SmallVec<[Group; 3]>,
 }
 
-/// Returns the number of units in these cores.
+/// Returns the number of units in `free_cores`, in the unit of the request (cores or logical CPUs).
 pub(super) fn total_units(free_cores: &[&FreeCore]) -> u32 {
     free_cores.iter().map(|free_core| free_core.size).sum()
 }
 
-/// Groups available cores by the domains of one level. `depth` is the index of the level in [`Topology::levels`].
+/// Groups `free_cores` by the domains of one level (L3 cache, NUMA node or package) in which the cores lie. `depth` is
+/// the index of the level in [`Topology::levels`]. Cores in no domain of the level have groups of their own.
 pub(super) fn cores_by_group<'s>(
     free_cores: &[&'s FreeCore],
     depth: usize,
@@ -99,8 +104,9 @@ pub(super) fn cores_by_group<'s>(
     groups
 }
 
-/// Returns the number of available units in each domain of one level. `depth` is the index of the level in
-/// [`Topology::levels`].
+/// Returns the number of units (cores or logical CPUs) of `free_cores` in each domain of one level (L3 cache, NUMA node
+/// or package). `depth` is the index of the level in [`Topology::levels`]. Cores in no domain of the level have groups
+/// of their own.
 pub(super) fn units_by_group(free_cores: &[&FreeCore], depth: usize) -> BTreeMap<Group, u32> {
     let mut sizes = BTreeMap::new();
     for run in runs(free_cores, depth) {
@@ -113,7 +119,8 @@ fn runs<'a, 's>(free_cores: &'a [&'s FreeCore], depth: usize) -> impl Iterator<I
     free_cores.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
 }
 
-/// Returns the number of cores of a hole that would be used in part if `n` PUs were taken from the hole.
+/// Returns the number of cores that a job would use only in part if it got `n` PUs (logical CPUs) of `hole`. `hole` has
+/// the available cores of one domain. The job would get whole cores first.
 pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
     let (mut wholes, mut parts) = (Vec::new(), Vec::new());
     for free_core in hole {
@@ -131,8 +138,9 @@ pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
     count_to_cover(parts.into_iter().chain(wholes), left)
 }
 
-/// Returns how many of the cores of these sizes are needed for `n` units, if they are used in this order. If all of them
-/// are not enough, returns their number.
+/// Returns how many cores are needed for `n` units (cores or logical CPUs). `sizes` has the number of units of each
+/// core. The cores are used in the order of `sizes`. If all cores together have fewer than `n` units, returns the
+/// number of all cores.
 pub(super) fn count_to_cover(sizes: impl IntoIterator<Item = u32>, n: u32) -> u32 {
     let mut left = n;
     let is_needed = |size: &u32| {
@@ -143,8 +151,9 @@ pub(super) fn count_to_cover(sizes: impl IntoIterator<Item = u32>, n: u32) -> u3
     sizes.into_iter().take_while(is_needed).fold(0, |count, _| count + 1)
 }
 
-/// Chooses `n` units from neighbouring cores: whole cores first. If the rest is smaller than any core, the
-/// smallest remaining core is added.
+/// Chooses cores with at least `n` units (cores or logical CPUs) from `free_cores`: first whole cores, then parts of
+/// cores, neighbouring cores together. Skips a core that has more units than are still missing. If units are missing at
+/// the end, adds the smallest skipped core.
 pub(super) fn take_cores<'s>(free_cores: &[&'s FreeCore], n: u32) -> Vec<&'s FreeCore> {
     let mut sorted = free_cores.to_vec();
     sorted.sort_by_key(|free_core| (!free_core.whole, free_core.position));
@@ -168,8 +177,9 @@ pub(super) fn take_cores<'s>(free_cores: &[&'s FreeCore], n: u32) -> Vec<&'s Fre
     chosen
 }
 
-/// Returns `n` PUs from the same domains as `chosen` that share fewer cores with other jobs, if there are
-/// such PUs; else `chosen`. The rest of a domain that was used up may be half a core.
+/// Returns another choice of `n` PUs (logical CPUs) from the same domains as `chosen`, if the other choice uses fewer
+/// cores only in part. Otherwise, returns `chosen`. `free_cores` has all available cores, and `n` is the number of
+/// requested PUs.
 pub(super) fn with_fewest_split_cores<'s>(
     free_cores: &[&'s FreeCore],
     chosen: Vec<&'s FreeCore>,

@@ -8,8 +8,9 @@ use crate::terms::{
     CgroupCreator, CpusetAction, CpusetChange, GrantedBy, Job, JobCpuset, JobId, Plan, Policy,
 };
 
-/// Checks the planned changes of cpusets. Returns a violation for each change that gives a job PUs outside its grant,
-/// moves a process that is not a member of the job, or changes a cpuset that belongs to another job or to no job.
+/// Checks the planned changes of cpusets. Returns a violation for each change that gives a job PUs (logical CPUs)
+/// outside its grant, moves a process that is not a member of the job, or changes a cpuset that belongs to another job
+/// or to no job.
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut created: BTreeSet<&str> = BTreeSet::new();

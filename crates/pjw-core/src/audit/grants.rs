@@ -7,9 +7,9 @@ use crate::machine::Topology;
 use crate::state::{Holder, WardenState};
 use crate::terms::{Grant, GrantedBy, Job, JobId, Ownership, Policy, PriorityClass};
 
-/// A check whether the PUs that jobs hold violate an invariant of pjw. For example, two jobs must not own the same
-/// PU, unless one of them may share its PUs ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has
-/// one variant for each invariant.
+/// A check whether the PUs (logical CPUs) that jobs hold violate an invariant of pjw. For example, two jobs must not
+/// own the same PU, unless one of them may share its PUs ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+/// [`Violation`] has one variant for each invariant.
 ///
 /// The audit is made once and then updated. It stores what it has read, so [`GrantAudit::update`] checks only the
 /// jobs and PUs that changed.
@@ -47,10 +47,10 @@ struct AuditedGrant {
 }
 
 impl GrantAudit {
-    /// Checks all jobs and all PUs in `state` against the invariants of pjw. The check compares the PUs that each job
-    /// holds (the grant of the job) with the pool, which has the holder of each PU. [`GrantAudit::violations`]
-    /// returns the violations that were found. `policy` says whether the PUs of one core may belong to two jobs
-    /// (`share_smt`).
+    /// Checks all jobs and all PUs (logical CPUs) in `state` against the invariants of pjw. The check compares the PUs
+    /// that each job holds (the grant of the job) with the pool, which has the holder of each PU.
+    /// [`GrantAudit::violations`] returns the violations that were found. `policy` says whether the PUs of one core may
+    /// belong to two jobs (`share_smt`).
     ///
     /// The audit does not follow later changes by itself. After a change of jobs, grants or the pool, the caller must
     /// call [`GrantAudit::update`] with the changed jobs. After a change of `policy` or of the topology in `state`,
@@ -74,8 +74,8 @@ impl GrantAudit {
         audit
     }
 
-    /// Checks the jobs and PUs that changed since the last check against the invariants of pjw. Replaces the
-    /// stored violations that concern these jobs and PUs, and keeps all other violations.
+    /// Checks the jobs and PUs (logical CPUs) that changed since the last check against the invariants of pjw. Replaces
+    /// the stored violations that concern these jobs and PUs, and keeps all other violations.
     ///
     /// `changed` must contain every job that was added, changed or removed since the last check. The function
     /// itself finds the PUs whose holder changed.

@@ -15,8 +15,8 @@ use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
 use crate::terms::{MaskAction, MaskActionKind, Ownership, Plan, Policy};
 
-/// Checks `plan` (the planned changes of affinity masks and cpusets) and `state`, from which the changes were
-/// planned, against the invariants of pjw. For example, two jobs must not own the same PU, unless one of them may
+/// Checks `plan` (the planned changes of affinity masks and cpusets) and `state`, from which the changes were planned,
+/// against the invariants of pjw. For example, two jobs must not own the same PU (logical CPU), unless one of them may
 /// share its PUs ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has one variant for each
 /// invariant.
 ///
@@ -29,8 +29,8 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     found
 }
 
-/// Checks the PUs that jobs hold against the invariants of pjw, and returns all violations. The list is empty if no
-/// invariant is violated. [`Violation`] has one variant for each invariant, for example:
+/// Checks the PUs (logical CPUs) that jobs hold against the invariants of pjw, and returns all violations. The list is
+/// empty if no invariant is violated. [`Violation`] has one variant for each invariant, for example:
 ///
 /// - The grant of a job (the PUs that the job holds) agrees with the pool (the holder of each PU).
 /// - Two jobs do not own the same PU, unless one of them may share its PUs
@@ -42,9 +42,8 @@ pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     GrantAudit::new(state, policy).violations().cloned().collect()
 }
 
-/// Checks the planned changes of affinity masks and cpusets in `plan` against the invariants of pjw, and
-/// returns all violations. For example, the new mask of a job's thread must contain only PUs that the job
-/// holds.
+/// Checks the planned changes of affinity masks and cpusets in `plan` against the invariants of pjw, and returns all
+/// violations. For example, the new mask of a job's thread must contain only PUs (logical CPUs) that the job holds.
 #[must_use]
 pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = cpusets::check_cpusets(state, plan, policy);

@@ -5,9 +5,9 @@ use thiserror::Error;
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid, prelude::*};
 use crate::terms::JobId;
 
-/// A violated invariant of pjw. The invariant is violated either by the planned changes of affinity masks and
-/// cpusets, or by the state (the jobs and their PUs) from which these changes were planned. Every violation is
-/// a bug of pjw.
+/// A violated invariant of pjw. The invariant is violated either by the planned changes of affinity masks and cpusets,
+/// or by the state (the jobs and their logical CPUs) from which these changes were planned. Every violation is a bug of
+/// pjw.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
     /// The pool (the list of all PUs with their holders) and the topology of the machine have different
@@ -133,7 +133,7 @@ pub enum Violation {
 /// The reason why the audit rejects a planned change of a thread's affinity mask. There are three kinds of
 /// change:
 ///
-/// - A confining change restricts a thread to cores of its job. Pinning (the new mask is one PU) is also a
+/// - A confining change restricts a thread to cores of its job. Pinning (the new mask is one logical CPU) is also a
 ///   confining change.
 /// - A restoring change gives a thread its original mask back: the mask that it had before pjw changed it.
 /// - An excluding change keeps a thread that belongs to no job off the PUs that jobs hold.

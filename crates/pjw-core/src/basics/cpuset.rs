@@ -19,9 +19,9 @@ use crate::basics::prelude::*;
 pub struct Pu(pub u32);
 
 impl Pu {
-    /// The highest PU number that a CPU list may contain. A list with a higher number is an error
-    /// ([`CpuListError::TooLarge`]). The limit bounds the memory that a malicious CPU list can make pjw
-    /// allocate. The value is far above 8,191, the highest CPU number that the kernel supports.
+    /// The highest PU (logical CPU) number that a CPU list may contain. A list with a higher number is an error
+    /// ([`CpuListError::TooLarge`]). The limit bounds the memory that a malicious CPU list can make pjw allocate. The value is far
+    /// above 8,191, the highest CPU number that the kernel supports.
     pub const MAX: Pu = Pu(65_535);
 }
 
@@ -45,8 +45,8 @@ impl CpuSet {
         Self::default()
     }
 
-    /// Makes the set of all PUs from `first` to `last`, both included. The set is empty if `first` is
-    /// greater than `last`.
+    /// Makes the set of all PUs (logical CPUs) from `first` to `last`, both included. The set is empty if `first` is greater than
+    /// `last`.
     ///
     /// # Panics
     /// If the set would contain a PU greater than [`Pu::MAX`].
@@ -55,8 +55,8 @@ impl CpuSet {
         (first.0..=last.0).map(Pu).collect()
     }
 
-    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU
-    /// `64 * w + n`. The number of words is not limited: the set may contain PUs greater than [`Pu::MAX`].
+    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU (logical CPU) `64 * w + n`. The
+    /// number of words is not limited: the set may contain PUs greater than [`Pu::MAX`].
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
         // A kernel built for many PUs fills more words than the machine needs. Trailing zero words are
@@ -65,8 +65,8 @@ impl CpuSet {
         Self { words: SmallVec::from_slice(&words[..length]) }
     }
 
-    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU `64 * w + n`. The last word
-    /// is never zero. The slice is empty for the empty set.
+    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU (logical CPU) `64 * w + n`. The last word is never zero.
+    /// The slice is empty for the empty set.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -109,39 +109,39 @@ impl CpuSet {
         self.words.get(word).is_some_and(|bits| bits & bit != 0)
     }
 
-    /// Returns the number of PUs in the set.
+    /// Returns the number of PUs (logical CPUs) in the set.
     #[must_use]
     pub fn len(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether the set contains no PU.
+    /// Whether the set contains no PU (logical CPU).
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// Returns the lowest PU, or `None` if the set is empty.
+    /// Returns the lowest PU (logical CPU), or `None` if the set is empty.
     #[must_use]
     pub fn first(&self) -> Option<Pu> {
         self.iter().next()
     }
 
-    /// Returns the highest PU, or `None` if the set is empty.
+    /// Returns the highest PU (logical CPU), or `None` if the set is empty.
     #[must_use]
     pub fn last(&self) -> Option<Pu> {
         let last = self.words.last()?;
         pu_at(self.words.len() - 1, 63 - last.leading_zeros())
     }
 
-    /// Returns the only PU of the set. `None` if the set is empty or contains more than one PU.
+    /// Returns the only PU (logical CPU) of the set. `None` if the set is empty or contains more than one PU.
     #[must_use]
     pub fn only_pu(&self) -> Option<Pu> {
         let first = self.first()?;
         (self.last() == Some(first)).then_some(first)
     }
 
-    /// Iterates over the PUs in ascending order.
+    /// Iterates over the PUs (logical CPUs) in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Pu> + '_ {
         self.words.iter().enumerate().flat_map(|(index, &word)| {
             let mut left = word;
@@ -156,7 +156,7 @@ impl CpuSet {
         })
     }
 
-    /// Returns the PUs that are in at least one of the two sets.
+    /// Returns the PUs (logical CPUs) that are in at least one of the two sets.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let (long, short) = if self.words.len() >= other.words.len() { (self, other) } else { (other, self) };
@@ -167,19 +167,19 @@ impl CpuSet {
         set
     }
 
-    /// Returns the PUs that are in both sets.
+    /// Returns the PUs (logical CPUs) that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         self.combine(other, |a, b| a & b)
     }
 
-    /// Returns the PUs that are in this set and not in `other`.
+    /// Returns the PUs (logical CPUs) that are in this set and not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         self.combine(other, |a, b| a & !b)
     }
 
-    /// Whether every PU of this set is in `other`.
+    /// Whether every PU (logical CPU) of this set is in `other`.
     #[must_use]
     pub fn is_subset(&self, other: &Self) -> bool {
         self.words
@@ -188,13 +188,13 @@ impl CpuSet {
             .all(|(index, word)| word & !other.words.get(index).copied().unwrap_or(0) == 0)
     }
 
-    /// Whether the two sets have a PU in common.
+    /// Whether the two sets have a PU (logical CPU) in common.
     #[must_use]
     pub fn intersects(&self, other: &Self) -> bool {
         self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
     }
 
-    /// Returns the lowest PU that is in both sets, or `None` if no PU is in both.
+    /// Returns the lowest PU (logical CPU) that is in both sets, or `None` if no PU is in both.
     #[must_use]
     pub fn first_common(&self, other: &Self) -> Option<Pu> {
         let words = self.words.iter().zip(&other.words).map(|(a, b)| a & b);

@@ -7,7 +7,7 @@ use crate::basics::time::Nanos;
 /// The number of earlier values that are kept. Older values are dropped.
 const EARLIER_VALUES: usize = 8;
 
-/// A value, and its earlier values with the time at which each was replaced.
+/// A present value, and up to eight earlier values. Each earlier value has the time at which it was replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct History<T> {
     now: T,
@@ -16,21 +16,21 @@ pub(crate) struct History<T> {
 }
 
 impl<T: PartialEq> History<T> {
-    /// Makes a value without earlier values.
+    /// Makes a history with the present value `now` and without earlier values.
     pub(crate) fn new(now: T) -> Self {
         Self { now, earlier: SmallVec::new() }
     }
 
-    /// Replaces the present value by `value` at the time `at`. The replaced value is kept as an earlier value. Does
-    /// nothing if both values are equal.
+    /// Replaces the present value by `value` at the time `at`, if the values differ. The replaced value becomes an
+    /// earlier value. Does nothing if both values are equal.
     pub(crate) fn set(&mut self, value: T, at: Nanos) {
         if value != self.now {
             self.write(value, at);
         }
     }
 
-    /// Replaces the present value by `value` at the time `at`, also if both values are equal. The replaced value is
-    /// kept as an earlier value.
+    /// Replaces the present value by `value` at the time `at`, even if both values are equal. The replaced value
+    /// becomes an earlier value.
     pub(crate) fn write(&mut self, value: T, at: Nanos) {
         let before = core::mem::replace(&mut self.now, value);
         if self.earlier.len() == EARLIER_VALUES {
@@ -39,16 +39,16 @@ impl<T: PartialEq> History<T> {
         self.earlier.push((before, at));
     }
 
-    /// Undoes the last replacement, because the change on the machine failed: the earlier value is the present value
-    /// again. The failed value is kept as an earlier value, because the change may have been made in part.
+    /// Undoes the last replacement, because the change of the machine to the new value failed. The value before becomes
+    /// the present value again. The new value becomes an earlier value, because the change may have been made in part.
     pub(crate) fn take_back(&mut self) {
         if let Some((before, _)) = self.earlier.last_mut() {
             core::mem::swap(&mut self.now, before);
         }
     }
 
-    /// Corrects the time of the last replacement to `at`, because the change on the machine was made later than
-    /// expected.
+    /// Sets the time of the last replacement to `at`, if `at` is later. Used if the change of the machine to the new
+    /// value was made later than expected.
     pub(crate) fn postpone(&mut self, at: Nanos) {
         if let Some((_, until)) = self.earlier.last_mut() {
             *until = at.max(*until);

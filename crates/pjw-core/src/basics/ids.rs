@@ -204,8 +204,9 @@ impl Comm {
     }
 }
 
-/// The name (comm) of the process that owns the address space of the tasks of `pjwctl spawn --share memory`. The process
-/// shares this address space with the tasks, and only starts them and waits for their ends.
+/// The name (comm) of the process in which the tasks of `pjwctl spawn --share memory` begin. This process owns the
+/// address space that all of these tasks share. The process does nothing else than start the tasks and wait until they
+/// end.
 pub const TASK_HOST_NAME: &CStr = c"pjw-tasks";
 
 impl fmt::Display for Comm {
@@ -248,7 +249,8 @@ pub fn is_cgroup_within(cgroup: &str, ancestor: &str) -> bool {
     cgroup.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The cgroup path `cgroup` and the paths above it, without the root, nearest first.
+/// Iterates over the cgroup path `cgroup` and the paths of all cgroups above, the nearest first, without the root
+/// cgroup. For example, the result for `/a/b` is `/a/b` and `/a`.
 pub(crate) fn enclosing_paths(cgroup: &str) -> impl Iterator<Item = &str> {
     let ends = cgroup.match_indices('/').map(|(at, _)| at).chain([cgroup.len()]).rev();
     ends.filter_map(|end| cgroup.get(..end)).filter(|path| !path.is_empty())

@@ -2,7 +2,7 @@
 
 use crate::basics::{cpuset::CpuSet, prelude::*};
 
-/// Formats a set of PUs for use in a sentence: `CPU 0`, `CPUs 0-3,8`, or `no CPU` for the empty set.
+/// Formats a set of PUs (logical CPUs) for use in a sentence: `CPU 0`, `CPUs 0-3,8`, or `no CPU` for the empty set.
 /// Without the word `CPU`, a reader could mistake the CPU number 0 for a count of CPUs.
 #[must_use]
 pub fn cpus_text(cpus: &CpuSet) -> String {
@@ -13,12 +13,13 @@ pub fn cpus_text(cpus: &CpuSet) -> String {
     }
 }
 
-/// Formats a set with the verb: `CPU 0 is`, `CPUs 0-3 are`.
+/// Formats a set of PUs (logical CPUs) and the verb `is` or `are`, for use in a sentence: `CPU 0 is`, `CPUs 0-3 are`.
 pub(crate) fn cpus_are(cpus: &CpuSet) -> String {
     format!("{} {}", cpus_text(cpus), if cpus.len() == 1 { "is" } else { "are" })
 }
 
-/// Formats a set with the verb in the past: `CPU 0 was`, `CPUs 0-3 were`.
+/// Formats a set of PUs (logical CPUs) and the verb `was` or `were`, for use in a sentence: `CPU 0 was`, `CPUs 0-3
+/// were`.
 pub(crate) fn cpus_were(cpus: &CpuSet) -> String {
     format!("{} {}", cpus_text(cpus), if cpus.len() == 1 { "was" } else { "were" })
 }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
-/// A point in time, in milliseconds since 1970 (UTC), for display to users. Durations are not computed from
-/// it, because an administrator can set this clock.
+/// A point in time, in milliseconds since 1970 (UTC), for display to users. Durations are not computed from such times,
+/// because an administrator can set the system clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnixMillis(pub i64);

@@ -8,10 +8,11 @@ use crate::diagnosis::examination::{
 use crate::diagnosis::words::{count, join_names};
 use crate::terms::{CpuRequest, GrantedBy, JobId};
 
-/// The code of the finding about threads outside of the PUs that their job holds.
+/// The short name of the finding that threads of a job may run on PUs (logical CPUs) that the job does not hold.
 pub(super) const OUTSIDE: &str = "outside";
 
-/// Adds the findings about overlapping jobs, too many threads, and threads outside of their cores.
+/// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about contention for PUs (logical CPUs): several jobs
+/// on the same PUs, jobs with more busy threads than PUs, and threads that may run outside of the PUs of their job.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let stacks = stacks(input);
     let overlaps = overlaps(input).into_iter().filter(|overlap| {
@@ -43,7 +44,8 @@ fn remedy_of_daemon(input: &DiagnosisInput, if_enforcing: &str) -> String {
     }
 }
 
-/// Whether the job may use all online PUs.
+/// Returns true if nothing restricts `job` to certain PUs (logical CPUs): the job holds no PUs, and its threads may run
+/// on all online PUs.
 pub(super) fn is_unbound(input: &DiagnosisInput, job: &ObservedJob) -> bool {
     job.grant.is_none() && input.online.is_subset(&job.allowed_cpus(&input.online))
 }

@@ -4,14 +4,16 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
-/// The limit from which the diagnosis calls a thread busy, in permille of the observed time: 500. A busy thread ran
-/// or waited for a PU during at least half of this time.
+/// The minimum share of the time, in permille, for which a busy thread ran or waited for a PU (logical CPU): 500. A
+/// thread with a smaller share does not count as busy in the diagnosis.
 pub const MIN_BUSY_PERMILLE: u32 = 500;
 
-/// The maximum number of processes that a finding lists. The text has the full number.
+/// The maximum number of pids that a finding of the diagnosis lists: 20. The text of the finding gives the number of
+/// all processes that the finding is about.
 pub(crate) const MAX_PIDS: usize = 20;
 
-/// The maximum number of findings of one kind. A further finding gives the number of those that were left out.
+/// The maximum number of findings of the same kind (with the same [`Finding::code`]) in one diagnosis: 8. An additional
+/// finding gives the number of the findings that were left out.
 pub(crate) const MAX_OF_A_KIND: usize = 8;
 
 /// The severity of a finding of the diagnosis, most severe first: problem, advice or note.
@@ -56,9 +58,9 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Makes a finding that names no jobs, processes or PUs. To add these, call `with_jobs`, `with_pids`
-    /// and `with_cpus`. `code` is the short name of the kind of finding, `text` is the observation, and
-    /// `remedy` says what the user can do.
+    /// Makes a finding that names no jobs, processes or PUs (logical CPUs). To add these, call `with_jobs`, `with_pids`
+    /// and `with_cpus`. `code` is the short name of the kind of finding, `text` is the observation, and `remedy` says
+    /// what the user can do.
     #[must_use]
     pub fn new(severity: Severity, code: &str, text: String, remedy: impl Into<String>) -> Self {
         Self {
@@ -94,7 +96,7 @@ impl Finding {
         self
     }
 
-    /// Sets the PUs that the finding is about, and returns the finding.
+    /// Sets the PUs (logical CPUs) that the finding is about, and returns the finding.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = cpus.clone();
@@ -149,7 +151,7 @@ pub struct DiagnosisInput {
     pub first_person_uid: u32,
 }
 
-/// A job, as `pjwctl doctor` observed it: its PUs, its processes, and the CPU use of its threads between
+/// A job, as `pjwctl doctor` observed it: its PUs (logical CPUs), its processes, and the CPU use of its threads between
 /// two scans of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedJob {
@@ -202,7 +204,7 @@ pub struct ObservedThread {
 }
 
 impl ObservedThread {
-    /// Whether the thread ran or waited for a PU during at least half of the time between the two scans
+    /// Whether the thread ran or waited for a PU (logical CPU) during at least half of the time between the two scans
     /// ([`MIN_BUSY_PERMILLE`]).
     #[must_use]
     pub fn is_busy(&self) -> bool {
@@ -233,7 +235,8 @@ pub struct UnassignedProcess {
     pub threads: Vec<ObservedThread>,
 }
 
-/// An interrupt of a device, with the PUs that handle it. An interrupt on a PU of a job slows down the job.
+/// An interrupt of a device, with the PUs (logical CPUs) that handle it. An interrupt on a PU of a job slows down the
+/// job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interrupt {
     /// The interrupt number (IRQ), as in `/proc/interrupts`.
@@ -366,7 +369,8 @@ pub enum DaemonStatus {
     },
 }
 
-/// What a running `pjwd` reports of lending the cores that guaranteed jobs (the owners) leave idle.
+/// Whether a running `pjwd` lends the idle cores of guaranteed jobs (the owners) to other jobs, and how `pjwd` notices
+/// that an owner needs its cores again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DaemonLending {
     /// Nothing: `pjwd` is older than this report, or has not tried yet whether it hears owners by BPF.
@@ -381,12 +385,14 @@ pub enum DaemonLending {
 }
 
 impl HostFacts {
-    /// How pjwd is started on this host, as the end of a sentence.
+    /// Returns how a user starts pjwd on this host, as a text for the end of a sentence, such as `systemctl start
+    /// pjwd`.
     pub(crate) fn start_command(&self) -> &'static str {
         if self.has_systemd { "systemctl start pjwd" } else { "pjwd, as root or as yourself" }
     }
 
-    /// How pjwd is restarted on this host, as the end of a sentence.
+    /// Returns how a user restarts pjwd on this host, as a text for the end of a sentence, such as `systemctl restart
+    /// pjwd`.
     pub(crate) fn restart_command(&self) -> &'static str {
         if self.has_systemd { "systemctl restart pjwd" } else { "end its process, and start pjwd again" }
     }
@@ -400,8 +406,8 @@ impl DiagnosisInput {
 }
 
 impl ObservedJob {
-    /// Returns the online PUs on which the threads of the job may run: each PU that the affinity mask of at least one
-    /// thread contains. `online` is the set of online PUs of the machine.
+    /// Returns the online PUs (logical CPUs) on which the threads of the job may run: each PU that the affinity mask of
+    /// at least one thread contains. `online` is the set of online PUs of the machine.
     ///
     /// If the job holds PUs, the function ignores each mask with a PU that the job does not hold. The diagnosis
     /// reports the threads with these masks separately.
@@ -412,21 +418,22 @@ impl ObservedJob {
         masks.fold(CpuSet::new(), |allowed, mask| allowed.union(mask)).intersection(online)
     }
 
-    /// Returns the online PUs that the job holds; `None` if the job holds none.
+    /// Returns the online PUs (logical CPUs) that the job holds. `None` if the job holds no PUs. `online` is the set of
+    /// online PUs of the machine.
     pub(crate) fn held_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
         self.grant.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
-    /// Returns the number of busy threads of the job. A thread is busy if it ran or waited for a PU during
-    /// at least half of the time between the two scans.
+    /// Returns the number of busy threads of the job. A thread is busy if it ran or waited for a PU (logical CPU)
+    /// during at least half of the time between the two scans.
     #[must_use]
     pub fn busy_thread_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_busy()).count()
     }
 }
 
-/// Adds at most a fixed number of findings of one kind. A note gives the number of findings that were left
-/// out.
+/// Adds `found` (findings of the same kind) to `findings`: at most eight, the most severe first. If there are more,
+/// also adds a finding that gives the number of the findings that were left out.
 pub(crate) fn push_limited(mut found: Vec<Finding>, findings: &mut Vec<Finding>) {
     found.sort_by_key(|finding| finding.severity);
     let left_out = found.len().saturating_sub(MAX_OF_A_KIND);

@@ -9,8 +9,8 @@ const MIN_FAR_PERMILLE: u128 = 750;
 /// Less memory than this fits into caches, so that its place matters little, in bytes.
 const MIN_FAR_BYTES: u64 = 64 << 20;
 
-/// A process, as input for [`find_far_memory`]: the PUs on which its busy threads last ran, and the size of its
-/// memory on each NUMA node. A thread is busy if it runs or waits for a PU most of the time.
+/// A process, as input for [`find_far_memory`]: the PUs (logical CPUs) on which its busy threads last ran, and the size
+/// of its memory on each NUMA node. A thread is busy if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusyProcessMemory {
     /// The process id.
@@ -73,10 +73,10 @@ impl FarMemory {
     }
 }
 
-/// Returns the processes in `processes` with much far memory: memory on NUMA nodes where none of the busy
-/// threads of the process runs. The far memory must be at least 64 MiB, and at least three quarters of the
-/// memory of the process. Memory on a NUMA node without PUs (such as a memory expander) is ignored, because it
-/// is far from every thread. A process without busy threads is never in the result.
+/// Returns the processes in `processes` with much far memory: memory on NUMA nodes where none of the busy threads of
+/// the process runs. The far memory must be at least 64 MiB, and at least three quarters of the memory of the process.
+/// Memory on a NUMA node without PUs (logical CPUs) (such as a memory expander) is ignored, because it is far from
+/// every thread. A process without busy threads is never in the result.
 #[must_use]
 pub fn find_far_memory(topology: &Topology, processes: &[BusyProcessMemory]) -> Vec<FarMemory> {
     processes.iter().filter_map(|process| far_memory(topology, process)).collect()

@@ -96,7 +96,8 @@ pub fn conflicting_programs(
     found
 }
 
-/// Adds the findings about the kernel, the boot parameters, other programs and pjw.
+/// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the host: the kernel and its boot parameters,
+/// other programs that work against pjw, batch schedulers, cpusets, and the state of pjwd.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     findings.extend(warden(input));
     conflicts(input, findings);

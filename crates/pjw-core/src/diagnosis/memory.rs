@@ -46,12 +46,14 @@ impl WorkerMemory {
         Self { at: measured_at, workers, own }
     }
 
-    /// Makes a measurement from counters, without a reading of pages. `charged_bytes` is the anonymous memory of the job's
-    /// cgroup, in bytes, in which the kernel counts each page once. `anonymous_bytes` is that of each address space.
+    /// Makes a measurement from memory counters of the kernel, without reading page tables. `measured_at` is the time
+    /// of the measurement, in ns since boot. `charged_bytes` is the anonymous memory of the job's cgroup, in bytes, in
+    /// which the kernel counts each page once. `anonymous_bytes` has the anonymous memory of each address space of the
+    /// job, in bytes, in which a shared page counts for each address space.
     ///
-    /// An address space counts as a worker if it has at least a quarter of the largest amount. The estimate assumes that the
-    /// workers share the same pages, as after fork(2). So a parent that shares its memory with the workers counts as one of
-    /// them.
+    /// An address space counts as a worker if it has at least a quarter of the largest value in `anonymous_bytes`. The
+    /// estimate assumes that all workers share the same pages, as after fork(2). So a parent that shares its memory
+    /// with the workers also counts as a worker.
     #[must_use]
     pub fn from_counters(measured_at: Nanos, charged_bytes: u64, anonymous_bytes: &[u64]) -> Self {
         let largest = anonymous_bytes.iter().copied().max().unwrap_or(0);

@@ -15,7 +15,8 @@ const DISTURBANCE_PERMILLE: u64 = 10;
 /// Interrupts are reported as a disturbance from this rate on, per second.
 const FREQUENT_PER_SECOND: u64 = 100;
 
-/// Adds the findings about system daemons, interrupts and processes in no job.
+/// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about other load on the PUs (logical CPUs) of jobs:
+/// system daemons, interrupts, and processes that belong to no job.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let jobs = JobPus::new(input);
     findings.extend(daemons(input, &jobs));

@@ -9,10 +9,12 @@ use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 
-/// The code of the finding about members outside of the cgroup that their scheduler made.
+/// The short name of the finding that processes of a job are outside of the cgroup that the batch scheduler made for
+/// the job.
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
 
-/// Adds the findings about the cores, the cgroup and the cpuset of each job.
+/// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the placement of each job: its cores and NUMA
+/// nodes, its cgroup and its cpuset.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(input));
     push_limited(input.jobs.iter().filter_map(outside_cgroup).collect(), findings);

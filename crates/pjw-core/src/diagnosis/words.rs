@@ -23,7 +23,7 @@ pub(super) fn join_names<T: Display>(things: impl IntoIterator<Item = T>) -> Str
     }
 }
 
-/// Formats a number with its noun: `1 thread`, `2 threads`.
+/// Formats the number `n` with its noun: `1 thread`, `2 threads`. `one` is the noun in the singular.
 pub(super) fn count(n: usize, one: &str) -> String {
     if n == 1 {
         return format!("1 {one}");
@@ -32,7 +32,7 @@ pub(super) fn count(n: usize, one: &str) -> String {
     format!("{n} {one}{plural}")
 }
 
-/// Formats an amount of memory with one decimal: `1.2 GiB`, `512.0 MiB`.
+/// Formats a size in bytes with one decimal and a binary unit: `1.2 GiB`, `512.0 MiB`.
 pub(super) fn bytes(amount: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")];
     let (size, unit) = UNITS.into_iter().find(|(size, _)| amount >= *size).unwrap_or((1 << 10, "KiB"));
@@ -40,7 +40,7 @@ pub(super) fn bytes(amount: u64) -> String {
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
-/// Formats permille of one PU as a percentage with one decimal.
+/// Formats a share in permille as a percentage with one decimal: 302 as `30.2 %`.
 pub(super) fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }

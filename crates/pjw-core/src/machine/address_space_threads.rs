@@ -20,7 +20,8 @@ pub struct AddressSpaceThreads {
     pub threads: Vec<ThreadPlace>,
 }
 
-/// The place of one thread: the PU on which the thread ran last, and the PU to which pjw has pinned the thread.
+/// The place of one thread: the PU (logical CPU) on which the thread ran last, and the PU to which pjw has pinned the
+/// thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadPlace {
     /// The PU on which the thread ran last.
@@ -30,8 +31,8 @@ pub struct ThreadPlace {
 }
 
 impl AddressSpaceThreads {
-    /// Returns the PUs of the threads of this group. The PU of a pinned thread is the PU to which pjw has pinned the
-    /// thread. The PU of any other thread is the PU on which the thread ran last.
+    /// Returns the PUs (logical CPUs) of the threads of this group. The PU of a pinned thread is the PU to which pjw
+    /// has pinned the thread. The PU of any other thread is the PU on which the thread ran last.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.threads.iter().map(|thread| thread.pinned_pu.unwrap_or(thread.last_cpu)).collect()
@@ -60,8 +61,8 @@ impl AddressSpaceThreads {
     }
 }
 
-/// The cores for one [`AddressSpaceThreads`], as [`choose_group_cores`] has chosen them: one core for each
-/// thread. All of these cores are in one L3 cache, or all are in one NUMA node.
+/// The cores that [`choose_group_cores`] has chosen for one group of threads ([`AddressSpaceThreads`]): one core for
+/// each thread. All of these cores are in one L3 cache, or all are in one NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupCores {
     /// [`Level::L3`] or [`Level::NumaNode`].
@@ -70,22 +71,26 @@ pub struct GroupCores {
     pub cpus: CpuSet,
 }
 
-/// Chooses one core for each thread of each group, so that the cores of a group are close together. All cores of a
-/// group are in one L3 cache. If this is not possible, all are in one NUMA node. No core is chosen for two groups.
+/// Chooses one core for each thread of each group, so that the cores of a group are close together: in one L3 cache, or
+/// else in one NUMA node. No core is chosen for two groups.
 ///
-/// `free_cores` lists the cores that can be chosen. Each item is the set of the PUs of one core. `groups` lists the
-/// groups. The function chooses in this order:
+/// - `groups` lists the groups. The threads of a group share an address space.
+/// - `free_cores` lists the cores that can be chosen. Each item is the set of the PUs (logical CPUs) of one core.
 ///
-/// - Placed groups come before all other groups. A group is placed if its threads are already pinned to separate
-///   cores of one L3 cache or of one NUMA node. Within each kind, the group with the most threads comes first.
+/// A group is called placed if its threads are already pinned to different cores of one L3 cache or of one NUMA node.
+/// The function chooses by these rules:
+///
+/// - Placed groups come before all other groups. Among the placed groups, and among the others, the group with the most
+///   threads comes first.
 /// - A group that is placed in one L3 cache keeps its cores, even if `free_cores` does not contain them. Any other
 ///   group gets free cores of an L3 cache that has enough of them.
-/// - If several L3 caches are possible, the one to which most threads of the group are pinned is chosen. If they are
-///   equal in this, the one on which most threads ran last is chosen, then the first one.
-/// - If no L3 cache is possible, a NUMA node is chosen by the same rules.
+/// - If several L3 caches have enough free cores, the one to which most threads of the group are pinned is chosen. If
+///   these numbers are equal, the one on which most threads ran last is chosen, then the first one.
+/// - If no L3 cache has enough free cores, a NUMA node is chosen by the same rules.
 ///
-/// Returns the chosen cores by [`AddressSpaceThreads::number`]. A group for which no L3 cache and no NUMA node is
-/// possible is missing in the result. A placed group is also missing if an earlier group has got one of its cores.
+/// Returns the chosen cores by [`AddressSpaceThreads::number`]. The result has no entry for a group if no L3 cache and
+/// no NUMA node has enough free cores. It also has no entry for a placed group if an earlier group got one of its
+/// cores.
 #[must_use]
 pub fn choose_group_cores(
     topology: &Topology,
@@ -140,12 +145,13 @@ fn choose_cores(
     })
 }
 
-/// Whether a move of a job leaves the threads of each group as close together as before. `from` and `to` are the PUs
-/// of the job before and after the move. `groups` are the groups of threads that share an address space.
+/// Returns whether a move of a job leaves the threads of each group as close together as before. `from` and `to` are
+/// the PUs (logical CPUs) of the job before and after the move. `groups` are the groups of threads that share an
+/// address space.
 ///
-/// If [`choose_group_cores`] finds cores for a group in one L3 cache of `from`, it must also find cores in one L3
-/// cache of `to`. If it finds cores only in one NUMA node of `from`, it must find cores in one L3 cache or one NUMA
-/// node of `to`. The PUs to which the threads are pinned at present are ignored, because the move changes them.
+/// If [`choose_group_cores`] finds cores for a group in one L3 cache of `from`, it must also find cores in one L3 cache
+/// of `to`. If it finds cores only in one NUMA node of `from`, it must find cores in one L3 cache or one NUMA node of
+/// `to`. The PUs to which the threads are pinned at present are ignored, because the move changes them.
 #[must_use]
 pub fn keeps_groups_together(
     topology: &Topology,

@@ -18,8 +18,8 @@ use crate::machine::topology::Topology;
 /// A job that is started inside another job inherits the variables of the outer job. The record tells pjw which
 /// inherited variables pjw itself set. pjw replaces these, and keeps the variables that the user set.
 const RECORD_VARIABLE: &str = "PJW_VARIABLES";
-/// The maximum number of entries in the configured list of CPU count variables. A CPU count variable is an
-/// environment variable that tells a program on how many cores or PUs it may run, such as `OMP_NUM_THREADS`.
+/// The maximum number of entries in the configured list of CPU count variables. A CPU count variable is an environment
+/// variable that tells a program on how many cores or PUs (logical CPUs) it may run, such as `OMP_NUM_THREADS`.
 pub const MAX_CPU_COUNT_VARIABLES: usize = 64;
 /// The maximum number of characters in the name of a variable.
 const MAX_NAME_LENGTH: usize = 128;
@@ -55,8 +55,8 @@ pub struct CpuCounts {
 }
 
 impl CpuCounts {
-    /// Counts the PUs in `cpus`, and the cores that have at least one PU in `cpus`. `topology` is the topology
-    /// of the machine.
+    /// Counts the PUs (logical CPUs) in `cpus`, and the cores that have at least one PU in `cpus`. `topology` is the
+    /// topology of the machine.
     #[must_use]
     pub fn from_cpus(topology: &Topology, cpus: &CpuSet) -> Self {
         let pus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
@@ -143,8 +143,8 @@ impl CpuCountVariable {
         &self.name
     }
 
-    /// Returns the value of this environment variable for a program that may run on the cores and PUs counted
-    /// in `counts`. The value is the number of cores or the number of PUs, depending on the variable, and at
+    /// Returns the value of this environment variable for a program that may run on the cores and PUs (logical CPUs)
+    /// counted in `counts`. The value is the number of cores or the number of PUs, depending on the variable, and at
     /// least 1.
     #[must_use]
     pub fn value(&self, counts: CpuCounts) -> u32 {
@@ -197,8 +197,8 @@ impl FromStr for CpuCountVariable {
     }
 }
 
-/// Parses the configured list of environment variables that tell programs on how many cores or PUs they may
-/// run. Each entry is one variable, written `NAME=cores` or `NAME=pus`.
+/// Parses the configured list of environment variables that tell programs on how many cores or PUs (logical CPUs) they
+/// may run. Each entry is one variable, written `NAME=cores` or `NAME=pus`.
 ///
 /// # Errors
 /// If an entry is invalid, or if an earlier entry has the same variable. Returns the index of the first such
@@ -220,7 +220,7 @@ pub fn parse_cpu_count_variables<'t>(
 /// Returns the names and values of the environment variables that pjw sets for a program, such as the name
 /// `OMP_NUM_THREADS` and the value `4`. pjw sets each variable in `variables` that the user has not set.
 ///
-/// - `counts` has the numbers of cores and PUs on which the program may run.
+/// - `counts` has the numbers of cores and PUs (logical CPUs) on which the program may run.
 /// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means that the
 ///   variable is not set there.
 ///

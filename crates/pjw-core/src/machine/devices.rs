@@ -6,10 +6,10 @@ use strum::IntoStaticStr;
 
 use crate::basics::{CpuSet, prelude::*};
 
-/// Details of a machine in addition to its cores, caches, NUMA nodes and packages. These are its dies, the
-/// kinds of its cores, its PCI devices, and the PUs that pjw can't use. A PU can't be used if it is offline, or
-/// if it is outside the cpuset of the process that read the topology. A list in this type is empty if the
-/// machine has no such parts, or if they could not be read.
+/// Details of a machine in addition to its cores, caches, NUMA nodes and packages. These are its dies, the kinds of its
+/// cores, its PCI devices, and the PUs (logical CPUs) that pjw can't use. A PU can't be used if it is offline, or if it
+/// is outside the cpuset of the process that read the topology. A list in this type is empty if the machine has no such
+/// parts, or if they could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MachineDetails {
@@ -29,7 +29,7 @@ pub struct MachineDetails {
     pub disallowed_pus: CpuSet,
 }
 
-/// A die: one piece of silicon in a package, with its number and its PUs.
+/// A die: one piece of silicon in a package, with its number and its PUs (logical CPUs).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Die {
     /// The number of the die in its package. Dies of different packages may have the same number.
@@ -38,7 +38,7 @@ pub struct Die {
     pub cpus: CpuSet,
 }
 
-/// A kind of core, such as performance cores or efficiency cores, with the PUs of this kind.
+/// A kind of core, such as performance cores or efficiency cores, with the PUs (logical CPUs) of this kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreKind {
     /// The name of the kind: `performance`, `efficiency`, or a name that the vendor chose.
@@ -64,8 +64,8 @@ pub enum DeviceClass {
     Storage,
 }
 
-/// A device, such as a GPU or a network card, and the PUs that are nearest to the device. A user can request
-/// cores near a device for a job.
+/// A device, such as a GPU or a network card, and the PUs (logical CPUs) that are nearest to the device. A user can
+/// request cores near a device for a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// The class of the device, such as GPU or network card.

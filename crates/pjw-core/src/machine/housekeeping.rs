@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::basics::{CpuListError, CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule in the configuration that selects the housekeeping PUs of a machine. Housekeeping PUs are
+/// The rule in the configuration that selects the housekeeping PUs (logical CPUs) of a machine. Housekeeping PUs are
 /// reserved for the system: pjw grants them to no job.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum HousekeepingRule {
@@ -137,8 +137,9 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the housekeeping PUs (PUs that are reserved for the system) that the rule selects on the machine with
-    /// this topology. The result consists of whole cores. The result is empty for [`HousekeepingRule::None`].
+    /// Returns the housekeeping PUs (logical CPUs that are reserved for the system) that the rule selects on the
+    /// machine with this topology. The result consists of whole cores. The result is empty for
+    /// [`HousekeepingRule::None`].
     ///
     /// # Errors
     /// - If the rule lists a PU that the machine does not have.

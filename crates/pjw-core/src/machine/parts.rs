@@ -8,9 +8,9 @@ use crate::basics::cpuset::CpuListError;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule by which [`divide_into_parts`] divides the PUs of a job into parts: the value of the option
-/// `--map` of `pjwctl spawn`. `pjwctl spawn` starts several processes of one program (the instances), and
-/// gives one part to each instance.
+/// The rule by which [`divide_into_parts`] divides the PUs (logical CPUs) of a job into parts: the value of the option
+/// `--map` of `pjwctl spawn`. `pjwctl spawn` starts several processes of one program (the instances), and gives one
+/// part to each instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum DivisionRule {
     /// Each part consists of cores that are neighbours in hwloc's logical order. The number of parts is the
@@ -73,12 +73,12 @@ fn list(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
     if cpus.is_empty() { Err(DivisionRuleError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
-/// Divides `cpus` (the PUs of a job) into parts by `rule`, and returns the parts. `pjwctl spawn` starts several
-/// processes and gives one part to each. `instances` is the number of these processes. With
+/// Divides `cpus`, the PUs (logical CPUs) of a job, into parts by `rule`, and returns the parts. `pjwctl spawn` starts
+/// several processes and gives one part to each. `instances` is the number of these processes. With
 /// [`DivisionRule::Even`], there are at most this many parts. With other rules, `instances` has no effect.
 ///
-/// The parts are in hwloc's logical order, and no part is empty. With [`DivisionRule::Lists`], the result is
-/// the lists in the rule without any change, even if a list contains PUs outside `cpus`.
+/// The parts are in hwloc's logical order, and no part is empty. With [`DivisionRule::Lists`], the result is the lists
+/// in the rule without any change, even if a list contains PUs outside `cpus`.
 #[must_use]
 pub fn divide_into_parts(
     topology: &Topology,
@@ -106,16 +106,17 @@ pub fn divide_into_parts(
     }
 }
 
-/// Divides `cpus` (the PUs of a job) into parts by `rule` for `tasks` processes that share one address space. As
-/// [`divide_into_parts`], but the first `tasks` parts are in one L3 cache, or else in one NUMA node, if they fit there:
+/// Divides `cpus`, the PUs (logical CPUs) of a job, into parts by `rule` for `tasks` processes that share one address
+/// space. If possible, the first `tasks` parts are in one L3 cache, or else in one NUMA node. Otherwise, the result is
+/// the same as that of [`divide_into_parts`].
 ///
-/// - [`DivisionRule::Even`]: each part needs as many cores as the smallest part of [`divide_into_parts`] has. If an L3
-///   cache or a NUMA node has so many cores of `cpus` for each task, only the cores in it are divided.
-/// - [`DivisionRule::Core`], [`DivisionRule::Pu`]: if there are more parts than tasks, parts in one L3 cache or NUMA
-///   node come first.
-/// - Other rules: no difference.
+/// - [`DivisionRule::Even`]: each task should get the number of cores in `cpus` divided by `tasks`, rounded down, but
+///   at least one core. If one L3 cache or NUMA node has enough cores for this, only its cores are divided.
+/// - [`DivisionRule::Core`], [`DivisionRule::Pu`]: if one L3 cache or NUMA node contains at least `tasks` parts, its
+///   parts come first.
+/// - Other rules: no difference to [`divide_into_parts`].
 ///
-/// Of several L3 caches or NUMA nodes, the first one in hwloc's logical order is chosen.
+/// If several L3 caches or NUMA nodes are suitable, the first one in hwloc's logical order is chosen.
 #[must_use]
 pub fn divide_for_tasks(topology: &Topology, cpus: &CpuSet, rule: &DivisionRule, tasks: u32) -> Vec<CpuSet> {
     let count = usize::try_from(tasks).unwrap_or(usize::MAX).max(1);

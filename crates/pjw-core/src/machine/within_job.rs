@@ -10,8 +10,8 @@ use thiserror::Error;
 use crate::basics::{CpuSet, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule by which pjw chooses a NUMA node for each new process of a job that has PUs in several NUMA nodes.
-/// The rule is the value of the option `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`. With
+/// The rule by which pjw chooses a NUMA node for each new process of a job that has PUs (logical CPUs) in several NUMA
+/// nodes. The rule is the value of the option `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`. With
 /// the rule `Default`, pjw chooses no NUMA node. All other rules are launch policies of mpsched(1) of HP-UX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub enum NumaNodeRule {
@@ -95,7 +95,8 @@ impl FromStr for NumaNodeRule {
 }
 
 /// A NUMA node in which a job has cores, as input for [`choose_numa_node`]: the number of the job's cores there, and
-/// the number of the job's busy threads there. A thread is busy if it runs or waits for a PU most of the time.
+/// the number of the job's busy threads there. A thread is busy if it runs or waits for a PU (logical CPU) most of the
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NumaNodeLoad {
     /// The kernel's number of the NUMA node.
@@ -112,8 +113,8 @@ impl NumaNodeLoad {
     }
 }
 
-/// Returns the NUMA nodes that contain PUs of `cpus`, in hwloc's logical order. Each entry has the number of
-/// cores of the NUMA node that have a PU in `cpus`. The number of busy threads is 0 in each entry: the caller
+/// Returns the NUMA nodes that contain PUs (logical CPUs) of `cpus`, in hwloc's logical order. Each entry has the
+/// number of cores of the NUMA node that have a PU in `cpus`. The number of busy threads is 0 in each entry: the caller
 /// sets this number.
 #[must_use]
 pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoad> {
@@ -166,16 +167,15 @@ pub fn choose_numa_node(
     node.map(|node| node.number)
 }
 
-/// Sorts `parts` (sets of PUs of a job) by `rule`, and returns the sorted list. `pjwctl spawn` starts several
-/// processes of one program. The first process gets the first part, the second process the second part, and so
-/// on. A part belongs to the NUMA node of its first PU.
+/// Sorts `parts` by `rule`, and returns the sorted list. Each part is a set of PUs (logical CPUs) of a job.
+/// `pjwctl spawn` starts several processes of one program: the first process gets the first part, the second process
+/// the second part, and so on. A part belongs to the NUMA node of its first PU.
 ///
 /// - `Default` does not change the order.
 /// - `Fill` and `Packed` list all parts of one NUMA node before the parts of the next NUMA node.
 /// - `RoundRobin` takes one part from each NUMA node in turn.
-/// - `LeastLoaded` mixes the NUMA nodes evenly over the whole list: a node with twice as many parts has twice as many places in
-///   each stretch of the list. Example: one NUMA node has four parts and another has two. The list then has two parts of the
-///   first for each part of the second.
+/// - `LeastLoaded` mixes the parts of the NUMA nodes in proportion to their numbers. Example: one NUMA node has four
+///   parts and another has two. The list then has two parts of the first NUMA node for each part of the second.
 ///
 /// The parts of one NUMA node keep their order.
 #[must_use]

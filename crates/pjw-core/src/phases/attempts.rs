@@ -17,7 +17,8 @@ const MAX_PER_MINUTE: u32 = 32;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The attempts that were reported in this cycle. The phase `masks` does not report the resulting masks
+/// The attempts of processes to run outside of the PUs (logical CPUs) of their job that were reported in this cycle. An
+/// attempt is a call of sched_setaffinity(2). If an attempt changed an affinity mask, the new mask is not reported
 /// again.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedAttempts {
@@ -38,8 +39,8 @@ struct AffinityAttempt<'a> {
     thread: Option<(ProcessId, Tid)>,
 }
 
-/// Reports the processes that requested PUs which their job does not hold: one event for each process. Called before
-/// grants and members change in this cycle, so that processes that have just exited are still known.
+/// Reports each process that requested PUs (logical CPUs) outside of its job with sched_setaffinity(2): one event for
+/// each process. Must be called before this cycle removes the processes that have ended, so that these are still known.
 pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
     if requests.is_empty() && draft.state.affinity_requesters.is_empty() {

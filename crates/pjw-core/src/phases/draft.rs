@@ -9,7 +9,9 @@ use crate::terms::{
     Warning,
 };
 
-/// The decision of a cycle while the phases make it: the input, the state, and the output so far.
+/// The unfinished decision of one cycle of pjwd (a scan, a decision and the decided changes): the scan, the settings,
+/// the state of pjw, and the output so far. The decision is made in several phases. Each phase changes the state and
+/// adds output.
 pub(crate) struct Draft<'a> {
     /// The state, which the phases change.
     pub(crate) state: &'a mut WardenState,
@@ -30,7 +32,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) out: Output,
 }
 
-/// The output of the phases, except the plan. The entries of each list are in the order in which the phases added them.
+/// The output of a decision except the planned changes: journal records, events, warnings and job reports. The entries
+/// of each list are in the order in which they were added.
 #[derive(Default)]
 pub(crate) struct Output {
     /// The records for the journal.
@@ -46,8 +49,8 @@ pub(crate) struct Output {
 }
 
 impl<'a> Draft<'a> {
-    /// Makes a draft without output. After a full scan, and if everything must be planned again, all processes are
-    /// checked for membership in a job.
+    /// Makes a draft without output. `seen` is the scan of this cycle. The jobs of all processes are determined again
+    /// if the scan is full, or if everything in `state` must be planned again.
     pub(crate) fn new(state: &'a mut WardenState, seen: &'a Snapshot, policy: &'a Policy) -> Self {
         let full = seen.scope == ScanScope::Full;
         Self {
@@ -62,14 +65,15 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The processes that the snapshot found alive, in ascending order.
+    /// Returns the pids of the processes that the scan of this cycle found alive, in ascending order.
     pub(crate) fn scanned_pids(&self) -> impl Iterator<Item = Pid> + use<'a> {
         self.seen.processes.values().filter_map(Observed::present).map(|process| process.id.pid)
     }
 }
 
 impl Draft<'_> {
-    /// The ids of the jobs to plan: the dirty ones, and those that hold no cores.
+    /// Returns the ids of the jobs that this cycle plans: jobs that have changed, and jobs that hold no cores. Returns
+    /// all jobs if everything must be planned again.
     pub(crate) fn jobs_to_plan(&self) -> BTreeSet<JobId> {
         let state = &*self.state;
         if state.dirty.contains_everything() {
@@ -79,14 +83,16 @@ impl Draft<'_> {
         dirty.chain(state.jobs.without_cores().map(|job| &job.id)).cloned().collect()
     }
 
-    /// Applies a record to the registry of cpusets, and adds it to the records for the journal.
+    /// Applies `record` to the list of cpusets in the state, and adds `record` to the records for the journal (pjwd's
+    /// files).
     pub(crate) fn record_cpuset(&mut self, record: CpusetRecord) {
         let state = &mut *self.state;
         state.cpusets.apply_record(&record, state.topology.cpus(), self.now.since_boot);
         self.out.records.push(Record::Cpuset(record));
     }
 
-    /// Changes a job, if the job exists.
+    /// Applies `change` to the job `id` in the state, and adds the changed job to the records for the journal. Does
+    /// nothing if the job does not exist.
     pub(crate) fn change_job(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
         if let Some(mut job) = self.state.jobs.get(id).cloned() {
             change(&mut job);
@@ -94,7 +100,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Remembers a job if it is new or changed.
+    /// Stores a new or changed job in the state, and adds the job to the records for the journal. Does nothing if the
+    /// state already contains the same job without a change.
     pub(crate) fn put_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
@@ -114,8 +121,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Marks the processes whose membership may change because `job` begins or ends: the processes whose attributes
-    /// name the job, and the processes of the owner of the job that a job may adopt.
+    /// Marks the processes whose job must be determined again because `job` begins or ends. These are the processes
+    /// whose attributes (such as the environment) name the job. If jobs adopt processes, or if the owner has no other
+    /// job, these are also all processes of the owner.
     pub(crate) fn recheck_for_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.marked_for(&job.id));
         if self.policy.adopt_unassigned_processes || self.state.jobs.of_owner(job.owner).next().is_none() {
@@ -124,8 +132,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes to the journal the masks that are about to be requested by `actions`. For each thread, also writes the
-    /// original mask, which a release of the job restores.
+    /// Writes to the journal the affinity masks that `actions` are about to request. For each thread, also writes the
+    /// original mask, which the thread gets back when its job is released.
     pub(crate) fn begin_writes(&mut self, actions: &[MaskAction]) {
         let now = self.now.since_boot;
         for MaskAction { thread, requested_mask, .. } in actions {
@@ -139,9 +147,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the mask of a thread to the journal before its cpuset changes. Kernels before Linux 6.2 forget the
-    /// requested mask at this change, so a restarted daemon could not read it. This also applies to a mask that a
-    /// program requested after a request of pjw.
+    /// Writes the requested affinity mask and the original mask of a thread to the journal. Must be called before the
+    /// cpuset of the thread changes: kernels before Linux 6.2 forget the requested mask at this change, so a restarted
+    /// daemon could not read the mask. Does nothing if the journal already contains both masks.
     pub(crate) fn start_journaling(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
         if self.state.mask_mut(&thread).is_some_and(|entry| entry.mark_journaled(now)) {
@@ -149,7 +157,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the mask entry of a thread to the journal, if pjw set the mask or the journal already contains the entry.
+    /// Writes the affinity masks that were requested for a thread to the journal. Does nothing if the journal need not
+    /// contain the masks of the thread, because pjw has not changed its mask.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
         if let Some(entry) = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some())
         {
@@ -157,8 +166,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes to the journal that the mask of a thread is again the mask that its program requested. Not done while a
-    /// cpuset may hide this mask from a restarted daemon.
+    /// Writes to the journal that a thread has the mask that its program requested, so that pjwd need not restore its
+    /// mask after a restart. Does nothing while a cpuset may hide this mask from a restarted daemon.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let pid = thread.process.pid;
         let known = self.state.tracked(pid).and_then(|member| member.threads.get(&thread.tid));
@@ -174,7 +183,8 @@ impl Draft<'_> {
     }
 }
 
-/// Warns that something is not done for a job, with the reason and the remedy.
+/// Adds a warning for users about `job`. `code` is the short name of the warning. `why` says what pjw does not do for
+/// the job and why. `remedy` says what the user can do.
 pub(crate) fn warn(
     draft: &mut Draft<'_>,
     job: &JobId,

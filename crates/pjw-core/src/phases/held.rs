@@ -6,8 +6,9 @@ use crate::basics::Nanos;
 use crate::state::WardenState;
 use crate::terms::{JobId, Ownership};
 
-/// Returns two numbers: the cores that a job holds, and the online PUs of these cores. A frozen job holds no cores,
-/// although its grant still names the PUs that it had last.
+/// Returns two numbers for a job: the number of cores that the job holds, and the number of online PUs (logical CPUs)
+/// that it holds. Both are 0 for a frozen job, although its grant still names the PUs that it had last. A job is frozen
+/// while it can borrow no cores.
 pub(crate) fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
     let is_frozen = state.grant_of(job).is_some_and(|grant| grant.ownership == Ownership::Frozen);
     let cpus = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&state.pool.online_cpus()));
@@ -16,8 +17,8 @@ pub(crate) fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
     (state.topology.overlapping_core_count(&cpus), u32::try_from(cpus.len()).unwrap_or(u32::MAX))
 }
 
-/// Adds the cores that a job holds to the present usage sample of the job, for the time until `now` (in ns since boot).
-/// Must be called before each change of the grant, and before the sample ends.
+/// Adds the core time (number of held cores times duration) of a job to its present usage sample. The duration ends at
+/// `now`, in ns since boot. Must be called before each change of the grant, and before the sample ends.
 pub(crate) fn note_held(state: &mut WardenState, job: &JobId, now: Nanos) {
     let (cores, _) = held(state, job);
     if let Some(open) = state.usage.of_job_mut(job).filter(|open| open.sample_began_at != Nanos(0)) {

@@ -11,7 +11,8 @@ use crate::phases::draft::{Draft, warn};
 use crate::phases::jobs;
 use crate::terms::{CpuRequest, Event, EventKind, Grant, Job, JobId};
 
-/// Grants other cores to the jobs whose cores went offline, near their remaining cores if possible.
+/// Grants other cores to the jobs whose cores went offline, near their remaining cores if possible. If no cores are
+/// free, a job keeps its remaining cores, or waits for cores if it has none.
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
     let online = draft.state.pool.online_cpus();
     let lost_by = |job: &Job| {
@@ -72,7 +73,8 @@ fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
     draft.out.events.push(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
 }
 
-/// Whether the job holds less than it requested.
+/// Whether `job` holds fewer cores or PUs (logical CPUs) than it requested. False for a job that shares its PUs with
+/// other jobs.
 pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
     let grant = job.owned_grant().filter(|grant| !grant.is_shared);
     let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
@@ -83,7 +85,7 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
     }
 }
 
-/// Adds a warning for each job that holds less than it requested.
+/// Adds a warning for each job that holds fewer cores or PUs (logical CPUs) than it requested.
 pub(crate) fn warn_incomplete_grants(draft: &mut Draft<'_>) {
     let jobs = draft.jobs_to_plan();
     let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));

@@ -10,7 +10,8 @@ use crate::terms::{
     JobRequest, Observed, Ownership, Policy, Record, Refusal,
 };
 
-/// Removes the jobs that have ended. Their PUs are free within the same cycle.
+/// Removes the jobs that have ended from the state. A later step of the same cycle can already grant their PUs (logical
+/// CPUs) to other jobs.
 pub(crate) fn end_finished(draft: &mut Draft<'_>) {
     let now = draft.now.since_boot;
     let by_cgroup = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.at_cgroup(path));
@@ -50,9 +51,9 @@ fn end_reason(job: &Job, draft: &Draft<'_>) -> Option<&'static str> {
     }
 }
 
-/// Releases a job because of a command. A job that its scheduler still runs stays in the list of jobs without cores
-/// until the scheduler ends it, because the daemon would otherwise discover the job again. The threads of the job get
-/// their original masks back.
+/// Releases the job `id` because of a command: its cores become free, and its threads get their original affinity masks
+/// back. If the batch scheduler still runs the job, pjw keeps the job in its list, without cores, until the scheduler
+/// ends the job. Otherwise, pjw would discover the job again. `why` is the reason, for users.
 pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     let still_runs = id.source().is_scheduler() && draft.state.members_of(id).next().is_some();
     let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| still_runs) else {
@@ -71,7 +72,8 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     draft.put_job(Job { grant, was_released: true, ..job });
 }
 
-/// Removes a job: its cores become free, and the masks of its threads are restored.
+/// Removes the job `id` from the state: its cores become free, and its threads get their original affinity masks back.
+/// `why` is the reason, for users.
 pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
@@ -108,7 +110,8 @@ fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) 
     draft.out.events.push(Event::new(EventKind::Released, text).with_job(id).with_cpus(cpus));
 }
 
-/// Grants to each job the PUs that its scheduler gave it by a cpuset. pjw never widens such a grant.
+/// Grants to each job the PUs (logical CPUs) that its batch scheduler gave to the job by a cpuset. pjw never adds other
+/// PUs to such a grant.
 pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
     let jobs = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.at_cgroup(path));
     let ids: Vec<JobId> = jobs.map(|job| job.id.clone()).collect();
@@ -173,7 +176,8 @@ fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
     }
 }
 
-/// Serves the jobs that wait for cores, oldest job first. Adds a warning for each job that can't be served.
+/// Grants cores to the jobs that wait for cores, the oldest job first. Adds a warning for each job whose request can't
+/// be served.
 pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
     set_missing_requests(draft);
     let mut waiting: Vec<Job> = draft
@@ -209,8 +213,9 @@ pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
     }
 }
 
-/// Returns the PUs that the allocator offers for a request, and whether these PUs may overlap with the grants of other
-/// jobs.
+/// Returns the PUs (logical CPUs) that the allocator offers for `request` of the job `id`, and true if other jobs may
+/// also hold some of these PUs. PUs of other jobs are offered only if the free PUs do not suffice and the policy allows
+/// sharing. Returns the reason for the refusal if the request can't be served.
 pub(crate) fn find_offer(
     state: &WardenState,
     policy: &Policy,
@@ -233,8 +238,9 @@ pub(crate) fn find_offer(
     }
 }
 
-/// Grants the offered PUs to a job. If `shared` is true, other jobs may hold the same PUs. Then the pool records for
-/// this job only the PUs that no other job holds.
+/// Grants the PUs (logical CPUs) in `offer` to the job `id`. If `shared` is true, other jobs may also hold some of
+/// these PUs: the pool, which names one holder for each PU, then names this job only for the PUs that no other job
+/// holds.
 pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shared: bool) {
     if shared {
         draft.state.pool.claim(id, &offer.cpus);

@@ -21,8 +21,9 @@ use crate::terms::{
     BindingPolicy, Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
 };
 
-/// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` are not planned, because changes of
-/// their cpusets are not complete. `reported` contains the violations that were already reported in this cycle.
+/// Plans the changes of the affinity masks of jobs. Leaves out the jobs in `waiting_jobs`, because changes of their
+/// cpusets are not complete. `reported` has the attempts to leave the PUs (logical CPUs) of a job that this cycle has
+/// already reported.
 pub(crate) fn plan(
     draft: &mut Draft<'_>,
     waiting_jobs: &BTreeSet<JobId>,
@@ -32,9 +33,10 @@ pub(crate) fn plan(
     jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 
-/// Orders changes of masks: the first thread of a process is restricted first and restored last. So while any thread of the process
-/// has a narrow mask of pjw, the first thread has one, also if the daemon is killed between two changes. A later daemon without the
-/// journal looks only at the masks of first threads (`unknown_masks`).
+/// Sorts changes of affinity masks. The first thread of a process is restricted before its other threads, and gets its
+/// original mask back after them. So while any thread of a process has a mask of pjw, the first thread has one, even if
+/// pjwd is killed between two changes. A later daemon without the journal looks only at the masks of first threads.
+/// `online` is the set of online PUs (logical CPUs).
 pub(crate) fn in_order(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
     actions.sort_by_key(|action| {
         let is_first = action.thread.is_first();
@@ -385,10 +387,10 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
     (actions, done)
 }
 
-/// Plans the restore of the original masks of the threads of released processes. A process with restored masks remains
-/// tracked until a full scan, because an unknown child may still have a mask that pjw had set for its parent. The
-/// process also remains tracked while it is in a cpuset of pjw, because kernels before Linux 6.2 replace the mask when
-/// the process leaves the cpuset.
+/// Plans the changes of affinity masks that give the threads of released processes their original masks back. pjw keeps
+/// track of a process with restored masks until a full scan, because an unknown child may still have a mask that pjw
+/// had set for its parent. pjw also keeps track of the process while it is in a cpuset of pjw, because kernels before
+/// Linux 6.2 replace the mask when the process leaves the cpuset.
 pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     draft.state.note_restoring(draft.now.since_boot);
     let mut actions = Vec::new();

@@ -15,7 +15,7 @@ use crate::terms::{CpusetRecord, Event, EventKind, JobId, Observed, Process, Rec
 /// process is found and its threads are read by several scans, between which a sample may end.
 const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 
-/// Updates the state with the processes, cgroups and PUs of the scan.
+/// Updates the state of pjw with what the scan of this cycle found: processes, cgroups and online PUs (logical CPUs).
 pub(crate) fn update_state(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
     draft.state.cpusets.postpone_delayed_writes(draft.now.since_boot);
@@ -55,8 +55,8 @@ fn update_cgroups(draft: &mut Draft<'_>) {
     }
 }
 
-/// Removes the processes that have ended. Must be called after the membership of the other processes was decided,
-/// because a parent that has just exited is still evidence for its children.
+/// Removes the processes that have ended from the state. Must be called after the jobs of the other processes were
+/// determined: the job of a child may follow from a parent that has just ended.
 pub(crate) fn remove_ended(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
     let state = &mut draft.state;
@@ -256,8 +256,9 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
     true
 }
 
-/// Updates the threads of a tracked process from a scan that read the threads. Known threads are updated before new
-/// threads are added, because a new thread may have inherited its mask from a known thread.
+/// Updates the threads of a process in the state, if the scan read its threads and the process belongs to a job or a
+/// released job. Known threads are updated before new threads are added, because a new thread may have inherited its
+/// affinity mask from a known thread. `seen` is the process as the scan found it.
 pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let pid = seen.id.pid;
     let Some(list) = &seen.threads else { return };
@@ -391,8 +392,8 @@ fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     threads.any(|thread| !thread.effective_mask.is_subset(mask))
 }
 
-/// Adds the missing mask entries for threads of a job. The entries are missing if the cpuset of the job was unknown
-/// when the threads were scanned.
+/// Adds the mask entries (what pjw knows about the affinity mask of a thread) that threads of the job `id` lack. An
+/// entry is missing if the cpuset of the job was unknown when the thread was scanned.
 pub(crate) fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
     let (members, dirty) = (&draft.state.members, &draft.state.dirty);
     let lacks_mask = |member: &&Member| {

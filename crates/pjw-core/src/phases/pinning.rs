@@ -19,8 +19,8 @@ use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::within_job::node_of;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
-/// A hot (busy) thread of a job, as input for [`choose_pins`]. A thread is hot if it runs or waits for a PU
-/// most of the time.
+/// A hot (busy) thread of a job, as input for [`choose_pins`]. A thread is hot if it runs or waits for a PU (logical
+/// CPU) most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {
     /// The process, the tid and the start time of the thread.
@@ -41,9 +41,8 @@ pub struct HotThread {
     pub address_space: Option<u32>,
 }
 
-/// Chooses a PU for each hot thread of a job. A thread is hot if it runs or waits for a PU most of the time.
-/// `grant` is the set of PUs that the job holds. The hot threads are spread over these PUs as evenly as
-/// possible.
+/// Chooses a PU (logical CPU) for each hot thread of a job. A thread is hot if it runs or waits for a PU most of the
+/// time. `grant` is the set of PUs that the job holds. The hot threads are spread over these PUs as evenly as possible.
 ///
 /// Returns the chosen PUs by thread. A thread that is missing in the result must not be pinned. For example, a
 /// thread that its program has bound to some PUs of the grant is not pinned, but counts as the load of one of

@@ -36,8 +36,8 @@ enum Fate {
     Removed(Option<String>),
 }
 
-/// Decides about each cgroup of an earlier daemon that was found when this daemon started. Waits for a full scan that
-/// read these cgroups.
+/// Decides what happens to each cgroup that an earlier daemon made and the journal does not name: the cgroup becomes
+/// the cpuset of a job again, or is removed. Does nothing until a full scan has read these cgroups.
 pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
     if !draft.full || draft.policy.mode == Mode::Observe {
         return;
@@ -205,8 +205,9 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     draft.put_job(job);
 }
 
-/// Warns about the jobs whose cpusets were recovered. The warning ends when the job gets another request or ends, and
-/// when all processes that lost their cores have ended.
+/// Adds a warning for each job whose cpuset was found without a record of the job. If the job kept its cores, the
+/// warning ends when the job gets another request or ends. If the job lost its cores, the warning ends when all of its
+/// former processes have ended or belong to a job again.
 pub(crate) fn warn_of_recovered(draft: &mut Draft<'_>) {
     let Draft { state, out, .. } = draft;
     let mut recovered = state.cpusets.take_recovered();

@@ -10,8 +10,9 @@ use crate::phases::draft::{Draft, Output};
 use crate::state::{Member, WardenState};
 use crate::terms::{Evidence, JobId, MaskAction, MaskActionKind, Policy, Process, Record, Warning};
 
-/// The job that adopts an unassigned process: the only job of its user. `None` if the process is not unassigned, its
-/// user has several jobs, or unassigned processes are not adopted.
+/// Returns the job that adopts an unassigned process (a process in no job, although its user has a job): the only job
+/// of the user. `None` if the process is not unassigned, if its user has several jobs, or if the configuration forbids
+/// adoption.
 pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
     if !draft.policy.adopt_unassigned_processes || !is_unassigned(draft, process) {
         return None;
@@ -94,8 +95,9 @@ fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
         && state.jobs.of_owner(process.uid).next().is_some()
 }
 
-/// Finds and reports the unassigned processes, and decides which of them must not run on the cores of jobs. Those are
-/// tracked like released processes, because pjw has to restore their original masks later.
+/// Finds the unassigned processes (processes in no job, of users with jobs), and adds warnings about them. Also decides
+/// which of these processes must not run on the cores of jobs. pjw keeps track of the latter like of released
+/// processes, because pjw has to restore their original affinity masks later.
 pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     let changed = update_unassigned(draft);
     update_warnings(draft.state, &changed);
@@ -144,8 +146,8 @@ fn outside(state: &WardenState) -> CpuSet {
     state.pool.online_cpus().difference(&state.jobs.owned_grants_per_pu().cpus())
 }
 
-/// Returns the mask changes that keep the unassigned processes (processes in no job, of users with several jobs) off
-/// the cores of all jobs.
+/// Returns the changes of affinity masks that keep unassigned processes off the cores of all jobs. Unassigned processes
+/// are processes in no job. Only processes of users with several jobs are concerned.
 pub(crate) fn restrict_unassigned(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
     if state.pids_kept_off_job_cpus.is_empty() {

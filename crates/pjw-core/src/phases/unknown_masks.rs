@@ -14,9 +14,10 @@ const MAX_NAMED: usize = 8;
 /// The largest number of processes whose masks one warning names. The next ones are named when these have other masks.
 const MAX_NAMED_MASKS: usize = 4096;
 
-/// Begins a search for masks of unknown origin, if a search was requested and the scan is full. Must be called before
-/// the membership of processes is decided, while the members are only those that the journal names. After a restart,
-/// must also be called before cores are granted.
+/// Begins a search for affinity masks of unknown origin: masks that an earlier daemon may have set, and that no journal
+/// record explains. Does nothing unless a search was requested and the scan is full. Must be called before the jobs of
+/// processes are determined, because until then the state contains only the members that the journal names. After a
+/// restart, must also be called before cores are granted.
 pub(crate) fn begin_search(draft: &mut Draft<'_>) {
     if draft.state.unknown_masks.is_list_changed() {
         avoid_cpus_of_found(draft.state);
@@ -30,7 +31,8 @@ pub(crate) fn begin_search(draft: &mut Draft<'_>) {
     }
 }
 
-/// Finds processes whose masks may be those of an earlier daemon, and warns about them while they live with these masks.
+/// Finds processes whose affinity masks may have been set by an earlier daemon, and adds a warning about these
+/// processes as long as they have these masks.
 pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     continue_search(draft);
     find_descendants(draft);
@@ -49,7 +51,8 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     draft.out.warnings.extend(draft.state.unknown_masks.warning.clone());
 }
 
-/// Applies a record to the masks of unknown origin, and adds it to the records for the journal.
+/// Applies `record` to the list of affinity masks of unknown origin in the state, and adds `record` to the records for
+/// the journal (pjwd's files).
 pub(super) fn apply_and_journal(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
     draft.state.unknown_masks.apply_record(record.clone());
     draft.out.records.push(Record::UnknownMasks(record));
@@ -444,7 +447,7 @@ fn warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
     Some(Warning::new("unknown-masks", text, remedy))
 }
 
-/// Returns the first of these process ids as text, and the number of the others.
+/// Formats process ids for a sentence: at most eight pids, and the number of the other pids (`... and 5 more`).
 pub(super) fn pids_text(pids: &[Pid]) -> String {
     first_pids_text(pids, MAX_NAMED)
 }

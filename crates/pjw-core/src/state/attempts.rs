@@ -3,11 +3,13 @@
 
 use crate::basics::{Nanos, ProcessId, Tid, prelude::*};
 
-/// Threads of members whose masks may change because of a sched_setaffinity(2) call that was already
-/// reported. The call may come from the thread itself or from another thread.
+/// The threads of jobs whose affinity mask may change because of a sched_setaffinity(2) call for PUs (logical CPUs)
+/// outside the job. pjw has already reported the call. Each thread is given by its process and its thread id. The
+/// thread itself or another thread made the call.
 pub(crate) type AffinityRequesters = BTreeSet<(ProcessId, Tid)>;
 
-/// The number of attempts of one job that were reported in the current minute.
+/// The number of sched_setaffinity(2) calls for PUs (logical CPUs) outside one job that pjw has reported in the current
+/// minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ReportedCount {
     /// When the minute began, since boot.

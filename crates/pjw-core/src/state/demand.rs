@@ -6,8 +6,8 @@
 use crate::basics::Nanos;
 use crate::terms::Policy;
 
-/// The demand of a thread for CPU time, in permille of one PU. The demand is the share of time in which the
-/// thread ran or waited for a PU, smoothed over several readings.
+/// The demand of a thread for CPU time, in permille of one PU (logical CPU). The demand is the share of time in which
+/// the thread ran or waited for a PU, smoothed over several readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
@@ -42,28 +42,28 @@ impl Demand {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the total time for which the thread had waited for a PU at the last reading, in ns. 0 before the
-    /// first reading.
+    /// Returns the total time for which the thread had waited for a PU (logical CPU) at the last reading, in ns. 0
+    /// before the first reading.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.last.map_or(0, |last| last.waited_ns)
     }
 
     /// Returns the demand after one more reading of the CPU time of the thread that this `Demand` describes. The new
-    /// demand is the weighted mean of the earlier demand and the share of time in which the thread ran or waited for
-    /// a PU since the last reading.
+    /// demand is the weighted mean of the earlier demand and the share of time in which the thread ran or waited for a
+    /// PU (logical CPU) since the last reading.
     ///
-    /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its start,
-    ///   in ns.
+    /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its start, in
+    ///   ns.
     /// - `read_at` is the time of the reading, in ns since boot.
-    /// - `idle_until` is the time until which the thread was certainly idle, although pjw did not read the thread.
-    ///   The demand at this time is 0, and this time replaces the time of the last reading. `None` if pjw knows no
-    ///   such time.
-    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy) or is
-    ///   no longer hot.
+    /// - `idle_until` is the time until which the thread was certainly idle, although pjw did not read the thread. The
+    ///   demand at this time is 0, and this time replaces the time of the last reading. `None` if pjw knows no such
+    ///   time.
+    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy) or is no
+    ///   longer hot.
     ///
     /// The first reading does not change the demand. If `run_ns` plus `wait_ns` is less than at the last reading,
-    /// another thread now has the thread id, and the demand becomes 0. Otherwise, a reading less than 100 ms after
-    /// the last reading does not change the demand, and is not stored.
+    /// another thread now has the thread id, and the demand becomes 0. Otherwise, a reading less than 100 ms after the
+    /// last reading does not change the demand, and is not stored.
     #[must_use]
     pub fn with_reading(
         self,

@@ -57,7 +57,8 @@ impl DirtySet {
         self.jobs.insert(job.clone(), DirtyScope::Whole);
     }
 
-    /// Adds one process of a job.
+    /// Adds the process `pid` of the job `job` to the set, together with the active processes of the job
+    /// ([`DirtyScope::Processes`]). Has no further effect if the set already contains the whole job.
     pub(crate) fn add(&mut self, job: &JobId, pid: Pid) {
         if let Some(part) = self.jobs.get_mut(job) {
             if let DirtyScope::Processes(pids) = part {
@@ -68,7 +69,8 @@ impl DirtySet {
         self.jobs.insert(job.clone(), DirtyScope::Processes(BTreeSet::from([pid])));
     }
 
-    /// Adds the active processes of a job: see [`DirtyScope::Processes`].
+    /// Adds the active processes of the job `job` to the set. A process is active if one of its threads recently ran or
+    /// waited for a PU (logical CPU), or if no scan has read its threads yet.
     pub(crate) fn add_active(&mut self, job: &JobId) {
         if !self.jobs.contains_key(job) {
             self.jobs.insert(job.clone(), DirtyScope::Processes(BTreeSet::new()));
@@ -89,7 +91,7 @@ impl DirtySet {
         }
     }
 
-    /// Returns the part of a job to plan again; `None` if the job is not dirty.
+    /// Returns which processes of the job `job` are in the set. `None` if the set contains nothing of the job.
     pub(crate) fn part_of(&self, job: &JobId) -> Option<&DirtyScope> {
         if self.everything { Some(&WHOLE) } else { self.jobs.get(job) }
     }
@@ -99,9 +101,9 @@ impl DirtyScope {
     /// Returns whether the scope contains all threads of the process `pid`, even if the process is idle. True for
     /// [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if the set contains the pid.
     ///
-    /// If the result is false, the scope may still contain threads of an active process (one of its threads
-    /// recently ran or waited for a PU). These are all its threads, or only the busy threads if the process has
-    /// many threads.
+    /// If the result is false, the scope may still contain threads of the process, if one of its threads recently ran
+    /// or waited for a PU (logical CPU). The scope then contains all threads, or only the busy threads if the process
+    /// has many threads.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

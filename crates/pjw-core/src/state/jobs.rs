@@ -12,8 +12,8 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId, Ownership, PriorityClass};
 
-/// All jobs on this machine that pjw knows, with indexes by id, owner, cgroup and session. Jobs without PUs
-/// are included. A job that a command has released ([`Job::was_released`]) is included as long as its batch
+/// All jobs on this machine that pjw knows, with indexes by id, owner, cgroup and session. Jobs without PUs (logical
+/// CPUs) are included. A job that a command has released ([`Job::was_released`]) is included as long as its batch
 /// system still runs the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
@@ -124,7 +124,7 @@ impl Jobs {
         core::mem::take(&mut self.traces.changed)
     }
 
-    /// Returns the users who owned a job at or after the last call of this method, and own no job now.
+    /// Returns the users who own no job now and whose last job was removed since the last call of this method.
     pub(crate) fn take_former_owners(&mut self) -> BTreeSet<Uid> {
         core::mem::take(&mut self.traces.former_owners)
     }
@@ -219,22 +219,22 @@ impl Jobs {
         self.by_owner.keys().copied()
     }
 
-    /// Iterates over the jobs for which a scheduler made the cgroup at this path.
+    /// Iterates over the jobs for which a batch system made the cgroup at the path `path`.
     pub(crate) fn at_cgroup(&self, path: &str) -> impl Iterator<Item = &Job> {
         self.by_cgroup.get(path).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs to which a session was assigned as a whole.
+    /// Iterates over the jobs to which all processes of the session `session` (setsid(2)) belong.
     pub(crate) fn with_session(&self, session: Pid) -> impl Iterator<Item = &Job> {
         self.by_session.get(&session).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the paths of the cgroups that schedulers made for jobs.
+    /// Iterates over the paths of the cgroups that batch systems made for jobs.
     pub(crate) fn cgroup_paths(&self) -> impl Iterator<Item = &str> {
         self.by_cgroup.keys().map(String::as_str)
     }
 
-    /// Iterates over the jobs that hold no cores: they wait for cores, or were released.
+    /// Iterates over the jobs that hold no cores: jobs that wait for cores, and jobs that a command has released.
     pub(crate) fn without_cores(&self) -> impl Iterator<Item = &Job> {
         self.without_cores.iter().filter_map(|id| self.get(id))
     }
@@ -269,16 +269,16 @@ impl Jobs {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU, the number of jobs that own the PU. Only jobs whose grant has [`Ownership::Owned`]
-    /// count. A job of the class besteffort only borrows PUs, and is not counted.
+    /// Returns, for each PU (logical CPU), the number of jobs that own the PU. Only jobs whose grant has
+    /// [`Ownership::Owned`] count. A job of the class besteffort only borrows PUs, and is not counted.
     #[must_use]
     pub fn owned_grants_per_pu(&self) -> &GrantCounts {
         &self.granted
     }
 
-    /// Returns the PUs of all shared grants. A grant is the set of PUs that a job holds. pjw marks a grant as
-    /// shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)) if other jobs or the system may hold some of
-    /// its PUs too, for example because of the setting `on_exhausted = "share"`.
+    /// Returns the PUs (logical CPUs) of all shared grants. A grant is the set of PUs that a job holds. A grant is
+    /// shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)) if other jobs or the system may hold some of its
+    /// PUs too, for example because of the setting `on_exhausted = "share"`.
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()

@@ -70,15 +70,17 @@ impl Member {
         }
     }
 
-    /// Returns the facts about the member that the journal contains.
+    /// Returns the facts about the member that the journal contains: the process, its job, and the evidence for the
+    /// membership.
     pub(crate) fn membership(&self) -> Membership {
         let Self { id: process, job, evidence, inherited_mask, first_seen, .. } = self;
         let (job, inherited_mask) = (job.clone(), inherited_mask.clone());
         Membership { process: *process, job, evidence: *evidence, inherited_mask, first_seen: *first_seen }
     }
 
-    /// The requested masks of which a child inherited one: those of the thread that created it. If that thread is not
-    /// known, those of all threads.
+    /// Returns the mask requests by one of which a child inherited its affinity mask. The thread `creator` of this
+    /// process forked the child at the time `birth`. If no such request of `creator` is known, returns the requests of
+    /// all threads.
     pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<MaskRequest> {
         let entry = self.threads.get(&creator).and_then(|thread| thread.mask_entry.as_ref());
         let requests: Vec<MaskRequest> =
@@ -86,9 +88,9 @@ impl Member {
         if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
-    /// Iterates over the mask requests of all threads of which a child may have inherited one, if it is unknown which
-    /// thread forked the child. The requests of the first thread come last, because the last request decides if several
-    /// are possible.
+    /// Iterates over the mask requests by one of which a child inherited its affinity mask, if it is unknown which
+    /// thread of this process forked the child. `birth` is the time of the fork. The requests of the first thread come
+    /// last, because the last request counts if several are possible.
     pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let first = Tid(self.id.pid.0);
         let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);
@@ -96,7 +98,7 @@ impl Member {
         entries.flat_map(move |entry| entry.requests_for_child_born_at(birth))
     }
 
-    /// The present requests of all threads.
+    /// Iterates over the mask requests that may be in force for the threads of the process.
     pub(crate) fn requests(&self) -> impl Iterator<Item = &MaskRequest> {
         self.threads
             .values()
@@ -110,12 +112,13 @@ impl Member {
         self.threads.iter().map(move |(&tid, thread)| (id(tid, thread.start), thread))
     }
 
-    /// The threads that can still run.
+    /// Iterates over the threads that have not exited. Each item is the id of a thread and the facts about it.
     pub(crate) fn living_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
         self.identified_threads().filter(|(_, thread)| thread.is_alive())
     }
 
-    /// Those of the living threads that are in `tids`; all of them if `tids` is `None`.
+    /// Iterates over those threads in `tids` that have not exited, or over all threads that have not exited if `tids`
+    /// is `None`. Each item is the id of a thread and the facts about it.
     pub(crate) fn living_threads_in(
         &self,
         tids: Option<&BTreeSet<Tid>>,
@@ -127,8 +130,8 @@ impl Member {
         all.chain(some).filter(|(_, thread)| thread.is_alive())
     }
 
-    /// Returns whether the process owns the address space of the tasks of `pjwctl spawn --share memory`. Such a process
-    /// is recognised by its name ([`TASK_HOST_NAME`]).
+    /// Returns whether this process exists only to own the address space that the tasks of `pjwctl spawn --share
+    /// memory` share. pjw recognises such a process by its name ([`TASK_HOST_NAME`]).
     #[must_use]
     pub fn is_task_host(&self) -> bool {
         let first = self.threads.get(&Tid(self.id.pid.0));
@@ -178,7 +181,8 @@ impl MemberThread {
         !matches!(self.state, 'Z' | 'X')
     }
 
-    /// Whether the smoothed CPU demand of the thread is not 0.
+    /// Whether the thread is busy: it recently ran or waited for a PU (logical CPU), so that its smoothed demand is not
+    /// 0.
     pub(crate) fn is_busy(&self) -> bool {
         self.demand.is_hot || self.demand.permille > 0
     }
@@ -228,22 +232,22 @@ impl Members {
         job_members.filter_map(|pid| self.members.get(pid))
     }
 
-    /// Iterates over the pids of the active processes of a job. A process is active if at least one of its
-    /// threads has a [`Demand`] greater than 0: the thread recently ran or waited for a PU. A process whose
-    /// threads no scan has read is active too.
+    /// Iterates over the pids of the active processes of a job. A process is active if at least one of its threads has
+    /// a [`Demand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose threads
+    /// no scan has read is active too.
     pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// Iterates over the pids of the active processes of all jobs. A process is active if at least one of its
-    /// threads has a [`Demand`] greater than 0: the thread recently ran or waited for a PU. A process whose
+    /// Iterates over the pids of the active processes of all jobs. A process is active if at least one of its threads
+    /// has a [`Demand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose
     /// threads no scan has read is active too.
     pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.active.iter().copied()
     }
 
-    /// Iterates over the idle processes of a job. A process is idle if all its threads have a [`Demand`] of 0:
-    /// no thread recently ran or waited for a PU. A process whose threads no scan has read is not idle.
+    /// Iterates over the idle processes of a job. A process is idle if all its threads have a [`Demand`] of 0: no
+    /// thread recently ran or waited for a PU (logical CPU). A process whose threads no scan has read is not idle.
     pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
@@ -251,8 +255,9 @@ impl Members {
         idle.filter_map(|pid| self.members.get(pid))
     }
 
-    /// The members of a job whose masks are to be planned again. `None` if nothing of the job is dirty. If only some
-    /// processes of the job are dirty, the active members are included.
+    /// Returns the processes of the job `job` whose affinity masks must be planned again according to `dirty`. If
+    /// `dirty` contains only some processes of the job, the active processes of the job are included. `None` if `dirty`
+    /// contains nothing of the job.
     pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
         let DirtyScope::Processes(pids) = dirty.part_of(job)? else {
             return Some(self.of_job(job).collect());
@@ -304,8 +309,9 @@ impl Members {
         job_members.all.iter().filter_map(|pid| self.members.remove(pid)).collect()
     }
 
-    /// Takes out the threads of a member, so that the caller can change them and give them to
-    /// [`Members::replace_threads`].
+    /// Removes the threads from the record of the process `pid`, and returns them, so that the caller can change them.
+    /// The caller must put them back by [`Members::replace_threads`] or [`Members::put_back_threads`]. `None` if the
+    /// process belongs to no job.
     pub(crate) fn take_threads(&mut self, pid: Pid) -> Option<BTreeMap<Tid, MemberThread>> {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
@@ -324,8 +330,13 @@ impl Members {
         self.set_threads(pid, threads, active);
     }
 
-    /// Puts the threads of a member back after a scan at the time `at` read only its busy threads. `is_complete` says
-    /// whether the scan found all busy threads. Returns whether a thread is no longer busy.
+    /// Puts the threads of the process `pid` back into its record, after a scan read only the busy threads. A thread is
+    /// busy if it recently ran or waited for a PU (logical CPU).
+    ///
+    /// - `is_complete` says whether the scan found all busy threads. If not, the next scan reads all threads.
+    /// - `at` is the time of the scan, in ns since boot.
+    ///
+    /// Returns whether a thread is no longer busy.
     pub(crate) fn put_back_threads(
         &mut self,
         pid: Pid,
@@ -349,8 +360,9 @@ impl Members {
         is_one_idle
     }
 
-    /// Returns the members of which the next scan may read only the busy threads, each with these threads. Members that
-    /// `dirty` contains as a whole are left out.
+    /// Returns the processes of which the next scan may read only the busy threads, each with the ids of these threads.
+    /// A thread is busy if it recently ran or waited for a PU (logical CPU). Processes that `dirty` contains with all
+    /// threads are left out.
     pub(crate) fn busy_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
         let is_dirty = |pid: &Pid| {
             let part = self.members.get(pid).and_then(|member| dirty.part_of(&member.job));
@@ -360,8 +372,8 @@ impl Members {
         may.map(|(&pid, busy)| (pid, busy.tids.clone())).collect()
     }
 
-    /// Returns the busy threads of a member, if only their masks must be planned again. `None` if the masks of all
-    /// threads must be planned.
+    /// Returns the ids of the busy threads of `member`, if only their affinity masks must be planned again according to
+    /// `dirty`. `None` if the masks of all threads of `member` must be planned again.
     pub(crate) fn busy_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
         let part = dirty.part_of(&member.job)?;
         if part.contains_whole_process(member.id.pid) {
@@ -370,9 +382,9 @@ impl Members {
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if it recently ran or waited for
-    /// a PU (its [`Demand`] is not 0). To save time, some scans read only these threads of the process. Returns
-    /// `None` if every scan must read all threads, in each of these cases:
+    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if its [`Demand`] is not 0: it
+    /// recently ran or waited for a PU (logical CPU). To save time, some scans read only these threads of the process.
+    /// Returns `None` if every scan must read all threads, in each of these cases:
     ///
     /// - The process belongs to no job, or has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads.
     /// - The last scan found no busy thread.
@@ -382,14 +394,14 @@ impl Members {
         self.busy_threads.get(&pid).map(|busy| &busy.tids)
     }
 
-    /// Returns the time of the last scan of a member that read only its busy threads. `None` if a later scan read all
-    /// threads.
+    /// Returns the time, in ns since boot, of the last scan that read only the busy threads of the process `pid`.
+    /// `None` if a later scan read all threads of the process.
     pub(crate) fn busy_threads_read_at(&self, pid: Pid) -> Option<Nanos> {
         self.busy_threads.get(&pid)?.read_alone_at()
     }
 
-    /// Makes a scan in this cycle read all threads of a process, if the last scan read only its busy threads. Does
-    /// nothing if `tid` is one of the busy threads.
+    /// Requests another scan in this cycle of the daemon that reads all threads of the process `pid`. Has no effect if
+    /// the last scan already read all threads, or if the thread `tid` is busy.
     pub(crate) fn read_all_threads(&mut self, pid: Pid, tid: Tid) {
         if let Some(busy) = self.busy_threads.get_mut(&pid).filter(|busy| !busy.tids.contains(&tid)) {
             busy.expire();
@@ -397,7 +409,8 @@ impl Members {
         }
     }
 
-    /// Returns the members of which a scan in this cycle must still read all threads.
+    /// Returns the pids of the processes of which another scan in this cycle must read all threads, and clears the list
+    /// of these pids.
     pub(crate) fn take_unread(&mut self) -> BTreeSet<Pid> {
         core::mem::take(&mut self.unread)
     }
@@ -419,23 +432,25 @@ impl Members {
         }
     }
 
-    /// Records that a member was moved to another cgroup.
+    /// Records that the process `pid` of a job was moved to another cgroup. [`Members::take_changed_jobs`] then returns
+    /// the job.
     pub(crate) fn note_move(&mut self, pid: Pid) {
         self.changed.extend(self.members.get(&pid).map(|member| member.job.clone()));
     }
 
-    /// Returns the jobs of which a member was added, removed or moved to another cgroup, or became active or idle, since
-    /// the last call.
+    /// Returns the jobs whose processes have changed since the last call: a process joined or left the job, was moved
+    /// to another cgroup, or became active or idle.
     pub(crate) fn take_changed_jobs(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.changed)
     }
 
-    /// The NUMA node that was chosen last for a process of the job. `None` if none was chosen.
+    /// Returns the number of the NUMA node that pjw chose last for a process of the job `job`. `None` if pjw has chosen
+    /// none.
     pub(crate) fn last_node_of(&self, job: &JobId) -> Option<u32> {
         self.by_job.get(job)?.last_node
     }
 
-    /// Records the NUMA node that was chosen for a process.
+    /// Records that pjw chose the NUMA node `node` for the busy threads of the process `pid`.
     pub(crate) fn set_numa_node(&mut self, pid: Pid, node: u32) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.numa_node = Some(node);
@@ -444,7 +459,8 @@ impl Members {
         }
     }
 
-    /// One thread of a member, so that the caller can change its mask entry.
+    /// Returns the thread `tid` of the process `pid`, so that the caller can change its mask entry. `None` if no
+    /// process of a job has this thread.
     pub(crate) fn thread_mut(&mut self, pid: Pid, tid: Tid) -> Option<&mut MemberThread> {
         self.members.get_mut(&pid)?.threads.get_mut(&tid)
     }

@@ -5,7 +5,8 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 
-/// The holder of a PU: a job, the system (for a housekeeping PU, which is reserved for the system), or nobody.
+/// The holder of a PU (logical CPU): a job, the system (for a housekeeping PU, which is reserved for the system), or
+/// nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// No job holds the PU, and it is not reserved. pjw can grant it to a job if it is online.
@@ -17,7 +18,7 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Returns the job. `None` if no job is the holder.
+    /// Returns the job that holds the PU (logical CPU). `None` if the PU is free or reserved for the system.
     pub(crate) fn job(&self) -> Option<&JobId> {
         match self {
             Self::Job(job) => Some(job),
@@ -32,9 +33,9 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// The pool of PUs: all PUs of the machine, each with its holder. The holder is a job, the system (for a
-/// housekeeping PU), or nobody. A job of the class besteffort may borrow a PU that is free, or that its holder
-/// leaves idle. A PU has at most one holder and one borrower.
+/// The pool of PUs (logical CPUs): all PUs of the machine, each with its holder. The holder is a job, the system (for a
+/// housekeeping PU), or nobody. A job of the class besteffort may borrow a PU that is free, or that its holder leaves
+/// idle. A PU has at most one holder and one borrower.
 #[derive(Debug, Clone)]
 pub struct PuPool {
     /// For each PU number, the index of the holder of the PU in `holders`. `None` if the machine does not
@@ -73,16 +74,16 @@ impl PartialEq for PuPool {
 
 impl Eq for PuPool {}
 
-/// The error of [`PuPool::commit`]: the offer (the PUs that the allocator chose for a job) is no longer
-/// valid, because the pool changed after the offer was made. Another job may hold a PU of the offer now. The
+/// The error of [`PuPool::commit`]: the offer is no longer valid, because the pool changed after the offer was made. An
+/// offer has the PUs (logical CPUs) that the allocator chose for a job. Another job may hold a PU of the offer now. The
 /// caller must request a new offer from the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
 
 impl PuPool {
-    /// Creates a pool of all PUs of the machine. All PUs are online. The PUs in `housekeeping` are reserved
-    /// for the system, and all other PUs are free.
+    /// Creates a pool of all PUs (logical CPUs) of the machine. All PUs are online. The PUs in `housekeeping` are
+    /// reserved for the system, and all other PUs are free.
     #[must_use]
     pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -97,82 +98,83 @@ impl PuPool {
         Self { entries, holders, cpus, offline, version: 0, reserved, borrowers, avoided }
     }
 
-    /// Returns the holder of a PU. The holder of a free PU is [`Holder::Free`]. Returns `None` if the machine
-    /// does not have the PU.
+    /// Returns the holder of a PU (logical CPU). The holder of a free PU is [`Holder::Free`]. Returns `None` if the
+    /// machine does not have the PU.
     #[must_use]
     pub fn holder(&self, pu: Pu) -> Option<&Holder> {
         let place = *self.entries.get(pu.0 as usize)?;
         self.holders.get(place?)
     }
 
-    /// Iterates over all PUs of the machine with their holders, in ascending order of the kernel's PU
+    /// Iterates over all PUs (logical CPUs) of the machine with their holders, in ascending order of the kernel's PU
     /// numbers.
     pub fn holders(&self) -> impl Iterator<Item = (Pu, &Holder)> {
         self.places().filter_map(|(pu, place)| Some((pu, self.holders.get(place)?)))
     }
 
-    /// Returns the online PUs that are neither granted to a job nor reserved for the system.
+    /// Returns the online PUs (logical CPUs) that are neither granted to a job nor reserved for the system.
     #[must_use]
     pub fn free_cpus(&self) -> CpuSet {
         self.held_at(FREE).difference(&self.offline)
     }
 
-    /// Returns the PUs of the machine that are online.
+    /// Returns the PUs (logical CPUs) of the machine that are online.
     #[must_use]
     pub fn online_cpus(&self) -> CpuSet {
         self.cpus.difference(&self.offline)
     }
 
-    /// Returns the housekeeping PUs: the PUs that are reserved for the system. A PU that was reserved while a
-    /// job held it is not included. Such a PU becomes a housekeeping PU when the job releases it.
+    /// Returns the housekeeping PUs (logical CPUs): the PUs that are reserved for the system. A PU that was reserved
+    /// while a job held it is not included. Such a PU becomes a housekeeping PU when the job releases it.
     #[must_use]
     pub fn housekeeping_cpus(&self) -> CpuSet {
         self.held_at(HOUSEKEEPING)
     }
 
-    /// Returns the PUs that are granted to jobs, including offline PUs.
+    /// Returns the PUs (logical CPUs) that are granted to jobs, including offline PUs.
     #[must_use]
     pub fn allocated_cpus(&self) -> CpuSet {
         self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
     }
 
-    /// Returns the PUs that are granted to the job, including offline PUs. Empty if no PUs are granted to the
-    /// job.
+    /// Returns the PUs (logical CPUs) that are granted to the job, including offline PUs. Empty if no PUs are granted
+    /// to the job.
     #[must_use]
     pub fn pus_of(&self, job: &JobId) -> CpuSet {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the job that borrows the PU. A borrowed PU is free, or another job holds it and leaves it
+    /// Returns the job that borrows the PU (logical CPU). A borrowed PU is free, or another job holds it and leaves it
     /// idle. `None` if no job borrows the PU.
     #[must_use]
     pub fn borrower(&self, pu: Pu) -> Option<&JobId> {
         self.borrowers.get(&pu)
     }
 
-    /// Iterates over the borrowed PUs, each with the job that borrows it, in ascending order of the kernel's
-    /// PU numbers. A job of the class besteffort borrows PUs that are free or that another job leaves idle.
+    /// Iterates over the borrowed PUs (logical CPUs), each with the job that borrows it, in ascending order of the
+    /// kernel's PU numbers. A job of the class besteffort borrows PUs that are free or that another job leaves idle.
     pub fn borrowed_pus(&self) -> impl Iterator<Item = (Pu, &JobId)> {
         self.borrowers.iter().map(|(&pu, borrower)| (pu, borrower))
     }
 
-    /// Returns the PUs that the job borrows: free PUs, and PUs that other jobs hold and leave idle. Empty if
-    /// the job borrows none.
+    /// Returns the PUs (logical CPUs) that the job borrows: free PUs, and PUs that other jobs hold and leave idle.
+    /// Empty if the job borrows none.
     #[must_use]
     pub fn borrowed_by(&self, job: &JobId) -> CpuSet {
         self.borrowed_pus().filter(|(_, borrower)| *borrower == job).map(|(pu, _)| pu).collect()
     }
 
-    /// Returns the lent PUs. A PU is lent if one job holds it and leaves it idle, and another job borrows it.
+    /// Returns the lent PUs (logical CPUs). A PU is lent if one job holds it and leaves it idle, and another job
+    /// borrows it.
     #[must_use]
     pub fn lent_cpus(&self) -> CpuSet {
         let has_owner = |pu: &Pu| self.holder(*pu).is_some_and(|holder| holder.job().is_some());
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Returns the lent PUs ([`PuPool::lent_cpus`]), each with the number of PUs that its holder has, including
-    /// offline PUs. The caller uses this number to recognise the threads of the holder that run on the lent PU. pjw
-    /// confines these threads to the PUs of the holder. So a thread that has more PUs in its affinity mask than
+    /// Returns each lent PU (logical CPU, see [`PuPool::lent_cpus`]) with the number of PUs that its holder has,
+    /// including offline PUs. The caller uses this number to recognise the threads of the holder that run on the lent
+    /// PU. pjw confines these threads to the PUs of the holder. So a thread that has more PUs in its affinity mask than
     /// this number belongs to another program.
     #[must_use]
     pub fn lent_cpus_with_owner_pu_counts(&self) -> BTreeMap<Pu, u32> {
@@ -186,11 +188,11 @@ impl PuPool {
         lent.iter().filter_map(size).collect()
     }
 
-    /// Makes the PUs `cpus` the only PUs that the job borrows. A PU in `cpus` that another job already borrows
-    /// stays with the other job. Returns the PUs of `cpus` that stay with other jobs.
+    /// Makes the PUs (logical CPUs) `cpus` the only PUs that the job borrows. A PU in `cpus` that another job already
+    /// borrows stays with the other job. Returns the PUs of `cpus` that stay with other jobs.
     ///
-    /// A job of the class besteffort borrows PUs that are free or that another job leaves idle. The holders of
-    /// the PUs do not change, and offers of the allocator ([`Offer`]) stay valid.
+    /// A job of the class besteffort borrows PUs that are free or that another job leaves idle. The holders of the PUs
+    /// do not change, and offers of the allocator ([`Offer`]) stay valid.
     pub fn set_borrowed(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         self.borrowers.retain(|_, borrower| borrower != job);
         let mut taken = CpuSet::new();
@@ -209,9 +211,9 @@ impl PuPool {
         self.version
     }
 
-    /// Sets which PUs of the machine are online. pjw does not grant an offline PU to a job. A job that holds
-    /// a PU that goes offline keeps the PU. If the set of online PUs changes, all earlier offers of the
-    /// allocator ([`Offer`]) become invalid.
+    /// Sets which PUs (logical CPUs) of the machine are online. pjw does not grant an offline PU to a job. A job that
+    /// holds a PU that goes offline keeps the PU. If the set of online PUs changes, all earlier offers of the allocator
+    /// ([`Offer`]) become invalid.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -220,8 +222,8 @@ impl PuPool {
         }
     }
 
-    /// Grants the PUs of `offer` to `job`, and frees all other PUs of `job`. The allocator must have made the
-    /// offer for `job`. If another job borrows a PU that `job` did not hold before, this borrowing ends.
+    /// Grants the PUs (logical CPUs) of `offer` to `job`, and frees all other PUs of `job`. The allocator must have
+    /// made the offer for `job`. If another job borrows a PU that `job` did not hold before, this borrowing ends.
     ///
     /// # Errors
     /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer.
@@ -236,24 +238,24 @@ impl PuPool {
         Ok(())
     }
 
-    /// Grants to the job those PUs of `cpus` that are free or that the job already holds. Frees all other PUs
-    /// of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by another job, is
+    /// Grants to the job those PUs (logical CPUs) of `cpus` that are free or that the job already holds. Frees all
+    /// other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by another job, is
     /// reserved for the system, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::commit`], this function needs no [`Offer`] from the allocator. For example, it is used
-    /// for PUs that a batch system chose.
+    /// Unlike [`PuPool::commit`], this function needs no [`Offer`] from the allocator. For example, it is used for PUs
+    /// that a batch system chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
         cpus.difference(&granted)
     }
 
-    /// Gives the PUs `cpus` back to a job that held these PUs before, such as before a restart of the daemon.
-    /// Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by
+    /// Gives the PUs (logical CPUs) `cpus` back to a job that held these PUs before, such as before a restart of the
+    /// daemon. Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by
     /// another job, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system). Such
-    /// a PU becomes a housekeeping PU again when the job releases it.
+    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system). Such a PU
+    /// becomes a housekeeping PU again when the job releases it.
     pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -263,10 +265,10 @@ impl PuPool {
         elsewhere
     }
 
-    /// Sets the housekeeping PUs, which are reserved for the system. A free PU in `housekeeping` becomes a
-    /// housekeeping PU at once. A PU in `housekeeping` that a job holds becomes a housekeeping PU when the job
-    /// releases it. A housekeeping PU that is not in `housekeeping` becomes free. All earlier offers of the
-    /// allocator ([`Offer`]) become invalid.
+    /// Sets the housekeeping PUs (logical CPUs), which are reserved for the system. A free PU in `housekeeping` becomes
+    /// a housekeeping PU at once. A PU in `housekeeping` that a job holds becomes a housekeeping PU when the job
+    /// releases it. A housekeeping PU that is not in `housekeeping` becomes free. All earlier offers of the allocator
+    /// ([`Offer`]) become invalid.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -279,19 +281,19 @@ impl PuPool {
         self.version += 1;
     }
 
-    /// Sets the PUs that the allocator offers only if the other PUs do not suffice: the PUs of processes outside of all jobs
-    /// whose affinity masks an earlier run of the daemon may have set.
+    /// Sets the avoided PUs (logical CPUs): the allocator offers them only if the other PUs do not suffice. These are
+    /// the PUs of processes outside of jobs whose affinity masks an earlier run of the daemon may have set.
     pub(crate) fn set_avoided(&mut self, avoided: CpuSet) {
         self.avoided = avoided;
     }
 
-    /// The PUs that the allocator offers only if the other PUs do not suffice.
+    /// Returns the avoided PUs (logical CPUs): the allocator offers them only if the other PUs do not suffice.
     pub(crate) fn avoided_cpus(&self) -> &CpuSet {
         &self.avoided
     }
 
-    /// Takes all PUs from the job, and returns the PUs that the job held. A PU that was reserved for the system
-    /// while the job held it becomes a housekeeping PU. All other PUs become free. The job also loses all PUs
+    /// Takes all PUs (logical CPUs) from the job, and returns the PUs that the job held. A PU that was reserved for the
+    /// system while the job held it becomes a housekeeping PU. All other PUs become free. The job also loses all PUs
     /// that it borrowed. Returns the empty set if the job held no PUs.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         self.set_borrowed(job, &CpuSet::new());
@@ -347,8 +349,8 @@ impl PuPool {
     }
 }
 
-/// The PUs that the allocator chose for a job, with the reasons. The PUs are not granted to the job until
-/// [`PuPool::commit`] is called with the offer.
+/// The PUs (logical CPUs) that the allocator chose for a job, with the reasons. The PUs are not granted to the job
+/// until [`PuPool::commit`] is called with the offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The PUs that the job is to get.

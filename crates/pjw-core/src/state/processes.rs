@@ -9,10 +9,9 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobProcessScope, Process};
 
-/// A process of the machine, without its threads. A scan of the machine reads processes. The facts about this process
-/// are those that the last scan of this process read. The record also has the time at which a scan first read the
-/// process. If the process has changed its cgroup, the record has the path of the previous cgroup, and the time at
-/// which a scan first found the process in its present cgroup.
+/// A process of the machine, without its threads, as the last scan that read the process found it. The record also has
+/// the time at which a scan first read the process. If the process has changed its cgroup, the record has the path of
+/// the previous cgroup, and the time at which a scan first found the process in its present cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The facts that the last scan of this process read. The fields `attributes`, `job_marks` and `threads` are
@@ -96,7 +95,7 @@ impl Processes {
         self.by_user.get(&user).into_iter().flatten().filter_map(|pid| self.processes.get(pid))
     }
 
-    /// Iterates over the processes in a cgroup and in the cgroups below it.
+    /// Iterates over the processes in the cgroup at the path `path` and in the cgroups below this cgroup.
     pub(crate) fn within_cgroup(&self, path: &str) -> impl Iterator<Item = &KnownProcess> {
         let from = (Bound::Included(path), Bound::Unbounded);
         let named_alike =
@@ -105,18 +104,19 @@ impl Processes {
         within.flat_map(|(_, pids)| pids).filter_map(|pid| self.processes.get(pid))
     }
 
-    /// Iterates over the processes with an attribute that contains the id of this job.
+    /// Iterates over the pids of the processes that have an attribute with the id of the job `job`, such as a cgroup
+    /// path or an environment variable.
     pub(crate) fn marked_for(&self, job: &JobId) -> impl Iterator<Item = Pid> {
         self.by_marked_job.get(job).into_iter().flatten().copied()
     }
 
-    /// Iterates over the processes in the session or process group with the leader `leader`, if this session or group
-    /// belongs to a job as a whole.
+    /// Iterates over the pids of the processes in the session or process group with the leader `leader`, if a batch
+    /// system made this session or process group for one job. `unit` says whether it is a session or a process group.
     pub(crate) fn with_own_unit(&self, unit: JobProcessScope, leader: Pid) -> impl Iterator<Item = Pid> {
         self.by_own_unit.get(&(unit, leader)).into_iter().flatten().copied()
     }
 
-    /// Iterates over the children of a process.
+    /// Iterates over the pids of the children of the process `pid`.
     pub(crate) fn children_of(&self, pid: Pid) -> impl Iterator<Item = Pid> {
         self.children.get(&pid).into_iter().flatten().copied()
     }

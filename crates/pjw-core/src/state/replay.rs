@@ -35,18 +35,18 @@ impl WardenState {
             .collect()
     }
 
-    /// Applies one record of the journal to the state. When the daemon starts, it calls this function for each
-    /// record, in the order of the journal.
+    /// Applies one record of the journal to the state. When the daemon starts, it calls this function for each record,
+    /// in the order of the journal.
     ///
-    /// A record of a job restores the grant of the job (the PUs that the job holds). The job loses this grant in
-    /// each of these cases:
+    /// A record of a job restores the grant of the job: the PUs (logical CPUs) that the job holds. The job loses this
+    /// grant in each of these cases:
     ///
     /// - The machine has none of the PUs.
-    /// - Another job holds one of the PUs. This does not apply to borrowed PUs, nor to a grant that may overlap
-    ///   with other grants ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+    /// - Another job holds one of the PUs. This does not apply to borrowed PUs, nor to a grant that may overlap with
+    ///   other grants ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
     ///
-    /// The records may name processes that have ended since the records were written. Such a process stays in the
-    /// state until the first full scan.
+    /// The records may name processes that have ended since the records were written. Such a process stays in the state
+    /// until the first full scan.
     pub fn apply_record(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
@@ -137,9 +137,9 @@ impl WardenState {
         self.pool.set_borrowed(job, cpus);
     }
 
-    /// Replaces the topology, after the machine got new PUs. `housekeeping` is the set of the PUs that are
-    /// reserved for the system from now on. Every job keeps its PUs. The new PUs count as offline until the
-    /// next scan.
+    /// Replaces the topology, after the machine got new PUs (logical CPUs). `housekeeping` is the set of the PUs that
+    /// are reserved for the system from now on. Every job keeps its PUs. The new PUs count as offline until the next
+    /// scan.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
         let online = self.pool.online_cpus();
         self.pool = PuPool::new(&topology, housekeeping);
@@ -158,7 +158,8 @@ impl WardenState {
     }
 }
 
-/// Returns the journal records of one mask entry: a record for each mask request for which `is_wanted` is true.
+/// Returns the journal records for the mask entry `entry` of the thread `thread`. There is one record for each
+/// candidate for the last mask request ([`MaskEntry::last_request_candidates`]) for which `is_wanted` is true.
 pub(crate) fn mask_records(
     thread: ThreadId,
     entry: &MaskEntry,

@@ -27,18 +27,21 @@ const RESCANS_PER_FULL_PLAN: u32 = 8;
 impl WardenState {
     /// Returns the request for a scan: which processes, threads and cgroups the scan reads.
     ///
-    /// If `is_full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads
-    /// threads only of the processes that belong to jobs, of the processes in
-    /// [`WardenState::processes_to_restore`], and of those in [`WardenState::unknown_masks`] where another thread
-    /// than the first one has a mask of unknown origin. A process in this list has left its job, and pjw is restoring its
-    /// original affinity masks (the masks before pjw changed them).
+    /// If `is_full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads the
+    /// threads only of these processes:
+    ///
+    /// - The processes that belong to jobs.
+    /// - The processes in [`WardenState::processes_to_restore`]. Such a process has left its job, and pjw is restoring
+    ///   its original affinity masks (the masks before pjw changed them).
+    /// - The processes in [`WardenState::unknown_masks`] of which a thread other than the first has a mask of unknown
+    ///   origin.
     ///
     /// If `is_full` is false, the scan reads only the following:
     ///
     /// - The processes in [`WardenState::processes_to_restore`], with their threads.
-    /// - The active processes of jobs, with their threads. A process is active if one of its threads recently ran
-    ///   or waited for a PU, or if no scan has read its threads. Of an active process with many threads, the scan
-    ///   may read only the busy threads ([`ScanRequest::busy_threads`]).
+    /// - The active processes of jobs, with their threads. A process is active if one of its threads recently ran or
+    ///   waited for a PU (logical CPU), or if no scan has read its threads. Of an active process with many threads, the
+    ///   scan may read only the busy threads ([`ScanRequest::busy_threads`]).
     /// - Those idle (not active) processes of jobs for which a check finds a change, such as used CPU time
     ///   ([`IdleWatch`]).
     /// - The cgroups of the jobs that have no PUs or no processes, and the cgroups that pjw has to remove.
@@ -68,14 +71,14 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan that reads every process of the machine, the cgroups of all jobs, and the
-    /// threads of some processes of jobs. A process that belongs to no job is read without its threads
+    /// Returns the request for a scan that reads every process of the machine, the cgroups of all jobs, and the threads
+    /// of some processes of jobs. A process that belongs to no job is read without its threads
     /// ([`Process`](crate::terms::Process)). The scan reads the threads of these processes:
     ///
-    /// - Each process in [`WardenState::processes_to_restore`]. It has left its job, and pjw is restoring its
-    ///   original affinity masks (the masks before pjw changed them).
-    /// - Each active process of a job. A process is active if one of its threads recently ran or waited for a PU, or
-    ///   if no scan has read its threads. Any other process is idle.
+    /// - Each process in [`WardenState::processes_to_restore`]. It has left its job, and pjw is restoring its original
+    ///   affinity masks (the masks before pjw changed them).
+    /// - Each active process of a job. A process is active if one of its threads recently ran or waited for a PU
+    ///   (logical CPU), or if no scan has read its threads. Any other process is idle.
     /// - Each idle process of a job for which the check of [`IdleWatch`] finds a change. To save time, the scan does
     ///   not read the threads of the other idle processes.
     ///
@@ -133,7 +136,8 @@ impl WardenState {
         Arc::clone(self.idle_watch.get_or_init(watch))
     }
 
-    /// Determines the idle processes of these jobs again.
+    /// Determines again which processes of the jobs `jobs` are idle: none of their threads recently ran or waited for a
+    /// PU (logical CPU). To save time, most scans do not read the threads of idle processes.
     pub(crate) fn update_idle_groups<'a>(&mut self, jobs: impl IntoIterator<Item = &'a JobId>) {
         for job in jobs {
             let groups = self.find_idle_of(job);
@@ -166,20 +170,22 @@ impl WardenState {
         self.jobs.cgroup_paths().chain(own).map(str::to_owned).collect()
     }
 
-    /// The cgroups of these processes, and the cgroups above them.
+    /// Returns the paths of the cgroups of the processes `pids`, and of all cgroups above them except the root cgroup.
     pub(crate) fn cgroups_around(&self, pids: impl Iterator<Item = Pid>) -> BTreeSet<String> {
         let cgroups: BTreeSet<&str> = pids.filter_map(|pid| self.process(pid)?.cgroup.as_deref()).collect();
         cgroups.into_iter().flat_map(enclosing_paths).filter(|path| *path != "/").map(str::to_owned).collect()
     }
 
-    /// The cgroups of one job: the scheduler's, and that of the job's cpuset.
+    /// Iterates over the paths of the cgroups of the job `job`: the cgroup that the batch system made for the job, and
+    /// the cgroup of the cpuset that pjw made for the job.
     pub(crate) fn cgroups_of(&self, job: &JobId) -> impl Iterator<Item = String> + use<> {
         let schedulers = self.jobs.get(job).and_then(|job| job.cgroup.clone());
         let cpuset = self.cpusets.cpuset_of(job).map(|managed| managed.job_cpuset.path.clone());
         schedulers.into_iter().chain(cpuset)
     }
 
-    /// The cgroups of dirty jobs, in [`Self::job_cgroup_paths`], that were not scanned yet.
+    /// Returns the paths of the cgroups that no scan has read, of the jobs about which pjw must decide again. Also
+    /// returns the unread cgroups that pjw must remove.
     pub(crate) fn unread_cgroups(&self) -> BTreeSet<String> {
         let is_unread = |path: &&str| !self.cgroups.contains_key(*path);
         if self.dirty.contains_everything() {

@@ -44,7 +44,8 @@ struct Choice {
     full_scans: u32,
 }
 
-/// The processes that may have inherited a mask of unknown origin while the search ran.
+/// The result of a completed search for affinity masks of unknown origin: the processes that were forked during the
+/// search and may have inherited such a mask.
 pub(crate) struct EndedSearch {
     /// The processes that were forked by found processes, parents first.
     pub(crate) children: Vec<Pid>,
@@ -76,9 +77,9 @@ pub struct MasksOfUnknownOrigin {
 }
 
 impl MasksOfUnknownOrigin {
-    /// Requests a search for masks of unknown origin, because journal records of an earlier run of the daemon were lost. The
-    /// next full scan begins the search.
-    /// A search that is pending keeps the list of processes whose masks are recorded.
+    /// Requests a search for affinity masks of unknown origin, because journal records of an earlier run of the daemon
+    /// were lost. The next full scan begins the search. A search that is already pending begins again. It keeps its
+    /// list of the processes whose masks are in the journal.
     pub fn request_search(&mut self) {
         let recorded = match core::mem::take(&mut self.search) {
             Search::Done => None,
@@ -88,13 +89,14 @@ impl MasksOfUnknownOrigin {
         self.search = Search::Due { recorded };
     }
 
-    /// Returns whether a search was requested and is not complete.
+    /// Returns whether a search for affinity masks of unknown origin was requested and is not complete.
     #[must_use]
     pub fn is_search_pending(&self) -> bool {
         self.search != Search::Done
     }
 
-    /// Iterates over the processes that have masks of unknown origin.
+    /// Iterates over the processes that have affinity masks of unknown origin: an earlier run of the daemon may have
+    /// set such a mask, and no journal record says whether it did.
     pub fn processes(&self) -> impl Iterator<Item = ProcessId> {
         self.found.keys().copied()
     }
@@ -127,25 +129,29 @@ impl MasksOfUnknownOrigin {
         true
     }
 
-    /// The masks of which a child of the process `parent` may have inherited one.
+    /// Returns the affinity masks of unknown origin that the process `parent` has or may have inherited. A child of the
+    /// process may inherit one of them. `None` if there are none.
     pub(crate) fn masks_for_child(&self, parent: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
         let found = self.mask_of(parent).map(|(_, mask)| Arc::new(mask.all().cloned().collect()));
         found.or_else(|| self.inherited.get(&parent).cloned())
     }
 
-    /// The masks of which the process `pid` may have inherited one, by its fork event.
+    /// Returns the affinity masks of unknown origin of which the process `pid` may have inherited one when it was
+    /// forked. `None` if there are none.
     pub(crate) fn inherited_by(&self, pid: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
         self.inherited.get(&pid).cloned()
     }
 
-    /// Removes all records of forked processes, because process events were lost: a pid in a record may be that of another process.
+    /// Removes all records of forked processes. Must be called if process events were lost: the pid in a record may now
+    /// belong to another process.
     pub fn forget_fork_records(&mut self) {
         self.inherited.clear();
         self.forks_during_search.clear();
     }
 
-    /// Begins the search if it is due. `members` are the members that the journal names. Returns the record for the journal,
-    /// unless an earlier run of the daemon wrote it.
+    /// Begins the search for affinity masks of unknown origin, if a search was requested. `members` returns the
+    /// processes that belong to jobs according to the journal. Returns the journal record about the begin of the
+    /// search. `None` if no search was requested, or if an earlier run of the daemon has already written this record.
     pub(crate) fn begin_search(
         &mut self,
         members: impl FnOnce() -> BTreeSet<ProcessId>,
@@ -159,32 +165,37 @@ impl MasksOfUnknownOrigin {
         record
     }
 
-    /// Returns whether a search has begun and its processes were not chosen yet.
+    /// Returns whether the search for affinity masks of unknown origin has begun, but [`MasksOfUnknownOrigin::choose`]
+    /// was not called yet.
     pub(crate) fn is_choice_pending(&self) -> bool {
         matches!(self.search, Search::Running { choice: None, .. })
     }
 
-    /// Returns whether the journal recorded the membership of the process before journal records were lost.
+    /// Returns whether the journal has a record that the process `process` belongs to a job, made before other records
+    /// were lost. False if no search for masks of unknown origin is in progress.
     pub(crate) fn is_recorded(&self, process: ProcessId) -> bool {
         matches!(&self.search, Search::Running { recorded, .. } if recorded.contains(&process))
     }
 
-    /// Sets the processes that the search must read. They were chosen from a scan that began at `chosen_at`.
+    /// Sets the processes whose threads and cpusets the search for affinity masks of unknown origin must read. The
+    /// caller chose them from a scan that began at the time `chosen_at`, in ns since boot.
     pub(crate) fn choose(&mut self, unread: BTreeSet<Pid>, chosen_at: Nanos) {
         if let Search::Running { choice, .. } = &mut self.search {
             *choice = Some(Choice { chosen_at, unread, full_scans: 0 });
         }
     }
 
-    /// Records that a scan read the threads and the cpusets of the process.
+    /// Records that a scan has read the threads and the cpusets of the process `pid` for the search for affinity masks
+    /// of unknown origin.
     pub(crate) fn note_read(&mut self, pid: Pid) {
         if let Search::Running { choice: Some(choice), .. } = &mut self.search {
             choice.unread.remove(&pid);
         }
     }
 
-    /// Counts a full scan of the search, and returns the processes that could not be read if the search ends now. The
-    /// search ends after [`MAX_SEARCH_SCANS`] full scans, because each rescan must be a full scan while a search is
+    /// Counts a full scan during the search for affinity masks of unknown origin. After more than [`MAX_SEARCH_SCANS`]
+    /// full scans, the search gives up the processes that no scan could read: removes and returns them. Otherwise
+    /// returns the empty set. There is such a limit because each periodic scan must be a full scan while a search is
     /// pending.
     pub(crate) fn note_full_scan(&mut self) -> BTreeSet<Pid> {
         let Search::Running { choice: Some(choice), .. } = &mut self.search else { return BTreeSet::new() };
@@ -196,7 +207,8 @@ impl MasksOfUnknownOrigin {
         }
     }
 
-    /// The processes of which the search still has to read the threads and the cpusets.
+    /// Iterates over the pids of the processes whose threads and cpusets the search for affinity masks of unknown
+    /// origin must still read.
     pub(crate) fn unread(&self) -> impl Iterator<Item = Pid> {
         let unread = match &self.search {
             Search::Running { choice: Some(choice), .. } => Some(&choice.unread),
@@ -205,8 +217,8 @@ impl MasksOfUnknownOrigin {
         unread.into_iter().flatten().copied()
     }
 
-    /// Ends the search if all of its processes were read. Returns the processes that may have inherited a mask of
-    /// unknown origin during the search. `None` if the search does not end.
+    /// Ends the search for affinity masks of unknown origin if scans have read all processes that it must read. Returns
+    /// the result of the search. `None` if the search does not end, or if no search is in progress.
     pub(crate) fn end_search(&mut self) -> Option<EndedSearch> {
         let chosen_at = match &self.search {
             Search::Running { choice: Some(choice), .. } if choice.unread.is_empty() => choice.chosen_at,
@@ -218,50 +230,58 @@ impl MasksOfUnknownOrigin {
         Some(EndedSearch { children: forks.map(|(_, child)| child).collect(), chosen_at })
     }
 
-    /// Whether the list of found processes has changed since the last call of [`MasksOfUnknownOrigin::take_list_change`].
+    /// Whether the list of the processes with affinity masks of unknown origin has changed since the last call of
+    /// [`MasksOfUnknownOrigin::take_list_change`].
     pub(crate) fn is_list_changed(&self) -> bool {
         self.is_list_changed
     }
 
-    /// Returns whether the list of found processes has changed since the last call of this function.
+    /// Returns whether the list of the processes with affinity masks of unknown origin has changed since the last call
+    /// of this function.
     pub(crate) fn take_list_change(&mut self) -> bool {
         core::mem::take(&mut self.is_list_changed)
     }
 
-    /// The found processes with their masks.
+    /// Returns the processes that have affinity masks of unknown origin, each with these masks.
     pub(crate) fn found(&self) -> &BTreeMap<ProcessId, UnknownMask> {
         &self.found
     }
 
-    /// The found process with the pid `pid`, with its masks.
+    /// Returns the process with the pid `pid` and its affinity masks of unknown origin. `None` if the process has no
+    /// such mask.
     pub(crate) fn mask_of(&self, pid: Pid) -> Option<(ProcessId, &UnknownMask)> {
         let first = ProcessId { pid, start: crate::basics::StartTime(0) };
         let (process, mask) = self.found.range(first..).next()?;
         (process.pid == pid).then_some((*process, mask))
     }
 
-    /// Whether no process has masks of unknown origin, may have inherited one, or is being searched.
+    /// Whether no process has or may have inherited an affinity mask of unknown origin, and no search for such masks is
+    /// pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending()
     }
 
-    /// The jobs that were found by their cpusets, with the PUs of the cpusets.
+    /// Returns the jobs whose cpuset pjw found without a journal record, each with the PUs (logical CPUs) of the
+    /// cpuset. The cpuset may hide an affinity mask of unknown origin until the job ends.
     pub(crate) fn found_cpusets(&self) -> &BTreeMap<JobId, CpuSet> {
         &self.found_cpusets
     }
 
-    /// The released processes of jobs that were found by their cpusets, so that the caller can change the list.
+    /// Returns the processes that were released from the jobs in [`MasksOfUnknownOrigin::found_cpusets`], so that the
+    /// caller can change the list. Each process has the PUs (logical CPUs) of the cpuset of its job.
     pub(crate) fn released_mut(&mut self) -> &mut BTreeMap<ProcessId, CpuSet> {
         &mut self.released
     }
 
-    /// The processes of which another thread than the first one has a mask of unknown origin: a full scan reads their threads.
+    /// Iterates over the pids of the processes of which a thread other than the first has an affinity mask of unknown
+    /// origin. A full scan must read the threads of these processes.
     pub(crate) fn pids_with_other_threads(&self) -> impl Iterator<Item = Pid> {
         let with_others = self.found.iter().filter(|(_, mask)| !mask.other_threads.is_empty());
         with_others.map(|(process, _)| process.pid)
     }
 
-    /// Applies a record, when the record is made and on replay after a restart.
+    /// Changes the list of masks and the state of the search as the journal record `record` says. Called when pjw
+    /// writes the record, and when a restarted daemon reads it.
     pub(crate) fn apply_record(&mut self, record: UnknownMaskRecord) {
         self.is_list_changed |=
             matches!(record, UnknownMaskRecord::Found { .. } | UnknownMaskRecord::Settled { .. });
@@ -278,8 +298,8 @@ impl MasksOfUnknownOrigin {
         }
     }
 
-    /// Returns the records from which this value can be restored. The records of forked processes are not restored: a restart
-    /// scans all processes.
+    /// Returns the journal records from which a restarted daemon restores the list of masks and the pending search. The
+    /// records of forked processes are not in the journal, because a restarted daemon scans all processes.
     pub(crate) fn records(&self) -> impl Iterator<Item = UnknownMaskRecord> {
         let lost = match &self.search {
             Search::Done => None,

@@ -23,10 +23,9 @@ use crate::terms::{
     Observed, Process, ProcessEvent, ReleasedMasks, Warning,
 };
 
-/// The state of the warden, the part of the daemon that keeps each job on its cores: the machine, the jobs, the PUs
-/// granted to the jobs, and the processes. The daemon repeats these steps: scan the machine, decide which changes
-/// are necessary, make the changes. The state is kept from one repetition to the next. Facts about a process are
-/// removed when no later decision can need them.
+/// The state of the warden, the part of the daemon that keeps each job on its cores: the machine, the jobs, the PUs (logical CPUs)
+/// granted to the jobs, and the processes. The daemon repeats these steps: scan the machine, decide which changes are necessary, make the
+/// changes. The state is kept from one repetition to the next. Facts about a process are removed when no later decision can need them.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
@@ -116,8 +115,8 @@ pub struct WardenState {
 }
 
 impl WardenState {
-    /// Creates the initial state of the daemon, without jobs and processes. The PUs in `housekeeping` are
-    /// reserved for the system.
+    /// Creates the initial state of the daemon, without jobs and processes. The PUs (logical CPUs) in `housekeeping` are reserved for the
+    /// system.
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
         let pool = PuPool::new(&topology, housekeeping);
@@ -161,44 +160,45 @@ impl WardenState {
         self.members.of_job(job)
     }
 
-    /// Returns the process with the pid `pid`. The facts about the process are from the last scan that read
-    /// it. Returns `None` if no scan has found a process with this pid, or if pjw knows that the process has
-    /// ended.
+    /// Returns the process with the pid `pid`. The facts about the process are from the last scan that read it. Returns `None` if no scan
+    /// has found a process with this pid, or if pjw knows that the process has ended.
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&Process> {
         self.processes.get(&pid).map(|known| &known.process)
     }
 
-    /// Returns the grant of a job (the PUs that the job holds, and who chose them). `None` if the job holds
-    /// no PUs or does not exist.
+    /// Returns the grant of the job `job`: the PUs (logical CPUs) that the job holds, and whether pjw or the batch system chose them.
+    /// `None` if the job holds no PUs or does not exist.
     #[must_use]
     pub fn grant_of(&self, job: &JobId) -> Option<&Grant> {
         self.jobs.get(job)?.grant.as_ref()
     }
 
-    /// The members of a job, and the processes that the job released and whose original masks are to be restored.
+    /// Iterates over the processes of the job `job`, and the processes of the job whose original masks pjw must restore after their
+    /// release.
     pub(crate) fn tracked_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
         self.members
             .of_job(job)
             .chain(self.processes_to_restore.values().filter(move |member| member.job == *job))
     }
 
-    /// Iterates over the tracked processes whose masks may change with this cpuset of a job: the processes of the job,
-    /// and processes of other jobs in the cgroup of the cpuset.
+    /// Iterates over the processes whose affinity masks may change when the cpuset of the job `job` at the cgroup path `path` changes:
+    /// the processes of the job, and processes of other jobs inside this cgroup. Only processes whose masks pjw sets or must restore.
     pub(crate) fn concerned_by_cpuset(&self, job: &JobId, path: &str) -> impl Iterator<Item = &Member> {
         let inside = self.processes.within_cgroup(path).map(|known| known.process.id.pid);
         let inside = inside.filter_map(|pid| self.tracked(pid));
         self.tracked_of(job).chain(inside.filter(move |member| member.job != *job))
     }
 
-    /// Returns the PUs that limit the masks of a process at present, by its cpuset and by the online PUs.
+    /// Returns the PUs (logical CPUs) that limit the affinity masks of the process `pid` at present: the PUs that are online and in its
+    /// cpuset.
     pub(crate) fn present_mask_limits(&self, pid: Pid) -> MaskLimits {
         self.mask_limits(pid, Nanos(u64::MAX), true)
     }
 
-    /// Returns whether a reading of this thread may not show its original mask because of a cpuset of pjw. This is so
-    /// if the cpuset cuts the mask, was written after the mask was read, or is to be removed, and if the process is
-    /// being moved.
+    /// Returns whether a cpuset of pjw may hide the original mask of the thread `thread` of the process `pid`. True if pjw is moving the
+    /// process, if the cpuset excludes PUs (logical CPUs) of the original mask or is to be removed, or if pjw wrote the cpuset after a
+    /// scan read the mask.
     pub(crate) fn may_cpuset_hide_mask(&self, pid: Pid, thread: &MemberThread) -> bool {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
@@ -214,14 +214,13 @@ impl WardenState {
         self.cpusets.may_hide_mask(cgroup, is_cut, read_at)
     }
 
-    /// Returns the PU to which pjw pinned the thread `tid` of the process `member`: pjw chose this PU, and
-    /// restricted the thread to it. Returns `None` in each of these cases:
+    /// Returns the PU (logical CPU) to which pjw pinned the thread `tid` of the process `member`: pjw chose this PU, and restricted the
+    /// thread to it. Returns `None` in each of these cases:
     ///
     /// - No scan has read the thread or its mask, or the job holds no PUs.
     /// - The effective mask of the thread is not a single PU.
     /// - pjw did not request this mask.
-    /// - The program had itself bound the thread to one PU. pjw then only keeps this binding, or moves it to a
-    ///   PU of the job.
+    /// - The program had itself bound the thread to one PU. pjw then only keeps this binding, or moves it to a PU of the job.
     #[must_use]
     pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
@@ -232,7 +231,8 @@ impl WardenState {
         entry.pinned_pu().filter(|&pin| !is_bound_to(pin) && thread.effective_mask.only_pu() == Some(pin))
     }
 
-    /// The PUs of `grant` to which the program of a thread bound it; the whole grant if it did not bind the thread.
+    /// Returns the PUs (logical CPUs) of `grant` to which the program bound a thread of the process `member`. `entry` is the mask entry
+    /// of the thread. Returns `grant` if the program did not bind the thread.
     pub(crate) fn own_mask(&self, grant: &CpuSet, member: &Member, entry: &MaskEntry) -> CpuSet {
         target_mask(&self.topology, grant, entry.original_mask(), member.inherited_mask.as_ref())
     }
@@ -256,17 +256,17 @@ impl WardenState {
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
-    /// Iterates over the threads whose original affinity mask (the mask before pjw changed it) is in the
-    /// journal. Each item is a thread and the facts about its mask. pjw restores this mask when the job of the
-    /// thread ends or is released. Includes threads that were not scanned since a restart of the daemon.
+    /// Iterates over the threads whose original affinity mask (the mask before pjw changed it) is in the journal. Each item is a thread
+    /// and the facts about its mask. pjw restores this mask when the job of the thread ends or is released. Includes threads that were
+    /// not scanned since a restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.processes_to_restore.values());
         let unread = self.masks_from_journal.iter().map(|(&thread, entry)| (thread, entry));
         tracked.flat_map(Member::journaled_masks).chain(unread)
     }
 
-    /// Iterates over the mask entries in the journal for the threads of this process that no scan has read since the
-    /// restart of the daemon.
+    /// Iterates over the threads of the process `process` that no scan has read since the restart of the daemon, each with its mask entry
+    /// from the journal.
     pub(crate) fn recorded_masks_of(
         &self,
         process: ProcessId,
@@ -276,13 +276,14 @@ impl WardenState {
         self.masks_from_journal.range(first..=last)
     }
 
-    /// Removes the mask entries from the journal for threads of this process that have ended.
+    /// Removes the mask entries from the journal of those threads of the process `process` that no scan has read: these threads have
+    /// ended.
     pub(crate) fn forget_recorded_masks(&mut self, process: ProcessId) {
         let ended: Vec<ThreadId> = self.recorded_masks_of(process).map(|(&id, _)| id).collect();
         ended.iter().for_each(|id| drop(self.masks_from_journal.remove(id)));
     }
 
-    /// A thread of a tracked process, so that the caller can change it.
+    /// Returns the thread `id`, so that the caller can change its facts. `None` if pjw neither sets nor restores masks of its process.
     pub(crate) fn thread_mut(&mut self, id: &ThreadId) -> Option<&mut MemberThread> {
         let pid = id.process.pid;
         let is_member = self.members.get(&pid).is_some_and(|member| member.id == id.process);
@@ -295,15 +296,14 @@ impl WardenState {
         thread.filter(|thread| thread.start == id.start)
     }
 
-    /// The mask entry of a thread, so that the caller can change it.
+    /// Returns the mask entry of the thread `id`, so that the caller can change the entry. `None` if the thread has no entry.
     pub(crate) fn mask_mut(&mut self, id: &ThreadId) -> Option<&mut MaskEntry> {
         self.thread_mut(id)?.mask_entry.as_mut()
     }
 
-    /// Updates the records of forked processes (the field `lineage`) from the kernel's process events
-    /// `events`, in the given order. Returns true if a fork event was dropped, because the number of records
-    /// has reached [`MAX_FORK_RECORDS`](crate::state::lineage::MAX_FORK_RECORDS). The caller must then request
-    /// a full scan.
+    /// Updates the records of forked processes (the field `lineage`) from the kernel's process events `events`, in the given order.
+    /// Returns true if a fork event was dropped, because the number of records has reached
+    /// [`MAX_FORK_RECORDS`](crate::state::lineage::MAX_FORK_RECORDS). The caller must then request a full scan.
     pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
         for event in events {
             if let ProcessEvent::Exec { pid } | ProcessEvent::Exit { pid } = *event {
@@ -316,10 +316,10 @@ impl WardenState {
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
     }
 
-    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset.
-    /// Has no effect if the journal has a record of this cgroup. Otherwise, records were lost: the next full scan also
-    /// begins a search for masks of unknown origin. After that scan, pjw removes the cgroup if it contains no processes
-    /// or its PUs can't be granted to the job. Otherwise, pjw reuses the cgroup as the cpuset of the job.
+    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset. Has no effect if
+    /// the journal has a record of this cgroup. Otherwise, records were lost: the next full scan also begins a search for masks of
+    /// unknown origin. After that scan, pjw removes the cgroup if it contains no processes or its PUs (logical CPUs) can't be granted to
+    /// the job. Otherwise, pjw reuses the cgroup as the cpuset of the job.
     pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if self.cpusets.cpuset_at(&leftover.path).is_none() {
             self.unknown_masks.request_search();
@@ -334,27 +334,27 @@ impl WardenState {
         self.unknown_masks.forget_fork_records();
     }
 
-    /// Marks the jobs of these processes, so that they are planned again.
+    /// Marks the jobs of the processes `pids`: the next decision of the daemon plans their masks and cpusets again.
     pub(crate) fn plan_jobs_of(&mut self, pids: &BTreeSet<Pid>) {
         let jobs: BTreeSet<&JobId> =
             pids.iter().filter_map(|pid| Some(&self.members.get(pid)?.job)).collect();
         jobs.into_iter().for_each(|job| self.dirty.add_job(job));
     }
 
-    /// Whether the descent of a process that was born at this time is known from its fork event.
+    /// Whether pjw knows from fork events all ancestors of the process `pid`, which was born at the time `born` (in ns since boot).
     pub(crate) fn has_known_descent(&self, pid: Pid, born: Nanos) -> bool {
         let has_fork_event = self.fork_events_complete_since.is_some_and(|since| born >= since);
         has_fork_event && !self.lineage.forked_with_unknown_ancestor(pid)
     }
 
-    /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is
-    /// not tracked.
+    /// Returns the process `pid` if it belongs to a job, or if pjw must restore its original masks (the masks before pjw changed them).
+    /// Otherwise `None`.
     pub(crate) fn tracked(&self, pid: Pid) -> Option<&Member> {
         tracked_in(&self.members, &self.processes_to_restore, pid).map(|(process, _)| process)
     }
 
-    /// Returns whether the process `member` is in the cpuset of its job. If the batch system chose the PUs of
-    /// the job, this is the cpuset that the batch system made. Otherwise it is the cpuset that pjw made.
+    /// Returns whether the process `member` is in the cpuset of its job. If the batch system chose the PUs (logical CPUs) of the job,
+    /// this is the cpuset that the batch system made. Otherwise it is the cpuset that pjw made.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
         let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
@@ -369,7 +369,8 @@ impl WardenState {
             .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
     }
 
-    /// Returns the PUs of the nearest cpuset at or above the cgroup of a process, as the last scan read them.
+    /// Returns the PUs (logical CPUs) of the nearest cpuset at or above the cgroup of the process `pid`, as the last scan read them.
+    /// `None` if unknown.
     pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
         let cgroup = self.process(pid)?.cgroup.as_deref()?;
         enclosing_paths(cgroup)
@@ -414,20 +415,18 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the kernel may
-    /// still be creating the thread by fork(2). At the end of fork(2), the kernel may give the thread the mask of
-    /// its parent again. Until the next scan, pjw then does not know which of the two masks the thread has. Must be
-    /// called after [`WardenState::record_mask_applied`], which records that the thread no longer has the mask of
-    /// its parent. This function makes the mask of the parent possible again.
+    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the kernel may still be creating the
+    /// thread by fork(2). At the end of fork(2), the kernel may give the thread the mask of its parent again. Until the next scan, pjw
+    /// then does not know which of the two masks the thread has. Must be called after [`WardenState::record_mask_applied`].
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.record_possible_reset_by_fork();
         }
     }
 
-    /// Records that the kernel refused to restore the original mask of a thread (the mask before pjw changed
-    /// it), as planned in `action`. The kernel refuses a mask that has no PU in common with the cpuset of the
-    /// thread. pjw tries again only when the thread's mask, its cpuset or the online PUs change.
+    /// Records that the kernel refused to restore the original mask of a thread (the mask before pjw changed it), as planned in `action`.
+    /// The kernel refuses a mask that has no PU (logical CPU) in common with the cpuset of the thread. pjw tries again only when the
+    /// thread's mask, its cpuset or the online PUs change.
     pub fn record_restore_refused(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
@@ -444,13 +443,13 @@ impl WardenState {
         }
     }
 
-    /// Removes all members of a job, and adds them to the processes whose original masks are to be restored.
+    /// Removes all processes from the job `job`, and adds them to the processes whose original masks pjw must restore.
     pub(crate) fn move_to_restoring(&mut self, job: &JobId) {
         let gone = self.members.remove_all_of(job);
         self.processes_to_restore.extend(gone.into_iter().map(|member| (member.id.pid, member)));
     }
 
-    /// Removes a process from the unassigned processes of its user.
+    /// Removes the process `pid` from the list of its user's processes that belong to no job.
     pub(crate) fn remove_unassigned(&mut self, pid: Pid) {
         let user = self.process(pid).map(|process| process.uid);
         let Some(user) = user else { return };
@@ -461,7 +460,7 @@ impl WardenState {
         }
     }
 
-    /// Removes a process that has ended.
+    /// Removes the process `pid`, which has ended.
     pub(crate) fn forget(&mut self, pid: Pid) {
         self.remove_unassigned(pid);
         self.processes.remove(pid);
@@ -473,8 +472,8 @@ impl WardenState {
         }
     }
 
-    /// Removes a process that has ended, according to a scan. Its exit event may not have been read yet, and neither
-    /// the fork events of its last children.
+    /// Removes the process `pid`, which has ended according to a scan. Its exit event, and the fork events of its last children, may
+    /// still be unread.
     pub(crate) fn remove_ended(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()

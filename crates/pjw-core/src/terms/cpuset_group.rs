@@ -109,8 +109,8 @@ pub enum CgroupCreator {
     Warden,
 }
 
-/// The settings that pjw writes to a cpuset and to its cgroup: the PUs (`cpuset.cpus`), the NUMA nodes
-/// (`cpuset.mems`) and three options. The options are an isolated partition (`cpuset.cpus.partition`), idle
+/// The settings that pjw writes to a cpuset and to its cgroup: the PUs, which are logical CPUs (`cpuset.cpus`), the
+/// NUMA nodes (`cpuset.mems`) and three options. The options are an isolated partition (`cpuset.cpus.partition`), idle
 /// priority (`cpu.idle`) and frozen processes (`cgroup.freeze`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetSpec {
@@ -139,8 +139,8 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl CpusetSpec {
-    /// Makes the settings of a cpuset with the PUs `cpus` and the memory of all NUMA nodes. The options
-    /// `isolated`, `idle` and `frozen` are off.
+    /// Makes the settings of a cpuset with the PUs (logical CPUs) in `cpus` and the memory of all NUMA nodes. The
+    /// options `isolated`, `idle` and `frozen` are off.
     #[must_use]
     pub fn from_cpus(cpus: CpuSet) -> Self {
         Self { cpus, mems: None, isolated: false, idle: false, frozen: false }
@@ -167,8 +167,8 @@ pub struct JobCpuset {
 /// the daemon keeps or removes the cpuset as this record says. Otherwise, the daemon decides after the next scan of
 /// all processes:
 ///
-/// - The cpuset is kept if its cgroup contains processes and its PUs can be granted to the job. The job then holds
-///   these PUs again.
+/// - The cpuset is kept if its cgroup contains processes and its PUs (logical CPUs) can be granted to the job. The job
+///   then holds these PUs again.
 /// - Any other cpuset is removed, also one that the earlier run had begun to remove. The daemon removes the limits
 ///   of the cpuset and then the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]

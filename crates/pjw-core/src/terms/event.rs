@@ -87,8 +87,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event that names no job, PUs or process. To add these, call `with_job`, `with_cpus` and
-    /// `with_pid`. `text` describes what happened, for users.
+    /// Makes an event that names no job, no PUs (logical CPUs) and no process. To add these, call `with_job`,
+    /// `with_cpus` and `with_pid`. `text` describes what happened, for users.
     #[must_use]
     pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
         Self { kind, job: None, pid: None, tid: None, cpus: None, text: text.into() }
@@ -101,7 +101,7 @@ impl Event {
         self
     }
 
-    /// Sets the PUs that the event is about, and returns the event.
+    /// Sets the PUs (logical CPUs) that the event is about, and returns the event.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = Some(cpus.clone());

@@ -42,8 +42,8 @@ pub struct MaskAction {
 }
 
 impl MaskAction {
-    /// Returns the description of a planned change: the affinity mask of `thread` is to become `target_mask`. When the change is
-    /// carried out, exactly this mask is passed to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`.
+    /// Makes the planned change of the affinity mask of `thread` to `target_mask`. When the change is carried out,
+    /// exactly this mask is passed to sched_setaffinity(2): [`MaskAction::requested_mask`] equals `target_mask`.
     ///
     /// - `kind` is the purpose of the change, and `job` the job for which the mask changes.
     /// - `current_mask` is the effective mask of the thread, as the last scan read it.
@@ -62,8 +62,8 @@ impl MaskAction {
     }
 }
 
-/// The purpose of a planned change of an affinity mask. For example, `Confine` restricts a thread to the PUs
-/// of its job, and `Restore` gives the thread its original mask back.
+/// The purpose of a planned change of an affinity mask. For example, `Confine` restricts a thread to the PUs (logical
+/// CPUs) of its job, and `Restore` gives the thread its original mask back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum MaskActionKind {

@@ -33,8 +33,8 @@ pub enum ExhaustionPolicy {
     Wait,
 }
 
-/// What pjw does with hot threads if a job has more hot threads than PUs. A thread is hot if it runs or waits
-/// for a PU most of the time. pjw either pins each hot thread to one PU, or pins no hot thread.
+/// What pjw does with hot threads if a job has more hot threads than PUs (logical CPUs). A thread is hot if it runs or
+/// waits for a PU most of the time. pjw either pins each hot thread to one PU, or pins no hot thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OversubscriptionPolicy {
     /// Hot threads are pinned evenly: the numbers of hot threads on two PUs differ by at most one.
@@ -46,8 +46,8 @@ pub enum OversubscriptionPolicy {
 
 /// What pjw does with bindings. A binding is an affinity mask that a program set for one of its threads, inside the
 /// cores of its job. pjw keeps all bindings (`Respect`), replaces only harmful bindings (`Repair`), or replaces all
-/// bindings (`Override`). Bindings are harmful if busy threads share PUs because of them while other PUs of the job
-/// are idle. With each setting, pjw corrects an affinity mask that contains PUs outside the cores of the job.
+/// bindings (`Override`). A binding is harmful if it makes busy threads share PUs (logical CPUs) while other PUs of the
+/// job are idle. With each setting, pjw corrects an affinity mask that contains PUs outside the cores of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BindingPolicy {
     /// Every binding inside the cores of the job is kept.
@@ -94,10 +94,11 @@ impl Default for LendingPolicy {
     }
 }
 
-/// What pjw does with a starved job: a job of the class besteffort that can borrow no core at present. Such a
-/// job has no cores of its own, no core is free, and no other job leaves a core idle. The job then runs on PUs
-/// that are reserved for the system, or its processes are frozen. Where the chosen treatment is impossible, the
-/// job gets the other one. Where both are, it runs unconfined, with a warning.
+/// What pjw does with a starved job: a job of the class besteffort that can borrow no core at present. Such a job has
+/// no cores of its own, no core is free, and no other job leaves a core idle. pjw either runs the job on the
+/// housekeeping PUs (logical CPUs that are reserved for the system), or freezes the processes of the job. If the chosen
+/// treatment is impossible, pjw uses the other one. If both are impossible, pjw does not restrict the job, and shows a
+/// warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StarvedPolicy {
     /// The job runs on the housekeeping PUs, at idle priority. If the machine has no housekeeping PUs, the

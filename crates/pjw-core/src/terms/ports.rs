@@ -69,8 +69,9 @@ pub trait MachineInterface {
     }
 }
 
-/// The interface to the journal, the file from which pjwd restores its state after a restart, and to the store of the
-/// reports of ended jobs. pjwd must write a record before it makes the change that the record describes.
+/// The interface to the journal and to the store of the reports of ended jobs. The journal is the file from which pjwd
+/// restores its state after a restart. pjwd must write a record to the journal before it makes the change that the
+/// record describes.
 pub trait Journal {
     /// The error of a failed write to the journal.
     type Fault: Error + Send + Sync + 'static;

@@ -114,7 +114,7 @@ impl ReleasedMasks {
         Self { job, user_ids, masks, first_used_at: released_at, released_at, last_pending_restore_at: None }
     }
 
-    /// Adds `masks` to the masks of the release.
+    /// Adds `masks` to this list of the masks that pjw had given to the threads of the released job.
     pub(crate) fn extend(&mut self, masks: impl Iterator<Item = ReleasedMask>) {
         self.masks.extend(masks);
     }
@@ -134,8 +134,8 @@ pub struct ReleasedMask {
     pub original_mask: CpuSet,
 }
 
-/// The affinity masks of unknown origin of a process: an earlier run of the daemon may have set them, and no record says whether
-/// it did. At least one field has a mask.
+/// The affinity masks of unknown origin that threads of one process have: an earlier run of the daemon may have set
+/// these masks, and no journal record says whether it did. At least one field has a mask.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnknownMask {
     /// The mask of the first thread. `None` if its mask is not of unknown origin.
@@ -146,7 +146,7 @@ pub struct UnknownMask {
 }
 
 impl UnknownMask {
-    /// Iterates over the masks of all threads.
+    /// Iterates over the masks of unknown origin of all threads of the process.
     pub(crate) fn all(&self) -> impl Iterator<Item = &CpuSet> {
         self.first_thread.iter().chain(&self.other_threads)
     }
@@ -157,7 +157,8 @@ impl UnknownMask {
     }
 }
 
-/// A journal record about affinity masks of unknown origin ([`UnknownMask`]).
+/// A journal record about affinity masks of unknown origin ([`UnknownMask`]): an earlier run of the daemon may have set
+/// these masks, and no other record says whether it did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownMaskRecord {
@@ -264,7 +265,8 @@ pub enum Record {
 }
 
 impl Record {
-    /// The process that the record makes a member, or a process whose original masks are to be restored.
+    /// Returns the process that becomes a member of a job by this record ([`Record::Joined`]), or the process whose
+    /// original affinity masks pjw is going to restore ([`Record::Left`]). `None` for all other records.
     pub(crate) fn tracked_process(&self) -> Option<ProcessId> {
         match self {
             Record::Joined(membership) | Record::Left(membership) => Some(membership.process),

@@ -43,9 +43,9 @@ pub struct ScanRequest {
 /// processes that belong to no job. A process is idle if the smoothed CPU demand of all its threads is 0. The
 /// check is cheaper than reading the process.
 ///
-/// The check finds a change if the process has exited, has used CPU time since the last check, or was never
-/// checked before. For an idle process of a job, an affinity mask with a PU outside
-/// [`IdleGroup::expected_cpus`] is a change too. [`IdleWatch::check_all_masks`] says which masks are checked.
+/// The check finds a change if the process has exited, has used CPU time since the last check, or was never checked
+/// before. For an idle process of a job, an affinity mask with a PU (logical CPU) outside [`IdleGroup::expected_cpus`]
+/// is a change too. [`IdleWatch::check_all_masks`] says which masks are checked.
 ///
 /// - A partial scan reads a process in this list if the check finds a change, or if the scope of the scan lists
 ///   the process.

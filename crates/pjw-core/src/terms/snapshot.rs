@@ -20,7 +20,7 @@ use crate::terms::scan::ScanScope;
 
 pub use address_space::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, SharedAddressSpace};
 
-/// The result of one scan of the machine: its processes, its cgroups and its online PUs. A partial snapshot
+/// The result of one scan of the machine: its processes, its cgroups and its online PUs (logical CPUs). A partial snapshot
 /// contains only some processes. The daemon then treats all other processes as unchanged since the last scan.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
@@ -70,9 +70,9 @@ pub struct ProcessTimes {
     pub children_ns: u64,
 }
 
-/// A call of sched_setaffinity(2) by a program, as a BPF program in the kernel reported it. The kernel carried
-/// out the call, or refused it because the mask and the thread's cpuset have no PU in common. pjw uses these
-/// calls to report which program changed a mask.
+/// A call of sched_setaffinity(2) by a program, as a BPF program in the kernel reported it. The kernel carried out the call, or
+/// refused it because the mask and the thread's cpuset have no PU (logical CPU) in common. pjw uses these calls to report which
+/// program changed a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).
@@ -217,14 +217,15 @@ pub struct JobMarks {
 }
 
 impl JobMarks {
-    /// The job in whose cgroup the process is, by the cgroups that batch systems make. `None` if it is in none of them.
+    /// Returns the job in whose cgroup the process is. Only cgroups that batch systems made for jobs count. `None` if the process
+    /// is in no such cgroup.
     pub(crate) fn job_of_cgroup(&self) -> Option<&JobId> {
         let mark = self.marks.iter().find(|mark| matches!(mark.kind, JobIdAttribute::Cgroup(_)))?;
         Some(&mark.job)
     }
 
-    /// Iterates over the jobs that the environment names, each with the unit of processes that belongs to the job as a
-    /// whole.
+    /// Iterates over the jobs that environment variables of the process name and that have a process group or a session of their
+    /// own. Each item says which of the two the job has.
     pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobProcessScope)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
             JobIdAttribute::Environment { process_scope: own } if own != JobProcessScope::Neither => {
@@ -317,8 +318,8 @@ pub struct Cgroup {
     pub usage: CgroupUsage,
 }
 
-/// The total CPU time and the peak memory use of all processes in a cgroup since the cgroup was created, and the limit of
-/// the memory use. Processes that have ended are included.
+/// The total CPU time and the peak memory use of all processes in a cgroup since the cgroup was created, and the memory limit of
+/// the cgroup. Processes that have ended are included.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CgroupUsage {
     /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this
@@ -350,8 +351,8 @@ impl Cgroup {
     }
 }
 
-/// The cpuset of a cgroup, as a scan read it from the files of the cgroup: the requested PUs and NUMA nodes,
-/// and the effective PUs. The effective PUs are the PUs that the kernel allows to the processes in the cpuset.
+/// The cpuset of a cgroup, as a scan read it from the files of the cgroup: the requested PUs (logical CPUs) and NUMA nodes, and
+/// the effective PUs. The effective PUs are the PUs that the kernel allows to the processes in the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {
     /// `cpuset.cpus`: the PUs that were requested for the cpuset. Empty in cgroup v2 if no PUs were
@@ -401,9 +402,8 @@ pub struct MaskProbe {
     pub mismatches: Vec<ForkMaskMismatch>,
 }
 
-/// A process that was just forked by a process of a job and that has a wrong affinity mask: its mask is not
-/// the set of online PUs that the job holds. Found by
-/// [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks).
+/// A process that was just forked by a process of a job and that has a wrong affinity mask: its mask is not the set of online PUs
+/// (logical CPUs) that the job holds. Found by [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkMaskMismatch {
     /// The pid and the start time of the process. The start time is computed from the time of the fork event,
@@ -413,10 +413,9 @@ pub struct ForkMaskMismatch {
     pub effective_mask: CpuSet,
 }
 
-/// The affinity mask that a process should have after its fork, and the time of the fork. A process that is
-/// forked in a job should have the online PUs that the job holds. The daemon compares this mask with the mask
-/// that the process really has
-/// ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
+/// The affinity mask that a process should have after its fork, and the time of the fork. A process that is forked in a job
+/// should have the online PUs (logical CPUs) that the job holds. The daemon compares this mask with the mask that the process
+/// really has ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
     /// The affinity mask that the process should have: the online PUs that the job of the process holds.

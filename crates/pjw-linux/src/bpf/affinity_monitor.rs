@@ -64,7 +64,11 @@ impl AffinityMonitor {
         Self::load_with(&BpfPlatform::find()?)
     }
 
-    /// Loads the BPF program of the monitor, attaches it to the kernel, and tests it.
+    /// Loads the BPF program that reports calls of sched_setaffinity(2), as [`AffinityMonitor::load`] does.
+    /// `platform` contains the facts about the running kernel, such as its type information.
+    ///
+    /// # Errors
+    /// If the kernel refuses the program, or the test of the program fails.
     pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));

@@ -91,16 +91,15 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a
-    /// thread of the lending job ran. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a thread
+    /// of the lending job ran. In this build the function can't be called, because no value of this type exists.
     pub fn take_reported_pus(&mut self) -> CpuSet {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the PUs (logical CPUs) in
-    /// `_cpus` again. The program reports a lent PU only the first time that a thread of the lending job runs there.
-    /// After this call, the program reports the next time too. In this build the function can't be called, because no
-    /// value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the lent PUs (logical
+    /// CPUs) in `_cpus` once more. Otherwise, the program reports a lent PU only once, when a thread of the lending
+    /// job first runs on the PU. In this build the function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.

@@ -25,7 +25,8 @@ const LOAD_ATTEMPTS: usize = 5;
 const FIRST_WORDS: usize = 12;
 const LAST_WORDS: usize = 60;
 
-/// The facts about a kernel that can run the BPF programs.
+/// The facts about the running kernel that pjw needs to load its BPF programs: the type information of the kernel
+/// (BTF), and the size of an affinity mask. [`BpfPlatform::find`] determines them.
 #[derive(Debug)]
 pub(super) struct BpfPlatform {
     /// The kernel's BTF type information, some megabytes.
@@ -35,7 +36,12 @@ pub(super) struct BpfPlatform {
 }
 
 impl BpfPlatform {
-    /// Determines whether the kernel can run the BPF programs.
+    /// Checks whether this process can load BPF programs into the running kernel, and returns the facts about the
+    /// kernel that loading needs.
+    ///
+    /// # Errors
+    /// The first requirement that is missing, for example the capability `CAP_BPF` or the type information of the
+    /// kernel (BTF).
     pub(super) fn find() -> Result<Self, TaskScanUnavailable> {
         if cfg!(target_endian = "big") {
             return Err(TaskScanUnavailable::BigEndian);
@@ -59,8 +65,12 @@ impl BpfPlatform {
         Ok(Self { btf, mask_bytes })
     }
 
-    /// Loads the object file of the task scan and the affinity monitor, with room for `watched` processes in its map.
-    /// Lets the kernel verify one program with `verify`.
+    /// Loads the object file with the BPF programs of the task scan and the affinity monitor. `watched` is the
+    /// maximum number of processes whose threads a task scan can report. `verify` must load one program of the object
+    /// into the kernel, which verifies the program.
+    ///
+    /// # Errors
+    /// The error of `verify`, or the reason why the object file can't be loaded.
     pub(super) fn load(
         &self,
         watched: u32,
@@ -69,8 +79,12 @@ impl BpfPlatform {
         self.load_object(OBJECT, ("WATCHED_TGIDS", watched), verify)
     }
 
-    /// Loads an object file. `map` and `entries` are the name of one of its maps and the size of this map. Lets the
-    /// kernel verify one program with `verify`.
+    /// Loads `file`, the content of an object file with BPF programs. `map` is the name of a BPF map in this file,
+    /// and `entries` is the maximum number of entries of this map. `verify` must load one program of the object into
+    /// the kernel, which verifies the program.
+    ///
+    /// # Errors
+    /// The error of `verify`, or the reason why the object file can't be loaded.
     pub(super) fn load_object(
         &self,
         file: &[u8],
@@ -109,16 +123,19 @@ fn may_load(status: &str) -> bool {
     has(CAP_SYS_ADMIN) || (has(CAP_BPF) && has(CAP_PERFMON))
 }
 
-/// Removes the map `name` from a loaded object, and returns the map.
+/// Removes the BPF map with the name `name` from `program`, a loaded object file, and returns the map.
+///
+/// # Errors
+/// If the object file has no map with this name.
 pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, TaskScanUnavailable> {
     program.take_map(name).ok_or_else(|| refused(name, &io::Error::other("the object has no such map")))
 }
 
-/// Loads a program with the system call `BPF_PROG_LOAD`. The call fails with EAGAIN if a signal interrupts the
-/// verifier. Then the call is repeated: it is made at most 5 times.
+/// Calls `load`, which must load a BPF program into the kernel with the system call `bpf(BPF_PROG_LOAD)`. If a signal
+/// interrupts this system call, it fails with `EAGAIN`. Then `load` is called again, at most 5 times in total.
 ///
 /// # Errors
-/// The error of the last attempt.
+/// The error of the last call of `load`.
 pub(super) fn load_program<E: Error + 'static>(mut load: impl FnMut() -> Result<(), E>) -> Result<(), E> {
     for _ in 1..LOAD_ATTEMPTS {
         match load() {
@@ -134,7 +151,9 @@ fn has_errno(error: &(dyn Error + 'static), errno: i32) -> bool {
     causes.any(|error| error.raw_os_error() == Some(errno))
 }
 
-/// Returns why the BPF programs can't be used, from the error of the step `step` of loading them.
+/// Returns the reason why the BPF programs can't be used, after a step of loading them failed. `step` is the name of
+/// the step, such as `attaching`, and `error` is its error. The reason is, for example, a missing permission or a
+/// kernel that is too old.
 pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
     let denied = has_errno(error, libc::EPERM);
     let unknown = errors(error).filter_map(|error| error.downcast_ref::<BtfError>());
@@ -151,12 +170,14 @@ pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> 
     }
 }
 
-/// Returns the error that the kernel refused the step `step` of loading a BPF program.
+/// Returns [`TaskScanUnavailable::Refused`]: the kernel refused a step of loading the BPF programs. `step` is the
+/// name of the step, and `error` is its error.
 pub(super) fn refused(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
     TaskScanUnavailable::Refused(failed(step, error))
 }
 
-/// Returns the error that a loaded BPF program failed in the step `step`.
+/// Returns [`TaskScanError::Kernel`]: a step of running a loaded BPF program failed. `step` is the name of the step,
+/// and `error` is its error.
 pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanError {
     TaskScanError::Kernel(failed(step, error))
 }
@@ -174,8 +195,9 @@ fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     })
 }
 
-/// Returns the text of an error and its causes in one line. For an error of the verifier, the end of its long log has
-/// the cause.
+/// Returns the messages of `error` and of its causes as one line of text. A text of more than 72 words is shortened:
+/// only the first 12 and the last 60 words are kept. An error of the kernel's BPF verifier contains a long log, and
+/// the cause is at the end of the log.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for error in errors(error) {

@@ -8,7 +8,8 @@ use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 use super::task::TaskRecord;
 use crate::proc::procfs::Stat;
 
-/// The size of the field `mask` of a record in bytes: room for 8,192 PUs (`sizeof(((struct record *)0)->mask)`).
+/// The maximum size of the affinity mask in a record of the BPF programs, in bytes: one bit for each of 8192 PUs
+/// (logical CPUs). In `tasks.bpf.c`, this is the size of the field `mask` of `struct record`.
 pub(super) const MASK_BYTES: usize = 1024;
 /// `offsetof(struct record, mask)`.
 const HEADER_BYTES: usize = 120;
@@ -26,7 +27,8 @@ const IDLE: u32 = 0x402;
 /// `TASK_RTLOCK_WAIT` (5.16) and `TASK_FROZEN` (6.1), shown as uninterruptible. Unused before.
 const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
 
-/// One parsed record of a BPF program.
+/// A parsed record of the task scan (the BPF program that reports the state of threads). Contains the state of one
+/// thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     /// The task, without its mask.
@@ -35,11 +37,15 @@ pub(super) struct Record<'a> {
     pub(super) mask: &'a [u8],
 }
 
-/// The bytes are no valid record.
+/// Error: a record that a BPF program wrote has an invalid length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// Parses the first record and returns it with the remaining bytes. `None` if the record is incomplete.
+/// Parses the first record in `bytes`. Returns the record and the bytes behind it. `None` if the record is not
+/// complete, because `bytes` ends before its end.
+///
+/// # Errors
+/// If the record has an invalid length.
 pub(super) fn first(bytes: &[u8]) -> Result<Option<(Record<'_>, &[u8])>, Malformed> {
     let Some(length) = bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) else {
         return Ok(None);
@@ -81,7 +87,9 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
     }
 }
 
-/// Decodes a mask without the offline PUs, as sched_getaffinity(2) returns it.
+/// Decodes `mask`, the affinity mask in a record, to 64-bit words, and writes the words to `words`. `online` has the
+/// online PUs (logical CPUs) in the same format. PUs that are offline are removed from the mask, as
+/// sched_getaffinity(2) does. Zero words at the end are left out.
 pub(super) fn decode_mask(mask: &[u8], online: &[u64], words: &mut Vec<u64>) {
     words.clear();
     words.extend(mask.chunks_exact(8).zip(online).map(|(word, online)| u64_at(word, 0) & online));
@@ -103,19 +111,21 @@ fn letter(state: u32, exit_state: u32) -> char {
     LETTERS.get(highest as usize).copied().unwrap_or('?')
 }
 
-/// Returns the thread name (comm) in `bytes`. The name ends at its first zero byte. The bytes behind it may be left
-/// from an earlier name.
+/// Returns the name of a thread (comm) from `bytes`, a text that ends at its first zero byte. The bytes behind the
+/// zero byte are ignored: they can be left from an earlier name.
 pub(super) fn comm(bytes: &[u8]) -> Comm {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     Comm::new(&bytes[..end])
 }
 
-/// Returns the 32-bit number at the offset `at`, in the byte order of the machine. 0 behind the end.
+/// Returns the 32-bit number at the offset `at` in `bytes`, in the byte order of this machine. Returns 0 if `bytes`
+/// ends before the end of the number.
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Returns the 64-bit number at the offset `at`, in the byte order of the machine. 0 behind the end.
+/// Returns the 64-bit number at the offset `at` in `bytes`, in the byte order of this machine. Returns 0 if `bytes`
+/// ends before the end of the number.
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }

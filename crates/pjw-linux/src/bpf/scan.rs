@@ -61,7 +61,11 @@ impl TaskScan {
         Self::load_with(&BpfPlatform::find()?)
     }
 
-    /// Loads the BPF program of the task scan, and tests it.
+    /// Loads the BPF program of the task scan and tests it, as [`TaskScan::load`] does. `platform` contains the facts
+    /// about the running kernel, such as its type information.
+    ///
+    /// # Errors
+    /// If the kernel refuses the program, or the test of the program fails.
     pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, TaskScanUnavailable> {
         let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
         let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {

@@ -40,8 +40,12 @@ struct Facts {
     cgroup: Option<u64>,
 }
 
-/// Checks the task scan: scans the calling process with `pass`, and compares the record of the calling thread with the
-/// true values.
+/// Tests the task scan (the BPF program that reports the state of threads). Compares the reported state of the
+/// calling thread with `/proc` and with system calls. `pass` must run a task scan, and call the passed function for
+/// each reported thread. The thread can change between the two readings, so the test is repeated up to 5 times.
+///
+/// # Errors
+/// If a task scan fails, if `/proc` can't be read, or if the states differ in each of the 5 attempts.
 pub(super) fn run(
     mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
 ) -> Result<(), TaskScanUnavailable> {

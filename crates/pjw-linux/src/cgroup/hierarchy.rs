@@ -12,7 +12,8 @@ use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Pid};
 use super::mounts::CgroupMounts;
 use crate::sys::errno::{from_io, is_gone};
 
-/// The file of a v2 cgroup that lists the controllers enabled for its children.
+/// The name of the file in the directory of a v2 cgroup that lists the controllers which are enabled for the children
+/// of the cgroup.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
 /// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. pjw creates the cpusets of jobs in
@@ -62,25 +63,27 @@ impl CpusetMount {
         CgroupDir::below(&self.mount_point, path, self.is_unified)
     }
 
-    /// The v2 hierarchy that is mounted at this directory.
+    /// Returns the v2 hierarchy that is mounted at the directory `mount_point`.
     pub(crate) fn unified(mount_point: PathBuf) -> Self {
         Self { mount_point, is_unified: true, v1_cpu_mount_point: None, v1_freezer_mount_point: None }
     }
 
-    /// Returns the cgroup at `path` in the v1 hierarchy of the cpu controller. The cgroup need not exist. `None` if
-    /// there is no such hierarchy.
+    /// Returns the cgroup at `path` in the v1 hierarchy with the cpu controller. The cgroup need not exist. `None` if
+    /// no such hierarchy is mounted, or if `path` is not the path of a cgroup, as for [`CpusetMount::cgroup`].
     pub(crate) fn cpu_twin(&self, path: &str) -> Option<CgroupDir> {
         CgroupDir::below(self.v1_cpu_mount_point.as_ref()?, path, false)
     }
 
-    /// Returns the cgroup at `path` in the v1 hierarchy of the freezer controller. The cgroup need not exist. `None` if
-    /// there is no such hierarchy.
+    /// Returns the cgroup at `path` in the v1 hierarchy with the freezer controller. The cgroup need not exist.
+    /// `None` if no such hierarchy is mounted, or if `path` is not the path of a cgroup, as for
+    /// [`CpusetMount::cgroup`].
     pub(crate) fn freezer_twin(&self, path: &str) -> Option<CgroupDir> {
         CgroupDir::below(self.v1_freezer_mount_point.as_ref()?, path, false)
     }
 
-    /// Returns the kind of this hierarchy. `with_systemd` says whether systemd manages the v2 hierarchy. `None` if the
-    /// v2 hierarchy has no cpuset controller, or its controllers can't be read.
+    /// Returns the kind of this hierarchy: v1, v2, or v2 with systemd. `with_systemd` says whether systemd manages
+    /// this machine. `None` if this is a v2 hierarchy without the cpuset controller, or if its controllers can't be
+    /// read.
     pub(crate) fn kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
         if !self.is_unified {
             return Some(CpusetHierarchy::Legacy);
@@ -125,8 +128,9 @@ pub struct CpusetConfig {
 }
 
 impl CgroupDir {
-    /// The cgroup at `path` in the hierarchy that is mounted at `mount_point`. `None` if the path does not
-    /// begin with `/`, or contains a component `.` or `..`.
+    /// Returns the cgroup at `path` in the hierarchy that is mounted at `mount_point`. `unified` says whether this is
+    /// the v2 hierarchy. The cgroup need not exist. `None` if `path` does not begin with `/`, or contains a component
+    /// `.` or `..`.
     pub(super) fn below(mount_point: &Path, path: &str, unified: bool) -> Option<Self> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
         if climbs || !path.starts_with('/') {
@@ -135,8 +139,8 @@ impl CgroupDir {
         Some(Self { path: path.to_owned(), dir: mount_point.join(path.trim_matches('/')), unified })
     }
 
-    /// The processes in the cgroup and in the cgroups below it. Empty if the cgroup does not exist. The kernel
-    /// lists a process of another pid namespace as 0; such a process is left out.
+    /// Returns the ids of all processes in this cgroup and in the cgroups below it. Processes of another pid
+    /// namespace are left out. The list is empty if the cgroup does not exist.
     pub(crate) fn processes(&self) -> Vec<Pid> {
         let listed = self.read_file("cgroup.procs").unwrap_or_default();
         let own = listed.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).map(Pid);
@@ -188,12 +192,17 @@ impl CgroupDir {
         written.map(drop).map_err(from_io)
     }
 
-    /// Whether the cgroup has a controller (v2).
+    /// Returns whether `controller` is available in this v2 cgroup: whether the file `cgroup.controllers` lists this
+    /// controller.
+    ///
+    /// # Errors
+    /// The error of open(2) or read(2).
     pub(crate) fn has_controller(&self, controller: &str) -> Result<bool, Errno> {
         self.lists("cgroup.controllers", controller)
     }
 
-    /// Whether the cgroup enables a controller for its children (v2).
+    /// Returns whether this v2 cgroup enables `controller` for its children: whether the file
+    /// `cgroup.subtree_control` lists this controller. False if the file can't be read.
     pub(crate) fn enables_controller(&self, controller: &str) -> bool {
         self.lists(SUBTREE_CONTROL, controller) == Ok(true)
     }
@@ -202,8 +211,9 @@ impl CgroupDir {
         Ok(self.read_file(file)?.split_ascii_whitespace().any(|listed| listed == controller))
     }
 
-    /// Whether the cgroup or a cgroup below it holds a process (v2). An unreadable cgroup counts as populated:
-    /// else a read error would end a job, or kill the processes of a scope.
+    /// Returns whether this v2 cgroup or a cgroup below it contains a process (file `cgroup.events`). False if the
+    /// cgroup does not exist. True if the file can't be read for another reason. Otherwise a read error would let pjw
+    /// end a job or stop a scope with running processes.
     pub(crate) fn is_populated(&self) -> bool {
         match self.read_file("cgroup.events") {
             Ok(text) => !text.lines().any(|line| line == "populated 0"),

@@ -22,7 +22,8 @@ use super::{
 };
 use crate::sys::errno::{from_io, is_gone};
 
-/// Returns what is assumed of a cgroup that can't be read: the cgroup contains processes and has no limits.
+/// Returns the state that pjw assumes for the cgroup at `path` if the cgroup can't be read: the cgroup exists,
+/// contains processes, and has no limits.
 pub(crate) fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
     let id = CgroupId { inode: 0, path: path.to_owned() };
     Observed::Present(Cgroup {

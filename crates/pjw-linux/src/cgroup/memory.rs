@@ -83,8 +83,8 @@ impl CgroupDir {
     /// ([`CgroupDir::available_memory`]). Only cgroups in the hierarchy with the memory controller have the file
     /// `memory.stat`. [`MemoryControllerMount::cgroup`] returns such a cgroup.
     ///
-    /// For the free memory, the function also reads the limit and the present use of this cgroup and of each
-    /// cgroup above it: the files `memory.max` and `memory.current`. In cgroup v1, these files are
+    /// To find out how much more the kernel can charge, the function also reads the limit and the present use of this
+    /// cgroup and of each cgroup above it: the files `memory.max` and `memory.current`. In cgroup v1, these files are
     /// `memory.limit_in_bytes` and `memory.usage_in_bytes`.
     ///
     /// # Errors
@@ -116,9 +116,9 @@ impl CgroupDir {
         }
     }
 
-    /// Returns the limit of the memory use of this cgroup, in bytes, without the limits of the cgroups around it:
-    /// `memory.max` (v2) or `memory.limit_in_bytes` (v1). `None` if the cgroup has no limit of its own, or if it can't be
-    /// read.
+    /// Returns the memory limit of this cgroup, in bytes: `memory.max` (v2) or `memory.limit_in_bytes` (v1). The
+    /// limits of the cgroups above are not considered. `None` if this cgroup has no limit of its own, or if the limit
+    /// can't be read.
     #[must_use]
     pub fn memory_limit(&self) -> Option<u64> {
         let file = if self.is_unified() { "memory.max" } else { "memory.limit_in_bytes" };

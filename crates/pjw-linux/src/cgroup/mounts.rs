@@ -61,14 +61,15 @@ impl CgroupMounts {
         self.v1_mount("cpuset").map(|(_, root)| root)
     }
 
-    /// The mount options and the mount point of the v1 hierarchy with this controller.
+    /// Returns the mount options and the mount point of the v1 hierarchy with the controller `controller`. The mount
+    /// options include the names of all controllers of the hierarchy. `None` if no such hierarchy is mounted.
     pub(crate) fn v1_mount(&self, controller: &str) -> Option<(&str, &Path)> {
         let found = self.v1_mounts.iter().find(|(options, _)| has_controller(options, controller));
         found.map(|(options, root)| (options.as_str(), root.as_path()))
     }
 
-    /// The mount point of the v1 hierarchy with this controller. `None` also if that hierarchy has the cpuset
-    /// controller too.
+    /// Returns the mount point of the v1 hierarchy with the controller `controller`. `None` if no such hierarchy is
+    /// mounted, or if this hierarchy also has the cpuset controller.
     pub(super) fn v1_mount_without_cpusets(&self, controller: &str) -> Option<&Path> {
         let (options, root) = self.v1_mount(controller)?;
         (!has_controller(options, "cpuset")).then_some(root)

@@ -21,8 +21,9 @@ const MAX_DIRECTORIES: usize = 256;
 pub struct PopulatedCgroupCache(BTreeMap<PathBuf, u32>);
 
 impl PopulatedCgroupCache {
-    /// Whether a directory, or a directory below it, holds a process. `top` is the directory, `path` its path
-    /// in the hierarchy.
+    /// Returns whether a v1 cgroup is populated: whether a process is in the cgroup or in a cgroup below it. `top` is
+    /// the directory of the cgroup. `path` is the path of the cgroup, as in `/proc/PID/cgroup`. True if a directory
+    /// can't be read, or if there are too many directories to read.
     pub(super) fn is_populated(&mut self, top: &Path, path: &str) -> bool {
         if self.0.get(top).is_some_and(|&pid| is_at(pid, path)) {
             return true;

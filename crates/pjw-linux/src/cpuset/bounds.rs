@@ -10,9 +10,10 @@ use crate::sys::{errno::is_gone, online};
 
 const PARTITION: &str = "cpuset.cpus.partition";
 
-/// Configures a cgroup as `spec` says, and returns the effective CPUs. A value that is already set is not
-/// written: each write makes older kernels reset the affinity of every thread in the cgroup. `keep_mems`:
-/// leave `cpuset.mems` as it is if `spec` names no memory nodes.
+/// Sets the PUs (logical CPUs), the NUMA nodes and the partition type of the cgroup `group`, as `spec` says. Returns
+/// the PUs that the kernel grants. Settings that are already right are not written, because older kernels reset the
+/// affinity masks of all threads in the cgroup at each write. If `spec` has no NUMA nodes, `keep_mems` says whether
+/// the cgroup keeps its present nodes or gets all nodes.
 pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet> {
     let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     if !spec.isolated {
@@ -81,7 +82,8 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     group.write_file(file, &all.to_string())
 }
 
-/// Turns a partition into a normal member of its parent's partition.
+/// If the cgroup `group` is a cpuset partition, makes it a normal member of the partition of its parent. `now` is the
+/// present configuration of the cgroup.
 pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<()> {
     if now.partition.is_empty() || now.partition == "member" {
         return Ok(());
@@ -89,7 +91,10 @@ pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<()>
     group.write_file(PARTITION, "member").map_err(refusal(group, "become a member of its parent's partition"))
 }
 
-/// Turns the cgroup into an isolated partition.
+/// Makes the cgroup `group` an isolated cpuset partition: writes `isolated` to its file `cpuset.cpus.partition`.
+///
+/// # Errors
+/// If the kernel has no such file, refuses the write, or reports afterwards that the partition is invalid.
 pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
     let now = group.read_file(PARTITION).map_err(|_| {
         refused(format!(
@@ -109,8 +114,9 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
     }
 }
 
-/// Checks that the kernel grants the requested CPUs and nodes, and returns the effective CPUs. In v2, if a
-/// cgroup and its parent have none in common, the kernel grants all of the parent's.
+/// Checks that the kernel grants the cgroup `group` no other PUs and NUMA nodes than `spec` requests. Returns the
+/// granted PUs. In cgroup v2, the kernel grants all PUs of the parent cgroup if none of them is requested. Such a
+/// result is an error.
 pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet> {
     let cpus = group.effective_cpus().map_err(refusal(group, "be read"))?;
     let holds =
@@ -135,7 +141,9 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
     Ok(cpus)
 }
 
-/// Removes the limits of a cpuset, and returns the effective CPUs.
+/// Removes the limits of a cpuset: the cgroup `group` gets all PUs (logical CPUs) of its parent, and is no partition
+/// afterwards. Unless `keep_mems` is true, the cgroup also gets all NUMA nodes. Returns the PUs that the kernel
+/// grants.
 pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet> {
     let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     end_partition(group, &now)?;
@@ -148,7 +156,8 @@ pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet
     group.effective_cpus().map_err(refusal(group, "be read"))
 }
 
-/// Restores the earlier cpuset after a failed attempt. The next scan reports a value that can't be restored.
+/// Restores the configuration `before` of the cgroup `group`, after a change of its cpuset has failed. If the kernel
+/// refuses a value, logs a warning.
 pub(super) fn restore(group: &CgroupDir, before: &CpusetConfig) {
     let Ok(now) = group.read_cpuset() else { return };
     for (file, now, before) in
@@ -166,7 +175,8 @@ pub(super) fn restore(group: &CgroupDir, before: &CpusetConfig) {
     restore_partition(group, before);
 }
 
-/// Restores the earlier partition type. An invalid partition is requested again, too.
+/// Restores the partition type (`cpuset.cpus.partition`) that the cgroup `group` has in its earlier configuration
+/// `before`. If the kernel refuses the type, logs a warning.
 pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
     let was = before.partition.split(' ').next().unwrap_or_default();
     let is = group.read_file(PARTITION).unwrap_or_default();
@@ -178,7 +188,8 @@ pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
     }
 }
 
-/// Turns an error number of a cgroup file into an outcome. `what` completes the sentence "the cgroup can't …".
+/// Returns a function that converts the error of a file of the cgroup `group` to the outcome of the whole change.
+/// `what` completes the sentence "the cgroup can't ..." in the message, for example `be frozen`.
 pub(super) fn refusal(group: &CgroupDir, what: &str) -> impl FnOnce(Errno) -> CpusetOutcome {
     move |errno| {
         let why = match errno {

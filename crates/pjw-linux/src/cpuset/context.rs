@@ -6,27 +6,30 @@ use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
 use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::{proc::procfs::ProcDir, systemd::SystemdClient};
 
-/// The interfaces that a cpuset change needs: `/proc`, the cpuset hierarchy and systemd.
+/// What a change of a cpuset needs: the open `/proc` directory, the cgroup hierarchy with the cpuset controller, and
+/// the D-Bus client for systemd.
 pub(crate) struct CpusetContext<'a> {
     pub(crate) proc: &'a mut ProcDir,
     pub(crate) hierarchy: &'a CpusetMount,
     pub(crate) systemd: &'a mut SystemdClient,
 }
 
-/// The result of a step of a change. The error is the outcome of the whole change.
+/// The result of one step of a cpuset change. If a step fails, the change ends, and the error is the outcome of the
+/// change.
 pub(super) type Result<T, E = CpusetOutcome> = std::result::Result<T, E>;
 
-/// The outcome of a refused change. `reason` is text for people.
+/// Returns the outcome of a cpuset change that was refused. `reason` is a sentence for users.
 pub(super) fn refused(reason: String) -> CpusetOutcome {
     CpusetOutcome::Refused { reason }
 }
 
-/// The outcome of a change after which these CPUs are effective.
+/// Returns the outcome of a cpuset change that was made. `effective` are the PUs (logical CPUs) that the kernel
+/// grants the cgroup after the change.
 pub(super) fn done(effective: CpuSet) -> CpusetOutcome {
     CpusetOutcome::Done { effective: Some(effective) }
 }
 
-/// The cpuset that a change affects. `None` for a move of a process.
+/// Returns the cpuset whose configuration `change` changes. `None` if `change` only moves a process.
 pub(super) fn changed_cpuset(change: &CpusetChange) -> Option<&JobCpuset> {
     match change {
         CpusetChange::Create { job_cpuset, .. }
@@ -37,14 +40,20 @@ pub(super) fn changed_cpuset(change: &CpusetChange) -> Option<&JobCpuset> {
 }
 
 impl CpusetContext<'_> {
-    /// Returns the cgroup at `path`. The change is refused if the path is outside the cgroup namespace of the daemon.
+    /// Returns the cgroup at `path` in the hierarchy with the cpuset controller. The cgroup need not exist.
+    ///
+    /// # Errors
+    /// [`CpusetOutcome::Refused`] if `path` lies outside the cgroup namespace of pjwd.
     pub(super) fn cgroup(&self, path: &str) -> Result<CgroupDir> {
         self.hierarchy
             .cgroup(path)
             .ok_or_else(|| refused(format!("the cgroup {path} is of another cgroup namespace")))
     }
 
-    /// Returns the cgroup of a job's cpuset. The change is refused if this is the root cgroup.
+    /// Returns the cgroup of the cpuset `job_cpuset`. The cgroup need not exist.
+    ///
+    /// # Errors
+    /// [`CpusetOutcome::Refused`] if this is the root cgroup, or if it lies outside the cgroup namespace of pjwd.
     pub(super) fn job_cgroup(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir> {
         let group = self.cgroup(&job_cpuset.path)?;
         if group.path == "/" {

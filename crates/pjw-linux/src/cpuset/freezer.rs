@@ -19,7 +19,8 @@ const FREEZE: &str = "cgroup.freeze";
 const STATE: &str = "freezer.state";
 const FREEZER: &str = "freezer";
 
-/// Freezes or thaws the processes in the cgroup of a job that pjw created. `frozen` says which.
+/// Freezes the processes in the cgroup `group` of a job if `frozen` is true, and thaws them if it is false. pjw must
+/// have created the cgroup.
 pub(super) fn apply(context: &mut CpusetContext<'_>, group: &CgroupDir, frozen: bool) -> Result<()> {
     if frozen { freeze(context, group) } else { thaw(context.hierarchy, group) }
 }
@@ -107,8 +108,9 @@ fn cgroup_of(proc: &mut ProcDir, pid: Pid) -> Option<String> {
     cgroups.into_iter().find(|(names, _)| names.split(',').any(|name| name == FREEZER)).map(|(_, path)| path)
 }
 
-/// Thaws the processes in the cgroup of a job that pjw created. In v1, removes its twin: the cgroup with the same path
-/// in the hierarchy of the freezer controller.
+/// Thaws the processes in the cgroup `group` of a job. pjw must have created the cgroup. In cgroup v1, pjw freezes a
+/// job by a twin: a cgroup at the same path in the hierarchy with the freezer controller. Then this function also
+/// moves the processes to the root of that hierarchy and removes the twin.
 pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if group.is_unified() {
         return match group.read_file(FREEZE).as_deref() {
@@ -125,10 +127,10 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     twins::remove(&twin, |pid| twins::move_to(|path| hierarchy.freezer_twin(path), "/", pid))
 }
 
-/// Thaws the processes of all jobs of the class besteffort. A besteffort job has no cores of its own. pjwd can freeze
-/// its processes while no core is free for the job. This function is called when pjwd ends, because a job must not
-/// stay frozen while no daemon can thaw it. `own_cgroups` has the names of the cgroups that pjwd creates for jobs.
-/// Returns one error message for each cgroup that can't be thawed.
+/// Thaws the processes of all jobs of the class besteffort. Such a job has no cores of its own, so pjwd can freeze
+/// its processes while no core is free for the job. pjwd calls this function when it ends, because no other program
+/// would thaw these jobs. `own_cgroups` has the names of the cgroups that pjwd creates for jobs. Returns one error
+/// message for each cgroup that can't be thawed.
 #[must_use]
 pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };
@@ -144,9 +146,10 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
         .collect()
 }
 
-/// After a process was moved into the cpuset at `to`: if the job is frozen, moves the process into the twin of this
-/// cpuset (the cgroup with the same path in the v1 hierarchy of the freezer controller). Otherwise moves the process
-/// out of any twin.
+/// Must be called after `process` was moved into the cgroup at `to` in the v1 hierarchy with the cpuset controller.
+/// Moves the process also in the v1 hierarchy with the freezer controller, so that the process is frozen exactly if
+/// the job of the cgroup `to` is frozen. A process that another program has put into a cgroup of the freezer stays
+/// there.
 pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
     let twin = context.hierarchy.freezer_twin(to).filter(|_| twins::besteffort_job_path(to).is_some());
     let Some(twin) = twin.filter(CgroupDir::exists) else { return leave(context, process) };
@@ -156,8 +159,9 @@ pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &s
     }
 }
 
-/// Moves a process out of the twin that contains it (a cgroup in the v1 hierarchy of the freezer controller). This
-/// thaws the process.
+/// Thaws `process` if it is in the frozen cgroup of a job in the v1 hierarchy with the freezer controller: moves the
+/// process to the root cgroup of this hierarchy. Has no effect if another program has put the process into a cgroup
+/// of this hierarchy.
 pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
     let here = moving::cgroup_in(context.proc, process, FREEZER);
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {

@@ -18,7 +18,8 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::proc::procfs::ProcDir;
 use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 
-/// The cgroup file for the idle priority of a cgroup among its siblings (Linux 5.15 and later).
+/// The name of the file in the directory of a cgroup that gives the cgroup idle priority: the processes then run only
+/// when no process of its sibling cgroups runs. The file exists on Linux 5.15 and later.
 pub(super) const IDLE: &str = "cpu.idle";
 const CPU: &str = "cpu";
 /// The extended attribute with the origins that differ from the twin's: a line "PID START PATH" for each process.
@@ -28,7 +29,10 @@ const ORIGINS: &str = "pjw.origins";
 const TIMEOUT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Gives a cgroup idle priority among its siblings, and reads the result back.
+/// Gives the cgroup `group` idle priority among its sibling cgroups: writes 1 to its file `cpu.idle`.
+///
+/// # Errors
+/// If the file does not exist, the kernel refuses the write, or the file does not contain 1 afterwards.
 pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
     let now = group.read_file(IDLE).map_err(|errno| no_idle(group, errno))?;
     if now == "1" {
@@ -55,8 +59,9 @@ fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
     }
 }
 
-/// Gives idle priority to the parent of the cgroup of a besteffort job. In v1, also creates the twin of the cgroup: the
-/// cgroup with the same path in the hierarchy of the cpu controller. `group` must exist.
+/// Gives the jobs of the class besteffort idle priority. `group` is the cgroup of such a job, and must exist. In
+/// cgroup v2, its parent gets idle priority. In v1, this function creates a twin, which is a cgroup at the same path
+/// in the hierarchy with the cpu controller. Then the parent of the twin gets idle priority.
 pub(super) fn ensure(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
         return Err(refused(format!("the cgroup {} is not in a place for idle priority", group.path)));
@@ -76,7 +81,8 @@ pub(super) fn ensure(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     twins::create(&twin, set_idle)
 }
 
-/// Makes sure that systemd's slice for besteffort jobs runs and has idle priority.
+/// Starts `slice`, the systemd slice that contains the scopes of besteffort jobs, and gives its cgroup idle priority.
+/// Has no effect if the cgroup already has idle priority.
 pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Result<()> {
     let group = context.cgroup(&format!("/{slice}"))?;
     let is_idle = || group.read_file(IDLE).is_ok_and(|now| now == "1");
@@ -106,7 +112,8 @@ fn start_slice(context: &mut CpusetContext<'_>, slice: &str, weight: u64) -> Res
     }
 }
 
-/// Stops systemd's slice `slice` for besteffort jobs, if no scope is in it.
+/// Stops `slice`, the systemd slice that contains the scopes of besteffort jobs, if it contains no scope. An error of
+/// systemd is only logged.
 pub(super) fn stop_empty_slice(context: &mut CpusetContext<'_>, slice: &str) {
     let Ok(group) = context.cgroup(&format!("/{slice}")) else { return };
     if group.exists() && group.children().is_empty() && !group.is_populated() {
@@ -123,8 +130,10 @@ fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
     twin.filter(CgroupDir::exists)
 }
 
-/// Moves a process into the twin of the cpuset at `to` (the cgroup with the same path in the v1 hierarchy of the cpu
-/// controller), if the twin exists. Returns whether the process was moved.
+/// Moves `process` into the twin of the cgroup at `to`. The twin is a cgroup at the same path in the v1 hierarchy
+/// with the cpu controller, and gives the process idle priority. Records the present cgroup of the process in this
+/// hierarchy, for its return. Returns whether the process was moved. Returns false if there is no twin, or if the
+/// process is already in it.
 pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<bool> {
     let Some(twin) = twin_of(context.hierarchy, to) else { return Ok(false) };
     let here = moving::cgroup_in(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
@@ -147,14 +156,15 @@ pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &st
     }
 }
 
-/// After a process was moved into the cgroup at `to`: if this cgroup has no twin (a cgroup with the same path in the v1
-/// hierarchy of the cpu controller), moves the process out of any other twin.
+/// Must be called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. If
+/// this cgroup has no idle priority (no twin in the v1 hierarchy with the cpu controller), ends the idle priority of
+/// the process.
 pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
     if twin_of(context.hierarchy, to).is_some() { Ok(()) } else { leave(context, process) }
 }
 
-/// Moves a process out of the twin that contains it (a cgroup in the v1 hierarchy of the cpu controller), back to its
-/// original cgroup in this hierarchy.
+/// Ends the idle priority of `process` in cgroup v1: moves the process back to its original cgroup in the hierarchy
+/// with the cpu controller. Has no effect if the process is not in a cgroup of a besteffort job in this hierarchy.
 pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
     let Some(here) = moving::cgroup_in(context.proc, process, CPU) else { return Ok(()) };
     let Some(twin) = twin_around(context.hierarchy, &here) else { return Ok(()) };
@@ -166,8 +176,9 @@ fn twin_around(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
     hierarchy.cpu_twin(&twins::besteffort_job_path(path)?)
 }
 
-/// Removes the twin of the cgroup at `path` (the cgroup with the same path in the v1 hierarchy of the cpu controller).
-/// Its processes return to their original cgroups in this hierarchy.
+/// Removes the twin of the cgroup at `path`: the cgroup at the same path in the v1 hierarchy with the cpu controller.
+/// First moves the processes of the twin back to their original cgroups in this hierarchy. Has no effect if there is
+/// no twin.
 pub(super) fn remove_twin(context: &mut CpusetContext<'_>, path: &str) -> Result<()> {
     let Some(twin) = twin_of(context.hierarchy, path) else { return Ok(()) };
     let origins = Origins::read(&twin);

@@ -7,8 +7,9 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use super::{marks, twins};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
-/// Lists the cgroups for jobs that this daemon or systemd created, in the order of their paths. In v1, also lists twins
-/// (cgroups with the same path in the hierarchy of another controller) whose cpuset was removed.
+/// Lists the existing cgroups that pjwd or systemd created for jobs, sorted by path. `own_cgroups` has the names of
+/// the cgroups in which this pjwd creates the cpusets of jobs. In v1, a job can also have a twin: a cgroup at the
+/// same path in the hierarchy of another controller. Twins whose cpuset no longer exists are also listed.
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
     let above = [
         own_cgroups.directory_path(),

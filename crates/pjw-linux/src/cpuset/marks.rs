@@ -13,14 +13,16 @@ use crate::cgroup::CgroupDir;
 /// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need
 /// `CAP_SYS_ADMIN`.
 const NAMESPACES: [&str; 2] = ["user", "trusted"];
-/// The extended attribute with the user id of the owner of the job.
+/// The name of the extended attribute of a job's cgroup that contains the user id of the job's owner.
 pub(super) const OWNER: &str = "pjw.owner";
-/// The extended attribute with the path of the cgroup from which the processes of the job were moved.
+/// The name of the extended attribute of a job's cgroup that contains the path of the cgroup from which pjw moved the
+/// processes.
 pub(super) const ORIGIN: &str = "pjw.origin";
-/// The longest value that the kernel stores (`XATTR_SIZE_MAX`).
+/// The maximum size of the value of an extended attribute, in bytes (`XATTR_SIZE_MAX` in the kernel).
 pub(super) const MAX_VALUE: usize = 1 << 16;
 
-/// Reads the extended attribute `name` of a cgroup directory. `None` if the attribute does not exist or can't be read.
+/// Reads the extended attribute `name` of the cgroup directory `dir`. `None` if the attribute does not exist, can't
+/// be read, or is not UTF-8.
 pub(super) fn read(dir: &Path, name: &str) -> Option<String> {
     let mut buffer = vec![0u8; MAX_VALUE];
     let length = NAMESPACES
@@ -30,8 +32,8 @@ pub(super) fn read(dir: &Path, name: &str) -> Option<String> {
     String::from_utf8(buffer).ok()
 }
 
-/// Writes the extended attribute `name` of a cgroup directory. An error is ignored: without the attribute, a daemon
-/// that lost its journal knows less about the job.
+/// Writes `value` to the extended attribute `name` of the cgroup directory `dir`. An error is only logged, because
+/// pjwd reads the attributes only if it has lost its journal.
 pub(super) fn write(dir: &Path, name: &str, value: &str) {
     let set = |namespace: &str| {
         setxattr(dir, format!("{namespace}.{name}"), value.as_bytes(), XattrFlags::empty()).is_ok()
@@ -41,7 +43,7 @@ pub(super) fn write(dir: &Path, name: &str, value: &str) {
     }
 }
 
-/// Writes the user id of the owner of the job into the attribute [`OWNER`] of the job's cgroup.
+/// Writes the user id `owner` to the extended attribute [`OWNER`] of the cgroup `group`.
 pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
     let value = owner.0.to_string();
     if read(&group.dir, OWNER).as_ref() != Some(&value) {
@@ -49,9 +51,9 @@ pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
     }
 }
 
-/// Writes the path of `from`, the cgroup from which a process was moved, into the attribute [`ORIGIN`] of the cgroup.
-/// If processes came from several cgroups, the attribute is empty. A process that came from the cgroup of another job
-/// has the origin of that job.
+/// Must be called before a process is moved from the cgroup `from` to the cgroup `group` of a job. Writes the path of
+/// `from` to the extended attribute [`ORIGIN`] of `group`. If `from` has this attribute itself, copies the path from
+/// there. If processes come from different cgroups, the attribute becomes empty.
 pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
     let from = read(&from.dir, ORIGIN).unwrap_or_else(|| from.path.clone());
     match read(&group.dir, ORIGIN) {
@@ -61,8 +63,8 @@ pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
     }
 }
 
-/// Removes the attribute [`OWNER`] before the limits of the cpuset are removed: a cpuset without limits and owner
-/// belongs to no job.
+/// Removes the extended attribute [`OWNER`] of the cgroup `group`. Must be called before the limits of its cpuset are
+/// removed, so that the cgroup never looks like the cgroup of a job without limits.
 pub(super) fn remove_owner(group: &CgroupDir) {
     for namespace in NAMESPACES {
         let _ = removexattr(&group.dir, format!("{namespace}.{OWNER}"));

@@ -33,7 +33,8 @@ use crate::cgroup::CgroupDir;
 
 const MAX_ATTEMPTS: usize = 3;
 
-/// Executes one cpuset change, and restores the masks of threads outside the cpuset that the kernel reset.
+/// Makes the cpuset change `change`, and returns its outcome. An older kernel then resets the affinity masks of
+/// threads in other cgroups. Afterwards, this function restores these masks, which `unrelated_threads` records.
 pub(crate) fn apply_change(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
@@ -158,8 +159,9 @@ fn undo_twins(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> 
     idle::remove_twin(context, &group.path)
 }
 
-/// Removes the twins of this daemon (cgroups in the v1 hierarchies of other controllers) whose cpuset no longer exists,
-/// for example because the daemon was killed.
+/// Removes the twins that an earlier run of pjwd left behind, for example because it was killed. A twin is a cgroup
+/// in the v1 hierarchy of another controller, at the same path as the cpuset of a job. Only twins whose cpuset no
+/// longer exists are removed. `own_cgroups` has the names of the cgroups that this pjwd creates for jobs.
 pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups: &OwnCgroupNames) {
     for twin in twins::orphans(context.hierarchy, own_cgroups) {
         let removed = context.cgroup(&twin.path).and_then(|group| undo_twins(context, &group));

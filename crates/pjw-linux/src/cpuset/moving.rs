@@ -8,7 +8,12 @@ use super::bounds::refusal;
 use super::context::{CpusetContext, Result, refused};
 use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 
-/// Moves a process with all its threads between two cgroup paths.
+/// Moves `process` with all its threads to the cgroup at the path `to`. The process must be in the cgroup at the path
+/// `from` or in a cgroup below it. If it is already in the cgroup `to`, this function has no effect.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the process has ended or is in another cgroup. [`CpusetOutcome::Refused`] if the cgroup
+/// `to` does not exist, or the kernel refuses the move.
 pub(super) fn move_between(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -54,15 +59,15 @@ fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno
     refused(format!("process {process} can't move to the cgroup {}: {why} ({errno:?})", to.path))
 }
 
-/// The cgroup of a process in the cpuset hierarchy. `None` if the process has ended or the id belongs to
-/// another process.
+/// Returns the path of the cgroup of `process` in the hierarchy with the cpuset controller. `None` if the process has
+/// ended, even if another process now has its pid.
 pub(super) fn cgroup_of(proc: &mut ProcDir, process: ProcessId) -> Option<String> {
     let is_alive = is_alive(proc, process);
     proc.cpuset_path(process.pid).filter(|_| is_alive)
 }
 
-/// The cgroup of a process in the v1 hierarchy with this controller. `None` if there is no such hierarchy, the
-/// process has ended, or the id belongs to another process.
+/// Returns the path of the cgroup of `process` in the v1 hierarchy with the controller `controller`. `None` if there
+/// is no such hierarchy, or if the process has ended, even if another process now has its pid.
 pub(super) fn cgroup_in(proc: &mut ProcDir, process: ProcessId, controller: &str) -> Option<String> {
     let is_alive = is_alive(proc, process);
     let cgroups = proc.cgroups(process.pid).ok().filter(|_| is_alive)?;

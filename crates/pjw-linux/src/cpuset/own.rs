@@ -28,7 +28,11 @@ const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-
 const CPUSET: &str = "cpuset";
 const CPU: &str = "cpu";
 
-/// Creates a cpuset's cgroup and the cgroups above it.
+/// Creates the cgroup `job_cpuset`, in which pjwd confines a job, and the cgroups above it. In v2, also enables the
+/// cpuset controller in these cgroups. Succeeds if the cgroup already exists.
+///
+/// # Errors
+/// If the path of the cgroup is not one that pjwd uses for jobs, or if the kernel refuses a step.
 pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
     let Some(base) = directory_of(hierarchy, job_cpuset) else {
         return Err(refused(format!(
@@ -54,12 +58,14 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
     create_dir(job_cpuset)
 }
 
-/// Enables the cpu controller for the directory of jobs at idle priority (v2).
+/// Enables the cpu controller for the children of the root cgroup (v2). If it was not enabled yet, records this in an
+/// extended attribute of `besteffort`, the cgroup above the cgroups of besteffort jobs.
 pub(super) fn enable_cpu_controller(hierarchy: &CpusetMount, besteffort: &CgroupDir) -> Result<()> {
     enable_controller(&hierarchy.root(), CPU, Some(besteffort))
 }
 
-/// Returns the directory of the daemon that created this cgroup. `None` if no daemon of pjw created it.
+/// Returns the top cgroup (such as `/pjw`) of the pjwd that created the cgroup `job_cpuset`. `None` if the path of
+/// `job_cpuset` is not one that pjwd uses for jobs.
 pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
     let own_cgroups = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?;
     let directory = own_cgroups.directory_path();
@@ -84,7 +90,9 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
     Ok(())
 }
 
-/// Restores the PUs that hotplug removed from the parent of a cgroup that pjw created.
+/// Gives the parent of the cgroup `job_cpuset` all PUs (logical CPUs) and NUMA nodes of the root cgroup. In cgroup
+/// v1, this is necessary after CPU hotplug, because v1 removes an offline PU from a cpuset permanently. Has no effect
+/// in v2, and if pjwd did not create the cgroup. Errors are ignored.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     let above = job_cpuset.parent();
     if !hierarchy.is_unified && above.path != "/" && directory_of(hierarchy, job_cpuset).is_some() {
@@ -93,8 +101,8 @@ pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     }
 }
 
-/// Enables a controller for the children of a v2 cgroup, if it is not enabled yet. `mark_on` is the cgroup with the
-/// attribute which says that pjw has enabled the controller.
+/// Enables `controller` for the children of the v2 cgroup `group`, if it is not enabled yet. If `mark_on` is a
+/// cgroup, writes an extended attribute of this cgroup, which records that pjw enabled the controller.
 pub(super) fn enable_controller(
     group: &CgroupDir,
     controller: &str,
@@ -130,8 +138,9 @@ fn mark(base: &CgroupDir) {
     }
 }
 
-/// Must be called after a cpuset was removed. If it was the last one, removes the directory `base` of this daemon, and
-/// disables the controller again unless another program uses it.
+/// Must be called after the cpuset of a job was removed. `base` is the top cgroup of this pjwd, such as `/pjw`. If no
+/// other job has a cpuset, removes this cgroup. In cgroup v2, also disables the cpuset controller again if pjw
+/// enabled it and no other program uses it.
 pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
         let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory_path());
@@ -212,7 +221,8 @@ fn uses_cpu_controller(group: &CgroupDir) -> bool {
         || differs("cpu.idle", "0")
 }
 
-/// Removes the directories of this warden that hold no cgroup, as after a kill.
+/// Removes the top cgroups of this pjwd (named in `own_cgroups`) if they contain no cgroups of jobs. An earlier run
+/// of pjwd leaves such a cgroup behind if it is killed.
 pub(super) fn remove_empty_directories(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) {
     if let Some(base) = hierarchy.cgroup(&own_cgroups.directory_path()) {
         clean_up(hierarchy, &base);

@@ -18,7 +18,14 @@ use crate::systemd::{SystemdError, TransientScope};
 const TIMEOUT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Creates a scope, or changes the cpuset of an existing one.
+/// Creates the systemd scope of a job, or changes the cpuset of the scope if it exists. A scope is a systemd unit
+/// with a cgroup. `job_cpuset` has the settings of the cpuset, `owner` is the user id of the job's owner, and `group`
+/// is the cgroup of the scope. systemd moves `initial_processes` into a new scope. Returns the PUs (logical CPUs)
+/// that the kernel grants.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the scope does not exist and all initial processes have ended.
+/// [`CpusetOutcome::Refused`] if systemd or the kernel refuses a step.
 pub(super) fn create(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -230,7 +237,8 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
     }
 }
 
-/// Removes the limits of the scope's cpuset, and returns the effective CPUs.
+/// Removes the limits of the cpuset of a systemd scope, so that its processes can run on all PUs (logical CPUs) and
+/// use all NUMA nodes. `group` is the cgroup of the scope. Returns the PUs that the kernel grants.
 pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet> {
     let (unit, _) = names(group)?;
     if has_no_cpuset(group) {
@@ -259,8 +267,13 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
     }
 }
 
-/// Waits for the end of an empty scope, and stops the scope if it does not end by itself. Stops the slice
-/// after its last scope. A scope without a cpuset limits nothing and stays while it holds processes.
+/// Waits up to 1 s until systemd removes the scope with the cgroup `group`, and then stops the scope if it still
+/// exists. systemd removes a scope when its last process has ended. Afterwards, stops the slice of the scope if the
+/// slice is empty.
+///
+/// # Errors
+/// If the scope still contains processes, or if systemd refuses to stop the scope. A scope without the cpuset
+/// controller limits no processes. If such a scope contains processes, it stays, and this is no error.
 pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     let (unit, slice) = names(group)?;
     let deadline = Instant::now() + TIMEOUT / 2;

@@ -15,21 +15,22 @@ use super::bounds::refusal;
 use super::context::{Result, refused};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
-/// The maximum number of times that the processes of a twin are listed and moved until none is left. Children that are
-/// forked during a pass are moved in the next one.
+/// The maximum number of passes in which all processes are moved out of a cgroup. Each pass lists the processes and
+/// moves them. A process that is forked during a pass is moved in the next pass.
 pub(super) const MAX_PASSES: usize = 64;
 const MAX_ATTEMPTS: usize = 3;
 
-/// Returns the path of the besteffort job's cgroup that is, or contains, the cgroup at `path`. `None` if `path` is in
-/// no cgroup of a besteffort job.
+/// Returns the path of the cgroup of a besteffort job, if the cgroup at `path` is this cgroup or lies below it.
+/// Otherwise returns `None`.
 pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
     let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_directory_path();
     let name = path.strip_prefix(&base)?.strip_prefix('/')?.split('/').next()?;
     (!name.is_empty()).then(|| format!("{base}/{name}"))
 }
 
-/// Creates a twin (the cgroup with the path of a cpuset in the v1 hierarchy of another controller). First creates its
-/// parent, and calls `prepare` for the parent. If another daemon removes the parent in the meantime, tries again.
+/// Creates `twin`, a cgroup at the same path as the cpuset of a job, in the v1 hierarchy of another controller. First
+/// creates the parent of the twin, and calls `prepare` with the parent. If another pjwd removes the parent meanwhile,
+/// repeats these steps, up to 3 times in total.
 pub(super) fn create(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()>) -> Result<()> {
     let above = twin.parent();
     let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
@@ -44,8 +45,9 @@ pub(super) fn create(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()
     )
 }
 
-/// Moves a process to the cgroup at `path`, or to the nearest cgroup above it that exists and accepts the process.
-/// `group_at` returns the cgroup at a path in the hierarchy. A process that has ended is no error.
+/// Moves the process `pid` to the cgroup at `path` in a v1 hierarchy. If this cgroup does not exist or the kernel
+/// refuses the move, moves the process to the nearest cgroup above that accepts it. `group_at` returns the cgroup at
+/// a path in this hierarchy. Succeeds without effect if the process has ended.
 pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, pid: Pid) -> Result<()> {
     let Some(mut group) = group_at(path).or_else(|| group_at("/")) else { return Ok(()) };
     loop {
@@ -59,8 +61,12 @@ pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, 
     }
 }
 
-/// Moves every process out of a twin with `move_out`, and then removes the twin. Also removes its parent if that is
-/// empty now.
+/// Removes the cgroup `twin` and, if it is then empty, its parent. First calls `move_out` with each process in the
+/// cgroup, which must move the process to another cgroup.
+///
+/// # Errors
+/// The first error of `move_out`. [`CpusetOutcome::Refused`] if processes are left in the cgroup, or the kernel
+/// refuses the removal.
 pub(super) fn remove(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<()>) -> Result<()> {
     for _ in 0..MAX_PASSES {
         let left = twin.processes();
@@ -79,7 +85,7 @@ pub(super) fn remove(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<(
     Ok(())
 }
 
-/// Removes the parent of a twin, if it is empty.
+/// Removes the parent of the cgroup `twin` if it has no child cgroups. The root cgroup is never removed.
 pub(super) fn remove_empty_parent(twin: &CgroupDir) {
     let above = twin.parent();
     if above.path != "/" {
@@ -88,7 +94,9 @@ pub(super) fn remove_empty_parent(twin: &CgroupDir) {
     }
 }
 
-/// Returns the twins of this daemon whose cpuset does not exist.
+/// Returns the twins whose cpuset does not exist. A twin is a cgroup at the same path as the cpuset of a besteffort
+/// job, in the v1 hierarchy with the cpu or freezer controller. `hierarchy` is the hierarchy with the cpuset
+/// controller, and `own_cgroups` has the names of the cgroups that this pjwd creates.
 pub(super) fn orphans(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
     let above = own_cgroups.besteffort_directory_path();
     let above = [hierarchy.cpu_twin(&above), hierarchy.freezer_twin(&above)];

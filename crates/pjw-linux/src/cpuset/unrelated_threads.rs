@@ -21,7 +21,8 @@ use crate::{cgroup::CpusetMount, proc::procfs::ProcDir};
 /// The effective CPUs of cgroups, by path.
 type EffectiveCpus = BTreeMap<String, CpuSet>;
 
-/// Affinity masks of threads outside the changed cpuset: recorded before a change, and restored after it.
+/// The affinity masks of threads that do not belong to the cpuset which pjw changes. A kernel before Linux 6.2 can
+/// reset such masks when pjw changes a cpuset. The masks are recorded before a change and restored afterwards.
 #[derive(Debug)]
 pub(crate) struct UnrelatedThreads {
     affinity_persists: bool,
@@ -43,11 +44,13 @@ struct EndedPartition {
     until: Instant,
 }
 
-/// How long the kernel may take to give the CPUs of a removed partition back: it ends the partition after rmdir(2), in
-/// a work queue (`css_killed_work_fn` in kernel/cgroup/cgroup.c, Linux 6.1).
+/// For how long the kernel can still reset affinity masks after the cgroup of a cpuset partition was removed. After
+/// rmdir(2), the kernel ends the partition later, in a work queue (`css_killed_work_fn` in kernel/cgroup/cgroup.c,
+/// Linux 6.1).
 pub(crate) const REMOVAL_DELAY: Duration = Duration::from_secs(5);
 
-/// A thread whose mask was narrower than its cpuset before a change.
+/// A thread that is bound to fewer PUs (logical CPUs) than its cpuset has, with its affinity mask before a cpuset
+/// change.
 #[derive(Debug, Clone)]
 pub(super) struct BoundThread {
     pub(super) pid: Pid,
@@ -79,14 +82,16 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
 }
 
 impl UnrelatedThreads {
-    /// `affinity_persists`: whether affinity survives cpuset writes, as in
-    /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
+    /// Makes a value without recorded masks. `affinity_persists` says whether the kernel keeps the affinity mask of a
+    /// thread when a cpuset changes ([`pjw_core::cpuset_group::CpusetSupport::affinity_persists`]). If true, nothing
+    /// is recorded and restored.
     pub(crate) fn new(affinity_persists: bool) -> Self {
         Self { affinity_persists, pending: Vec::new(), partitions: BTreeMap::new(), ended: Vec::new() }
     }
 
-    /// Returns the threads with a mask of their own whose masks the kernel may reset with this change. Empty if the
-    /// change affects no threads outside its cpuset.
+    /// Finds the threads whose affinity masks the kernel may reset when pjw makes the cpuset change `change`. Returns
+    /// these threads with their masks. The list is empty if the kernel keeps the masks, or if the change affects no
+    /// other cgroups.
     pub(super) fn record_bound(
         &mut self,
         context: &mut CpusetContext<'_>,
@@ -113,8 +118,9 @@ impl UnrelatedThreads {
         bound
     }
 
-    /// Records that the partition at `path` ends, or that its cgroup was removed. The kernel then resets the masks of
-    /// other threads, possibly later. No effect if there is no partition at `path`.
+    /// Records that the cpuset partition at `path` ends, because pjw ends it or its cgroup was removed. The kernel
+    /// then resets the affinity masks of other threads, possibly later. Has no effect if no partition at `path` is
+    /// recorded.
     pub(crate) fn note_ended(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
             let until = Instant::now() + REMOVAL_DELAY;
@@ -122,8 +128,8 @@ impl UnrelatedThreads {
         }
     }
 
-    /// Restores the pending masks after the end of a partition. The kernel may replace a restored mask until it has
-    /// completely ended the partition. So the masks stay pending for [`REMOVAL_DELAY`].
+    /// Restores the affinity masks that contain PUs (logical CPUs) of a partition that has ended. Must be called
+    /// repeatedly for [`REMOVAL_DELAY`] after the end, because the kernel may reset the masks again during this time.
     pub(crate) fn restore_after_end(&mut self, context: &mut CpusetContext<'_>) {
         if self.ended.is_empty() {
             return;
@@ -135,8 +141,8 @@ impl UnrelatedThreads {
         self.restore(context, pending, &paths);
     }
 
-    /// Restores the recorded masks of the threads in `bound`. Leaves out threads in the changed cpusets, at `paths`,
-    /// because their masks are planned by the daemon.
+    /// Restores the affinity masks of the threads in `bound` if the kernel has reset them. `paths` are the paths of
+    /// the cpusets that were changed. Threads in these cpusets are skipped, because pjwd plans their masks.
     pub(super) fn restore(
         &mut self,
         context: &mut CpusetContext<'_>,
@@ -220,7 +226,8 @@ impl UnrelatedThreads {
         pending
     }
 
-    /// Records that a change was not made. A partition that the kernel refused takes no PUs from other cgroups.
+    /// Records that the cpuset change `change` was not made. If it would have created a partition, this partition is
+    /// no longer recorded.
     pub(super) fn note_refused(&mut self, change: &CpusetChange) {
         if let CpusetChange::Create { job_cpuset, .. } = change {
             self.partitions.remove(&job_cpuset.path);
@@ -254,7 +261,8 @@ fn effective_cached<'a>(hierarchy: &CpusetMount, cache: &'a mut EffectiveCpus, p
     cache.entry(path).or_insert_with_key(|path| effective_cpus(hierarchy, path))
 }
 
-/// The effective CPUs of a cgroup, or of the nearest cgroup above it that has a cpuset.
+/// Returns the PUs (logical CPUs) that the kernel grants the cgroup at `path`. If this cgroup has no cpuset, returns
+/// the PUs of the nearest cgroup above that has a cpuset. Returns all online PUs if there is no such cgroup.
 pub(super) fn effective_cpus(hierarchy: &CpusetMount, path: &str) -> CpuSet {
     let mut group = hierarchy.cgroup(path);
     while let Some(at) = group {

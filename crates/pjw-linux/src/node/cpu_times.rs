@@ -10,11 +10,12 @@ use crate::sys::clock::process_cpu_time_ns;
 use crate::sys::errno::is_gone;
 
 impl ProcessCache {
-    /// Reads the CPU times of these processes, zombies included. A process that can't be read for another reason than that it
-    /// does not exist is left out, for example if no file descriptor is free.
+    /// Reads the CPU times of the processes `pids` and of their ended children. Also works for zombies. If a process
+    /// does not exist, its value is [`Observed::Gone`]. A process that can't be read for another reason is left out,
+    /// for example if no file descriptor is free.
     ///
-    /// The times of ended children are read first, for all processes: a child that ends between the two readings has no CPU
-    /// time of its own any more, and counts in the next reading of its parent.
+    /// First reads the times of the ended children of all processes. So if a child ends during this call, its time is
+    /// not counted twice. It counts in the next call, as a time of its parent.
     pub(super) fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
         let mut read = BTreeMap::new();
         for &pid in pids {

@@ -23,7 +23,8 @@ use pjw_core::ids::Tid;
 use crate::cpuset::{CpusetContext, REMOVAL_DELAY, UnrelatedThreads, apply_change};
 use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 
-/// Carries out changes of cpusets, one at a time, in the order of the calls.
+/// Makes changes of cpusets one after another, on the calling thread or on a separate thread
+/// ([`CpusetChanger::start_thread`]).
 #[derive(Debug)]
 pub(super) struct CpusetChanger {
     worker: Worker,
@@ -122,15 +123,19 @@ impl ChangeContext {
 }
 
 impl CpusetChanger {
-    /// Makes a changer that carries out each change on the calling thread. `affinity_persists`: as in
-    /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
+    /// Makes a value that makes each change on the calling thread. `affinity_persists` says whether the kernel keeps
+    /// the affinity mask of a thread when a cpuset changes
+    /// ([`pjw_core::cpuset_group::CpusetSupport::affinity_persists`]).
+    ///
+    /// # Errors
+    /// If `/proc` can't be opened.
     pub(super) fn new(affinity_persists: bool) -> Result<Self, Errno> {
         let worker = Worker::Caller(Box::new(ChangeContext::new(affinity_persists)?));
         Ok(Self { worker, affinity_persists, restores_until: None })
     }
 
-    /// Starts a thread that carries out the changes from now on. Returns its id. The thread ends with this value, after
-    /// the change that it is about to make.
+    /// Starts a thread that makes all later changes. Returns the id of the thread. The thread ends when this value is
+    /// dropped. A change that the thread makes at that moment is still completed.
     pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
         let mut context = ChangeContext::new(self.affinity_persists)?;
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
@@ -150,7 +155,8 @@ impl CpusetChanger {
         Ok(tid)
     }
 
-    /// Carries out a change. With a thread, waits at most `max_wait` for it.
+    /// Makes the cpuset change `action` in `hierarchy`, and returns its outcome. If a separate thread makes the
+    /// changes, waits at most `max_wait`. If the change is not complete then, returns [`CpusetOutcome::Delayed`].
     pub(super) fn change(
         &mut self,
         action: &CpusetAction,
@@ -172,8 +178,9 @@ impl CpusetChanger {
         }
     }
 
-    /// Restores the masks of unrelated threads after the cgroups at the paths `removed` were removed, for some seconds.
-    /// Called also if no cgroup was removed since the last call.
+    /// Restores the affinity masks that the kernel has reset because cpuset partitions were removed. `removed` are
+    /// the paths of the cgroups that were removed since the last call. The kernel can reset masks for some seconds
+    /// after a removal. So this function must be called regularly, even if `removed` is empty.
     pub(super) fn restore_after_removal(&mut self, removed: Vec<String>, hierarchy: &CpusetMount) {
         if self.affinity_persists || (removed.is_empty() && self.restores_until.is_none()) {
             return;
@@ -193,7 +200,9 @@ impl CpusetChanger {
         }
     }
 
-    /// The file descriptor that poll(2) shows as readable when a delayed change is complete. `None` if none is delayed.
+    /// Returns a file descriptor that poll(2) shows as readable when a delayed change is complete. A change is
+    /// delayed if [`CpusetChanger::change`] returned [`CpusetOutcome::Delayed`]. `None` if no change is delayed, or
+    /// if [`CpusetChanger::take_finished`] has returned all delayed changes.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.worker {
             Worker::Thread(thread) if thread.open_changes > 0 || !thread.finished.is_empty() => {
@@ -203,14 +212,15 @@ impl CpusetChanger {
         }
     }
 
-    /// Whether a delayed change is complete.
+    /// Returns whether [`CpusetChanger::take_finished`] would now return a change.
     pub(super) fn has_finished(&mut self) -> bool {
         let Worker::Thread(thread) = &mut self.worker else { return false };
         thread.receive_finished();
         !thread.finished.is_empty()
     }
 
-    /// Removes and returns the delayed changes that are complete, in the order in which they were requested.
+    /// Removes and returns the delayed changes that are complete, with their outcomes, in the order of the requests.
+    /// A change is delayed if [`CpusetChanger::change`] returned [`CpusetOutcome::Delayed`].
     pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         let Worker::Thread(thread) = &mut self.worker else { return Vec::new() };
         thread.receive_finished();

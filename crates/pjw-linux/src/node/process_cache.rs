@@ -24,13 +24,15 @@ use crate::sys::{affinity, clock::process_cpu_time_ns, kcmp::compare_address_spa
 /// Maximum number of thread listings per scan. The threads are listed until two listings agree. A process
 /// that keeps creating threads is observed again in the next round.
 const MAX_LISTINGS: usize = 4;
-/// After this many full scans the cgroups of a process are read even if its fingerprint is unchanged.
+/// The number of full scans after which the cgroups of a process are read again, even if the fingerprint (hash) of
+/// its cgroups is unchanged.
 pub(super) const FINGERPRINT_SCANS: u32 = 7;
 
 /// All threads of a process are read if those that are not busy used more CPU time than this since the last scan, in ns.
 const NOTICED_NS: u64 = 5_000_000;
 
-/// Cached facts of a process.
+/// What earlier scans have read about a process, such as its cgroups and its environment variables. A scan reads
+/// these values again only if they may have changed.
 #[derive(Debug)]
 pub(super) struct CachedProcess {
     id: ProcessId,
@@ -79,7 +81,7 @@ impl CachedProcess {
     }
 }
 
-/// The cached processes, and the reader of `/proc`.
+/// Reads the state of processes in `/proc`, and keeps what earlier scans have read about each process.
 #[derive(Debug)]
 pub(super) struct ProcessCache {
     pub(super) proc: ProcDir,
@@ -93,14 +95,16 @@ pub(super) struct ProcessCache {
     pub(super) address_spaces: AddressSpaces,
 }
 
-/// Returns whether this error of reading `/proc` means that the process has ended, or that this user may not read it.
-/// Other errors say nothing about the process.
+/// Returns whether `errno`, the error of reading a file in `/proc`, means that the process has ended or that this
+/// user has no permission to read the file. Other errors say nothing about the process, for example that no file
+/// descriptor is free.
 pub(super) fn is_absent(errno: Errno) -> bool {
     is_gone(errno) || is_permission_denied(errno)
 }
 
 impl ProcessCache {
-    /// An empty cache. `wanted` are the environment variables to read.
+    /// Makes a cache without processes. `wanted` has the names of the environment variables that are read from each
+    /// process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -119,10 +123,13 @@ impl ProcessCache {
         })
     }
 
-    /// Reads the facts about one process. `scanned` is what the task scan reported about it.
+    /// Returns the state of the process `pid`. `scanned` is what the task scan (a BPF program) reported about the
+    /// process and its threads. Without `scanned`, the process is read in `/proc`, and `with_threads` says whether
+    /// its threads are read too. Cgroups and environment variables are always read in `/proc`, but only if they may
+    /// have changed.
     ///
     /// # Errors
-    /// `ESRCH` if the process has ended, or is a zombie.
+    /// `ESRCH` if the process has ended or is a zombie. Otherwise the error of reading `/proc`.
     pub(super) fn observe_process(
         &mut self,
         pid: Pid,
@@ -176,8 +183,9 @@ impl ProcessCache {
         })
     }
 
-    /// Reads the facts about one process, with its threads in `busy` only. `None` if all threads must be read: a busy
-    /// thread has ended, another thread used CPU time, or the process can't be read.
+    /// Returns the state of the process `pid` with only those of its threads that are in `busy`. Returns `None` if
+    /// the caller must read all threads instead: a thread in `busy` has ended, the other threads used more than 5 ms
+    /// of CPU time since the last scan, or the process can't be read.
     pub(super) fn observe_busy(&mut self, pid: Pid, busy: &BTreeSet<Tid>) -> Option<Process> {
         let known_ns = self.processes.get(&pid)?.other_threads_ns;
         let mut before_ns = 0;
@@ -201,13 +209,14 @@ impl ProcessCache {
         Some(Process { threads: Some(threads), has_all_threads: false, ..process })
     }
 
-    /// Removes the facts about a process that has ended.
+    /// Removes the process `pid`, which has ended, from this cache.
     pub(super) fn forget(&mut self, pid: Pid) {
         self.processes.remove(&pid);
         self.address_spaces.forget(pid);
     }
 
-    /// Removes the facts about processes that a full scan did not find.
+    /// Removes all processes for which `is_there` returns false. Called after a full scan, which has found all
+    /// existing processes.
     pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool) {
         self.processes.retain(|&pid, _| is_there(pid));
         self.address_spaces.retain(is_there);
@@ -240,10 +249,10 @@ impl ProcessCache {
         }
     }
 
-    /// Marks cgroups to be read again in the next full scan, although the fingerprint of the process is unchanged. If
-    /// `all` is true, marks those of every process: a hierarchy was mounted or unmounted, which no fingerprint shows.
-    /// Otherwise marks those of some processes, so that other changes without a new fingerprint (a renamed v1 cgroup)
-    /// are found after some full scans.
+    /// Makes the next full scan read the cgroups of some processes again, although the fingerprint (hash) of their
+    /// cgroups is unchanged. A few changes leave the fingerprint unchanged, for example if a v1 cgroup is renamed.
+    /// Each call chooses other processes, so that each process is read again within 7 full scans. If `all` is true,
+    /// all processes are chosen. This is necessary after a cgroup hierarchy was mounted or unmounted.
     pub(super) fn expire_fingerprints(&mut self, all: bool) {
         self.full_scans = self.full_scans.wrapping_add(1);
         for (pid, known) in &mut self.processes {
@@ -253,7 +262,8 @@ impl ProcessCache {
         }
     }
 
-    /// Reads the user id again. A login changes the user without an exec.
+    /// Reads the user id of the process `pid` again, because a login program changes its user without executing
+    /// another program.
     pub(super) fn refresh_uid(&mut self, pid: Pid) {
         if let Some(known) = self.processes.get_mut(&pid)
             && let Ok(status) = self.proc.status(pid)

@@ -16,7 +16,8 @@ use super::process_cache::ProcessCache;
 use super::task_pass::{PassResult, is_pass_cheaper};
 use crate::bpf::TaskScope;
 
-/// The processes of a scan, and what the task scan reported about them.
+/// The processes that one scan reads, and what the task scan (a BPF program that reports the state of threads) has
+/// already reported about them.
 pub(super) struct ScanPlan {
     /// Processes whose threads are read.
     pub(super) wanted: BTreeSet<Pid>,
@@ -49,8 +50,11 @@ impl LinuxMachine {
         }
     }
 
-    /// Plans the scan of the processes in `scan_request`, without those that are idle and those that were observed
-    /// already.
+    /// Determines which processes the scan for `scan_request` reads, and runs the task scan (a BPF program) if it is
+    /// faster than `/proc`. A partial scan leaves out the processes in `observed`, which were already read.
+    /// `idle_check` has the idle processes, which did not run since the last scan. The threads of idle processes are
+    /// not read. But if a checked affinity mask of an idle process is not as planned, this function marks the process
+    /// as active in `idle_check`, and the scan reads it.
     pub(super) fn plan_scan(
         &mut self,
         scan_request: &ScanRequest,
@@ -121,7 +125,8 @@ impl LinuxMachine {
         Ok(pids)
     }
 
-    /// The address spaces that several processes share, after the processes of a scan were read.
+    /// Returns the address spaces that several processes share (clone(2), `CLONE_VM`). Must be called after all
+    /// processes of a scan were read. `at` is the time at which the scan began.
     pub(super) fn read_address_spaces(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
         let pids = self.cache.address_spaces.pids_to_scan(at);
         if !pids.is_empty() {

@@ -13,7 +13,9 @@ const FIRST_WITH_IDLE: (u32, u32) = (5, 15);
 /// The first kernel with `cgroup.freeze` (commit 76f969e8948d).
 const FIRST_WITH_FREEZE: (u32, u32) = (5, 2);
 
-/// Determines the cpuset support with a test cpuset, and describes it in sentences.
+/// Determines whether and how pjwd can use cpusets on this machine, by a test with a temporary cpuset. Also returns
+/// sentences for users that describe the result. `own_cgroups` has the names of the cgroups in which the temporary
+/// cpuset is created.
 pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>) {
     let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
@@ -68,8 +70,9 @@ fn is_complete(mount: &CpusetMount) -> bool {
     if mount.is_unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
 }
 
-/// Returns why no cgroup can have idle priority, according to the files of the hierarchy `mount` and to the kernel
-/// version. `None` if only a test can show it.
+/// Returns the reason why a cgroup can't have idle priority (`cpu.idle`) on this machine, as text for users. `mount`
+/// is the hierarchy with the cpuset controller. `None` if neither the kernel version nor the mounted controllers
+/// prevent idle priority. Makes no test.
 pub(crate) fn idle_obstacle(mount: &CpusetMount) -> Option<String> {
     let why = if !version::is_kernel_at_least(FIRST_WITH_IDLE) {
         "idle priority of cgroups (cpu.idle) needs Linux 5.15"
@@ -84,7 +87,8 @@ pub(crate) fn idle_obstacle(mount: &CpusetMount) -> Option<String> {
     Some(why.to_owned())
 }
 
-/// Returns whether the processes of a job cpuset can be frozen, according to the files of the cpuset hierarchy `mount`.
+/// Returns whether the processes of a job cpuset can be frozen on this machine, according to the kernel version and
+/// the mounted controllers. `mount` is the hierarchy with the cpuset controller. Makes no test.
 pub(crate) fn has_freezer(mount: &CpusetMount) -> bool {
     if mount.is_unified {
         version::is_kernel_at_least(FIRST_WITH_FREEZE)

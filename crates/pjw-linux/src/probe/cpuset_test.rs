@@ -26,7 +26,8 @@ use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 const NAME: &str = "probe-";
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The result of the test with a cpuset.
+/// What the test with a temporary cpuset has found out: whether affinity masks survive a change of the cpuset, and
+/// whether a job can have idle priority and can be frozen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TestResult {
     /// Whether affinity survives cpuset writes.
@@ -39,10 +40,12 @@ pub(super) struct TestResult {
     pub(super) can_freeze: bool,
 }
 
-/// Creates a test cpuset, changes its settings and removes it, to find out what this machine supports.
+/// Tests what cpusets can do on this machine: creates a temporary cpuset in `hierarchy`, changes its settings, and
+/// removes it. `own_cgroups` has the names of the cgroups in which it is created. `creator` says whether systemd or
+/// pjwd creates it.
 ///
 /// # Errors
-/// Why no cpuset can be created, as text for users.
+/// The reason why no cpuset can be created, as text for users.
 pub(super) fn run(
     hierarchy: &CpusetMount,
     own_cgroups: &OwnCgroupNames,

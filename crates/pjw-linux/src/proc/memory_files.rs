@@ -25,7 +25,8 @@ const TIMEOUT: Duration = Duration::from_millis(10);
 /// The largest number of threads that read. If all of them wait for locks, no further process is tried.
 const MAX_READERS: usize = 4;
 
-/// The contents of the memory files of one process, such as `/proc/PID/environ`.
+/// The environment variables and the command line of one process, from the files `/proc/PID/environ` and
+/// `/proc/PID/cmdline`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MemoryContents {
     /// The variables of the environment whose names are wanted. Empty if this user may not read them.
@@ -37,8 +38,9 @@ pub(crate) struct MemoryContents {
 type Contents = Result<MemoryContents, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
-/// The reader of the memory files of processes. Has a thread for processes whose memory lock may be held, because
-/// reading their files may block.
+/// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline`, which lie in the memory of the process. Reading them
+/// can block while the process holds the lock of its memory (`mmap_lock`). So a separate thread reads the files of
+/// such a process.
 #[derive(Debug)]
 pub(crate) struct MemoryFiles {
     wanted: BTreeSet<&'static str>,
@@ -66,16 +68,17 @@ impl Drop for Counted {
 }
 
 impl MemoryFiles {
-    /// Makes a reader for the environment variables `wanted`. Starts no thread yet.
+    /// Makes a reader that reads the environment variables with the names in `wanted`. Starts no thread yet.
     pub(crate) fn new(wanted: BTreeSet<&'static str>) -> Self {
         Self { wanted, read: read_files, may_wait, reader: None, readers: Arc::default() }
     }
 
-    /// Reads the files of a process. `pid` is the process or one of its threads.
+    /// Reads the environment variables and the command line of a process. `pid` is the id of the process or of one of
+    /// its threads. `proc` is the open `/proc` directory.
     ///
     /// # Errors
-    /// `EAGAIN` if the memory of the process was locked for longer than 10 ms: the files can be read later. `ENOENT` or
-    /// `ESRCH` if the process has ended.
+    /// `EAGAIN` if the memory of the process was locked for longer than 10 ms, or if too many earlier reads still
+    /// wait. The caller can then read the files later. `ENOENT` or `ESRCH` if the process has ended.
     pub(crate) fn read(&mut self, proc: &mut ProcDir, pid: Pid) -> Contents {
         if (self.may_wait)(proc, pid)? {
             return (self.read)(proc, pid, &self.wanted);

@@ -157,7 +157,7 @@ impl ProcDir {
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads in `/proc/PID/task/PID/stat` whether a process has only one thread, and whether it sleeps or is stopped.
+    /// Returns whether the process `pid` has only one thread, and this thread sleeps or is stopped (`/proc/PID/task/PID/stat`).
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -198,7 +198,7 @@ impl ProcDir {
         Ok(parse_cgroups(&self.buffer))
     }
 
-    /// The path of a process in the hierarchy with the cpuset controller. `None` if the process has ended.
+    /// Returns the path of the cgroup of process `pid` in the hierarchy with the cpuset controller. `None` if the process has ended.
     pub(crate) fn cpuset_path(&mut self, pid: Pid) -> Option<String> {
         let attributes = BatchAttributes { cgroups: self.cgroups(pid).ok()?, ..BatchAttributes::default() };
         attributes.cpuset_path().map(str::to_owned)
@@ -232,7 +232,7 @@ impl ProcDir {
         Ok(words.trim_end().to_owned())
     }
 
-    /// Opens the file at `path` below this directory. `also` are additional flags of openat(2).
+    /// Opens the file at `path` in this `/proc` directory for reading. `also` has additional flags of openat(2).
     pub(super) fn open_at(&mut self, path: Arguments<'_>, also: OFlags) -> Result<OwnedFd, Errno> {
         self.path.clear();
         // Writing into a string can't fail.
@@ -241,7 +241,7 @@ impl ProcDir {
         openat(&self.root, self.path.as_str(), flags, Mode::empty()).map_err(from_rustix)
     }
 
-    /// The text that was read last.
+    /// Returns the content of the file that this value has read last.
     pub(super) fn text(&self) -> &[u8] {
         &self.buffer
     }
@@ -250,8 +250,8 @@ impl ProcDir {
         self.read_until(path, |_| false)
     }
 
-    /// Reads a file whose text the kernel generates as a whole at the first read (seq_file(9), `single_open`)
-    /// and ends with a newline. A read that does not fill the buffer is complete.
+    /// Reads the file at `path`, whose whole text the kernel generates at the first read (seq_file(9), `single_open`). The text must end
+    /// with a newline, which shows that it is complete. [`ProcDir::text`] then returns the text.
     pub(super) fn read_at_once(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }

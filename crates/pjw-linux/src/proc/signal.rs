@@ -9,10 +9,9 @@ use rustix::process::{Pid as RustixPid, PidfdFlags, pidfd_open, pidfd_send_signa
 use super::procfs::parse_stat;
 use crate::sys::errno::{from_io, from_rustix};
 
-/// Sends the signal `signal` to the process `process`. The signal never reaches another process that has got the
-/// number of `process` after its end: the process behind a pidfd is compared with `process` by its start time. On a
-/// kernel without pidfds (before Linux 5.3), the number may be given to another process between the comparison and
-/// the signal.
+/// Sends the signal `signal` to the process `process`. If the process has ended and another process has got its pid,
+/// the other process does not receive the signal, because its start time is different. But on a kernel without pidfds
+/// (before Linux 5.3), another process can get the pid between the comparison of the start times and the signal.
 ///
 /// # Errors
 /// `ESRCH` if the process has ended. `EPERM` if this user may not send signals to the process: it belongs to another

@@ -18,12 +18,14 @@ pub fn is_permission_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EPERM | Errno::EACCES)
 }
 
-/// The error number of an I/O error. `EIO` for an error that is not of the system.
+/// Returns the error number of `error`. Returns `EIO` if `error` has no error number, because it is no error of a
+/// system call.
 pub(crate) fn from_io(error: io::Error) -> Errno {
     Errno::try_from(error).unwrap_or(Errno::EIO)
 }
 
-/// The error number of a system call that was made with rustix.
+/// Converts `error`, an error number in the type of the library rustix, to the same error number in the type of the
+/// library nix.
 pub(crate) fn from_rustix(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }

@@ -26,8 +26,9 @@ pub fn close_descriptors_on_exec() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives each signal the default action (signal(7)). A process that was started with ignored signals ignores them until then.
-/// `SIGPIPE` stays as it is: the runtime of Rust ignores it, so that a write to a closed pipe is an error and not the end.
+/// Sets the action of each signal to the default action (signal(7)). Without this call, this process ignores signals
+/// that its parent process had ignored. `SIGPIPE` is not changed: Rust programs ignore this signal, so that a write
+/// to a closed pipe is an error and does not kill the process.
 pub fn reset_signals() {
     for number in Signal::iterator().filter(|number| *number != Signal::SIGPIPE) {
         // SAFETY: the default action is the kernel's and runs no code of this process.

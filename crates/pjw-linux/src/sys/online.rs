@@ -26,7 +26,8 @@ const MAX_LIST_BYTES: usize = 65_536;
 const REFERENCE_THREADS: [(Tid, &str); 2] =
     [(Tid(0), "/proc/thread-self/status"), (Tid(2), "/proc/2/status")];
 
-/// The online PUs, read again for each scan. The list is parsed only if its text changed.
+/// Reads the online PUs (logical CPUs) repeatedly and fast: keeps the file with the list open, and parses the list
+/// only if its text has changed. A PU counts as online only if the kernel also schedules threads on it.
 #[derive(Debug)]
 pub(crate) struct Online {
     file: File,
@@ -47,7 +48,7 @@ struct NotScheduled {
 }
 
 impl Online {
-    /// Opens the list of online PUs in sysfs.
+    /// Opens the file in sysfs that lists the online PUs (logical CPUs), and reads the list.
     pub(crate) fn open() -> io::Result<Self> {
         let file = File::open(ONLINE)?;
         let mut online = Self {
@@ -62,7 +63,10 @@ impl Online {
         Ok(online)
     }
 
-    /// Reads the list and the reference masks again.
+    /// Reads again which PUs (logical CPUs) are online now, and returns them.
+    ///
+    /// # Errors
+    /// If the list in sysfs can't be read or parsed.
     pub(crate) fn read(&mut self) -> io::Result<&CpuSet> {
         let length = self.file.read_at(&mut self.read, 0)?;
         let text = &self.read[..length];
@@ -80,14 +84,17 @@ impl Online {
         Ok(&self.set)
     }
 
-    /// The online PUs by the last call of [`Online::read`].
+    /// Returns the PUs (logical CPUs) that were online at the last call of [`Online::read`].
     #[cfg(feature = "bpf")]
     pub(crate) fn set(&self) -> &CpuSet {
         &self.set
     }
 }
 
-/// Reads the online PUs once. For repeated reads use [`Online`].
+/// Returns the PUs (logical CPUs) that are online now. [`Online`] is faster if they are read repeatedly.
+///
+/// # Errors
+/// If the list in sysfs can't be read or parsed.
 pub(crate) fn read_once() -> io::Result<CpuSet> {
     Online::open().map(|online| online.set)
 }
@@ -132,23 +139,24 @@ fn mask_of(status: &str) -> Option<CpuSet> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()
 }
 
-/// The number of possible PUs: one more than the highest PU number.
+/// Returns the number of possible PUs (logical CPUs) of this machine: the highest PU number plus one. Possible PUs
+/// include those that can be added while the machine runs.
 ///
 /// # Errors
-/// If sysfs can't be read or parsed.
+/// If the list in sysfs can't be read or parsed.
 #[cfg(feature = "bpf")]
 pub(crate) fn possible_pu_count() -> io::Result<u32> {
     let set = parse(&std::fs::read(POSSIBLE)?)?;
     set.last().map(|pu| pu.0 + 1).ok_or_else(|| io::Error::other(format!("{POSSIBLE} names no PU")))
 }
 
-/// Every possible PU, including PUs that are not present yet. v2 accepts such PUs in `cpuset.cpus`. `{0}` if
-/// sysfs can't be read.
+/// Returns all possible PUs (logical CPUs) of this machine. These include PUs that can be added while the machine
+/// runs. Returns only PU 0 if sysfs can't be read.
 pub(crate) fn possible_cpus() -> CpuSet {
     list_or_first(POSSIBLE)
 }
 
-/// Every possible NUMA node. `{0}` if sysfs can't be read.
+/// Returns the numbers of all possible NUMA nodes of this machine. Returns only node 0 if sysfs can't be read.
 pub(crate) fn possible_nodes() -> CpuSet {
     list_or_first("/sys/devices/system/node/possible")
 }

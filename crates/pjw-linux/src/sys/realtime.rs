@@ -71,7 +71,8 @@ pub fn set_realtime_policy(tid: Tid) -> Result<(), Errno> {
     set_policy(tid, libc::SCHED_RR, 1)
 }
 
-/// Gives a thread that may not have run yet the policy `SCHED_RR` and the priority 1.
+/// Sets the scheduling policy of `thread` to `SCHED_RR` with the priority 1, the lowest real-time priority. Also
+/// works if the thread has not run yet, so that its thread id is not known.
 ///
 /// # Errors
 /// The errors of [`set_realtime_policy`].

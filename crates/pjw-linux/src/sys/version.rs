@@ -2,12 +2,14 @@
 
 use nix::sys::utsname::uname;
 
-/// The running kernel's release, as `uname -r` prints it. Empty if the kernel does not provide one.
+/// Returns the release of the running kernel, as `uname -r` prints it. Empty if the kernel does not provide a
+/// release.
 pub(crate) fn release() -> String {
     uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Whether the kernel, by its version, keeps requested affinity masks when a cpuset is written.
+/// Returns whether the running kernel, according to its version, keeps the affinity masks of threads when a cpuset
+/// changes. True on Linux 6.2 and later.
 pub(crate) fn affinity_survives_by_version() -> bool {
     affinity_survives(&release())
 }
@@ -17,7 +19,7 @@ fn affinity_survives(release: &str) -> bool {
     is_at_least(release, (6, 2))
 }
 
-/// Whether the running kernel has at least this version (major, minor).
+/// Returns whether the running kernel has the version `version` (major and minor version number) or a later version.
 pub(crate) fn is_kernel_at_least(version: (u32, u32)) -> bool {
     is_at_least(&release(), version)
 }

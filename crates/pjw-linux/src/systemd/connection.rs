@@ -20,7 +20,7 @@ const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// Maximum length of the authentication reply, in bytes.
 const MAX_LINE_BYTES: usize = 1024;
 
-/// A call of a method of systemd, without its destination on the bus.
+/// A D-Bus method call to systemd: the object path, the interface, the method and its arguments.
 pub(super) struct Request {
     path: String,
     interface: &'static str,
@@ -29,12 +29,14 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// A call of systemd's manager object.
+    /// Returns a call of the method `method` of systemd's manager object (`org.freedesktop.systemd1.Manager`). `body`
+    /// contains the arguments.
     pub(super) fn manager(method: &'static str, body: Body) -> Self {
         Self { path: PATH.to_owned(), interface: MANAGER, method, body }
     }
 
-    /// The read of a property of a unit. `kind` is the unit's D-Bus interface.
+    /// Returns a call that reads the property `name` of the systemd unit `unit`. `kind` is the D-Bus interface with
+    /// this property, such as `org.freedesktop.systemd1.Slice`.
     pub(super) fn property(unit: &str, kind: &str, name: &str) -> Self {
         let path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
         let body = Body::default().text(kind).text(name);
@@ -42,7 +44,11 @@ impl Request {
     }
 }
 
-/// Sends a request to one address and waits for the reply.
+/// Connects to systemd at `address`, sends the method call `request`, and returns the reply. All of this takes at
+/// most the time `within`.
+///
+/// # Errors
+/// If systemd can't be reached, does not reply in time, or refuses the request.
 pub(super) fn call(address: &Address, request: &Request, within: Duration) -> Reply {
     let (socket, name) = match address {
         Address::Bus(socket) => (socket, Some(NAME)),

@@ -21,15 +21,16 @@ use wire::Body;
 pub(crate) use request::Address;
 pub use request::{CALL_TIMEOUT, SystemdError};
 
-/// The value of `CPUWeight=` for idle priority, since systemd 252 (`CGROUP_WEIGHT_IDLE`).
+/// The CPU weight (`CPUWeight=`) of a systemd unit with idle priority (`CGROUP_WEIGHT_IDLE`). systemd accepts this
+/// value since version 252.
 pub(crate) const IDLE_WEIGHT: u64 = 0;
-/// The least value of `CPUWeight=` that every version takes.
+/// The lowest CPU weight (`CPUWeight=`) of a systemd unit that every version of systemd accepts.
 pub(crate) const MIN_WEIGHT: u64 = 1;
 
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// Whether systemd manages this machine: sd_booted(3).
+/// Returns whether systemd is the init system of this machine (sd_booted(3)).
 pub(crate) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
@@ -74,7 +75,7 @@ impl Default for SystemdClient {
 }
 
 impl SystemdClient {
-    /// Makes a client that tries these addresses of systemd in order.
+    /// Makes a client that connects to systemd at the first of `addresses` that replies.
     pub(crate) fn at(addresses: Vec<Address>) -> Self {
         Self { addresses, silent_since: None }
     }

@@ -31,10 +31,11 @@ pub enum SystemdError {
     },
 }
 
-/// The reply to a call: the strings of the property that was read. Empty for other calls.
+/// The reply of systemd to a D-Bus call. If the call reads a property with a list of strings, these are the strings.
+/// For all other calls, the list is empty.
 pub(crate) type Reply = Result<Vec<String>, SystemdError>;
 
-/// An address at which systemd can be reached.
+/// The Unix socket through which systemd can be reached: that of the D-Bus message bus, or systemd's private socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// The socket of a message bus.
@@ -43,10 +44,10 @@ pub(crate) enum Address {
     Direct(PathBuf),
 }
 
-/// The name of a unit property, and its value.
+/// The name of a property of a systemd unit, such as `AllowedCPUs`, and the value of the property.
 pub(crate) type Property = (&'static str, PropertyValue);
 
-/// The value of a unit property.
+/// The value of a property of a systemd unit, in one of the D-Bus types that pjw uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PropertyValue {
     Text(String),

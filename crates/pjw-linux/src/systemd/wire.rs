@@ -17,12 +17,13 @@ const REPLY_SERIAL: u8 = 5;
 const DESTINATION: u8 = 6;
 const SIGNATURE: u8 = 8;
 
-/// Length of the fixed part of a message, in bytes. It contains the length of the rest.
+/// The size of the first part of each D-Bus message, in bytes. This part has a fixed size, and contains the size of
+/// the rest of the message.
 pub(super) const PREFIX_BYTES: usize = 16;
 /// Maximum length of a reply, in bytes. The specification allows 128 MiB.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// Destination and method of a call.
+/// The destination of a D-Bus method call: the bus name, the object path, the interface and the method.
 pub(super) struct Call<'a> {
     /// Name of the peer on the bus. `None` without a bus.
     pub(super) to: Option<&'a str>,
@@ -31,7 +32,7 @@ pub(super) struct Call<'a> {
     pub(super) method: &'a str,
 }
 
-/// The arguments of a call.
+/// The arguments of a D-Bus method call, in the binary format of D-Bus, with their type signature.
 #[derive(Debug, Default)]
 pub(super) struct Body {
     bytes: Bytes,
@@ -83,7 +84,7 @@ impl Bytes {
 }
 
 impl Body {
-    /// Appends a string argument.
+    /// Appends the string argument `text`.
     pub(super) fn text(mut self, text: &str) -> Self {
         self.signature.push('s');
         self.bytes.text(text);
@@ -97,14 +98,14 @@ impl Body {
         self
     }
 
-    /// Appends a list of unit properties as an argument.
+    /// Appends `properties`, a list of properties of a systemd unit, as one argument.
     pub(super) fn properties(mut self, properties: &[Property]) -> Self {
         self.signature.push_str("a(sv)");
         self.bytes.array(8, |bytes| properties.iter().for_each(|property| pair(bytes, property)));
         self
     }
 
-    /// Appends an empty list of auxiliary units.
+    /// Appends an empty list of auxiliary units: the last argument of systemd's method `StartTransientUnit`.
     pub(super) fn no_auxiliary_units(mut self) -> Self {
         self.signature.push_str("a(sa(sv))");
         self.bytes.array(8, |_| {});
@@ -141,8 +142,8 @@ fn pair(bytes: &mut Bytes, (name, value): &Property) {
     }
 }
 
-/// Returns a unit name in the form for an object path: `_` and a hexadecimal code replace each character other than a
-/// letter or digit.
+/// Returns the name of the systemd unit `unit` as a part of a D-Bus object path. Each byte other than a letter or a
+/// digit is replaced by `_` and its hexadecimal code.
 pub(super) fn escape_unit(unit: &str) -> String {
     let letter = |byte: u8| {
         let plain = byte.is_ascii_alphanumeric();
@@ -151,7 +152,8 @@ pub(super) fn escape_unit(unit: &str) -> String {
     unit.bytes().map(letter).collect()
 }
 
-/// Encodes a call.
+/// Returns the bytes of a D-Bus method call. `call` is its destination, `body` contains its arguments, and `serial`
+/// is its serial number, which the reply repeats.
 pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
     let mut bytes = Bytes(vec![b'l', CALL, 0, 1]);
     bytes.length(body.bytes.0.len());
@@ -182,7 +184,8 @@ pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
     bytes.0
 }
 
-/// Returns the number of bytes that follow the prefix of a message. `None` if the message is malformed or too long.
+/// Returns the size of the rest of a D-Bus message in bytes, from `prefix`, the first part of the message. `None` if
+/// the message is malformed, or if its header or its body is larger than 1 MiB.
 pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
     let reader = Reader::new(prefix)?;
     let body = usize::try_from(reader.number_at(4)?).ok()?;
@@ -193,8 +196,9 @@ pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
     Some(fields.next_multiple_of(8) + body)
 }
 
-/// Parses the reply to a call. `None` if the message is no reply to this call, for example a signal. If the
-/// reply is a property with a list of strings, returns this list, otherwise an empty list.
+/// Parses `message`, a D-Bus message, as the reply to the call with the serial number `serial`. Returns `None` if the
+/// message is no reply to this call, for example a signal. A reply that is an error of systemd becomes a
+/// [`SystemdError`]. If the reply is a list of strings, returns this list. Otherwise the list is empty.
 pub(super) fn reply(message: &[u8], serial: u32) -> Option<Reply> {
     let mut reader = Reader::new(message)?;
     let kind = *message.get(1)?;

@@ -11,7 +11,8 @@ use pjw_core::devices::{Device, DeviceClass};
 
 use super::convert::{pus_of, trimmed};
 
-/// The devices in hwloc's order, PCI cards first.
+/// Returns the devices in hwloc's topology, such as GPUs and network cards. First the PCI cards, then the other
+/// devices, each in the order of hwloc.
 pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
     let identity = TopologyObject::global_persistent_index;
     let on_bus = hwloc.objects_with_type(ObjectType::PCIDevice);

@@ -26,7 +26,8 @@ pub struct TopologyXmlError {
     pub problem: String,
 }
 
-/// Validates a topology document (the XML format of hwloc), before it is passed to hwloc.
+/// Checks `text`, the content of a topology file (XML in the format of hwloc), before hwloc reads it. An invalid file
+/// can crash hwloc or make it use too much memory.
 pub(super) fn check(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-/// The topology objects in an XML document whose end tags have not been read yet. The innermost object is the last.
+/// Checks that the topology objects in an XML file of hwloc are nested correctly: each object must have the PUs
+/// (logical CPUs) of its children. Contains the objects whose end tags have not been read yet.
 #[derive(Default)]
 pub(super) struct Nesting {
     /// Whether the document has another version than 2. Then nothing is checked.
@@ -15,7 +16,7 @@ pub(super) struct Nesting {
     gp_indexes: BTreeSet<String>,
 }
 
-/// The checked attributes of a topology object.
+/// A topology object in an XML file of hwloc, with those of its attributes that are checked.
 #[derive(Default)]
 pub(super) struct Object {
     pub(super) kind: String,
@@ -52,7 +53,10 @@ impl Object {
 }
 
 impl Nesting {
-    /// Handles the start tag of an object.
+    /// Must be called at the start tag of each topology object. Checks `object` against the object that contains it.
+    ///
+    /// # Errors
+    /// What is wrong, as text for users.
     pub(super) fn open(&mut self, object: Object) -> Result<(), String> {
         if self.is_off {
             return Ok(());
@@ -109,7 +113,11 @@ impl Nesting {
         Ok(())
     }
 
-    /// Handles the end tag of the innermost object.
+    /// Must be called at the end tag of each topology object. Checks that the children of the object have all its PUs
+    /// (logical CPUs).
+    ///
+    /// # Errors
+    /// What is wrong, as text for users.
     pub(super) fn close(&mut self) -> Result<(), String> {
         let Some(object) = self.open.pop() else { return Ok(()) };
         match &object.cpus {

@@ -11,10 +11,10 @@ use pjw_core::topology::{Core, Domain, Level, Topology, TopologyError};
 use super::convert::{numbers, pus_of, trimmed};
 use super::devices;
 
-/// Converts hwloc's topology of the machine to a [`Topology`].
+/// Converts the topology of a machine from hwloc's type to the type [`Topology`] of pjw.
 ///
 /// # Errors
-/// If the cores or domains are invalid.
+/// If pjw can't use the topology, for example because it has no core.
 pub(super) fn machine(hwloc: &Hwloc) -> Result<Topology, TopologyError> {
     let kinds = kinds(hwloc);
     let all = numbers(hwloc.cpuset().iter_set().map(usize::from));

@@ -8,7 +8,9 @@ use pjw_core::snapshot::{Cgroup, CgroupUsage, Cpuset, Observed};
 
 use crate::world::{SimProcess, World};
 
-/// Returns the state of the simulated cgroup at `path`.
+/// Returns the state of the simulated cgroup at `path`, as a scan reads it. Returns [`Observed::Gone`] if the cgroup
+/// does not exist (any more). A cgroup without processes exists only if pjw created the cgroup, or if `path` is in the
+/// set `persistent_cgroups` of `world`.
 pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let populated = world.is_populated(path);
     // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
@@ -38,7 +40,10 @@ pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     })
 }
 
-/// The lines of `/proc/PID/cgroup`. In v1, pjw moves the process in the hierarchy of the cpuset controller only.
+/// Returns the lines of the simulated file `/proc/PID/cgroup` of `process`. Each line consists of the names of the
+/// cgroup controllers and the path of a cgroup. If `hierarchy` is cgroup v1, the line of the controller `cpuset` has
+/// the present cgroup, and the line of the controller `freezer` has the original cgroup: pjw moves processes only for
+/// `cpuset`.
 pub(super) fn cgroups_of(process: &SimProcess, hierarchy: &CpusetHierarchy) -> Vec<(String, String)> {
     let line = |controllers: &str, path: &String| (controllers.to_owned(), path.clone());
     match hierarchy {

@@ -4,14 +4,17 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::locality::{ProcessorUnit, PuLocation, PuLocations};
 
-/// The unit that a reference policy allocates: a whole core, or a PU if the job log counts PUs.
+/// The unit in which a reference policy (an algorithm for comparison with pjw) allocates: a whole core, or a single PU
+/// (logical CPU) if the job log counts PUs.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
     pub(super) location: PuLocation,
     pub(super) pus: CpuSet,
 }
 
-/// Returns the free cells, in the order of the machine.
+/// Returns the free cells of the machine, in hwloc's logical order. `unit` says whether a cell is a core or a PU
+/// (logical CPU). `free` contains the free PUs. A core is free if all its PUs are free. `locality` has the location of
+/// each PU.
 pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &PuLocations) -> Vec<Cell> {
     let cells_of = |(location, pus): (PuLocation, &CpuSet)| {
         let free = pus.intersection(free);
@@ -24,7 +27,8 @@ pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &PuLocations) 
     locality.cores().flat_map(cells_of).collect()
 }
 
-/// All cells of the machine, free or not.
+/// Returns all cells of the machine, both the free cells and the used cells. `unit` says whether a cell is a core or a
+/// PU (logical CPU). `locality` has the location of each PU.
 pub(super) fn all_cells(unit: ProcessorUnit, locality: &PuLocations) -> Vec<Cell> {
     let all: CpuSet = locality.cores().flat_map(|(_, pus)| pus.iter().collect::<Vec<Pu>>()).collect();
     cells(unit, &all, locality)

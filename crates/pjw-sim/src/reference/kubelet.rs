@@ -14,8 +14,9 @@ use crate::locality::{ProcessorUnit, PuLocations};
 /// A domain of a level. Cells without a domain count as one domain.
 type Domain = Option<u32>;
 
-/// Chooses `n` of the cells in `free`, as kubelet's static CPU manager does. There must be at least `n` cells. `by_l3`
-/// says whether the policy prefers cells of one L3 cache.
+/// Chooses `n` of the cells in `free` by the rules of the kubelet's static CPU manager. `free` must contain at least
+/// `n` cells. `unit` says whether a cell is a core or a PU (logical CPU). `locality` has the location of each PU. If
+/// `by_l3` is true, cells in the same L3 cache are preferred.
 pub(super) fn take(
     n: u32,
     unit: ProcessorUnit,

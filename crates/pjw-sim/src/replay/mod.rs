@@ -38,9 +38,9 @@ pub enum CoreChooser {
     Reference(ReferencePolicy),
 }
 
-/// The options of a replay of a job log: the algorithm that chooses the cores, what a processor means in the log
-/// (a core or a PU), and the housekeeping PUs. These PUs (logical CPUs) are reserved for the system, so that no
-/// job gets them.
+/// The options of a replay of a job log: the algorithm that chooses the cores, and what a processor means in the log (a
+/// core or a PU, which is a logical CPU). Also contains the PUs that are reserved for the system, so that no job gets
+/// them.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// Whether the processor counts in the job log are numbers of cores or of PUs.

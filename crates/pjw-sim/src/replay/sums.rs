@@ -12,11 +12,11 @@ impl ReplayResult {
         u32::try_from(self.started_jobs.len()).unwrap_or(u32::MAX).saturating_add(self.refused_count)
     }
 
-    /// Returns the utilisation of the machine in the replay, from 0 to 1. This is the sum of (processors × run
-    /// time) over the started jobs, divided by [`ReplayResult::usable_processors`] × (length of the period).
-    /// The period is the time from the first submit time to the last end of a job. A processor is a whole core
-    /// or a PU, as [`ReplayOptions::unit`](super::ReplayOptions::unit) says. Returns 0 if no job was started,
-    /// or if the length of the period is 0.
+    /// Returns the utilisation of the machine in the replay, from 0 to 1. This is the sum of (processors × run time)
+    /// over the started jobs, divided by [`ReplayResult::usable_processors`] × (length of the period). The period is
+    /// the time from the first submit time to the last end of a job. A processor is a whole core or a PU (logical CPU),
+    /// as [`ReplayOptions::unit`](super::ReplayOptions::unit) says. Returns 0 if no job was started, or if the length
+    /// of the period is 0.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started_jobs.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);

@@ -15,9 +15,10 @@ impl World {
         Moment { since_boot: Nanos(self.now), wall_clock }
     }
 
-    /// Advances the simulated time by `ns` nanoseconds. All busy threads ([`SimThread::is_busy`](super::SimThread::is_busy)) run
-    /// during this time: `ns` is added to the CPU time of each of them. A thread does not run if the cgroup of its process,
-    /// or a cgroup above, is frozen. [`World::observer`] sees all of this time.
+    /// Advances the simulated time by `ns` nanoseconds. All busy threads
+    /// ([`SimThread::is_busy`](super::SimThread::is_busy)) run during this time: `ns` is added to the CPU time of each
+    /// of them. A thread does not run if the cgroup of its process, or a cgroup above, is frozen. Also reports the
+    /// length of this time to [`World::observer`].
     pub fn advance(&mut self, ns: u64) {
         if let Some(observer) = self.observer.clone() {
             // A panic in an observer ends the test.

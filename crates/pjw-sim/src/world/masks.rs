@@ -8,11 +8,10 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Excludes the process `pid` and its descendants from a check of the simulation run. The check is whether pjw
-    /// returns a process to its original cgroup when pjw releases the job of the process. The caller is the simulated
-    /// systemd, when it moves a process into a new cgroup for pjw. Must be called if another program possibly moved
-    /// the process since the last scan: pjw can't know then from which cgroup systemd moved the process. Has no
-    /// effect if there is no process `pid`.
+    /// Excludes the process `pid` and its descendants from one check of the simulation run: that pjw returns each
+    /// process to its original cgroup when pjw releases its job. Called when systemd moves the process for pjw, if
+    /// another program possibly moved the process since the last scan. pjw can't know then which cgroup is the original
+    /// one. Has no effect if there is no process `pid`.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -24,8 +23,8 @@ impl World {
 
     /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would. This cgroup
     /// becomes the original cgroup of the process. pjw must return a process to its original cgroup when pjw releases
-    /// the job of the process. On a simulated kernel before Linux 6.2, the move also sets the requested mask of each
-    /// thread of this process to all PUs of the machine.
+    /// the job of the process. On a simulated kernel before Linux 6.2, the move also replaces the affinity mask of each
+    /// thread of the process.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -49,11 +48,10 @@ impl World {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
-    /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`. With `None`, the cgroup no longer
-    /// has a cpuset of its own. pjw then no longer manages the cgroup. Therefore its entries in
-    /// [`World::cgroup_owners`], [`World::cgroup_origins`], [`World::frozen_cgroups`] and [`World::idle_cgroups`] are
-    /// deleted too. If the cpuset changes, calls [`World::rewrite_cgroup_masks`] to update the affinity masks in the
-    /// cgroup.
+    /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`, and updates the affinity masks in the
+    /// cgroup ([`World::rewrite_cgroup_masks`]) if the cpuset changes. If `cpus` is `None`, removes the cpuset. pjw
+    /// then no longer manages the cgroup, so the entries of the cgroup in [`World::cgroup_owners`],
+    /// [`World::cgroup_origins`], [`World::frozen_cgroups`] and [`World::idle_cgroups`] are deleted too.
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),

@@ -27,10 +27,9 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// Whether a program has requested an affinity mask for a thread (sched_setaffinity(2)). If so, also says whether the
-/// daemon has read this mask, or can't learn which mask the program requested. A new thread or process inherits this
-/// value from the thread that created it. Exception: a new thread gets [`ProgramRequest::Hidden`] instead of
-/// [`ProgramRequest::Unread`].
+/// What the daemon can know about a program's request for the affinity mask of a thread (sched_setaffinity(2)). A new
+/// thread or process inherits this value from the thread that created it. Exception: a new thread gets
+/// [`ProgramRequest::Hidden`] instead of [`ProgramRequest::Unread`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramRequest {
     /// No program requested a mask for the thread.
@@ -158,16 +157,16 @@ impl SimProcess {
     }
 }
 
-/// Something that measures which threads run on a simulated machine, such as a simulated BPF program
-/// ([`World::observer`]).
+/// An observer that measures which threads run on a simulated machine, such as a simulated BPF program. It is stored in
+/// [`World::observer`].
 pub trait TimeObserver: fmt::Debug + Send {
     /// Records what runs on `world` for the next `period` of the simulated time. Nothing changes on the machine during
     /// this period.
     fn see(&mut self, world: &World, period: Duration);
 }
 
-/// The simulated machine: its PUs, processes, cgroups and cpusets, as the simulated kernel manages them. A
-/// cgroup is identified by its path, as in `/proc/PID/cgroup`.
+/// The simulated machine: its PUs (logical CPUs), processes, cgroups and cpusets, as the simulated kernel manages them.
+/// A cgroup is identified by its path, as in `/proc/PID/cgroup`.
 #[derive(Debug, Clone)]
 pub struct World {
     /// All PUs of the machine, online or offline.
@@ -414,13 +413,12 @@ impl World {
         }
     }
 
-    /// Records the origin of `created_cgroup`, a cgroup that pjw created: the path of the cgroup from which its
-    /// processes come. Called just before pjw moves a process from `previous_cgroup` into `created_cgroup`. A daemon
-    /// that starts later reads the origin in [`World::cgroup_origins`], to return the processes to their former
-    /// cgroup. The origin is:
+    /// Records the origin of `created_cgroup`, a cgroup that pjw created: the path of the cgroup from which the
+    /// processes in `created_cgroup` come. Called just before pjw moves a process from `previous_cgroup` into
+    /// `created_cgroup`. A daemon that starts later reads the origin in [`World::cgroup_origins`], to return the
+    /// processes to their former cgroup. The origin is:
     ///
-    /// - The origin of `previous_cgroup`, if an origin is recorded for `previous_cgroup`. pjw created this cgroup
-    ///   too.
+    /// - The origin of `previous_cgroup`, if one is recorded, because pjw created `previous_cgroup` too.
     /// - Otherwise `previous_cgroup` itself.
     ///
     /// If a different origin of `created_cgroup` was recorded before, the processes come from several cgroups. The
@@ -442,8 +440,8 @@ impl World {
         }
     }
 
-    /// Returns the CPU times of a process, as the kernel reports them in `/proc/PID/stat`. `None` if there is no such
-    /// process.
+    /// Returns the CPU times of the process `pid` and of its ended children, as the kernel reports them in
+    /// `/proc/PID/stat`. `None` if there is no such process.
     pub(crate) fn cpu_times(&self, pid: Pid) -> Option<ProcessTimes> {
         let process = self.processes.get(&pid)?;
         // The times of children are in clock ticks.

@@ -13,10 +13,10 @@ const IN_ORDER: i32 = 1;
 const ONE_PU_EACH: i32 = 2;
 const ALLOW_THREADS: i32 = 4;
 
-/// Starts a farm (a group of worker processes that compute items) with these options.
+/// Starts a farm (a group of worker processes that compute items) with the options that a C program passed.
 ///
 /// # Safety
-/// As [`super::pjw_farm_start`].
+/// The requirements of [`super::pjw_farm_start`].
 pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm<'static>, Failure> {
     // SAFETY: the caller guarantees NULL or options, whose first field says how long they are.
     let size = (!options.is_null()).then(|| unsafe { options.cast::<usize>().read() });

@@ -55,7 +55,7 @@ impl PjwFarmResult {
 }
 
 /// The C type `pjw_farm_progress_t`: the progress of a farm (a group of worker processes that compute items), such as
-/// the numbers of items that are done and that failed.
+/// the number of items and the number of failed items.
 #[repr(C)]
 pub struct PjwFarmProgress {
     total: u64,
@@ -78,17 +78,26 @@ impl PjwFarmProgress {
     }
 }
 
-/// A C function that computes an item in a worker process.
+/// The C function `work(data, item, result)` of the program, which computes the item `item` in a worker process. The
+/// function appends the result to `result`. Returns 0, or an error code of the program. `data` is the pointer from
+/// [`PjwFarmOptions`].
 pub(crate) type Work = extern "C" fn(*mut c_void, *const PjwFarmItem, *mut PjwFarmBytes) -> c_int;
-/// A C function that reads the next item in the reader process.
+/// The C function `read(data, number, item)` of the program, which reads the item with the number `number` in the
+/// reader process. The function appends the bytes of the item to `item`. Returns 1, or 0 if there is no such item, or a
+/// negative error code of the program. `data` is the pointer from [`PjwFarmOptions`].
 pub(crate) type Read = extern "C" fn(*mut c_void, u64, *mut PjwFarmBytes) -> c_int;
-/// A C function that writes a result in the writer process.
+/// The C function `write(data, result)` of the program, which writes the result of an item in the writer process.
+/// Returns 0, or an error code of the program. `data` is the pointer from [`PjwFarmOptions`].
 pub(crate) type Write = extern "C" fn(*mut c_void, *const PjwFarmResult) -> c_int;
-/// A C function that the writer process calls after the last result, before the process ends.
+/// The C function `writer_end(data)` of the program, which the writer process calls after the last result, before the
+/// process ends. Returns 0, or an error code of the program. `data` is the pointer from [`PjwFarmOptions`].
 pub(crate) type WriterEndFunction = extern "C" fn(*mut c_void) -> c_int;
-/// A C function that a worker process calls at its start or at its end, with the index of the worker.
+/// A C function `f(data, worker)` of the program, which each worker process calls at its start or at its end. `worker`
+/// is the index of the worker. `data` is the pointer from [`PjwFarmOptions`].
 pub(crate) type WorkerFunction = extern "C" fn(*mut c_void, c_uint);
-/// A C function that forks the calling process, instead of fork(2).
+/// The C function `fork_process(data)` of the program, which the farm calls instead of fork(2). Like fork(2), the
+/// function returns 0 in the new process, and the process id or -1 in the calling process. `data` is the pointer from
+/// [`PjwFarmOptions`].
 pub(crate) type Fork = extern "C" fn(*mut c_void) -> pid_t;
 
 /// The C type `pjw_farm_options_t`: the options of a farm (a group of worker processes that compute items), such as

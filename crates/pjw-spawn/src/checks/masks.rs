@@ -12,7 +12,8 @@ use crate::own_policy::own_mask;
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// Checks the CPUs and the NUMA node of each placement. A placement that several instances share is checked once.
+/// Checks the CPUs in the placement of each instance: there must be at least one CPU, and all must be in the affinity
+/// mask of the calling thread. A placement that several instances share is checked once.
 pub(super) fn check_masks(instances: &[Instance]) -> Result<(), CheckError> {
     let allowed = own_mask().map_err(unreadable)?;
     let mut checked = HashSet::new();

@@ -14,11 +14,12 @@ use super::error::CheckError;
 /// The path that execvp(3) searches without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Returns the path of `program` as execvp(3) finds it. A name without a slash is searched in the directories of
-/// `PATH`.
+/// Returns the path of the file that execvp(3) would execute for `program`. A name without a slash is searched in the
+/// directories of `PATH`.
 ///
 /// # Errors
-/// If there is no such file, or if none of the found ones can be executed.
+/// [`CheckError::NoProgram`] if no file was found. [`CheckError::NotExecutable`] if files were found, but none of them
+/// can be executed.
 pub(crate) fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
     if program.is_empty() || program.as_bytes().contains(&0) {
         return Err(no_program(program));

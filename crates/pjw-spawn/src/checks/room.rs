@@ -40,8 +40,8 @@ pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), Che
     check_limits(wanted, starters, limits)
 }
 
-/// Checks for each cgroup in which instances are to start whether the limits of the cgroup allow this number of
-/// processes.
+/// Checks the limits of the cgroups in which the instances are to start: each cgroup must allow as many more processes
+/// as there are instances for it.
 pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
     let mut wanted: BTreeMap<RawFd, u64> = BTreeMap::new();
     for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {

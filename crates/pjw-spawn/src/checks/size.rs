@@ -26,8 +26,9 @@ struct Size {
     total: usize,
 }
 
-/// Checks the sizes of the arguments and the environment. Fails if these are too large for execve(2) in every instance.
-/// The limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
+/// Checks that the arguments and the environment of at least one instance are small enough for execve(2). Fails only if
+/// they are too large for every instance. `setup` contains the environment that all instances have in common. The
+/// limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
 pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
     let max_total = max_total();
     let mut shared = strings(&setup.environment);

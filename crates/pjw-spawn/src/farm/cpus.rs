@@ -7,8 +7,8 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use super::error::FarmError;
 use crate::own_policy::own_mask;
 
-/// The CPUs on which the worker processes of a farm run. The other processes of the farm keep the affinity mask of
-/// the process that started the farm.
+/// The CPUs on which the worker processes of a farm run. A farm is a group of worker processes that compute numbered
+/// items. The other processes of the farm keep the affinity mask of the process that started the farm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum WorkerCpus {
     /// Each worker has the affinity mask of the master, and the kernel places it.
@@ -22,8 +22,13 @@ pub enum WorkerCpus {
 }
 
 impl WorkerCpus {
-    /// Returns the affinity masks for the workers, in order. If there are more workers than masks, the masks are used
-    /// again from the first one. Empty if the workers keep the mask of the master.
+    /// Returns the affinity masks for the worker processes of a farm. Worker `i` gets the mask with the index `i %
+    /// length`. The list is empty if each worker keeps the affinity mask of the master, which is the process that
+    /// started the farm.
+    ///
+    /// # Errors
+    /// [`FarmError::InvalidCpus`] if the list of the caller is empty, or if an entry is empty or not in the affinity
+    /// mask of the calling thread. [`FarmError::SystemCall`] if that mask can't be read.
     pub(crate) fn masks(&self) -> Result<Vec<CpuSet>, FarmError> {
         if *self == Self::Inherit {
             return Ok(Vec::new());

@@ -9,8 +9,8 @@ use super::ring::ResultHeader;
 use super::window::{State, Status, Window};
 use super::writer;
 
-/// The results that the master has received. Puts them into order if requested, sends them to the writer process if
-/// there is one, and then keeps them for the program.
+/// The results that the master process of a farm has received from the workers. The master puts the results into order
+/// if requested, sends them to the writer process if the farm has one, and keeps them until the program takes them.
 #[derive(Debug, Default)]
 pub(crate) struct Delivery {
     is_in_order: bool,
@@ -33,33 +33,37 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Makes the value without results. `is_in_order`: results are delivered in the order of their items.
+    /// Makes the value without results. If `is_in_order` is true, the results are returned in the order of their items.
+    /// `has_reader` and `has_writer` say whether the farm has a process that reads the items, and a process that writes
+    /// the results.
     pub(crate) fn new(is_in_order: bool, has_reader: bool, has_writer: bool) -> Self {
         Self { is_in_order, has_reader, has_writer, ..Self::default() }
     }
 
-    /// Removes and returns the next result that the program has not received yet.
+    /// Removes and returns the next result that is ready for the program. `None` if no result is ready.
     pub(crate) fn pop(&mut self) -> Option<ItemResult> {
         self.ready.pop_front()
     }
 
-    /// Returns whether a result is ready for the program.
+    /// Returns whether at least one result is ready for the program.
     pub(crate) fn has_results(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Returns whether results could not be sent to the writer process because its ring buffer is full.
+    /// Returns whether a result, or a part of a result, must still be sent to the writer process. After
+    /// [`Delivery::send`], this means that the ring buffer to the writer process is full.
     pub(crate) fn waits_for_writer(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// Returns the number of the first item whose result the writer process has not written.
+    /// Returns the number of the item whose result the writer process must write next. 0 if there is no such result.
     pub(crate) fn first_unwritten(&self) -> u64 {
         self.unwritten.front().or(self.outgoing.front()).map_or(0, |result| result.number)
     }
 
-    /// Records the result of the item `number` that the worker `owner` has computed. Returns `false`, and records
-    /// nothing, if the item was not assigned to this worker.
+    /// Records `outcome` as the result of the item `number`, which the worker with the index `owner` has computed.
+    /// Returns `false`, and records nothing, if the item was not assigned to this worker. `shared` is the shared memory
+    /// of the farm.
     pub(crate) fn complete(&mut self, shared: &Shared, owner: u32, number: u64, outcome: Outcome) -> bool {
         let window = Window(shared);
         if window.state(number) != (State { position: number, owner, status: Status::Claimed }) {
@@ -86,8 +90,8 @@ impl Delivery {
         }
     }
 
-    /// Puts results into the ring buffer to the writer process, as far as they fit. Returns whether any result was put
-    /// in.
+    /// Copies results into the ring buffer to the writer process, until all are copied or the buffer is full. Returns
+    /// whether anything was copied. `shared` is the shared memory of the farm.
     pub(crate) fn send(&mut self, shared: &Shared) -> bool {
         let mut is_any_sent = false;
         while let Some(result) = self.outgoing.front() {
@@ -108,7 +112,8 @@ impl Delivery {
         is_any_sent
     }
 
-    /// Delivers the results that the writer process has written. Returns whether there were any.
+    /// Makes the results available to the program that the writer process has written since the last call. Returns
+    /// whether there were any.
     pub(crate) fn take_written(&mut self, shared: &Shared) -> bool {
         let written = shared.control().written.load(Ordering::SeqCst);
         let news = written != self.written;
@@ -121,8 +126,9 @@ impl Delivery {
         news
     }
 
-    /// Prepares for a new writer process after the old one was killed: clears the ring buffer, and sends all results
-    /// again that the old process had not written. Must be called while no process uses the ring buffer.
+    /// Prepares the results for a new writer process after the old one was killed. Empties the ring buffer, and puts
+    /// the results that the old process had not written back into the queue of results to send. Must be called while no
+    /// process uses the ring buffer.
     pub(crate) fn send_again(&mut self, shared: &Shared) {
         self.take_written(shared);
         writer::ring(shared).reset();

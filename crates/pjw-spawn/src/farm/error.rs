@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::child::ExitStatus;
 
 /// One of the two optional processes of a farm that do input and output for all its workers: the reader reads the
-/// items, and the writer writes their results.
+/// items, and the writer writes their results. A farm is a group of worker processes that compute numbered items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoProcess {
     /// The process that reads the items.
@@ -164,7 +164,7 @@ fn remedy_for_fork(errno: Errno) -> &'static str {
     }
 }
 
-/// Returns how a process ended, as a phrase for messages: `by signal 9` or `with exit status 1`.
+/// Returns a phrase for messages that says how a process ended: `by signal 9` or `with exit status 1`.
 pub(crate) fn ended(end: &ExitStatus) -> String {
     match end {
         ExitStatus::Signal(signal) => format!("by signal {signal}"),

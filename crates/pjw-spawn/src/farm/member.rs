@@ -2,7 +2,8 @@
 
 use crate::child::Child;
 
-/// The role of a process in the farm, other than the master.
+/// The role of a process of a farm, other than the master: a worker with its index, the reader of the items, or the
+/// writer of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Worker(usize),
@@ -10,7 +11,8 @@ pub(crate) enum Role {
     Writer,
 }
 
-/// A process of the farm with its role, and the count of earlier processes in this role that died.
+/// A worker, the reader or the writer of a farm: its process if one runs, whether a process is needed, and how many
+/// processes have died one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Member {
     pub(crate) child: Option<Child>,
@@ -23,18 +25,18 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Makes the value without a process. `is_wanted` says whether a process must be started for it.
+    /// Makes the value without a process. `is_wanted` says whether a process must be started.
     pub(crate) fn new(is_wanted: bool) -> Self {
         Self { is_wanted, ..Self::default() }
     }
 
-    /// Returns whether a process must be started.
+    /// Returns whether a process must be started: a process is wanted, and none runs.
     pub(crate) fn is_missing(&self) -> bool {
         self.is_wanted && self.child.is_none()
     }
 }
 
-/// Kills a process of the farm and waits until the process has ended.
+/// Kills the process `child` of a farm by `SIGKILL`, and waits until the process has ended.
 pub(crate) fn kill(child: &Child) {
     let _ = child.send_signal(libc::SIGKILL);
     let _ = child.wait();

@@ -7,7 +7,8 @@ use nix::errno::Errno;
 
 use super::signal::Condition;
 
-/// The value of [`Control::total`] while the number of items is unknown.
+/// The value of [`Control::total`], the number of items of a farm, while this number is unknown: the reader process has
+/// not yet reached the end of the input.
 pub(crate) const UNKNOWN_TOTAL: u64 = u64::MAX;
 
 /// A type that several processes may use at the same time, and for which bytes of zero are a valid value.
@@ -16,7 +17,8 @@ pub(crate) const UNKNOWN_TOTAL: u64 = u64::MAX;
 /// The type consists of atomic numbers only.
 unsafe trait Shareable {}
 
-/// The variables in the shared memory that all processes of the farm use.
+/// The variables in the shared memory of a farm that are used by all processes of the farm, such as the number of
+/// items.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Control {
@@ -52,7 +54,8 @@ pub(crate) struct Control {
 #[repr(C, align(64))]
 pub(crate) struct CacheLine<T>(pub(crate) T);
 
-/// Why a reader or a writer process ended: an error of the function of the program, or an item that is too large.
+/// The reason why the reader process or the writer process of a farm has failed, in the shared memory. The function of
+/// the program has returned an error code, or an item is too large.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Failure {
@@ -62,7 +65,8 @@ pub(crate) struct Failure {
     pub(crate) size: AtomicU64,
 }
 
-/// The variables of a ring buffer (`ring.rs`) in the shared memory.
+/// The variables of a ring buffer in the shared memory of a farm: the write position, the read position, and the
+/// condition variables of the two processes that use the ring buffer.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct RingControl {
@@ -76,7 +80,8 @@ pub(crate) struct RingControl {
     pub(crate) filled: Condition,
 }
 
-/// The variables of one worker in the shared memory.
+/// The variables of one worker process in the shared memory of a farm, such as the number of the item that the worker
+/// computes now.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct WorkerControl {
@@ -88,7 +93,8 @@ pub(crate) struct WorkerControl {
     pub(crate) results: RingControl,
 }
 
-/// The position and the length of the bytes of an item, in bytes since the beginning of all input.
+/// The place of the bytes of an item in the ring buffer for items: the position of the first byte, counted from the
+/// beginning of all input, and the number of bytes.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Payload {
@@ -105,7 +111,7 @@ unsafe impl Shareable for Payload {}
 // SAFETY: it is an atomic number.
 unsafe impl Shareable for AtomicU64 {}
 
-/// The sizes from which the layout of the shared memory is computed.
+/// The sizes of the parts of a farm's shared memory, from which the layout of the memory is computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub(crate) workers: usize,
@@ -118,7 +124,8 @@ pub(crate) struct Sizes {
     pub(crate) has_writer: bool,
 }
 
-/// The shared memory of a farm. The memory has the same address in all processes of the farm.
+/// The shared memory of a farm, which is a group of worker processes that compute numbered items. The memory has the
+/// same address in all processes of the farm.
 #[derive(Debug)]
 pub(crate) struct Shared {
     start: NonNull<u8>,
@@ -133,10 +140,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Maps the shared memory, before the processes of the farm are forked.
+    /// Maps shared memory with parts of the sizes `sizes`. Must be called before the processes of the farm are forked,
+    /// because they inherit the mapping.
     ///
     /// # Errors
-    /// The error of mmap(2). `ENOMEM` also if the sizes overflow.
+    /// The error of mmap(2). `ENOMEM` also if the sum of the sizes overflows.
     pub(crate) fn map(sizes: Sizes) -> Result<Self, Errno> {
         let mut length = 0_usize;
         let mut part = |bytes: Option<usize>| {
@@ -173,34 +181,37 @@ impl Shared {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at).cast(), count) }
     }
 
-    /// Returns the variables that all processes use.
+    /// Returns the variables that are used by all processes of the farm.
     pub(crate) fn control(&self) -> &Control {
         &self.part(0, 1)[0]
     }
 
-    /// Returns the variables of each worker, by the index of the worker.
+    /// Returns the variables of the workers. The position in the slice is the index of the worker.
     pub(crate) fn workers(&self) -> &[WorkerControl] {
         self.part(self.workers_at, self.sizes.workers)
     }
 
-    /// Returns the state words of the positions in the window (`window.rs`).
+    /// Returns one state word for each position in the window, which is the range of items in the shared memory.
+    /// [`super::window::State`] describes the content of a state word.
     pub(crate) fn states(&self) -> &[AtomicU64] {
         self.part(self.states_at, self.sizes.window)
     }
 
-    /// Returns for each position in the window where the bytes of its item are. Empty if there is no reader process.
+    /// Returns, for each position in the window, the place of the item's bytes in the shared memory. The window is the
+    /// range of items in the shared memory. The slice is empty if the farm has no reader process.
     pub(crate) fn payloads(&self) -> &[Payload] {
         self.part(self.payloads_at, if self.sizes.input > 0 { self.sizes.window } else { 0 })
     }
 
-    /// Returns the memory of the ring buffer with this index. The index of a worker is that of its ring buffer to the
-    /// master. The next index is that of the ring buffer from the master to the writer process.
+    /// Returns the memory of the ring buffer with the index `index`. If `index` is the index of a worker, the ring
+    /// buffer transfers results from this worker to the master. The number of workers is the index of the ring buffer
+    /// that transfers results from the master to the writer process.
     pub(crate) fn ring(&self, index: usize) -> Bytes {
         debug_assert!(index < self.sizes.workers + usize::from(self.sizes.has_writer));
         self.bytes(self.rings_at + index * self.sizes.ring, self.sizes.ring)
     }
 
-    /// Returns the ring buffer into which the reader process puts the bytes of the items.
+    /// Returns the memory of the ring buffer into which the reader process writes the bytes of the items.
     pub(crate) fn input(&self) -> Bytes {
         self.bytes(self.input_at, self.sizes.input)
     }
@@ -219,7 +230,8 @@ impl Drop for Shared {
     }
 }
 
-/// A range of the shared memory that is used as a ring buffer: the position `at` is the byte `at % length`.
+/// The memory of a ring buffer, which is a range of the shared memory of a farm. The position `p` in the transferred
+/// data is the byte `p % length` of the range.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bytes {
     start: NonNull<u8>,
@@ -227,7 +239,7 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// Returns the length of the range in bytes.
+    /// Returns the length of the ring buffer in bytes.
     pub(crate) fn len(self) -> usize {
         self.length
     }
@@ -236,10 +248,11 @@ impl Bytes {
         usize::try_from(at % (self.length.max(1) as u64)).unwrap_or(0)
     }
 
-    /// Writes `bytes` from the position `at` on. Writes nothing if `bytes` is longer than the range.
+    /// Writes `bytes` into the ring buffer from the position `at` on, and continues at the beginning of the buffer
+    /// after its end. Writes nothing if `bytes` is longer than the buffer.
     ///
     /// # Safety
-    /// The mapping still exists, and no other process uses these bytes now.
+    /// The shared memory must still be mapped, and no other process may use these bytes during the call.
     pub(crate) unsafe fn write(self, at: u64, bytes: &[u8]) {
         if bytes.len() > self.length {
             return;
@@ -253,11 +266,11 @@ impl Bytes {
         }
     }
 
-    /// Appends `length` bytes from the position `at` on to `to`. Appends nothing if `length` is more than the length of
-    /// the range.
+    /// Appends `length` bytes of the ring buffer, from the position `at` on, to `to`. After the end of the buffer,
+    /// continues at its beginning. Appends nothing if `length` is more than the length of the buffer.
     ///
     /// # Safety
-    /// As [`Bytes::write`].
+    /// The shared memory must still be mapped, and no other process may write these bytes during the call.
     pub(crate) unsafe fn read(self, at: u64, length: usize, to: &mut Vec<u8>) {
         if length > self.length {
             return;
@@ -271,11 +284,11 @@ impl Bytes {
         }
     }
 
-    /// Returns `length` bytes from the position `at` on. These must not pass the end of the range. If they do, the
-    /// result is empty.
+    /// Returns `length` bytes of the ring buffer from the position `at` on, without copying them. The slice is empty if
+    /// these bytes would pass the end of the buffer.
     ///
     /// # Safety
-    /// The mapping exists and no process writes these bytes as long as the slice is used.
+    /// The shared memory must be mapped, and no process may write these bytes, as long as the slice is used.
     pub(crate) unsafe fn slice<'a>(self, at: u64, length: usize) -> &'a [u8] {
         let offset = self.offset(at);
         if offset + length > self.length {

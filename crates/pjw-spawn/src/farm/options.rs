@@ -68,10 +68,10 @@ impl<'a> Farm<'a> {
         self
     }
 
-    /// Sets how often an item is tried if its worker dies each time: 1 to 1,000, by default 3. After that many
+    /// Sets how many workers may die while they compute the same item: 1 to 1,000, by default 3. After that many
     /// deaths, the item is given up, and its result is [`super::Outcome::Killed`]. The number also applies to the
-    /// reader, which reads the items, and to the writer, which writes the results. If one of these two processes dies
-    /// that often at the same item, the farm ends with [`FarmError::IoProcessDies`].
+    /// reader, which reads the items, and to the writer, which writes the results. If one of these two dies that often
+    /// at the same item, the farm ends with [`FarmError::IoProcessDies`].
     #[must_use]
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.settings.attempts = attempts;

@@ -17,8 +17,8 @@ use crate::signals::child_status_is_discarded;
 /// The exit status of a process of the farm whose function panicked, as Rust's programs have it.
 const PANICKED: i32 = 101;
 
-/// Checks that the calling process can start a farm: the process has one thread (unless `allows_threads` is true), and
-/// the kernel keeps the exit status of its children.
+/// Checks that the calling process can start a farm. The process must have only one thread, unless `allows_threads` is
+/// true. The process must not ignore `SIGCHLD`, because the kernel would then discard the exit status of its children.
 pub(crate) fn check_master(allows_threads: bool) -> Result<(), FarmError> {
     let threads = fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count() as u64);
     if threads > 1 && !allows_threads {
@@ -30,7 +30,7 @@ pub(crate) fn check_master(allows_threads: bool) -> Result<(), FarmError> {
     Ok(())
 }
 
-/// The result of a fork: in which of the two processes the code runs now.
+/// The result of a fork, which both processes receive. The calling process receives the new process as a [`Child`].
 pub(crate) enum Forked {
     /// The calling process, with the new one.
     Master(Child),
@@ -38,8 +38,11 @@ pub(crate) enum Forked {
     NewProcess,
 }
 
-/// Forks the calling process, by `function` if the program has given one, otherwise by fork(2). The kernel kills the
-/// new process when the calling thread ends.
+/// Forks the calling process by calling `function`, or fork(2) if `function` is `None`. The kernel kills the new
+/// process when the calling thread ends.
+///
+/// # Errors
+/// The error of the fork. `EINVAL` if `function` returned a negative number, or returned 0 in the calling process.
 pub(crate) fn fork(function: &mut Option<Fork<'_>>) -> Result<Forked, Errno> {
     // Another thread may hold the lock, and in the new process it would never release it.
     let _stdout = std::io::stdout().lock();
@@ -82,10 +85,10 @@ fn pidfd_of(pid: libc::pid_t) -> Result<OwnedFd, Errno> {
     pidfd.map_err(|error| Errno::from_raw(error.raw_os_error()))
 }
 
-/// Calls `function` in a new process, and ends the process with the returned exit status.
+/// Calls `function`, and ends the calling process with the returned exit status, or with 101 if `function` panics.
 ///
 /// The process runs no handlers of atexit(3) and no destructors of the program. These would write to pages that the
-/// process shares copy-on-write with the other processes, while all workers end at the same time.
+/// process shares copy-on-write with the other processes of the farm, while all workers end at the same time.
 pub(crate) fn run_and_end(function: impl FnOnce() -> i32) -> ! {
     let status = catch_unwind(AssertUnwindSafe(function)).unwrap_or(PANICKED);
     flush_streams();

@@ -7,19 +7,20 @@ use super::memory::{Failure, Payload, Shared, UNKNOWN_TOTAL};
 use super::signal::MasterWaker;
 use super::window::{MAX_ITEMS, State, Status, Window};
 
-/// The kind of a [`Failure`]: the function of the program returned an error.
+/// A value of [`Failure::kind`]: the function of the program that reads an item, or writes a result, returned an error.
 pub(crate) const FAILED: u32 = 1;
-/// The kind of a [`Failure`]: an item does not fit into the shared memory.
+/// A value of [`Failure::kind`]: an item does not fit into the shared memory.
 pub(crate) const TOO_LARGE: u32 = 2;
 
-/// The reader process: reads the items, and puts their bytes into the shared memory for the workers.
+/// The reader process of a farm: reads the items, and puts their bytes into the shared memory for the workers.
 pub(crate) struct Reader<'f> {
     pub(crate) shared: &'f Shared,
     pub(crate) waker: &'f MasterWaker,
 }
 
 impl Reader<'_> {
-    /// Reads items until there are no more. Returns the exit status of the process.
+    /// Reads items by calling `read` until there are no more items or an error occurs. Returns the exit status for the
+    /// process: 0, or 1 after an error.
     pub(crate) fn run(&self, read: &mut Read<'_>) -> i32 {
         let control = self.shared.control();
         // A reader before this one may have been killed before it woke the workers.
@@ -91,8 +92,9 @@ impl Reader<'_> {
     }
 }
 
-/// Stores in the shared memory why the process ends, so that the master can report it. Returns the exit status of the
-/// process.
+/// Stores in `failure`, which is in the shared memory, why the reader or writer process ends, so that the master can
+/// report the reason. `kind` is [`FAILED`] or [`TOO_LARGE`]. `code` is the error code of the program. `size` is the
+/// size of the item in bytes (reader), or the number of the item (writer). Returns 1, the exit status for the process.
 pub(crate) fn fail(failure: &Failure, kind: u32, code: i32, size: u64) -> i32 {
     failure.code.store(code, Ordering::SeqCst);
     failure.size.store(size, Ordering::SeqCst);

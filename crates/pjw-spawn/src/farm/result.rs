@@ -40,7 +40,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns the same outcome without the bytes of the result.
+    /// Returns a copy of the outcome that contains no bytes of the result.
     pub(crate) fn without_bytes(&self) -> Self {
         match self {
             Self::Done(_) => Self::Done(Vec::new()),
@@ -49,7 +49,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the bytes of the result.
+    /// Returns the bytes of the result. Empty if each worker that tried the item died.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Done(bytes) | Self::Failed { bytes, .. } => bytes,

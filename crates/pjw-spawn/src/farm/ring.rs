@@ -16,7 +16,8 @@ const FAILED: u32 = 1;
 const KILLED_BY_SIGNAL: u32 = 2;
 const KILLED_BY_EXIT: u32 = 3;
 
-/// The header of a result: the position of the item, and whether the item was computed, failed, or killed its worker.
+/// The header of a result in a ring buffer: the number of the item, and whether the item was computed, failed, or
+/// killed its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResultHeader {
     pub(crate) position: u64,
@@ -26,7 +27,7 @@ pub(crate) struct ResultHeader {
 }
 
 impl ResultHeader {
-    /// Returns the header for the outcome of the item at `position`.
+    /// Returns the header for a result: `position` is the number of the item, and `outcome` is its outcome.
     pub(crate) fn of(position: u64, outcome: &Outcome) -> Self {
         let (kind, code, attempts) = match outcome {
             Outcome::Done(_) => (DONE, 0, 0),
@@ -39,12 +40,13 @@ impl ResultHeader {
         Self { position, kind, code, attempts }
     }
 
-    /// Returns the header for an item that was computed.
+    /// Returns the header for the result of an item that was computed. `position` is the number of the item.
     pub(crate) fn done(position: u64) -> Self {
         Self { position, kind: DONE, code: 0, attempts: 0 }
     }
 
-    /// Returns the header for an item for which the function of the program returned the error `code`.
+    /// Returns the header for the result of an item that failed: the function of the program returned the error `code`.
+    /// `position` is the number of the item.
     pub(crate) fn failed(position: u64, code: i32) -> Self {
         Self { position, kind: FAILED, code, attempts: 0 }
     }
@@ -77,13 +79,14 @@ impl ResultHeader {
 pub(crate) struct PartialResult(Vec<u8>);
 
 impl PartialResult {
-    /// Discards the pieces, because the sending process was killed before it sent the last piece.
+    /// Discards the pieces. Must be called if the sending process was killed before it sent the last piece.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 }
 
-/// What a process has read from the ring buffer.
+/// What a call of [`Ring::take`] has read from the ring buffer: nothing, a piece of a result, a complete result, or
+/// invalid data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     Nothing,
@@ -95,7 +98,7 @@ pub(crate) enum Received {
     Invalid,
 }
 
-/// A ring buffer in the shared memory that transfers results from one process to one other process.
+/// A ring buffer in the shared memory of a farm that transfers results from one process to another.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ring<'a> {
     pub(crate) control: &'a RingControl,
@@ -103,9 +106,9 @@ pub(crate) struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Writes as much of `bytes` as fits now, as one piece. Returns the number of bytes, and whether the result is now
-    /// complete. `None` if the free space is too small: a piece has at least a quarter of the buffer, or all of
-    /// `bytes`.
+    /// Writes one piece of a result into the ring buffer: the header `label`, and as many of `bytes` as fit now.
+    /// Returns the number of bytes written, and whether they are all of `bytes`. `None`, and nothing is written, if
+    /// neither all of `bytes` nor a quarter of the buffer fits.
     pub(crate) fn put(&self, label: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
         let capacity = self.bytes.len();
         let head = self.control.head.load(Ordering::SeqCst);
@@ -126,7 +129,8 @@ impl Ring<'_> {
         Some((length, is_last))
     }
 
-    /// Reads one piece of a result. `partial` contains the earlier pieces of this result.
+    /// Reads one piece of a result, and frees its space in the ring buffer. `partial` contains the earlier pieces of
+    /// the same result, and the call appends the new piece.
     pub(crate) fn take(&self, partial: &mut PartialResult) -> Received {
         let tail = self.control.tail.0.load(Ordering::SeqCst);
         let used = self.control.head.load(Ordering::SeqCst).wrapping_sub(tail);

@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 const UNORDERED_WINDOW: u64 = 1 << 20;
 const WINDOW: u64 = 4096;
 
-/// The options of a farm as numbers, such as the number of workers and the sizes of the buffers.
+/// The options of a farm, such as the number of workers and the sizes of the buffers.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) workers: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns the default options for this number of workers.
+    /// Returns the default options for a farm with `workers` worker processes.
     pub(crate) fn new(workers: u32) -> Self {
         Self {
             workers,
@@ -41,7 +41,11 @@ impl Settings {
         }
     }
 
-    /// Checks that each option is within its limits. `items` is the number of items, if the number is known.
+    /// Checks that each option is within its limits. `items` is the number of items of the farm. `None` if this number
+    /// is unknown.
+    ///
+    /// # Errors
+    /// [`FarmError::InvalidOption`] for the first option that is not within its limits.
     pub(crate) fn check(&self, items: Option<u64>) -> Result<(), FarmError> {
         let check = |option, value, least, most| {
             if (least..=most).contains(&value) {
@@ -58,8 +62,8 @@ impl Settings {
         check("items", items.unwrap_or(0), 0, MAX_ITEMS)
     }
 
-    /// Returns the number of positions in the window (the items that are in work at the same time). The number is a
-    /// power of two, and large enough for one chunk for each worker.
+    /// Returns the size of the window: the largest number of items that can be in work at the same time. The size is a
+    /// power of two. `items` is the number of items of the farm. `None` if this number is unknown.
     pub(crate) fn window(&self, items: Option<u64>) -> u64 {
         let usual = if items.is_some() && !self.is_in_order { UNORDERED_WINDOW } else { WINDOW };
         let window = self.window.unwrap_or(usual.max(4 * u64::from(self.workers) * self.chunk));

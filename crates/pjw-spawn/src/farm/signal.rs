@@ -10,10 +10,11 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// The longest time for which a process sleeps before it checks its condition again without having been woken.
+/// The longest time for which a process of a farm sleeps. After this time, the process checks its condition again even
+/// if no other process has woken it.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// A condition variable in shared memory, made of a futex(2).
+/// A condition variable in the shared memory of a farm, implemented by futex(2).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Condition {
@@ -24,7 +25,8 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// Sleeps until `look` returns a value, and returns this value. `look` is called again after each wake-up.
+    /// Waits until `look` returns a value, and returns this value. `look` is called first at once, and again each time
+    /// the process has slept.
     pub(crate) fn wait_until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Some(value) = look() {
@@ -39,8 +41,8 @@ impl Condition {
         }
     }
 
-    /// Wakes all processes that wait for this condition variable. The caller must change the shared data before the
-    /// call.
+    /// Wakes all processes that wait for this condition variable. The caller must change the shared data for which they
+    /// wait before the call.
     pub(crate) fn notify(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
         if self.is_awaited.swap(0, Ordering::SeqCst) != 0 {
@@ -48,8 +50,9 @@ impl Condition {
         }
     }
 
-    /// Wakes all processes that wait, as [`Condition::notify`] does, but always makes the system call. This is
-    /// necessary if another process may have been killed between the change of the data and its own call of `notify`.
+    /// Wakes all processes that wait for this condition variable. Calls futex(2) even if no process seems to wait,
+    /// unlike [`Condition::notify`]. This is necessary if another process may have been killed during its own call of
+    /// `notify`, before it had woken the waiting processes.
     pub(crate) fn notify_always(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
         wake(&self.version);
@@ -70,15 +73,15 @@ fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
 }
 
-/// An eventfd(2) by which the other processes wake the master. The master waits by epoll(7) for this descriptor and for
-/// the ends of processes.
+/// An eventfd(2) with which the other processes of a farm wake the master process. The master waits by epoll(7) for
+/// this eventfd and for the ends of the other processes.
 #[derive(Debug)]
 pub(crate) struct MasterWaker {
     event: OwnedFd,
 }
 
 impl MasterWaker {
-    /// Creates the eventfd.
+    /// Creates the eventfd(2).
     ///
     /// # Errors
     /// The error of eventfd(2).
@@ -92,8 +95,8 @@ impl MasterWaker {
         &self.event
     }
 
-    /// Wakes the master if `is_sleeping` is not 0. The caller must store the change that the master is to see before
-    /// the call, with the order `SeqCst`.
+    /// Wakes the master process of the farm if `is_sleeping` is not 0. Before the call, the caller must store the data
+    /// that the master waits for, with [`Ordering::SeqCst`].
     pub(crate) fn wake(&self, is_sleeping: &AtomicU32) {
         if is_sleeping.load(Ordering::SeqCst) != 0 {
             // A full counter wakes the master too.

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::memory::{Shared, UNKNOWN_TOTAL};
 
-/// The largest number of items of a farm. The position has 44 bits of the state word.
+/// The largest number of items of a farm. A state word, which has 64 bits, contains the number of an item in 44 bits.
 pub(crate) const MAX_ITEMS: u64 = 1 << 43;
-/// The largest number of workers of a farm. The index of the worker has 16 bits of the state word.
+/// The largest number of workers of a farm. A state word, which has 64 bits, contains the index of a worker in 16 bits.
 pub(crate) const MAX_WORKERS: u32 = 1 << 14;
 
 const POSITION_SHIFT: u32 = 20;
 const OWNER_SHIFT: u32 = 4;
 
-/// The status of a position in the window.
+/// The status of an item in the queue of a farm, from not yet read to delivered to the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     /// The reader has not filled it.
@@ -34,7 +34,8 @@ pub(crate) enum Status {
     Delivered = 4,
 }
 
-/// The content of a state word: the position, the worker that has taken the item, and the status.
+/// The content of a state word in the shared memory, which describes one item of a farm: the number of the item
+/// (`position`), the index of the worker that has taken the item (`owner`), and the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) position: u64,
@@ -43,7 +44,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns the state of a position that no worker has taken.
+    /// Returns the state of the item with the number `position` and the status `status`, without a worker: `owner` is
+    /// 0.
     pub(crate) fn new(position: u64, status: Status) -> Self {
         Self { position, owner: 0, status }
     }
@@ -65,7 +67,7 @@ impl State {
     }
 }
 
-/// The result of the attempt of a worker to take an item.
+/// The result of the attempt of a worker to take an item from the queue ([`Window::take`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TakenItem {
     /// The worker has taken the item at this position.
@@ -76,7 +78,8 @@ pub(crate) enum TakenItem {
     End,
 }
 
-/// The window: the queue of the items in the shared memory. Its positions move over all items.
+/// The queue of the items of a farm. The shared memory contains the states of a limited number of successive items, the
+/// window. The window advances when results are delivered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window<'a>(pub(crate) &'a Shared);
 
@@ -87,22 +90,23 @@ impl<'a> Window<'a> {
         &states[usize::try_from(position).unwrap_or(usize::MAX) & (states.len() - 1)]
     }
 
-    /// Returns the state of a position.
+    /// Returns the state of the item with the number `position`. If this item is not in the window, returns the state
+    /// of an earlier or later item, which has a different number.
     pub(crate) fn state(self, position: u64) -> State {
         State::of_word(self.word(position).load(Ordering::SeqCst))
     }
 
-    /// Sets the state of the position in `state`.
+    /// Stores `state` as the state of the item with the number `state.position`.
     pub(crate) fn set(self, state: State) {
         self.word(state.position).store(state.word(), Ordering::SeqCst);
     }
 
-    /// Returns the number of positions in the window.
+    /// Returns the size of the window: the number of items whose states are in the shared memory.
     pub(crate) fn len(self) -> u64 {
         self.0.sizes.window as u64
     }
 
-    /// Takes the next item for the worker with the index `owner`.
+    /// Takes the next item from the queue for the worker with the index `owner`.
     pub(crate) fn take(self, owner: u32) -> TakenItem {
         let control = self.0.control();
         let mut position = control.next.0.load(Ordering::SeqCst);
@@ -129,12 +133,13 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Returns the positions that the worker with the index `owner` has taken and whose results the master does not
-    /// have, in ascending order.
+    /// Returns the numbers of the items that the worker with the index `owner` has taken, and whose results the master
+    /// has not received. The numbers are in ascending order.
     ///
-    /// A worker may have been killed after it took an item and before it advanced `next`. So the search continues past
-    /// `next`, by one position for each worker. Then `next` is set behind the positions that were found. Otherwise the
-    /// number of positions to search would grow with each worker that dies.
+    /// The field `next` of the shared memory says where the search for an item begins. A worker may have been killed
+    /// after it took an item and before it advanced `next`. So this function also looks at items after `next`, one for
+    /// each worker, and then advances `next` past the items found. Otherwise the number of items to look at would grow
+    /// with each worker that dies.
     pub(crate) fn claimed_by(self, owner: u32) -> Vec<u64> {
         let control = self.0.control();
         let lowest = control.lowest.load(Ordering::SeqCst);
@@ -149,7 +154,7 @@ impl<'a> Window<'a> {
         claimed
     }
 
-    /// Returns whether workers have taken all items.
+    /// Returns whether workers have taken all items of the farm. `false` while the number of items is unknown.
     pub(crate) fn is_exhausted(self) -> bool {
         let control = self.0.control();
         // A worker that was killed may not have moved `next`.

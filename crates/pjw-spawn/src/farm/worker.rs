@@ -9,7 +9,8 @@ use super::ring::{ResultHeader, Ring};
 use super::signal::MasterWaker;
 use super::window::{TakenItem, Window};
 
-/// A worker process: takes items, computes them, and puts the results into its ring buffer.
+/// A worker process of a farm: takes items from the queue, computes them, and puts the results into the ring buffer of
+/// the worker.
 pub(crate) struct Worker<'f, 'a> {
     pub(crate) index: u32,
     pub(crate) chunk: u64,
@@ -19,7 +20,7 @@ pub(crate) struct Worker<'f, 'a> {
 }
 
 impl<'f> Worker<'f, '_> {
-    /// Computes items until there are no more. Returns the exit status of the process.
+    /// Computes items until there are no more. Returns 0, the exit status for the process.
     pub(crate) fn run(&mut self) -> i32 {
         let window = Window(self.shared);
         if let Some(start) = &mut self.functions.worker_start {

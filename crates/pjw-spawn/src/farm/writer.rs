@@ -12,19 +12,23 @@ use super::signal::MasterWaker;
 /// The position that stands for the end of all results.
 const END: u64 = u64::MAX;
 
-/// Returns the ring buffer from the master to the writer process.
+/// Returns the ring buffer that transfers results from the master to the writer process. `shared` is the shared memory
+/// of the farm.
 pub(crate) fn ring(shared: &Shared) -> Ring<'_> {
     Ring { control: &shared.control().to_writer, bytes: shared.ring(shared.sizes.workers) }
 }
 
-/// Sends the message that there are no more results to the writer process. The ring buffer must be empty.
+/// Tells the writer process, by a message in its ring buffer, that there are no more results. The ring buffer must be
+/// empty.
 pub(crate) fn send_end(shared: &Shared) {
     let ring = ring(shared);
     let _ = ring.put(ResultHeader::of(END, &Outcome::Done(Vec::new())), &[]);
     ring.control.filled.notify();
 }
 
-/// Writes results until the message arrives that there are no more. Returns the exit status of the process.
+/// Runs the writer process: calls `write` for each result until the master sends the message that there are no more
+/// results, and then calls `end`. Wakes the master by `waker` after each result. Returns the exit status for the
+/// process: 0, or another value after an error.
 pub(crate) fn run(
     shared: &Shared,
     waker: &MasterWaker,

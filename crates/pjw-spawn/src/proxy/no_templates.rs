@@ -54,7 +54,8 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// Always returns an error, as [`Template::load`] does.
+    /// On architectures other than x86_64, always returns [`TemplateError::Unsupported`]. On x86_64, the function
+    /// starts a template: a process from which other processes of the same program are forked.
     pub(crate) fn of_setup(
         _: Arc<Setup>,
         _: &Instance,
@@ -64,7 +65,8 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// Can't be called, because no value of this type exists.
+    /// On x86_64, starts a new process for a template whose process has ended. On other architectures, the function
+    /// can't be called, because no value of this type exists.
     pub(crate) fn reload(&mut self, _: &Instance) -> Result<(), TemplateError> {
         match self.0 {}
     }

@@ -15,11 +15,13 @@ pub struct InstanceParameters {
 }
 
 impl InstanceParameters {
-    /// Makes the value from the address of the list of pointers to the arguments. The list of pointers to the variables
-    /// begins behind the null pointer of this list.
+    /// Makes the value from the two lists of pointers in the memory of this process: the pointers to the arguments, and
+    /// the pointers to the environment variables. `address` is the address of the first list. The second list follows
+    /// directly after the null pointer that ends the first list.
     ///
     /// # Safety
-    /// Both lists are there, each ended by a null pointer, and neither they nor their strings are freed or changed later.
+    /// Both lists must exist, and must end with a null pointer. The lists and their strings must never be freed or
+    /// changed.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "there are no templates"))]
     pub(super) unsafe fn at(address: usize) -> Self {
         let mut arguments = Strings(ptr::with_exposed_provenance(address));
@@ -48,7 +50,8 @@ impl InstanceParameters {
         ptr::with_exposed_provenance(self.arguments)
     }
 
-    /// Iterates over the pointers to the environment variables of this instance.
+    /// Iterates over pointers to the environment variables that only this instance (a process that was forked from a
+    /// template) has. Each variable is a C string of the form `NAME=value`.
     pub(super) fn variable_pointers(&self) -> impl Iterator<Item = *const c_char> + use<> {
         Strings(ptr::with_exposed_provenance(self.variables))
     }

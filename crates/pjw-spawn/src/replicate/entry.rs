@@ -6,8 +6,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use super::copies::{ReplicaError, Replicas};
 
-/// The part of a spawner thread in the start of a batch: the thread enters the mount namespace of its NUMA node, and
-/// waits until all threads of the batch have entered theirs.
+/// Lets one spawner thread (a thread that starts processes) enter the mount namespace for its NUMA node. The thread
+/// then waits until all spawner threads of the batch have entered their namespaces.
 pub(crate) struct NamespaceEntry {
     replicas: Arc<Replicas>,
     node: u32,
@@ -15,8 +15,8 @@ pub(crate) struct NamespaceEntry {
     allowed: Receiver<()>,
 }
 
-/// The part of the caller in the start of a batch: waits until all spawner threads have entered the mount namespaces of
-/// their NUMA nodes.
+/// Lets the thread that starts a batch wait until all spawner threads (threads that start processes) have entered the
+/// mount namespaces for their NUMA nodes.
 pub(crate) struct NamespaceEntries {
     sender: Sender<Result<(), ReplicaError>>,
     entered: Receiver<Result<(), ReplicaError>>,
@@ -24,8 +24,9 @@ pub(crate) struct NamespaceEntries {
 }
 
 impl NamespaceEntry {
-    /// Moves the calling thread into the mount namespace of its NUMA node. Returns whether the thread may start
-    /// instances: only if all threads of the batch have entered their namespaces.
+    /// Moves the calling thread into the mount namespace for its NUMA node, and waits for the other threads of the
+    /// batch. Returns `true` if all threads have entered their namespaces. Otherwise the thread must not start
+    /// processes.
     pub(crate) fn enter(self) -> bool {
         let Self { replicas, node, entered, allowed } = self;
         let _ = entered.send(replicas.enter_namespace_with_copies(node));
@@ -35,24 +36,24 @@ impl NamespaceEntry {
 }
 
 impl NamespaceEntries {
-    /// Makes the value without threads.
+    /// Makes the value without spawner threads.
     pub(crate) fn new() -> Self {
         let (sender, entered) = mpsc::channel();
         Self { sender, entered, waiting: Vec::new() }
     }
 
-    /// Adds a spawner thread that must enter the mount namespace of the NUMA node `node`. The thread must call
-    /// [`NamespaceEntry::enter`] of the returned value.
+    /// Adds a spawner thread that must enter the mount namespace with copies of the files in `replicas` for the NUMA
+    /// node `node`. The thread must call [`NamespaceEntry::enter`] of the returned value.
     pub(crate) fn add(&mut self, replicas: &Arc<Replicas>, node: u32) -> NamespaceEntry {
         let (allow, allowed) = mpsc::channel();
         self.waiting.push(allow);
         NamespaceEntry { replicas: Arc::clone(replicas), node, entered: self.sender.clone(), allowed }
     }
 
-    /// Waits until all threads have entered their namespaces, and then lets them start instances.
+    /// Waits until all added threads have entered their mount namespaces, and then lets them start processes.
     ///
     /// # Errors
-    /// If a thread could not enter its namespace. Then no thread starts an instance.
+    /// If a thread could not enter its namespace. No thread starts a process then.
     pub(crate) fn wait(self) -> Result<(), ReplicaError> {
         let Self { sender, entered, waiting } = self;
         drop(sender);

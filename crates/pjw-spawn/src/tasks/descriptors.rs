@@ -6,8 +6,8 @@ use nix::errno::Errno;
 
 use crate::bare;
 
-/// Closes all descriptors of the calling process from `first` to `last`. close_range(2) is in Linux 5.9 and later. Writes no
-/// `errno`.
+/// Closes all file descriptors of the calling process from `first` to `last`. Kernels before Linux 5.9 have no
+/// close_range(2): the descriptors are then closed one by one. Returns an error number, and does not write `errno`.
 pub(super) fn close_between(first: RawFd, last: RawFd) -> Result<(), i32> {
     let arguments = [first.into(), last.into(), 0, 0, 0];
     // SAFETY: the table of descriptors is that of the calling process alone.
@@ -27,8 +27,9 @@ pub(super) fn close_between(first: RawFd, last: RawFd) -> Result<(), i32> {
     Ok(())
 }
 
-/// Closes the descriptors that execve(2) would close, except those in `kept`. No descriptor above `highest` was open a moment
-/// ago. Returns a number above all that are left, except those in `kept`: the tasks get the descriptors below it.
+/// Closes the file descriptors that execve(2) would close, and all descriptors above `highest`, but not those in
+/// `kept`. Returns a number that is larger than all remaining descriptors except those in `kept`. The host (the process
+/// that starts tasks) uses numbers from the returned number on, and tasks use smaller numbers.
 pub(super) fn close_on_exec(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, Errno> {
     // Another thread of the parent may have opened more descriptors since their numbers were read.
     let above = kept.into_iter().fold(highest, RawFd::max).saturating_add(1);
@@ -50,12 +51,13 @@ pub(super) fn close_on_exec(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, E
     Ok(first_own)
 }
 
-/// Moves a descriptor to a number that is at least `first_own`.
+/// Moves a file descriptor to a number that is at least `first_own`. If the number of the descriptor is already large
+/// enough, returns the descriptor unchanged.
 pub(super) fn move_above(descriptor: OwnedFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
     if descriptor.as_raw_fd() >= first_own { Ok(descriptor) } else { copy_above(&descriptor, first_own) }
 }
 
-/// Copies a descriptor to a number that is at least `first_own`.
+/// Copies a file descriptor to a free number that is at least `first_own`. The copy has the flag close-on-exec.
 pub(super) fn copy_above(descriptor: &impl AsRawFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
     // SAFETY: makes a copy.
     let copy = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first_own) };
@@ -63,7 +65,8 @@ pub(super) fn copy_above(descriptor: &impl AsRawFd, first_own: RawFd) -> Result<
     Errno::result(copy).map(|copy| unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// The highest open descriptor of the calling thread. `is_own_table` says that no other thread has the same table.
+/// Returns the highest number of an open file descriptor of the calling thread. `is_own_table` says that no other
+/// thread uses the same table of descriptors: a faster method is then possible. Returns 1024 if /proc can't be read.
 pub(super) fn highest_descriptor(is_own_table: bool) -> RawFd {
     let found = if is_own_table { find_highest() } else { None };
     found.unwrap_or_else(|| {

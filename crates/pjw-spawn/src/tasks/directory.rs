@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 const MAGIC: u64 = 0x3153_4b53_4154_4a50;
 /// `PJW_TASKS_NAMES_` of pjw_tasks.h.
 const NAMES: usize = 4096;
-/// The environment variable by which a task finds the directory.
+/// The name of the environment variable that contains the address of the directory of an address space. By this
+/// variable, a task (a process in the address space) finds the table of all tasks.
 pub(crate) const VARIABLE: &str = "PJW_TASKS";
 
-/// The directory of an address space with tasks: `struct pjw_tasks_space_` of pjw_tasks.h. The process ids of the ranks
-/// follow this value in memory.
+/// The directory of an address space: a table in the shared memory, in which tasks (processes with the same memory)
+/// find each other and publish addresses. The type is `struct pjw_tasks_space_` of `pjw_tasks.h`. In memory, the
+/// process ids of all ranks follow this value.
 #[repr(C)]
 pub(super) struct Directory {
     magic: AtomicU64,
@@ -39,15 +41,17 @@ struct Name {
 }
 
 impl Directory {
-    /// Returns the size in bytes of a directory for `size` ranks, including their process ids.
+    /// Returns the size in bytes of the directory of an address space for `size` ranks. The process ids of the ranks
+    /// are included.
     pub(super) fn bytes(size: u32) -> usize {
         size_of::<Self>() + size as usize * size_of::<AtomicU32>()
     }
 
-    /// Fills in a new directory. All of its bytes must be zero.
+    /// Fills in a new directory for `size` ranks at the address `at`, where all bytes must be zero. `nonce` is a random
+    /// number. By this number, a task checks that the address in its environment is the address of its directory.
     ///
     /// # Safety
-    /// `at` must point to so many bytes as [`Directory::bytes`] says.
+    /// `at` must point to as many bytes as [`Directory::bytes`] returns for `size`.
     pub(super) unsafe fn create<'a>(at: *mut u8, size: u32, nonce: u64) -> &'a Self {
         // SAFETY: the caller guarantees the memory. Zero is a value of each field.
         let directory = unsafe { &*at.cast::<Self>() };
@@ -57,14 +61,16 @@ impl Directory {
         directory
     }
 
-    /// Returns the process id of the task with this rank. `rank` must be less than the number of ranks.
+    /// Returns the field with the process id of the task that has the rank `rank`. `rank` must be less than the number
+    /// of ranks.
     pub(super) fn pid_of(&self, rank: u32) -> &AtomicU32 {
         let first = (&raw const *self).wrapping_add(1).cast::<AtomicU32>();
         // SAFETY: the directory was made with a word for each rank.
         unsafe { &*first.wrapping_add(rank as usize) }
     }
 
-    /// Removes the addresses that an ended task had published. Wakes the tasks that wait for a change of the directory.
+    /// Removes the addresses that the ended task with the process id `pid` had published. Wakes the tasks that wait for
+    /// a change of the directory.
     pub(super) fn forget(&self, pid: u32) {
         let mut has_changed = false;
         let used = self.names_used.load(Acquire) as usize;

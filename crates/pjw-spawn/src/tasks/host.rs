@@ -24,11 +24,11 @@ use crate::failure::SpawnStep;
 
 /// The number of the socket in the epoll set. Slots have the numbers from 0.
 const SOCKET: u64 = u64::MAX;
-/// No task has the slot.
+/// The value of [`Slot::pidfd`] while no task uses the slot.
 pub(super) const FREE: RawFd = -1;
-/// The end of the task in the slot will not be seen, so the slot is not used again.
+/// The value of [`Slot::pidfd`] if the host can't detect the end of the task in the slot. The slot is never used again.
 pub(super) const LOST: RawFd = -2;
-/// The program is mapped in the slot, and its task is not made yet.
+/// The value of [`Slot::pidfd`] while the program is mapped in the slot, but the task is not started yet.
 pub(super) const TAKEN: RawFd = -4;
 /// The task in the slot has ended, and its memory is still mapped.
 const ENDED: RawFd = -3;
@@ -38,7 +38,8 @@ const UNMAP_AFTER: Duration = Duration::from_millis(20);
 /// The most ends of tasks that are read at once.
 const MAX_EVENTS: i32 = 16;
 
-/// The parameters of the host. The host has no heap, so all of them are on the stack or in shared memory.
+/// The parameters of the host: the process that owns the address space of the tasks and starts the tasks. The host has
+/// no heap, so this value does not use the heap.
 pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) slot: SlotShape,
@@ -66,13 +67,16 @@ pub(super) struct Plan {
     pub(super) nonce: u64,
 }
 
-/// A slot in the table of the host.
+/// The state of a slot: the address range for the stack and the program of one task (a process in the shared address
+/// space).
 pub(super) struct Slot {
     /// The pidfd of the task, or [`FREE`], [`TAKEN`], [`LOST`] or [`ENDED`].
     pub(super) pidfd: RawFd,
     pub(super) pid: u32,
 }
 
+/// The host: the process that owns the address space of the tasks. It starts tasks on request, and frees the memory of
+/// tasks that have ended.
 pub(super) struct Host<'a> {
     pub(super) plan: &'a Plan,
     pub(super) socket: BorrowedFd<'a>,
@@ -92,9 +96,11 @@ pub(super) struct Host<'a> {
     unmap_at: Option<Instant>,
 }
 
+/// The step in the start of a task that failed, with the error number.
 pub(super) type Failed = (SpawnStep, Errno);
 
-/// Runs the host: starts tasks on request, and ends after the last task. Never returns.
+/// Runs the calling process as the host: the process that owns the address space of the tasks. The host starts tasks on
+/// request, and exits when the last task has ended and no more requests can come.
 pub(super) fn run(plan: &Plan) -> ! {
     let code = match leave_parent(plan) {
         Ok((first_own, socket)) => serve_requests(plan, first_own, socket.as_fd()),
@@ -194,7 +200,8 @@ impl<'a> Host<'a> {
         Ok(host)
     }
 
-    /// Adds a descriptor to the epoll set, with a number.
+    /// Adds `descriptor` to the epoll set of the host (epoll(7)). `number` identifies the descriptor in the events: the
+    /// index of a slot, or a number for the socket.
     pub(super) fn watch(&self, descriptor: RawFd, number: u64) -> Result<(), Errno> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
         // SAFETY: the event outlives the call.
@@ -283,7 +290,8 @@ impl<'a> Host<'a> {
         i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
     }
 
-    /// Unmaps the memory of the tasks that have ended. Slots that follow each other need one call.
+    /// Unmaps the memory of all tasks that have ended. Adjacent slots (address ranges of tasks) are unmapped by one
+    /// system call.
     pub(super) fn unmap_ended(&mut self) {
         self.unmap_at = None;
         let mut first = 0;
@@ -307,7 +315,8 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Kills a task that the parent does not know, so that the parent has not waited for it.
+/// Kills a task that the host has started. Must only be used if the parent of the task does not know the process id:
+/// the parent could otherwise have waited for the task, and another process could have the id.
 pub(super) fn kill(pid: u32) {
     // SAFETY: has no precondition.
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };

@@ -12,7 +12,8 @@ use thiserror::Error;
 
 use super::page::PAGE;
 
-/// The maximum number of segments of a program. Usual programs have four or five.
+/// The maximum number of segments (`PT_LOAD`) that a program may have to run as a task. Usual programs have four or
+/// five segments.
 pub(super) const MAX_SEGMENTS: usize = 16;
 /// The longest dynamic section that is read. Usual programs have less than 1 KiB.
 const MAX_DYNAMIC: u64 = 1 << 20;
@@ -73,7 +74,7 @@ pub enum ImageError {
     Privileged,
 }
 
-/// A segment (`PT_LOAD`) of the program.
+/// A segment (`PT_LOAD`) of the ELF file of a program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Segment {
     /// Its address, relative to the address where the program is mapped.
@@ -104,8 +105,8 @@ impl Segment {
     }
 }
 
-/// The facts about a program that are needed to map it. The value has no heap memory, so that the host, which has no
-/// heap, can use it.
+/// The properties of a program that are needed to map its file into memory. This type does not use the heap, because
+/// the host (the process that maps the program) has no heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     segments: [Segment; MAX_SEGMENTS],
@@ -128,7 +129,8 @@ impl Shape {
     }
 }
 
-/// A program that can run as a task: its open file, and how it is mapped.
+/// A program that can run as a task (a process that shares its address space with others). Contains the open file of
+/// the program, and how the file is mapped into memory.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(super) file: OwnedFd,

@@ -29,10 +29,11 @@ unsafe fn map_at(
     Errno::result(mapped).map(drop)
 }
 
-/// Frees the memory of an address range, and makes the range inaccessible, so that nothing else is mapped there.
+/// Unmaps the memory from `address` on, in the length of `bytes` bytes. The address range then stays reserved
+/// (`PROT_NONE`), so that nothing else is mapped there.
 ///
 /// # Safety
-/// Nothing may use the range.
+/// Nothing may use the memory.
 pub(super) unsafe fn reserve_again(address: u64, bytes: u64) -> Result<(), Errno> {
     // SAFETY: as above.
     unsafe { map_at(address, bytes, libc::PROT_NONE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0) }
@@ -41,8 +42,8 @@ pub(super) unsafe fn reserve_again(address: u64, bytes: u64) -> Result<(), Errno
 /// The maximum size of the part of a program's variables that is written for certain: its relocations are at the beginning.
 const MOST_WRITTEN: u64 = 64 << 10;
 
-/// Returns the begin and the end of the pages that a program writes first, relative to the address where it is mapped: the
-/// beginning of its variables, which it relocates.
+/// Returns the begin and the end of the pages that a program writes first: the beginning of its variables, to which it
+/// applies relocations. Both are relative to the address at which the program is mapped.
 pub(super) fn written_first(program: &Shape) -> (u64, u64) {
     let is_writable = |segment: &&Segment| segment.protection & libc::PROT_WRITE != 0;
     program.segments().find(is_writable).map_or((0, 0), |segment| {
@@ -52,8 +53,9 @@ pub(super) fn written_first(program: &Shape) -> (u64, u64) {
     })
 }
 
-/// Maps the stack and the program of a task into a slot at `address`. `advise` says that the kernel has to be told that the stack
-/// gets no huge pages.
+/// Maps the stack and the program of a task into a slot, an address range with the layout `slot`, from `address` on.
+/// `file` is the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack
+/// (madvise(2)).
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.
@@ -102,8 +104,9 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
     unsafe { map_at(anonymous_from, end - anonymous_from, segment.protection, libc::MAP_ANONYMOUS, -1, 0) }
 }
 
-/// Clears the rest of the last page of each segment's file, where variables with the value 0 begin. The task does that, so that
-/// the page is on its memory node.
+/// Sets the bytes to zero that follow the file content of each writable segment in its last page. The variables with
+/// the value 0 begin there. The task itself calls this function, so the kernel places the page on the NUMA node of the
+/// task.
 ///
 /// # Safety
 /// The program must have been mapped at `base`, and not have begun.

@@ -12,8 +12,9 @@ const FIRST_ADDRESS: u64 = 4096;
 /// The most ranges that are remembered. pjwctl has about 80 mappings.
 const MAX_RANGES: usize = 1024;
 
-/// Returns the address at which the heap (brk(2)) of the calling process begins, from field 47 of /proc/self/stat. The kernel does not change
-/// this address while a process executes one program, unless the process asks for it (`PR_SET_MM_START_BRK`).
+/// Returns the address at which the heap (brk(2)) of the calling process begins, from field 47 of /proc/self/stat. The
+/// kernel does not change this address while a process executes one program, unless the process requests a change
+/// (`PR_SET_MM_START_BRK`). `None` if the address can't be read.
 pub(super) fn heap_begin() -> Option<u64> {
     static BEGIN: OnceLock<u64> = OnceLock::new();
     if let Some(begin) = BEGIN.get() {
@@ -25,9 +26,9 @@ pub(super) fn heap_begin() -> Option<u64> {
     (begin != 0).then(|| *BEGIN.get_or_init(|| begin))
 }
 
-/// Frees the heap of the calling process, which begins at `begin`, and maps a guard page behind it so that the heap
-/// can't grow again. All tasks have the same brk(2) as this process, so they would get parts of each other's heap.
-/// Without brk(2), malloc(3) uses mmap(2).
+/// Frees the heap of the calling process, and prevents its growth: `begin` is the address of the heap, and an
+/// inaccessible page is mapped there. All tasks have the same program break (brk(2)) as this process, so each task
+/// would use the heap of the others. Without brk(2), malloc(3) uses mmap(2).
 ///
 /// # Safety
 /// The calling process must not use its heap any more.
@@ -58,7 +59,8 @@ pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
     if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(at.cast()) }
 }
 
-/// The mappings that the host had before the first task: the start and the end address of each, in ascending order.
+/// The memory mappings that the host (the process that starts tasks) had before the first task. For each mapping,
+/// contains the start and the end address. The mappings are in ascending order.
 pub(super) struct OwnRanges {
     ranges: *mut (u64, u64),
     count: usize,
@@ -114,11 +116,11 @@ impl OwnRanges {
         true
     }
 
-    /// Unmaps everything that was mapped after [`OwnRanges::read`], which is what ended tasks have mapped. Does nothing
-    /// if not all mappings could be read.
+    /// Unmaps all memory that was mapped after [`OwnRanges::read`]: memory that ended tasks have left. Does nothing if
+    /// [`OwnRanges::read`] could not read all mappings.
     ///
     /// # Safety
-    /// No task may live.
+    /// No task may run.
     pub(super) unsafe fn unmap_others(&self) {
         if !self.is_complete {
             return;

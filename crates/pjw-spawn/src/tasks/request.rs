@@ -18,16 +18,17 @@ use crate::failure::SpawnStep;
 use crate::own_policy::MemoryPolicy;
 use crate::signals::KernelSignals;
 
-/// The most requests that may be on their way, and that are answered together. Their descriptors count as open ones, unix(7): at
-/// most four each.
+/// The maximum number of requests to start a task that can be sent without an answer. The host answers at most this
+/// number of requests by one message. The kernel counts the sent file descriptors (at most four for each request) as
+/// open descriptors of the user, unix(7).
 pub(crate) const MAX_POSTED: usize = 32;
 /// The size of the buffer. All strings of a program have at most 6 MiB, execve(2).
 const BUFFER_BYTES: usize = 8 << 20;
 /// The time for which a refused answer is sent again. After that, the host ends the tasks that the answer is about.
 const MAX_SEND_TIME: Duration = Duration::from_secs(10);
 
-/// The fixed part of a request to start a task. The host is a fork of the process that writes the request, so both have
-/// the same layout of this type.
+/// The part of fixed size in a request to start a task. The host (the process that reads the request) is a fork of the
+/// process that writes the request, so this type has the same layout in both.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestHeader {
     pub(super) rank: u32,
@@ -51,7 +52,8 @@ pub(super) struct RequestHeader {
     pub(super) name: [u8; 16],
 }
 
-/// Memory that this process and its forks share, in which requests are written. Dropping this value unmaps the memory.
+/// A buffer in shared memory, in which the calling process writes requests to start tasks. The host (a fork of this
+/// process) reads the requests. Dropping this value unmaps the memory.
 #[derive(Debug)]
 pub(super) struct RequestBuffer {
     at: *mut u8,
@@ -63,7 +65,7 @@ pub(super) struct RequestBuffer {
 unsafe impl Send for RequestBuffer {}
 
 impl RequestBuffer {
-    /// Maps the memory.
+    /// Maps the memory of a new buffer.
     ///
     /// # Errors
     /// The error of mmap(2).
@@ -75,21 +77,23 @@ impl RequestBuffer {
         if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(Self { at: at.cast(), used: 0 }) }
     }
 
-    /// Returns the address of the memory.
+    /// Returns the address of the buffer.
     pub(super) fn address(&self) -> *mut u8 {
         self.at
     }
 
-    /// Frees the memory of all requests, so that the next request starts at offset 0. No request may be
-    /// unanswered.
+    /// Removes all requests from the buffer, so the next request is written at offset 0. All requests must have been
+    /// answered.
     pub(super) fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// Writes a request behind the earlier requests. Returns the offset of the request in the memory.
+    /// Writes a request behind the earlier requests in the buffer. `head` is the part of fixed size, `mask` the
+    /// affinity mask, and `directory` the working directory. `strings` contains the arguments, the variables and the
+    /// path of the program. Returns the offset of the request in the buffer.
     ///
     /// # Errors
-    /// `E2BIG` if it does not fit behind them.
+    /// `E2BIG` if the rest of the buffer is too small for the request.
     pub(super) fn write(
         &mut self,
         head: RequestHeader,
@@ -125,7 +129,7 @@ impl Drop for RequestBuffer {
     }
 }
 
-/// A request, as the host reads it from the shared memory.
+/// A request to start a task, as the host (the process that starts tasks) reads it from the shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     request: *const u8,
@@ -133,10 +137,10 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Reads the request at this address.
+    /// Reads the request at the address `request`.
     ///
     /// # Safety
-    /// A complete request must be at this address. The writer must leave it until it has the answer.
+    /// There must be a complete request at the address. It must not be changed until it is answered.
     pub(super) unsafe fn read(request: *const u8) -> Self {
         // SAFETY: the caller guarantees it.
         Self { request, head: unsafe { request.cast::<RequestHeader>().read() } }
@@ -155,7 +159,8 @@ impl Request {
         (self.mask_bytes(), self.at(0))
     }
 
-    /// Returns the path of the working directory as a C string. Null if the task keeps the directory of the host.
+    /// Returns the path of the working directory for the task, as a C string. Null if the task has the working
+    /// directory of the host.
     pub(super) fn directory(&self) -> *const u8 {
         if self.head.directory_bytes == 0 { ptr::null() } else { self.at(self.mask_bytes()) }
     }
@@ -168,7 +173,8 @@ impl Request {
     }
 }
 
-/// The answer of the host to a request. With `has_pidfd`, the pidfd of the process `pid` is sent with the answer.
+/// The answer of the host (the process that starts tasks) to a request. If `has_pidfd` is true, the pidfd of the task
+/// is sent with the answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     /// The process, or 0. It ends by itself if there is an errno too.
@@ -182,11 +188,12 @@ pub(super) struct Answer {
     pub(super) directory: u64,
 }
 
-/// The size of an answer in bytes. A message has at most [`MAX_POSTED`] answers.
+/// The size in bytes of an [`Answer`] in a message.
 pub(super) const ANSWER_BYTES: usize = 24;
 
 impl Answer {
-    /// Returns the answer that a step has failed.
+    /// Returns the answer to a request whose task could not be started: `step` is the step that failed, and `errno` is
+    /// the error number.
     pub(super) fn failed(step: SpawnStep, errno: Errno) -> Self {
         Self { step: u32::from(step.number()), errno: errno as i32, ..Self::default() }
     }
@@ -217,7 +224,9 @@ impl Answer {
     }
 }
 
-/// Sends answers, with the pidfds of the processes that are there. Returns whether the parent could be told.
+/// Sends `answers` in one message from the host to the process that sent the requests. `pidfds` contains a pidfd for
+/// each answer with `has_pidfd`, in the same order. If too many descriptors of the user are in transit, tries again for
+/// 10 s. Returns whether the message was sent.
 pub(super) fn send(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[BorrowedFd<'_>]) -> bool {
     let mut bytes = [0; ANSWER_BYTES * MAX_POSTED];
     for (place, answer) in bytes.chunks_exact_mut(ANSWER_BYTES).zip(answers) {

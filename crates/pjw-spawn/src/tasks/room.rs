@@ -57,7 +57,10 @@ fn remedy_of_host(errno: Errno) -> &'static str {
     }
 }
 
-/// Checks whether `tasks` tasks of this program fit into one address space.
+/// Checks whether one address space has room for `tasks` tasks of the program `image`.
+///
+/// # Errors
+/// [`AddressSpaceError::Room`] if the tasks need more addresses or mappings than a limit allows.
 pub(crate) fn check_room(image: &Image, tasks: usize) -> Result<(), AddressSpaceError> {
     let error = |needed, limit, remedy| AddressSpaceError::Room { tasks, needed, limit, remedy };
     let slot = SlotShape::new(&image.shape, stack_bytes());

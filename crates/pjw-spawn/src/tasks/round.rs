@@ -54,7 +54,8 @@ impl Outcome {
 }
 
 impl<'a> Host<'a> {
-    /// Takes the requests that have come, at most [`MAX_POSTED`], and answers them. Returns false after the last one.
+    /// Starts the tasks for all requests that have arrived, at most [`MAX_POSTED`], and answers the requests. Returns
+    /// false if no further request can arrive, or if the answers could not be sent.
     pub(super) fn take_requests(&mut self) -> bool {
         let mut outcomes = [const { Outcome::NONE }; MAX_POSTED];
         let mut count = 0;

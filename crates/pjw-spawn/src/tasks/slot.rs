@@ -15,7 +15,7 @@ const GUARD: u64 = 64 << 10;
 const USUAL_STACK: u64 = 8 << 20;
 const MIN_STACK: u64 = 256 << 10;
 
-/// The layout of a slot: the address range for the stack and the program of one task. All values are in bytes, and
+/// The layout of a slot: the address range for the stack and the program of one task. All values are in bytes, and are
 /// multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotShape {
@@ -27,8 +27,8 @@ pub(super) struct SlotShape {
 }
 
 impl SlotShape {
-    /// Returns the layout for a program with a stack of `stack_bytes` bytes. `None` if the slot would be larger than
-    /// the address space.
+    /// Returns the layout of a slot (the address range of one task) for the program `program` and a stack of
+    /// `stack_bytes` bytes, but at least 256 KiB. `None` if the size of the slot does not fit into 64 bits.
     pub(super) fn new(program: &Shape, stack_bytes: u64) -> Option<Self> {
         let tail = program.span.checked_next_multiple_of(program.alignment)?;
         let alignment = COVERED.max(program.alignment);
@@ -38,15 +38,16 @@ impl SlotShape {
         Some(Self { bytes, alignment, stack: program - stack_bytes, program })
     }
 
-    /// Returns the size in bytes of the address range for `count` slots, including the bytes that the alignment may
-    /// need. `None` if the address space is smaller.
+    /// Returns the size in bytes of an address range with room for `count` slots. The size includes bytes that may be
+    /// needed to align the first slot. `None` if the address space of a process is too small.
     pub(super) fn bytes_of(&self, count: u64) -> Option<u64> {
         let bytes = self.bytes.checked_mul(count)?.checked_add(self.alignment)?;
         (bytes < ADDRESSES).then_some(bytes)
     }
 }
 
-/// Returns the size of the stack of a task in bytes: the soft limit `RLIMIT_STACK`, or 8 MiB if there is no limit.
+/// Returns the size in bytes that the stack of a task has: the soft limit `RLIMIT_STACK`, or 8 MiB if there is no
+/// limit.
 pub(super) fn stack_bytes() -> u64 {
     match getrlimit(Resource::RLIMIT_STACK) {
         Ok((RLIM_INFINITY, _)) | Err(_) => USUAL_STACK,

@@ -66,7 +66,7 @@ pub struct AddressSpace {
     is_left: bool,
 }
 
-/// What an address space has to have room for, and how it is used.
+/// The size of an address space for tasks (processes that share their memory), and how the address space is used.
 pub(crate) struct Extent {
     /// The most tasks that live at a time.
     pub(crate) capacity: usize,
@@ -104,7 +104,8 @@ impl AddressSpace {
         Self::of_setup(Arc::clone(&context.setup), &extent)
     }
 
-    /// Makes an address space. Whether there is room for the tasks must have been checked before ([`check_room`]).
+    /// Makes an address space for tasks: processes of the program in `setup` that share their memory. The caller must
+    /// have checked by [`check_room`] that there is room for the tasks.
     pub(crate) fn of_setup(setup: Arc<Setup>, extent: &Extent) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
@@ -186,12 +187,12 @@ impl AddressSpace {
         self.collect()
     }
 
-    /// Sends the request to start a task. [`AddressSpace::collect`] returns its result. There may be at most
-    /// [`MAX_POSTED`] unanswered requests. `layout` must have been made for the environment of this address space.
+    /// Sends a request to start the task `instance`. Each request needs a call of [`AddressSpace::collect`], which
+    /// returns the result. At most [`MAX_POSTED`] requests may be without a result. `layout` must have been made for
+    /// the environment of this address space.
     ///
     /// # Errors
-    /// `E2BIG` in the step exec if the request does not fit into the buffer with the other unanswered requests. Then no
-    /// request is sent.
+    /// `E2BIG` in the step [`SpawnStep::Exec`] if the buffer has no room for the request. The request is then not sent.
     pub(crate) fn post(&mut self, instance: &Instance, layout: &mut Layout) -> Result<(), SpawnError> {
         let offset = self.write_request(instance, layout)?;
         let sent = self.send(instance, offset);
@@ -200,7 +201,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Waits for the result of the oldest unanswered request.
+    /// Waits for the result of the oldest request whose result was not returned yet. Returns the started task.
     ///
     /// # Errors
     /// The errors of [`AddressSpace::start`].
@@ -317,8 +318,9 @@ impl AddressSpace {
 }
 
 impl AddressSpace {
-    /// Ends the use of this address space. Returns the process id of the host if the tasks must end with the calling
-    /// thread. Then the caller must end the host, by [`end_host`].
+    /// Ends the use of this address space. If the kernel kills the tasks when the calling thread ends, the host (the
+    /// process that owns the address space) continues, and its process id is returned. The caller must then end the
+    /// host by [`end_host`]. Otherwise returns `None`, and the host ends after the last task.
     pub(crate) fn leave_host(mut self) -> Option<Pid> {
         self.is_left = self.setup.ends_with_launcher;
         self.is_left.then_some(self.host)
@@ -350,7 +352,8 @@ fn reap_hosts() {
     HOSTS.lock().unwrap_or_else(PoisonError::into_inner).retain(lives);
 }
 
-/// Kills a host and waits for its end. Its tasks continue: the address space exists until the last of them ends.
+/// Kills the host `host`, the process that owns an address space of tasks, and waits for its end. The tasks continue:
+/// the address space exists until the last task has ended.
 pub(crate) fn end_host(host: Pid) {
     kill_and_wait(host);
 }

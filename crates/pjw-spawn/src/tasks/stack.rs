@@ -14,8 +14,8 @@ const RANDOM_BYTES: usize = 16;
 /// The longest name of `AT_PLATFORM` and `AT_BASE_PLATFORM` that is passed on, with its NUL byte.
 const NAME_BYTES: usize = 32;
 
-/// The auxiliary vector of the calling process, getauxval(3). For each task, the entries about the program are
-/// replaced.
+/// The auxiliary vector of the calling process, getauxval(3). A task gets a copy in which the entries about the program
+/// are replaced.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Auxiliary {
     entries: [(u64, u64); MAX_ENTRIES],
@@ -24,7 +24,8 @@ pub(super) struct Auxiliary {
 }
 
 impl Auxiliary {
-    /// Reads the auxiliary vector of the calling process. The vector stays the same while the process executes one program.
+    /// Returns the auxiliary vector of the calling process. The vector is read only once, because it stays the same
+    /// while the process executes one program.
     pub(super) fn own() -> Self {
         static OWN: OnceLock<Auxiliary> = OnceLock::new();
         *OWN.get_or_init(Self::read)
@@ -52,7 +53,7 @@ impl Auxiliary {
     }
 }
 
-/// The contents of the initial stack of a task.
+/// The contents of the initial stack of a task: the arguments, the environment variables and the auxiliary vector.
 pub(super) struct Contents<'a> {
     /// The arguments, the variables and the path of the program, each ended by a NUL byte.
     pub(super) strings: &'a [u8],
@@ -80,13 +81,14 @@ impl Words {
     }
 }
 
-/// Writes the initial stack of a task below the address `top`. Returns the stack pointer for the first instruction.
+/// Writes `contents`, the initial stack of a task, into the stack that ends at the address `top` and has `bytes` bytes.
+/// Returns the stack pointer for the first instruction of the program.
 ///
 /// # Errors
-/// `E2BIG` if the contents do not fit.
+/// `E2BIG` if the contents do not fit into the stack.
 ///
 /// # Safety
-/// `bytes` bytes below `top` must be writable and unused.
+/// The `bytes` bytes below `top` must be writable and unused.
 pub(super) unsafe fn write(top: u64, bytes: u64, contents: &Contents<'_>) -> Result<u64, Errno> {
     let strings = contents.strings.len() as u64;
     let words = 3 + contents.argument_count + contents.variable_count + 2 * (MAX_ENTRIES + 2);

@@ -28,7 +28,8 @@ const BEGUN: u32 = u32::MAX - 1;
 /// How long the host sleeps before it looks whether the task was killed.
 static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What the host and the new task share until the program begins. The host leaves it where it is until [`wait`] returns.
+/// The data that the host (the process that starts tasks) and a new task share until the program of the task begins.
+/// The host must not move or free this value before [`wait`] has returned.
 pub(super) struct TaskStart<'a> {
     request: Request,
     /// 1 until the task has begun its program, has failed or has ended. A futex.
@@ -45,7 +46,7 @@ pub(super) struct TaskStart<'a> {
     pid: &'a AtomicU32,
 }
 
-/// Where a task begins.
+/// The program of a task in memory, and the stack pointer with which the program begins.
 pub(super) struct EntryPoint<'a> {
     pub(super) shape: &'a Shape,
     /// The address where the program is mapped.
@@ -54,7 +55,7 @@ pub(super) struct EntryPoint<'a> {
     pub(super) stack: u64,
 }
 
-/// The descriptors for a new task.
+/// The file descriptors with which a task is started: its standard streams, and the directory of its cgroup.
 pub(super) struct Descriptors {
     /// -1 for the stream of the host.
     pub(super) streams: [RawFd; 3],
@@ -63,6 +64,8 @@ pub(super) struct Descriptors {
 }
 
 impl<'a> TaskStart<'a> {
+    /// Makes the value for a task that is not started yet. `request` is the request to start the task. The task begins
+    /// at `entry_point` with `descriptors`, and writes its process id to `pid`.
     pub(super) fn new(
         request: Request,
         entry_point: EntryPoint<'a>,
@@ -82,7 +85,8 @@ impl<'a> TaskStart<'a> {
         }
     }
 
-    /// The step that failed, after [`wait`]. A task with a failed step ends by itself.
+    /// Returns the step in the start of the task that failed, and the error number. `None` if the program has begun.
+    /// Must be called after [`wait`]. After a failure, the task ends by itself.
     pub(super) fn failure(&self) -> Option<(SpawnStep, Errno)> {
         match self.step.load(Acquire) {
             BEGUN => None,
@@ -96,14 +100,16 @@ impl<'a> TaskStart<'a> {
     }
 }
 
-/// Makes a task. Returns its process id and its pidfd, and does not wait until the program begins.
+/// Starts a task: makes a process in the address space of the host. Returns the process id and the pidfd of the task.
+/// Does not wait until the program of the task begins.
 ///
 /// # Errors
-/// The failed step. There is no process then.
+/// The step that failed, with the error number. No process was made in this case.
 ///
 /// # Safety
-/// The calling process must be the host. The start must stay where it is until [`wait`] has returned. Its entry point must be the
-/// first instruction of a program that was mapped for this task alone, and a stack as that program expects it.
+/// The calling process must be the host. `start` must not be moved or freed before [`wait`] has returned. Its entry
+/// point must belong to a program that was mapped for this task alone, and must have a stack with the contents that the
+/// program expects.
 pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (SpawnStep, Errno)> {
     let mut pidfd: RawFd = -1;
     // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's stack.
@@ -135,7 +141,8 @@ pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (
     })
 }
 
-/// Waits until the task needs its start no more.
+/// Waits until the task no longer uses `start`: its program has begun, its start has failed, or the task has ended.
+/// `pidfd` is the pidfd of the task.
 pub(super) fn wait(start: &TaskStart<'_>, pidfd: RawFd) {
     while start.is_busy.load(Acquire) != 0 {
         // SAFETY: the futex outlives the call.

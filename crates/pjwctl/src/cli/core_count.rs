@@ -21,7 +21,8 @@ impl CoreCountArg {
     }
 }
 
-/// Parses a number of cores, or the word `all`.
+/// Parses `text`, the value of the command line option `--cores`: a number of cores, or the word `all`. If `text` is
+/// neither, returns an error message.
 pub(super) fn core_count(text: &str) -> Result<CoreCountArg, String> {
     if text == "all" {
         return Ok(CoreCountArg::All);

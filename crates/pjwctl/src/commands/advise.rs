@@ -12,7 +12,8 @@ use crate::cli;
 use crate::output;
 use crate::render::advise::{Advice, advice_text};
 
-/// Runs `pjwctl advise`.
+/// Runs `pjwctl advise`: prints how many items a farm needs so that its cores are well used. A farm is a group of
+/// worker processes that compute numbered items. `what` contains the command line options.
 pub(super) fn run(what: &cli::AdviseArgs) -> anyhow::Result<ExitCode> {
     let workers = match what.workers {
         Some(workers) => workers,

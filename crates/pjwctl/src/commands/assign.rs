@@ -8,7 +8,8 @@ use super::connection::{Warden, call_for, job_id};
 use crate::cli::{AssignArgs, CoreCountArg, PolicyArg, value_name};
 use crate::{output, render};
 
-/// Runs `pjwctl assign`: assigns cores to a job.
+/// Runs `pjwctl assign`: requests cores for a job from the daemon, and adds processes to the job. `request` contains
+/// the command line options.
 pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
         job: job_id(&request.job)?,

@@ -17,7 +17,8 @@ use crate::output;
 /// The maximum number of errors that are printed. A file with more errors is probably no configuration.
 const MAX_ERRORS: usize = 20;
 
-/// Runs `pjwd --check-config` and returns its exit code.
+/// Runs `pjwctl check-config`: starts `pjwd --check-config` to check the configuration file `file`, and returns the
+/// exit code of `pjwd`.
 pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     look(file).map_err(|error| anyhow!("{}: {}", file.display(), unreadable(&error)))?;
     let mut pjwd = daemon_program::command()?;

@@ -16,25 +16,29 @@ use serde_json::{Map, Value};
 
 use crate::{output, render::UserNames};
 
-/// The connection parameters of the daemon: the path of its socket, if the command line contains one.
+/// The address of the daemon: the path of the socket in the option `--socket` of the command line. Without this option,
+/// the daemon's default socket is used.
 #[derive(Debug)]
 pub(super) struct Warden {
     pub(super) socket: Option<PathBuf>,
 }
 
 impl Warden {
-    /// Returns the path of the socket from the command line. `None` if the user named none.
+    /// Returns the path in the command line option `--socket`. `None` if the option was not given, or if the path is
+    /// empty.
     pub(super) fn named_socket(&self) -> Option<&Path> {
         self.socket.as_deref().filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// Returns the path of the socket to connect to.
+    /// Returns the path of the daemon's socket: the path in the option `--socket`, or else the default path of the
+    /// user.
     pub(super) fn path(&self) -> PathBuf {
         let xdg = std::env::var_os("XDG_RUNTIME_DIR");
         socket_path(self.named_socket(), geteuid().as_raw(), xdg.as_deref().map(Path::new))
     }
 
-    /// Connects to the daemon. The error has the path and says how to start the daemon.
+    /// Connects to the daemon. Prints a warning if the daemon of the system answers because the user's own daemon does
+    /// not run. If the connection fails, the error contains the path of the socket, and says how to start the daemon.
     pub(super) fn connect(&self) -> anyhow::Result<Client> {
         let path = self.path();
         let client = Client::connect(&path)?;
@@ -47,7 +51,8 @@ impl Warden {
         Ok(client)
     }
 
-    /// Connects to the daemon, for calls whose reply may take up to `timeout`.
+    /// Connects to the daemon. `timeout` is the maximum time for the connection attempt, and for each call on the
+    /// connection.
     pub(super) fn connect_for(&self, timeout: Duration) -> Result<Client, ConnectError> {
         Client::connect_with_timeout(&self.path(), timeout)
     }
@@ -66,7 +71,8 @@ fn another_answers(path: &Path, own: &Path, uid: u32) -> Option<String> {
     })
 }
 
-/// Calls a method whose reply has one field, and returns the value of that field.
+/// Calls the method `method` of the daemon, and returns the field `field` of the reply, parsed as a `T`. All other
+/// fields of the reply are ignored.
 pub(super) fn call_for<T: DeserializeOwned>(
     client: &mut Client,
     method: &str,
@@ -78,19 +84,21 @@ pub(super) fn call_for<T: DeserializeOwned>(
     serde_json::from_value(value).map_err(|error| ClientError::Malformed(error.to_string()))
 }
 
-/// Reads the state of the whole machine.
+/// Requests the status of the daemon (`GetStatus`): the machine, its cores, the jobs and warnings.
 pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientError> {
     call_for(client, "GetStatus", &NoParameters {}, "status")
 }
 
-/// Returns the directory with the core map of a job. `None` if the daemon publishes none.
+/// Returns the directory in which the daemon publishes the core map of the job with the id `job`. `None` if there is no
+/// such directory.
 pub(super) fn job_directory(status: &Status, job: &str) -> Option<PathBuf> {
     let base = Path::new(&status.job_files);
     Some(base.join(job)).filter(|directory| base.is_absolute() && directory.is_dir())
 }
 
-/// Returns the environment variables that contain the size of a job for its programs. For an older daemon that does not
-/// report them, returns the default variables. Variables of a newer daemon that this pjwctl does not know are left out.
+/// Returns the environment variables that tell the programs of a job how many cores or CPUs the job has, such as
+/// `OMP_NUM_THREADS`. They are taken from `status`. If `status` comes from an older daemon and lacks them, returns the
+/// default variables. Variables of a newer daemon that this pjwctl can't parse are left out.
 pub(super) fn cpu_count_variables(status: &Status) -> Vec<CpuCountVariable> {
     match &status.variables {
         None => CpuCountVariable::defaults(),
@@ -98,16 +106,17 @@ pub(super) fn cpu_count_variables(status: &Status) -> Vec<CpuCountVariable> {
     }
 }
 
-/// The parameters of a method without parameters.
+/// The parameters of a call without parameters: an empty JSON object.
 #[derive(Serialize)]
 pub(super) struct NoParameters {}
 
-/// The full id of a job. An invalid id is refused here and not sent.
+/// Returns the full id of the job that the user named `text`: for `make-7`, the id is `manual:make-7`. If `text` is no
+/// valid job id, returns an error.
 pub(super) fn job_id(text: &str) -> anyhow::Result<String> {
     Ok(text.parse::<JobId>()?.to_string())
 }
 
-/// The names of these users. A user without a name is left out.
+/// Looks up the names of the users with the ids `uids`. A user id without a name is left out of the result.
 pub(super) fn user_names(uids: impl IntoIterator<Item = u32>) -> UserNames {
     let uids: BTreeSet<u32> = uids.into_iter().collect();
     let name = |uid| Some((uid, User::from_uid(Uid::from_raw(uid)).ok()??.name));

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 /// The directories in which distributions install daemons. The PATH of a plain user does not contain them.
 const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
 
-/// Returns the command that runs `pjwd`, without arguments. The program in the directory of this pjwctl is preferred,
-/// so that both have the same version. Otherwise the first one in PATH or in the usual directories is used.
+/// Returns a command that runs the program `pjwd`, without arguments. Searches the program first in the directory of
+/// this pjwctl, so that both have the same version, then in the directories of `PATH`, `/usr/sbin` and `/usr/lib/pjw`.
 pub(super) fn command() -> anyhow::Result<Command> {
     let own = std::env::current_exe().ok();
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -25,7 +25,8 @@ pub(super) fn command() -> anyhow::Result<Command> {
     })
 }
 
-/// Returns the option `--name=value` as one argument, so that the value may begin with a dash.
+/// Returns the command line option `name` with its value as one argument: `name=value`. In this form, a value that
+/// begins with a dash is not taken for an option.
 pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     let mut option = OsString::from(name);
     option.push("=");
@@ -33,18 +34,19 @@ pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     option
 }
 
-/// Returns the option of `pjwd` that selects the machine: a topology file or a synthetic description. `None` for this
-/// machine.
+/// Returns the command line option of `pjwd` that selects the machine of which `pjwd` reads the topology. `input` is
+/// the path of a topology file, and `synthetic` is a description of a synthetic machine. If both are `None`, returns
+/// `None`, which stands for this machine.
 pub(super) fn source_option(input: Option<&Path>, synthetic: Option<&str>) -> Option<OsString> {
     let file = input.map(|file| option("--input", file.as_os_str()));
     file.or_else(|| synthetic.map(|description| option("--synthetic", description.as_ref())))
 }
 
-/// Loads the topology of a machine in another process: runs `pjwd`, which contains hwloc, with these arguments. The
-/// last argument selects the machine.
+/// Runs `pjwd --topology-json` with `arguments`, and returns the topology that `pjwd` prints, parsed as a `T`. The last
+/// element of `arguments` is the option that selects the machine.
 ///
-/// hwloc is C code, and the topology file may have any content. So the file is not parsed in this process. Other output
-/// of the process is discarded.
+/// hwloc, a C library, reads the topology. A damaged topology file can make hwloc crash. For this reason the file is
+/// read in another process.
 pub(super) fn machine<T: DeserializeOwned>(arguments: &[OsString]) -> anyhow::Result<T> {
     let mut pjwd = command()?;
     let source = arguments.last().map(|argument| argument.to_string_lossy().into_owned()).unwrap_or_default();

@@ -8,12 +8,14 @@ use pjw_ipc::call::DefragReply;
 use super::connection::{NoParameters, Warden};
 use crate::{cli::JsonArg, output, render, render::defrag::DefragStage};
 
-/// Shows the moves of jobs that would make free cores contiguous. Changes nothing.
+/// Runs `pjwctl plan --defrag`: prints the jobs that must move to other cores so that larger requests for cores fit.
+/// Moves no job.
 pub(super) fn plan(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "PlanDefrag", DefragStage::Planned, json)
 }
 
-/// Requests from the daemon the moves of jobs that make free cores contiguous.
+/// Runs `pjwctl defrag`: makes the daemon move jobs to other cores so that larger requests for cores fit. Prints the
+/// moved jobs.
 pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "Defrag", DefragStage::Done, json)
 }

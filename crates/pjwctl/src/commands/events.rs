@@ -13,7 +13,8 @@ struct Reply {
     event: Event,
 }
 
-/// Runs `pjwctl events`: prints the events of the daemon. With `follow`, also prints new events until interrupted.
+/// Runs `pjwctl events`: prints the latest events of the daemon. If `follow` is true, waits for new events and prints
+/// them too, until the user interrupts pjwctl. If `json` is true, prints JSON.
 pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     if follow {

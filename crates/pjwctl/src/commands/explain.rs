@@ -9,8 +9,9 @@ use pjw_ipc::client::{Client, ClientError};
 use super::connection::{Warden, job_id};
 use crate::{cli::JsonArg, output, render};
 
-/// Runs `pjwctl explain`. If `subject` consists of digits, it is a process id. Otherwise it is a job id. A job whose
-/// name is a number must be given with its source, such as `slurm:7`.
+/// Runs `pjwctl explain`: prints why a job or a process has its CPUs. `subject` is a process id if it consists of
+/// digits, and a job id otherwise. A job with a number as its name must therefore be given with its source, such as
+/// `slurm:7`.
 pub(super) fn run(warden: &Warden, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;

@@ -8,7 +8,7 @@ use pjw_ipc::wire::Job;
 use super::connection::{NoParameters, Warden, call_for, user_names};
 use crate::{cli::JsonArg, output, render};
 
-/// Runs `pjwctl jobs`: lists the jobs.
+/// Runs `pjwctl jobs`: prints a table of all jobs that the daemon knows.
 pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     let jobs: Vec<Job> = call_for(&mut warden.connect()?, "ListJobs", &NoParameters {}, "jobs")?;
     output::print_reply(json, &jobs, |jobs, term| {

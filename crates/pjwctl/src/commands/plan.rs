@@ -7,7 +7,8 @@ use pjw_ipc::call::PlanReply;
 use super::connection::{NoParameters, Warden};
 use crate::{cli::JsonArg, output, render};
 
-/// Runs `pjwctl plan`: prints the changes that the daemon would make now.
+/// Runs `pjwctl plan`: prints the changes of affinity masks and cpusets that the daemon would make next. Makes no
+/// changes.
 pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;
     output::print_reply(json, &plan, render::plan::plan_text)

@@ -13,7 +13,8 @@ use super::connection::{Warden, call_for, job_id, read_status};
 use crate::cli::ProvisionArgs;
 use crate::{output, render};
 
-/// Promises cores to a service, or lists the provisions.
+/// Runs `pjwctl provision`: makes the daemon keep cores for a service. Without the name of a service in `request`,
+/// lists the provisions instead. A provision is a job that holds the cores of a service.
 pub(super) fn run(warden: &Warden, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
     let (Some(name), Some(cores)) = (&request.name, request.cores) else { return list(warden, request) };
     let find_user = |name: &str| User::from_name(name).ok().flatten().map(|user| Uid(user.uid.as_raw()));
@@ -32,7 +33,8 @@ fn list(warden: &Warden, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Takes the promise back: the cores of the service become free.
+/// Runs `pjwctl unprovision`: ends the provision with the name `name`, so that its cores become free. A provision is a
+/// job that holds the cores of a service.
 pub(super) fn end(warden: &Warden, name: &str) -> anyhow::Result<ExitCode> {
     let job = job_id(name)?;
     let mut client = warden.connect()?;

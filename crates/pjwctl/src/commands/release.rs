@@ -7,7 +7,8 @@ use pjw_ipc::call::JobParameter;
 use super::connection::{NoParameters, Warden, call_for, job_id};
 use crate::{output, render};
 
-/// Releases a job, or all jobs that the caller may change.
+/// Runs `pjwctl release`: releases the job `job`, so that its cores become free. If `job` is `None`, releases all jobs
+/// that the user may release.
 pub(super) fn run(warden: &Warden, job: Option<&str>) -> anyhow::Result<ExitCode> {
     let job = job.map(job_id).transpose()?;
     let mut client = warden.connect()?;

@@ -12,7 +12,8 @@ use crate::cli::{JsonArg, ReportArgs};
 use crate::output;
 use crate::render::report::{jobstats_line, report_text, reports_text};
 
-/// Runs `pjwctl report`: prints how ended jobs used their cores.
+/// Runs `pjwctl report`: prints how a job that has ended used its cores. Without a job in `request`, prints a table of
+/// the jobs that have ended.
 pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitCode> {
     let Some(job) = &request.job else { return list(warden, request.last, request.json) };
     let job = job_id(job)?;
@@ -31,7 +32,8 @@ pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitC
     output::print_reply(request.json, &report, |report, term| report_text(report, &names, term))
 }
 
-/// Prints a list of the reports of the last `last` jobs that ended. `None` prints all reports.
+/// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs,
+/// from the last ended job backwards. If `last` is `None`, prints all jobs of which the daemon has a report.
 pub(super) fn list(warden: &Warden, last: Option<u32>, json: JsonArg) -> anyhow::Result<ExitCode> {
     let parameters = GetReports { job: None, last };
     let reports: Vec<Report> = call_for(&mut warden.connect()?, "GetReports", &parameters, "reports")?;

@@ -35,12 +35,14 @@ const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
 const MOST_EXCHANGES: u32 = 5;
-/// The exit code of shells for a command that does not exist.
+/// The exit code (127) with which a shell reports that a command does not exist.
 pub(super) const NOT_FOUND: u8 = 127;
-/// The exit code of shells for a command that can't be executed.
+/// The exit code (126) with which a shell reports that a command exists but can't be executed.
 pub(super) const NOT_EXECUTABLE: u8 = 126;
 
-/// Replaces this process by the command. Returns only if that fails.
+/// Runs `pjwctl run`: makes a job of this process, waits until the job holds cores, and executes the command in
+/// `request`. The command replaces this process. Returns only if the command was not executed. The job is released
+/// then.
 pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = request.command.split_first() else { bail!("no command was given") };
     if program.is_empty() {
@@ -94,7 +96,8 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
     Ok(report_exec_failure(program, &error))
 }
 
-/// Prints why a command could not be executed, and returns the exit code that shells use for this error.
+/// Prints why the program `program` could not be executed. `error` is the error of execve(2). Returns the exit code
+/// with which a shell reports this failure: 127 if there is no such program, 126 otherwise.
 pub(super) fn report_exec_failure(program: &OsStr, error: &io::Error) -> ExitCode {
     let name = Path::new(program).display();
     let (code, why) = if is_there(program) {
@@ -116,9 +119,12 @@ fn is_there(program: &OsStr) -> bool {
     !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
-/// Waits until the job holds cores, and returns its CPUs. A besteffort job that can borrow no core is frozen together
-/// with this process, so the call returns when the job gets a core. The daemon closes a connection after ten minutes
-/// without a call, so this function may replace `client`.
+/// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only a job of the class
+/// besteffort has to wait. The daemon freezes this process until the job can borrow a core. If the connection `client`
+/// breaks, replaces `client` by a new connection.
+///
+/// # Errors
+/// If the job gets no cores, or if this process can also run on other PUs.
 pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Job) -> anyhow::Result<CpuSet> {
     // The cores of a borrower may be exchanged between the reply and the check.
     let mut exchanges = 0;
@@ -207,31 +213,33 @@ fn own_masks() -> io::Result<Vec<CpuSet>> {
     Ok(masks)
 }
 
-/// Releases the job. A failure is ignored, because the job ends with this process anyway.
+/// Releases the job with the id `job`, so that its cores become free. Errors are ignored, because the daemon also
+/// releases the job when this process ends.
 pub(super) fn release(client: &mut Client, job: &str) {
     let _ = client.call::<serde_json::Value>("Release", &JobParameter { job: job.to_owned() });
 }
 
-/// Returns the number of cores that have at least one CPU in `cpus`.
+/// Returns how many of the cores in `cores` have at least one PU (logical CPU) in `cpus`.
 pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
     let pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default();
     cores.iter().filter(|core| pus(core).intersects(cpus)).count()
 }
 
-/// Returns the number of CPUs in `cpus`, and the number of cores to which they belong.
+/// Returns the number of PUs (logical CPUs) in `cpus`, and the number of cores that contain these PUs. `cores` must
+/// contain all cores of the machine.
 pub(super) fn cpu_counts(cpus: &CpuSet, cores: &[Core]) -> CpuCounts {
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     CpuCounts { cores: number(cores_in(cpus, cores)), pus: number(cpus.len()) }
 }
 
-/// Returns the value of an environment variable of this process. A value that is not valid UTF-8 also counts as set by
-/// the user.
+/// Returns the value of the environment variable `name` of this process. Bytes that are not valid UTF-8 are replaced.
+/// `None` if the variable is not set.
 pub(super) fn own_variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// Returns a job name from the program's name and the process id, such as `make-4711`. No other running process has the
-/// same name.
+/// Returns the name of a job for which the user chose no name: the file name of the program `program` and the process
+/// id `pid`, such as `make-4711`.
 pub(super) fn default_name(program: &OsStr, pid: u32) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "._-+@".contains(c) { c } else { '_' };
     let base = Path::new(program).file_name().unwrap_or(OsStr::new("job")).to_string_lossy();

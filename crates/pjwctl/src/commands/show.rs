@@ -20,7 +20,8 @@ const READING_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// After this time without a reply, pjwctl prints that the reading takes long, and why.
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs `pjwctl show`: prints the details of a job.
+/// Runs `pjwctl show`: prints the properties of a job, its memory, its processes and its latest events. `request`
+/// contains the command line options.
 pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     let mut details = read_named(&mut client, &request.job)?;
@@ -81,8 +82,9 @@ fn saying_after<T>(timeout: Duration, say: impl FnOnce() + Send, work: impl FnOn
     })
 }
 
-/// Reads all pages. Processes may start and end in between: each page has the state of its own time, and the counts
-/// of the job are those of the first page.
+/// Requests the properties of the job with the id `job`, its processes and its latest events. The daemon sends the
+/// processes in several replies. Processes can start and end between two replies, so the number of processes in the
+/// first reply can differ from the length of the list.
 pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, ClientError> {
     let mut request = GetJob { job, ..GetJob::default() };
     let GetJobReply { job, mut members, history, mut last_pid, mut last_tid } =

@@ -26,7 +26,8 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 /// The size of the largest job log or curve.
 const MAX_LOG_BYTES: u64 = 1 << 30;
 
-/// Runs `pjwctl simulate`.
+/// Runs `pjwctl simulate`: replays a job log or a curve of CPU demand on a simulated machine, and prints the result.
+/// `what` contains the command line options.
 pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
     match (&what.demand, &what.job_log) {
         (Some(path), _) => replay_curve(what, path),

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::connection::{Warden, read_status, user_names};
 use crate::{cli::JsonArg, output, render};
 
-/// Runs `pjwctl status`: prints the status of the daemon.
+/// Runs `pjwctl status`: prints the machine, its core map, the jobs and the warnings of the daemon.
 pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     let status = read_status(&mut warden.connect()?)?;
     output::print_reply(json, &status, |status, term| {

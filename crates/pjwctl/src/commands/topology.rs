@@ -10,7 +10,8 @@ use super::connection::{NoParameters, Warden, call_for, read_status};
 use super::daemon_program;
 use crate::{cli, file, output, render};
 
-/// Runs `pjwctl topology`: prints the topology of the machine.
+/// Runs `pjwctl topology`: prints the packages, NUMA nodes, caches and cores of the machine as a tree or as a drawing.
+/// `what` contains the command line options.
 pub(super) fn run(warden: &Warden, what: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
     let (topology, status): (Topology, _) = match source {

@@ -8,7 +8,8 @@ use super::connection::{Warden, call_for, job_id};
 use crate::cli::WantArgs;
 use crate::{output, render};
 
-/// Runs `pjwctl want`: sets the number of cores that a job can use at present.
+/// Runs `pjwctl want`: tells the daemon how many cores a job can use at present. `request` contains the job and the
+/// number.
 pub(super) fn run(warden: &Warden, request: &WantArgs) -> anyhow::Result<ExitCode> {
     let wanted = request.cores.0;
     let parameters = call::Want { job: job_id(&request.job)?, cores: wanted };

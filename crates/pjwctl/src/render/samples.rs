@@ -5,22 +5,23 @@ use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
 
 use super::{Terminal, UserNames};
 
-/// A terminal without colours, as for the output to a pipe.
+/// An output for tests: 80 columns wide, without colours.
 pub(crate) const PLAIN: Terminal = Terminal { width: 80, has_colours: false };
-/// A terminal with colours.
+/// An output for tests: 80 columns wide, with colours.
 pub(crate) const COLOURED: Terminal = Terminal { width: 80, has_colours: true };
 
-/// Returns the time of the tests: five minutes after the start of the jobs.
+/// Returns the present time in tests: five minutes after the start of the jobs that [`job`] makes.
 pub(crate) fn now() -> Timestamp {
     "2026-05-04T12:05:00Z".parse().unwrap()
 }
 
-/// Returns the user names of the tests.
+/// Returns the user names in tests: `root` for the user id 0, and `alice` for 1000.
 pub(crate) fn names() -> UserNames {
     [(0, "root".to_owned()), (1000, "alice".to_owned())].into()
 }
 
-/// A running job with these CPUs, one per core.
+/// Makes a job for tests. `id` is its id, such as `slurm:7`. `cpus` is the list of its CPUs, one for each of its cores.
+/// If `cpus` is empty, the job waits for cores.
 pub(crate) fn job(id: &str, cpus: &str) -> Job {
     let cores = cpus.parse::<pjw_core::cpuset::CpuSet>().unwrap().len();
     Job {
@@ -42,7 +43,8 @@ pub(crate) fn job(id: &str, cpus: &str) -> Job {
     }
 }
 
-/// `count` cores of `pus` PUs with consecutive numbers, in L3s, NUMA nodes and packages of these numbers of cores.
+/// Makes `count` cores for tests, each with `pus` PUs (logical CPUs). The PUs are numbered core by core. `per_l3`,
+/// `per_node` and `per_package` are the numbers of cores in one L3 cache, one NUMA node and one package.
 pub(crate) fn cores(count: u32, pus: u32, per_l3: u32, per_node: u32, per_package: u32) -> Vec<Core> {
     let core = |n: u32| Core {
         cpus: if pus == 1 { n.to_string() } else { format!("{}-{}", n * pus, n * pus + pus - 1) },
@@ -53,7 +55,8 @@ pub(crate) fn cores(count: u32, pus: u32, per_l3: u32, per_node: u32, per_packag
     (0..count).map(core).collect()
 }
 
-/// A machine of two packages of four cores of two PUs. One job holds two cores, one core is housekeeping.
+/// Makes a status of the daemon for tests. The machine has two packages, each with four cores of two PUs (logical
+/// CPUs). One job holds two cores, and one core is reserved for the system.
 pub(crate) fn status() -> Status {
     Status {
         schema: 1,
@@ -85,12 +88,13 @@ pub(crate) fn status() -> Status {
     }
 }
 
-/// Makes a warning for the tests.
+/// Makes a warning of the daemon for tests: its code, the id of its job, its text, and its remedy.
 pub(crate) fn warning(code: &str, job: &str, text: &str, remedy: &str) -> Warning {
     Warning { code: code.into(), job: job.into(), text: text.into(), remedy: remedy.into() }
 }
 
-/// One pinned hot thread and two idle ones, one of them with a hostile name.
+/// Makes three threads for tests: one busy thread that is pinned to a PU (logical CPU), and two idle threads. The name
+/// of one idle thread contains control characters.
 pub(crate) fn threads() -> Vec<Thread> {
     let cold = |tid: u32, comm: &str| Thread {
         tid,
@@ -116,7 +120,7 @@ pub(crate) fn threads() -> Vec<Thread> {
     vec![hot, cold(101, "io"), cold(102, "evil\x1b[2J\nname")]
 }
 
-/// Removes the escape sequences from `text`.
+/// Returns `text` without its terminal escape sequences, such as colours.
 pub(crate) fn without_colour(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }

@@ -142,7 +142,7 @@ impl From<&FreeCoresSample> for FragmentationSample {
 ///
 /// - the numbers of started and refused jobs, and the utilisation of the machine,
 /// - the mean numbers of packages, NUMA nodes, L3 caches and split cores of a job (of a split core, the job has only
-///   some PUs),
+///   some PUs, which are logical CPUs),
 /// - the median and the 99th percentile of the time that choosing the cores of a job took,
 /// - a table of the free cores at several times.
 #[must_use]
@@ -195,7 +195,7 @@ fn samples(all: &[FragmentationSample]) -> String {
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// A number of seconds as days and hours.
+/// Returns `seconds` as text with days, hours, minutes and seconds, such as `1d 02:03:04`.
 pub(super) fn time(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     format!("{days}d {:02}:{:02}:{:02}", rest / 3_600, rest / 60 % 60, rest % 60)

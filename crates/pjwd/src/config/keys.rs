@@ -51,14 +51,15 @@ const FORMATS: Choices<LogFormat> =
     &[("auto", LogFormat::Auto), ("journald", LogFormat::Journald), ("text", LogFormat::Text)];
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// The largest number of PUs that a CPU list can name.
+/// The largest number of cores that a configuration key can have as its value. Equal to the number of different PUs
+/// (logical CPUs) that a CPU list can name.
 pub(super) const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
 /// The largest number of jobs with samples of their own. Each scrape then has about one megabyte of text.
 const MAX_JOBS: u32 = 2_000;
 /// The largest number of reports that are kept. Their file has its own limit.
 const MAX_REPORTS: u32 = 10_000;
 
-/// A configuration key.
+/// A configuration key of pjwd, such as `balance.pin`: its name, its parser, and the function that formats its value.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Key {
     /// A key that exists once.
@@ -69,7 +70,8 @@ pub(super) enum Key {
     SourceCores(JobSource),
 }
 
-/// A key that occurs once: its full name, its parser, and the function that formats its value.
+/// A configuration key that does not depend on a job source (a scheduler such as Slurm). Contains the name of the key,
+/// the parser of its value, and the function that formats the value.
 #[derive(Debug)]
 pub(super) struct PlainKey {
     name: &'static str,
@@ -171,28 +173,35 @@ const PLAIN: &[PlainKey] = &[
     number!("metrics.max_jobs", metrics.max_jobs, 0..=MAX_JOBS),
 ];
 
-/// The name of the key for the housekeeping rule.
+/// The name of the configuration key whose value says which PUs (logical CPUs) are reserved for the system and not for
+/// jobs.
 pub(super) const HOUSEKEEPING: &str = "housekeeping";
-/// The name of the tables `[[provision]]`. They are not in the list of keys.
+/// The name of the tables `[[provision]]` in the configuration file: each table keeps cores free for one service.
+/// [`Key::all`] does not contain this name.
 pub(super) const PROVISION: &str = "provision";
-/// The name of the key for the interval of the cycles.
+/// The name of the configuration key for the time between two scans of the processes of jobs.
 pub(super) const INTERVAL: &str = "interval";
-/// The name of the key for the interval of the full scans.
+/// The name of the configuration key for the time between two periodic scans, which also read processes that belong to
+/// no job.
 pub(super) const RESCAN_INTERVAL: &str = "rescan_interval";
-/// The name of the key for the CPU demand above which a thread is busy.
+/// The name of the configuration key for the CPU demand at which a thread begins to count as busy, in permille of one
+/// PU (logical CPU).
 pub(super) const HOT_PERMILLE: &str = "balance.hot_permille";
-/// The name of the key for the CPU demand below which a thread is no longer busy.
+/// The name of the configuration key for the CPU demand at or below which a busy thread no longer counts as busy, in
+/// permille of one PU (logical CPU).
 pub(super) const COLD_PERMILLE: &str = "balance.cold_permille";
 
 impl Key {
-    /// All keys, in the order of the documentation.
+    /// Returns all configuration keys, in the order in which `docs/config.md` lists them. The tables `[[provision]]`
+    /// are not included.
     pub(super) fn all() -> impl Iterator<Item = Key> {
         let sources = JobSource::ALL.iter().copied().filter(|source| source.is_scheduler());
         let of_source = |source| [Key::SourceEnabled(source), Key::SourceCores(source)];
         PLAIN.iter().map(Key::Plain).chain(sources.flat_map(of_source))
     }
 
-    /// The full name, with the names of the tables: `balance.pin`.
+    /// Returns the full name of the configuration key: the name of its table, a dot, and the name of the key in the
+    /// table. Example: `balance.pin`.
     pub(super) fn name(self) -> String {
         match self {
             Key::Plain(key) => key.name.to_owned(),
@@ -201,10 +210,10 @@ impl Key {
         }
     }
 
-    /// Parses a value and stores it in `settings`.
+    /// Parses `value`, the value of this configuration key in a file, and stores the result in `settings`.
     ///
     /// # Errors
-    /// A description of the allowed values, if the value is not one of them.
+    /// If the value is not allowed for this key. The error describes the allowed values.
     pub(super) fn read(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), ValueError> {
         match self {
             Key::Plain(key) => return (key.read)(value, settings),
@@ -222,7 +231,7 @@ impl Key {
         Ok(())
     }
 
-    /// The value of the key, as written in a file.
+    /// Returns the value that this configuration key has in `settings`, in the syntax of the configuration file.
     pub(super) fn show(self, settings: &Settings) -> String {
         match self {
             Key::Plain(key) => (key.show)(settings),

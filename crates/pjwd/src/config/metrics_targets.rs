@@ -13,8 +13,12 @@ const PATH_MAX: usize = 4000;
 /// The largest number of addresses.
 const ADDRESSES_MAX: usize = 8;
 
-/// The path of a text file for node_exporter's textfile collector, which reads only `*.prom`. The directory may be
-/// missing, because it may be mounted later.
+/// Parses the value of the configuration key `metrics.textfile`: the path of the file to which pjwd writes its metrics
+/// for node_exporter. The path must be absolute and end in `.prom`. Its directory need not exist, because it may be
+/// mounted later. Returns `None` for an empty value.
+///
+/// # Errors
+/// If the value is not such a path.
 pub(super) fn textfile(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueError> {
     let wanted = "an absolute path that ends in .prom, such as \"/var/lib/prometheus/node-exporter/pjw.prom\", or \"\" for none";
     let text = values::text(value, wanted)?;
@@ -31,13 +35,18 @@ pub(super) fn textfile(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueErro
     Ok(Some(path.to_owned()))
 }
 
-/// The path, as written in a file.
+/// Returns `path`, the path of the metrics file, in the syntax of the configuration file. `None` gives an empty string
+/// in quotation marks.
 pub(super) fn show_textfile(path: &Option<PathBuf>) -> String {
     format!("{:?}", path.as_ref().map(|path| path.display().to_string()).unwrap_or_default())
 }
 
-/// Addresses with ports. A port alone stands for the loopback address. Host names are not allowed, because their
-/// addresses may change.
+/// Parses the value of the configuration key `metrics.listen`: the addresses at which pjwd serves its metrics over
+/// HTTP, each with a port. A port without an address means the loopback address. Host names are refused, because their
+/// addresses can change.
+///
+/// # Errors
+/// If the value is not a list of such addresses, has too many of them, or has one of them twice.
 pub(super) fn addresses(value: &DeValue<'_>) -> Result<Vec<SocketAddr>, ValueError> {
     let wanted = "a list of addresses with ports, such as [\"127.0.0.1:9844\"], or of ports of the loopback address, \
                   such as [\"9844\"]";
@@ -70,7 +79,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     address.filter(|address: &SocketAddr| address.port() != 0)
 }
 
-/// The addresses, as written in a file.
+/// Returns `addresses` as a list in the syntax of the configuration file.
 pub(super) fn show_addresses(addresses: &[SocketAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     format!("{texts:?}")

@@ -25,7 +25,7 @@ pub struct ConfigError {
     text: String,
 }
 
-/// A position in a file.
+/// A position in the configuration file: the line, the column, and the text of the line for the error message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Position {
     /// The line number, from 1.
@@ -45,12 +45,13 @@ struct Quote {
 }
 
 impl ConfigError {
-    /// A problem of the whole file.
+    /// Makes an error that concerns the whole configuration file `path`. `text` is the description of the error.
     pub(super) fn of_file(path: &Path, text: impl Into<String>) -> Self {
         Self { file: file_name(path), position: None, key: None, text: text.into() }
     }
 
-    /// A problem at a position of the file.
+    /// Makes an error about a mistake at `position` in the configuration file `path`. `key` is the configuration key
+    /// that has the mistake, or `None` if no single key has it. `text` is the description of the mistake.
     pub(super) fn at(path: &Path, position: Position, key: Option<&str>, text: impl Into<String>) -> Self {
         let key = key.map(|key| visible(key, QUOTED_VALUE));
         Self { file: file_name(path), position: Some(position), key, text: text.into() }
@@ -101,7 +102,8 @@ impl fmt::Display for ConfigError {
 }
 
 impl Position {
-    /// The position where `span` (in bytes) begins in `text`. A span outside of `text` counts as the end of `text`.
+    /// Returns the position in `text`, the content of a configuration file, at which the byte range `span` begins. A
+    /// range beyond the end of `text` gives the position of the end.
     pub(super) fn of(text: &str, span: Range<usize>) -> Self {
         let start = boundary(text, span.start);
         let end = boundary(text, span.end).max(start);
@@ -117,7 +119,7 @@ impl Position {
         }
     }
 
-    /// Returns the number of the line, counted from 1.
+    /// Returns the line number of this position in the configuration file, counted from 1.
     pub(super) fn line(&self) -> usize {
         self.line
     }
@@ -151,13 +153,14 @@ impl Quote {
     }
 }
 
-/// A value or key in quotation marks, cut to a readable length, with control characters escaped.
+/// Returns `text` in quotation marks, for error messages. Control characters are escaped. A text of more than 60
+/// characters is cut.
 pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", visible(text, QUOTED_VALUE))
 }
 
-/// Returns the word in `known` that the user probably meant by `wrong`: the one with the smallest edit distance. `None`
-/// if no word is near enough for a typing mistake.
+/// Returns the word in `known` that the user probably meant by the misspelled word `wrong`: the word with the smallest
+/// edit distance. `None` if `wrong` differs too much from each of these words.
 pub(super) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = wrong.chars().count();
     if length > QUOTED_VALUE {
@@ -191,7 +194,8 @@ fn file_name(path: &Path) -> String {
     visible(&path.to_string_lossy(), 4096)
 }
 
-/// A text cut to a length, with control characters escaped.
+/// Returns `text` with escaped control characters, for error messages. A text of more than `characters` characters is
+/// cut, and gets `…` at its end.
 pub(super) fn visible(text: &str, characters: usize) -> String {
     let mut shown: String = text.chars().take(characters).map(escaped).collect();
     if text.chars().nth(characters).is_some() {

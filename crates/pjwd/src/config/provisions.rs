@@ -39,10 +39,11 @@ impl ProvisionSettings {
     }
 }
 
-/// Reads the value of the key `provision`.
+/// Parses `value`, the tables `[[provision]]` of the configuration file. `max_cores` is the maximum number of cores of
+/// one provision.
 ///
 /// # Errors
-/// What is wrong: the first mistake in the tables.
+/// The first mistake in the tables.
 pub(super) fn read(value: &DeValue<'_>, max_cores: u32) -> Result<Vec<ProvisionSettings>, ValueError> {
     let tables = value
         .as_array()

@@ -20,12 +20,15 @@ const SIZE_MAX: u64 = 1 << 20;
 /// The largest number of problems in a report. A file with more problems is probably not a configuration.
 const PROBLEMS_MAX: usize = 50;
 
-/// Whether the path exists. A dangling symbolic link also exists.
+/// Returns whether there is a file at `path`. True also for a symbolic link whose target does not exist.
 pub(super) fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// Reads the text of a file.
+/// Returns the content of the configuration file `path`.
+///
+/// # Errors
+/// If the file can't be read, is not a regular file, is larger than 1 MiB, or is not UTF-8.
 pub(super) fn text(path: &Path) -> Result<String, Vec<ConfigError>> {
     let problem = |text: String| vec![ConfigError::of_file(path, text)];
     let unreadable = |error| problem(format!("the configuration can't be read: {error}"));
@@ -53,7 +56,11 @@ pub(super) fn text(path: &Path) -> Result<String, Vec<ConfigError>> {
     })
 }
 
-/// The settings in a text, and the position of the housekeeping rule if the file has one.
+/// Parses `text`, the content of the configuration file `path`. Returns the values of all configuration keys. Also
+/// returns the position of the value of the key `housekeeping`, or `None` if the file does not have this key.
+///
+/// # Errors
+/// The mistakes in the file.
 pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Position>), Vec<ConfigError>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader =

@@ -15,10 +15,11 @@ const GROUPS_MAX: usize = 64;
 /// The longest group name in bytes (LOGIN_NAME_MAX is 256; directory services have long names).
 const GROUP_NAME_MAX: usize = 255;
 
-/// The allowed words of a key, each with its value. The default comes first.
+/// The words that are allowed as the value of a configuration key, the default first. Each word is paired with the
+/// setting that it stands for.
 pub(super) type Choices<T> = &'static [(&'static str, T)];
 
-/// Why a value is wrong, and what is allowed.
+/// The error that the value of a configuration key is not allowed. The error describes the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ValueError {
     /// A sentence about the mistake.
@@ -28,23 +29,27 @@ pub(super) struct ValueError {
 }
 
 impl ValueError {
-    /// Makes an error with this text.
+    /// Makes an error with `text` as its message.
     pub(super) fn because(text: impl Into<String>) -> Self {
         Self { text: text.into(), span: None }
     }
 
-    /// Sets the part of the value to which the error applies.
+    /// Adds the position of the mistake to this error. `span` is the byte range of the mistake in the configuration
+    /// file.
     pub(super) fn at(self, span: Range<usize>) -> Self {
         Self { span: Some(span), ..self }
     }
 
-    /// Makes the error that the value has the wrong type. `wanted` describes the right one.
+    /// Makes the error that `value` is not allowed. `wanted` describes the allowed values, for example `true or false`.
     pub(super) fn kind(value: &DeValue<'_>, wanted: &str) -> Self {
         Self::because(format!("{} is not allowed here: write {wanted}", found(value)))
     }
 }
 
-/// Parses a value that must be one of the allowed words.
+/// Parses `value`, which must be one of the words in `choices`. Returns the setting that the word stands for.
+///
+/// # Errors
+/// If the value is none of the words. The error lists the words.
 pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Result<T, ValueError> {
     let allowed = listed(choices);
     let text = text(value, &allowed)?;
@@ -56,23 +61,33 @@ pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Resul
     Err(ValueError::because(format!("{} is not allowed here: write {allowed}{meant}", quoted(text))))
 }
 
-/// The word for a value, as written in a file.
+/// Returns the word in `choices` that stands for the setting `meaning`, in quotation marks as in the configuration
+/// file.
 pub(super) fn show_choice<T: PartialEq>(meaning: &T, choices: Choices<T>) -> String {
     let choice = choices.iter().find(|(_, known)| known == meaning).map_or("", |(choice, _)| choice);
     format!("\"{choice}\"")
 }
 
-/// Parses a string. `wanted` describes the allowed strings in the error.
+/// Returns the string in `value`. `wanted` describes the allowed values for the error message.
+///
+/// # Errors
+/// If the value is not a string.
 pub(super) fn text<'v>(value: &'v DeValue<'_>, wanted: &str) -> Result<&'v str, ValueError> {
     value.as_str().ok_or_else(|| ValueError::kind(value, wanted))
 }
 
-/// Parses `true` or `false`.
+/// Parses `value`, which must be `true` or `false`.
+///
+/// # Errors
+/// If the value is anything else.
 pub(super) fn boolean(value: &DeValue<'_>) -> Result<bool, ValueError> {
     value.as_bool().ok_or_else(|| ValueError::kind(value, "true or false, without quotation marks"))
 }
 
-/// Parses a whole number in a range.
+/// Parses `value`, which must be a whole number in `range`.
+///
+/// # Errors
+/// If the value is no such number.
 pub(super) fn number(value: &DeValue<'_>, range: RangeInclusive<u32>) -> Result<u32, ValueError> {
     let wanted = format!("a whole number from {} to {}", range.start(), range.end());
     let integer = value.as_integer().ok_or_else(|| ValueError::kind(value, &wanted))?;
@@ -80,7 +95,10 @@ pub(super) fn number(value: &DeValue<'_>, range: RangeInclusive<u32>) -> Result<
     number.filter(|number| range.contains(number)).ok_or_else(|| ValueError::kind(value, &wanted))
 }
 
-/// A duration in a range, such as `500ms` or `1h 30m`.
+/// Parses `value`, which must be a duration in `range`, such as `"500ms"` or `"1h 30m"`.
+///
+/// # Errors
+/// If the value is no such duration.
 pub(super) fn duration(value: &DeValue<'_>, range: RangeInclusive<Duration>) -> Result<Duration, ValueError> {
     let (least, most) = (format_duration(*range.start()), format_duration(*range.end()));
     let wanted = format!("a time from {least} to {most} with its unit (ms, s, m, h), such as \"{least}\"");
@@ -90,12 +108,16 @@ pub(super) fn duration(value: &DeValue<'_>, range: RangeInclusive<Duration>) -> 
     parsed.filter(|duration| range.contains(duration)).ok_or_else(|| ValueError::kind(value, &wanted))
 }
 
-/// A duration, as written in a file.
+/// Returns `duration` in the syntax of the configuration file: a string in quotation marks, with units.
 pub(super) fn show_duration(duration: &Duration) -> String {
     format!("\"{}\"", format_duration(*duration))
 }
 
-/// Names or numbers of groups. The groups need not exist, because a directory service may be unavailable.
+/// Parses `value`, a list of user groups by name or number. The groups need not exist, because a directory service may
+/// be unavailable.
+///
+/// # Errors
+/// If the value is not such a list, has too many groups, or has a group twice.
 pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
     let wanted = "a list of group names, such as [\"pjw\"]";
     let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
@@ -126,7 +148,11 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
     Ok(groups)
 }
 
-/// Parses the list of environment variables that contain the size of a job for its programs.
+/// Parses `value`, the list of environment variables that tell a program the number of cores or PUs (logical CPUs) of
+/// its job. Example of an entry: `OMP_NUM_THREADS=cores`.
+///
+/// # Errors
+/// If the value is not such a list.
 pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, ValueError> {
     let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
     let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
@@ -147,7 +173,7 @@ pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVar
     })
 }
 
-/// The variables, as written in a file.
+/// Returns the environment variables in `variables` as a list in the syntax of the configuration file.
 pub(super) fn show_cpu_count_variables(variables: &[CpuCountVariable]) -> String {
     format!("{:?}", variables.iter().map(ToString::to_string).collect::<Vec<_>>())
 }

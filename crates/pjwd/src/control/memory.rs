@@ -43,7 +43,8 @@ const MAX_PROCESSES: usize = 1000;
 /// The largest number of calls of one user, who is no administrator, that wait for a reading of the same kind.
 const MAX_WAITING: usize = 4;
 
-/// A caller of a reading.
+/// The party that asks for a measurement of a job's memory: a user or pjwd itself. Also says whether the party can
+/// request any number of measurements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reader {
     pub(super) owner: TurnOwner,
@@ -106,7 +107,12 @@ fn forget_ended_jobs(records: &RefCell<MemoryRecords>, status: &PublishedStatus)
 }
 
 impl ControlService {
-    /// Answers `GetMemory`.
+    /// Answers the call `GetMemory` of the client `peer`: returns the memory use of one job. Measures the memory unless
+    /// the client is no administrator and a recent measurement is stored.
+    ///
+    /// # Errors
+    /// If there is no such job, or if the memory can't be measured. If the user of the client already has too many
+    /// calls that wait.
     pub(super) async fn memory(&self, peer: Peer, request: call::GetMemory) -> Result<Reply, CallError> {
         let id = job_id(&request.job)?;
         self.begin_of_job(&id)?;
@@ -164,7 +170,12 @@ impl ControlService {
         }
     }
 
-    /// Waits for the turn of the caller, reads the memory of a job and records it.
+    /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. First waits
+    /// until the thread that measures memory is free for `reader`. If `reader` is no administrator and a recent
+    /// measurement is stored after the wait, returns this measurement instead.
+    ///
+    /// # Errors
+    /// If there is no such job, or if the memory can't be measured. If too many calls of the same user wait already.
     pub(super) async fn read_in_turn(
         &self,
         id: &JobId,
@@ -213,7 +224,8 @@ impl ControlService {
         }
     }
 
-    /// Sends the predictions to the event loop, which publishes them in the status, if they changed.
+    /// Sends `warnings`, the predicted memory shortages of jobs, to the event loop, which publishes the warnings in the
+    /// status. Sends nothing if the warnings are the same as in the last call.
     pub(super) fn send_memory_warnings(&self, warnings: Vec<Warning>) {
         if *self.memory_warnings.borrow() != warnings {
             self.memory_warnings.replace(warnings.clone());
@@ -221,7 +233,9 @@ impl ControlService {
         }
     }
 
-    /// Adds what the latest reading of the job's memory has found about waits for the lock of an address space.
+    /// Adds sentences to `reasons`, the answer to the call `ExplainJob` for the job `id`, and returns the answer. The
+    /// sentences describe threads of the job that wait for one another to map or unmap memory, as the latest
+    /// measurement of the job's memory found them.
     pub(super) fn with_map_lock_waits(
         &self,
         id: &JobId,
@@ -238,7 +252,8 @@ impl ControlService {
         reasons
     }
 
-    /// Forgets the readings of a job that has ended, and withdraws the warning about it from the status.
+    /// Removes the memory measurements of the job `job`, which has ended. Also removes a warning about the job's memory
+    /// from the status.
     pub(super) fn forget_memory(&self, job: &JobId) {
         self.memory_records.borrow_mut().remove_job(job);
         let is_warned = !self.memory_warnings.borrow().is_empty();

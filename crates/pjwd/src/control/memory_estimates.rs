@@ -87,11 +87,13 @@ impl EstimateSchedule {
 }
 
 impl ControlService {
-    /// Estimates the memory use of each job from counters of the kernel: ten seconds after one of its threads became busy, and
-    /// then once a minute, or every 16 minutes if no thread of the job is busy. Stores the results for the report on the job, and sends a
-    /// warning to the event loop if the memory of a job will probably run out. Pauses after each job, so that the estimates
-    /// use at most the configured share of one PU (`memory.budget_permille`). Runs until the future is dropped, or the event
-    /// loop has ended.
+    /// Estimates the memory use of each job at intervals, from counters of the kernel. The first estimate of a job is
+    /// made about ten seconds after a thread of the job became busy. Later estimates are made once a minute, or every
+    /// 16 minutes while no thread of the job is busy.
+    ///
+    /// Stores the results for the report on the job. Sends a warning to the event loop if the memory of a job will
+    /// probably run out. Pauses after each job, so that the estimates use at most the configured share of one PU
+    /// (`memory.budget_permille`). Runs until the future is dropped, or the event loop has ended.
     pub async fn estimate_memory(self: Rc<Self>) {
         let reader = Reader { owner: TurnOwner::Sampler, is_admin: true };
         let mut schedule = EstimateSchedule::default();

@@ -102,7 +102,7 @@ impl ControlService {
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }
 
-    /// Returns the user at the other end of the connection, and whether this user is an administrator.
+    /// Returns the user of the client `peer` at the other end of a connection, and whether this user is an administrator.
     pub(super) async fn caller(&self, peer: Peer) -> Caller {
         let uid = pjw_core::ids::Uid(peer.uid);
         if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
@@ -170,7 +170,7 @@ impl ControlService {
         answer.await.map_err(|_| stopping())
     }
 
-    /// Sends a query to the event loop, and waits for the answer.
+    /// Sends `query` to the event loop, and waits for the answer. Fails if the event loop has ended.
     pub(super) async fn query_loop(&self, query: Query) -> Result<Answer, CallError> {
         self.call_loop(|answer| Message::Query { query, answer }).await
     }
@@ -236,7 +236,7 @@ impl ControlService {
         )
     }
 
-    /// The job in the latest status. The job may have ended since the command.
+    /// Returns the job `id` from the last published status. The error says that there is no such job, for example because it has ended.
     pub(super) fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
         let found = self.status.borrow().jobs.iter().find(|job| job.id == name).cloned();
@@ -382,7 +382,7 @@ fn released(reply: CommandReply) -> Reply {
     Reply::Released { released }
 }
 
-/// Parses a job id. The error is the reply to the client.
+/// Parses the job id `text`, such as `slurm:17`. The error is the reply to the client.
 pub(super) fn job_id(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
 }

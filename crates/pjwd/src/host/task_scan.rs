@@ -6,8 +6,9 @@ use tracing::info;
 
 use crate::config::ScanInterface;
 
-/// Makes the node use the BPF programs if `scan` allows and the kernel can load them. The log states the result and
-/// the reason.
+/// Loads the BPF programs for `node`, the interface to the machine, if `scan` allows BPF and the kernel accepts the
+/// programs. One program reads many threads at once, the other reports affinity requests. Without the first program,
+/// `node` reads threads in /proc. Logs which programs are used, and why the others are not.
 pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxMachine) {
     let (scan, affinity_requests) = match scan {
         ScanInterface::Proc => {

@@ -35,7 +35,8 @@ const START_TIMEOUT: Duration = Duration::from_millis(100);
 /// The time from a failure to the next attempt to start the watcher.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// Starts and ends the thaw watcher: the process that thaws the frozen jobs if the daemon is killed.
+/// Starts and ends the thaw watcher: a process that thaws the frozen jobs if pjwd is killed. pjwd can freeze a job that
+/// has no cores of its own and can borrow none.
 #[derive(Debug)]
 pub struct ThawWatcher {
     state_dir: PathBuf,
@@ -56,9 +57,9 @@ enum WatcherProcess {
 }
 
 impl ThawWatcher {
-    /// Prepares the watcher of a daemon with the state directory `state_dir`. `is_second_pjwd` says whether the daemon was
-    /// started with `--beside`. Starts no process. Returns `None` if the unit `pjwd.service` of systemd started this
-    /// daemon: its `ExecStopPost=` thaws the jobs.
+    /// Makes a [`ThawWatcher`] for the daemon with the state directory `state_dir`. `is_second_pjwd` says whether the
+    /// daemon was started with `--beside`. Starts no process. Returns `None` if systemd started this daemon as the unit
+    /// `pjwd.service`: the setting `ExecStopPost=` of this unit thaws the jobs.
     #[must_use]
     pub fn if_needed(state_dir: &Path, is_second_pjwd: bool) -> Option<Self> {
         let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -73,8 +74,9 @@ impl ThawWatcher {
         })
     }
 
-    /// Starts the watcher unless it runs. Waits for its start for up to 100 ms. If the watcher can't be started, or has
-    /// ended, tries again a minute after `now`, at the next call of this function.
+    /// Starts the thaw watcher (the process that thaws frozen jobs if pjwd is killed), unless the watcher runs already.
+    /// Waits for the start for up to 100 ms. If the watcher can't be started or has ended, the next attempt is made by
+    /// the first call of this function that is at least one minute later. `now` is the current time.
     pub fn ensure_running(&mut self, now: Instant) {
         match mem::replace(&mut self.process, WatcherProcess::None) {
             WatcherProcess::None if self.retry_at.is_some_and(|at| now < at) => {}
@@ -131,7 +133,8 @@ impl ThawWatcher {
         self.retry_at = Some(now + RETRY_DELAY);
     }
 
-    /// Returns the pid of the watcher. `None` if the watcher does not run, or is being started.
+    /// Returns the pid of the thaw watcher (the process that thaws frozen jobs if pjwd is killed). `None` if the
+    /// watcher does not run, or is still being started.
     #[must_use]
     pub fn pid(&self) -> Option<Pid> {
         match &self.process {
@@ -140,8 +143,9 @@ impl ThawWatcher {
         }
     }
 
-    /// Returns the warning that the watcher can't be started or has ended. The status and the log have it while a job is
-    /// frozen. `None` if it runs or was not needed yet.
+    /// Returns the warning that the thaw watcher (the process that thaws frozen jobs if pjwd is killed) can't be
+    /// started or has ended. `None` if the watcher runs, or was not needed yet. The caller should publish the warning
+    /// only while a job is frozen.
     #[must_use]
     pub fn warning(&self) -> Option<Warning> {
         let why = self.failure.as_ref()?;
@@ -153,7 +157,8 @@ impl ThawWatcher {
         Some(Warning::new("thaw-watcher", text, remedy))
     }
 
-    /// Ends the watcher. The caller must have thawed the jobs.
+    /// Kills the thaw watcher (the process that thaws frozen jobs if pjwd is killed). The caller must have thawed all
+    /// jobs before. Does nothing if the watcher does not run.
     pub fn end(&mut self) {
         if let WatcherProcess::Running(child) = &mut self.process {
             // It may have ended already. Its end is not awaited: after SIGKILL it does nothing more.
@@ -171,8 +176,9 @@ fn is_in_unit(cgroups: &str) -> bool {
         .any(|path| path.split('/').any(|part| part == UNIT))
 }
 
-/// Makes this process the thaw watcher, and waits for the end of the daemon: the end of the standard input. Must be called
-/// at the start of the process, before it has other threads.
+/// Makes this process the thaw watcher, and waits until the daemon has ended. The daemon holds the other end of the
+/// pipe that is the standard input of this process, so the end of the input shows the end of the daemon. Must be called
+/// at the start of the process, before the process has other threads.
 pub fn wait_for_end_of_daemon() {
     reset_signals();
     // Refused if this process leads a session already, because a user started it.

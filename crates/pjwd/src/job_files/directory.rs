@@ -29,8 +29,8 @@ const JSON_FILE_NAME: &str = "coremap.json";
 const DIRECTORY_MODE: u32 = 0o755;
 const WANT_MODE: u32 = 0o600;
 
-/// The error of an operation on a path below `STATE_DIR/jobs`: what was tried, on which path, and why it
-/// failed.
+/// The error of an operation on a file or directory of a job, below `STATE_DIR/jobs`: the failed operation, the path,
+/// and the error of the kernel.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {source}", path = path.display())]
 pub(super) struct FileFault {
@@ -39,7 +39,8 @@ pub(super) struct FileFault {
     source: io::Error,
 }
 
-/// Makes the error of an operation on a path.
+/// Returns a function that converts an [`io::Error`] to a [`FileFault`]. `operation` is the failed operation as a verb,
+/// such as `write`. `path` is the path of the file.
 pub(super) fn failed<'a>(operation: &'static str, path: &'a Path) -> impl Fn(io::Error) -> FileFault + 'a {
     move |source| FileFault { operation, path: path.to_owned(), source }
 }
@@ -74,7 +75,7 @@ impl CoreMapFile {
     }
 }
 
-/// The directory `STATE_DIR/jobs`, which contains the directory of each job.
+/// The directory `STATE_DIR/jobs`, where STATE_DIR is the state directory of pjwd. Each job has a subdirectory there.
 #[derive(Debug)]
 pub(super) struct JobsDirectory {
     path: PathBuf,
@@ -82,12 +83,13 @@ pub(super) struct JobsDirectory {
 }
 
 impl JobsDirectory {
-    /// Makes the value for the state directory `state_dir`. Does not make the directory yet.
+    /// Makes the value that stands for the directory `state_dir/jobs`. `state_dir` is the state directory of pjwd.
+    /// Creates no directory.
     pub(super) fn new(state_dir: &Path) -> Self {
         Self { path: state_dir.join(JOBS_DIRECTORY), inode: None }
     }
 
-    /// Returns the path of the directory.
+    /// Returns the path of the directory `STATE_DIR/jobs`.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -97,7 +99,11 @@ impl JobsDirectory {
         self.path.join(id.to_string())
     }
 
-    /// Makes the directory `STATE_DIR/jobs` if it is missing, or was replaced since it was made here.
+    /// Creates the directory `STATE_DIR/jobs` if it is missing. If there is a file or a directory of another user in
+    /// its place, removes this first.
+    ///
+    /// # Errors
+    /// If the directory can't be created.
     pub(super) fn make(&mut self) -> Result<(), FileFault> {
         if !self.is_in_place() {
             make_directory(&self.path)?;
@@ -106,13 +112,18 @@ impl JobsDirectory {
         Ok(())
     }
 
-    /// Whether the directory that was made is still there.
+    /// Returns whether the directory `STATE_DIR/jobs` is still the one that [`JobsDirectory::make`] found or created.
+    /// False if another program has removed or replaced the directory.
     pub(super) fn is_in_place(&self) -> bool {
         self.inode.is_some() && inode_of(&self.path) == self.inode
     }
 
-    /// Makes the directory of a job. If an earlier daemon left it, this directory and the page in it (the
-    /// file `coremap`) are used.
+    /// Creates the subdirectory of the job `id`, and returns it. A subdirectory that an earlier daemon left is used
+    /// again. So is the file `coremap` (the CPUs of the job) in it, because programs may have mapped this file into
+    /// memory.
+    ///
+    /// # Errors
+    /// If the subdirectory can't be created.
     pub(super) fn open(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
         let path = self.path_of(id);
         make_directory(&path)?;
@@ -122,8 +133,8 @@ impl JobsDirectory {
         Ok(JobDirectory { path, inode, temporary, page, published: None })
     }
 
-    /// Removes all entries of `STATE_DIR/jobs` except the directories of the jobs in `jobs`. Wakes the
-    /// programs that wait for a change of a removed page (the file `coremap` with the CPUs of a job).
+    /// Removes all entries of `STATE_DIR/jobs` except the subdirectories of the jobs in `jobs`. A program can wait for
+    /// changes of the file `coremap` (the CPUs of its job). If this file is removed, wakes the waiting programs.
     pub(super) fn remove_others<'a>(&self, jobs: impl Iterator<Item = &'a JobId>) {
         let names: BTreeSet<String> = jobs.map(ToString::to_string).collect();
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
@@ -133,13 +144,15 @@ impl JobsDirectory {
         }
     }
 
-    /// Removes the directory of a job that could not be opened.
+    /// Removes the subdirectory of the job `id`, for which there is no [`JobDirectory`] because [`JobsDirectory::open`]
+    /// failed.
     pub(super) fn remove_directory(&self, id: &JobId) {
         remove(&self.path_of(id));
     }
 }
 
-/// The directory of one job, with the files that show the cores of the job, and the file `want`.
+/// The directory of one job. pjwd writes the CPUs of the job into three files there: `cpus`, `coremap.json` and
+/// `coremap`. Programs write the number of cores that the job wants into a fourth file, `want`.
 #[derive(Debug)]
 pub(super) struct JobDirectory {
     path: PathBuf,
@@ -152,31 +165,36 @@ pub(super) struct JobDirectory {
 }
 
 impl JobDirectory {
-    /// Returns the path of the directory.
+    /// Returns the path of the directory of this job.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the path of the file `want`.
+    /// Returns the path of the file `want` in the directory of this job. Programs write the number of cores that the
+    /// job wants into this file.
     pub(super) fn want_path(&self) -> PathBuf {
         self.path.join(WANTED_CORES_FILE_NAME)
     }
 
-    /// Whether the path still names this directory.
+    /// Returns whether the directory of this job is still at its path. False if another program has removed or replaced
+    /// the directory.
     pub(super) fn is_in_place(&self) -> bool {
         self.inode.is_some() && inode_of(&self.path) == self.inode
     }
 
-    /// Whether the path still names this directory, and the four files `cpus`, `coremap.json`, `coremap` and
-    /// `want` are in it.
+    /// Returns whether the directory of this job is still at its path and contains the four files `cpus`,
+    /// `coremap.json`, `coremap` and `want`.
     pub(super) fn is_complete(&self) -> bool {
         let names = [CPUS_FILE_NAME, JSON_FILE_NAME, CORE_MAP_FILE_NAME, WANTED_CORES_FILE_NAME];
         self.is_in_place() && names.iter().all(|name| is_file(&self.path.join(name)))
     }
 
-    /// Writes the core map (the CPUs of the job) into the files `cpus`, `coremap.json` and `coremap`. Does
-    /// nothing if all three are there and show this core map. The page `coremap` is written last: a program
-    /// that its change wakes finds the other two files already changed.
+    /// Writes `core_map` (the CPUs of the job) into the files `cpus`, `coremap.json` and `coremap`. Does nothing if all
+    /// three files exist and contain this core map already. Writes `coremap` last, because a change of this file wakes
+    /// the waiting programs: they then find the two other files already changed.
+    ///
+    /// # Errors
+    /// If a file can't be written.
     pub(super) fn write_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
         let page_path = self.path.join(CORE_MAP_FILE_NAME);
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
@@ -223,9 +241,12 @@ impl JobDirectory {
         self.replace(&json_path, json.as_bytes())
     }
 
-    /// Makes the empty file `want` with mode 0600 for the user `owner`, if it is missing. A file with another
-    /// owner or a second name (hard link), or something else in its place, is replaced. Returns whether the
-    /// right file was there already.
+    /// Creates the empty file `want` with the mode 0600 for the user `owner`, unless the file exists. Replaces a file
+    /// that belongs to another user, has a second name (hard link), or is not a regular file. Returns whether the right
+    /// file existed already.
+    ///
+    /// # Errors
+    /// If the file can't be created.
     pub(super) fn make_want(&self, owner: Uid) -> Result<bool, FileFault> {
         let path = self.want_path();
         if let Ok(metadata) = std::fs::symlink_metadata(&path) {
@@ -258,8 +279,8 @@ impl JobDirectory {
         replaced.map_err(failed("write", path))
     }
 
-    /// Gives up the page (the file `coremap`): writes that it is no longer kept up to date, and wakes the
-    /// programs that wait for its change. Removes no file.
+    /// Writes into the file `coremap` that pjwd no longer keeps its content up to date, and wakes the programs that
+    /// wait for a change of the file. Removes no file.
     pub(super) fn end(self) {
         if let Some(page) = self.page {
             // Nobody can read a page that was truncated.
@@ -267,8 +288,8 @@ impl JobDirectory {
         }
     }
 
-    /// Removes the directory with its files, if the path still names it. Gives up the page (the file
-    /// `coremap` with the CPUs of the job), so the programs that wait for a change of the page are woken.
+    /// Removes the directory of this job and its files, unless another program has removed or replaced the directory.
+    /// Wakes the programs that wait for a change of the file `coremap` (the CPUs of the job).
     pub(super) fn remove(self) {
         if self.is_in_place() {
             remove(&self.path);

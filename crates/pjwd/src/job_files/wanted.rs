@@ -13,8 +13,8 @@ const MAX_BYTES: u64 = 32;
 /// A file that is longer is truncated: it takes memory from a file system that the system needs.
 const MAX_FILE_BYTES: u64 = 4096;
 
-/// What the daemon knows of the file `want` of one job: the number of wanted cores in it, and why its content
-/// is ignored.
+/// The last known content of the file `want` of one job: the number of cores that the job wants, and the reason why the
+/// present content is ignored.
 #[derive(Debug)]
 pub(super) struct WantedFile {
     /// The number that the file had when it was read or written last.
@@ -27,7 +27,7 @@ pub(super) struct WantedFile {
     fault: Option<String>,
 }
 
-/// What a reading of the file `want` of a job found.
+/// The result of reading the file `want` of a job: whether the number of wanted cores has changed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// Nothing new: the number is the known one, or the content is ignored and the known number stays.
@@ -41,8 +41,8 @@ pub(super) enum Reading {
 }
 
 impl WantedFile {
-    /// Makes the value for a job that wants `last` cores. `None` if the job wants the cores that it was
-    /// granted.
+    /// Makes a [`WantedFile`] for a job that wants `last` cores. `None` means that the job wants exactly the cores that
+    /// it was granted.
     pub(super) fn new(last: Option<u32>) -> Self {
         Self { last, was_empty: false, is_emptied: false, fault: None }
     }
@@ -52,9 +52,9 @@ impl WantedFile {
         self.fault.as_deref()
     }
 
-    /// Reads the file `want` at `path`. The content is ignored if the file is no regular file, belongs to
-    /// another user than `owner`, has a second name (hard link), or has no number. Also empties a file that
-    /// is too long.
+    /// Reads the file `want` of a job at `path`. Ignores the content if it is not a number, or if the file is not a
+    /// regular file, belongs to another user than `owner`, or has a second name (hard link). Also empties a file of
+    /// more than 4096 bytes, because the file takes memory.
     pub(super) fn read(&mut self, path: &Path, owner: Uid) -> Reading {
         let number = read_text(path, owner).and_then(|text| parse(&text));
         let is_empty = number == Ok(None);
@@ -83,9 +83,8 @@ impl WantedFile {
         }
     }
 
-    /// Writes the number `wanted` into the file `want` at `path`, if the file is not known to show it
-    /// already. `None` empties the file. `was_there` says whether the file is the one that was read or
-    /// written before. If not, the file is new and empty.
+    /// Writes the number of cores `wanted` into the file `want` at `path`. `None` empties the file. Does nothing if the
+    /// file is known to contain this number. If `was_there` is false, the file is new and empty.
     pub(super) fn show(&mut self, path: &Path, wanted: Option<u32>, was_there: bool) -> io::Result<()> {
         let shown = if was_there { self.last } else { None };
         if shown == wanted {

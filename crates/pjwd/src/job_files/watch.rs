@@ -9,7 +9,8 @@ use pjw_core::job::JobId;
 use pjw_job::WANTED_CORES_FILE_NAME;
 use tracing::info;
 
-/// A change of the files of jobs that the kernel reported by inotify(7).
+/// A change of the files of jobs that the kernel reported by inotify(7). Names the job with the changed file, or says
+/// that the kernel has lost reports of changes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FileChange {
     /// A program wrote into the file `want` of this job, or removed a file of the job.
@@ -18,7 +19,8 @@ pub(super) enum FileChange {
     Unknown,
 }
 
-/// The inotify(7) watches of the jobs: for each job one of its directory, and one of the file `want` in it.
+/// Watches the files of jobs by inotify(7). Each job has two watches: one of its directory, and one of the file `want`
+/// in this directory.
 #[derive(Debug)]
 pub(super) struct FileWatch {
     /// `None` if the kernel refuses inotify.
@@ -27,7 +29,8 @@ pub(super) struct FileWatch {
 }
 
 impl FileWatch {
-    /// Makes an inotify(7) instance without watches. If that fails, no file is watched.
+    /// Creates an inotify(7) instance without watches. If the kernel refuses inotify, no file is watched, and the
+    /// reason is logged.
     pub(super) fn new() -> Self {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         let inotify = inotify
@@ -36,8 +39,8 @@ impl FileWatch {
         Self { inotify, jobs: BTreeMap::new() }
     }
 
-    /// Starts the watch of the files of a job. Returns `false` if the kernel refuses one of the watches, for
-    /// example because the user has as many as the kernel allows.
+    /// Starts to watch `directory`, the directory of the job `id`, and the file `want` in it. Returns false if the
+    /// kernel refuses one of the two watches, for example because the user already has the maximum number of watches.
     pub(super) fn add(&mut self, id: &JobId, directory: &Path) -> bool {
         self.remove(id);
         let Some(inotify) = &self.inotify else { return false };
@@ -55,7 +58,7 @@ impl FileWatch {
         is_complete
     }
 
-    /// Ends the watch of the files of a job. Does nothing if they are not watched.
+    /// Ends the watches of the files of the job `id`. Does nothing if the files are not watched.
     pub(super) fn remove(&mut self, id: &JobId) {
         for watch in self.jobs.remove(id).into_iter().flatten() {
             // The watch of a removed file has ended already.
@@ -63,12 +66,14 @@ impl FileWatch {
         }
     }
 
-    /// Returns the descriptor that is readable when files have changed. `None` if there is no inotify instance.
+    /// Returns the inotify(7) file descriptor, which is readable when watched files of jobs have changed. `None` if the
+    /// kernel refuses inotify.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns the changes that the kernel has reported since the last call. Does not block.
+    /// Returns the changes of the files of jobs that the kernel has reported since the last call of this function. Does
+    /// not block.
     pub(super) fn read(&self) -> Vec<FileChange> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
         let mut changes = Vec::new();

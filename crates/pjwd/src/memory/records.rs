@@ -111,11 +111,11 @@ impl MemoryRecords {
         }
     }
 
-    /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it. Also updates the
-    /// prediction of a memory shortage. A prediction from the pages of the processes is not replaced by one from an
-    /// estimate for five minutes. `job_start_time` is the start time of the
-    /// job, as in [`MemoryRecords::remove_earlier_job`]. Stored measurements of an earlier job with the same id but
-    /// another start time are removed.
+    /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it. Also updates the prediction
+    /// of a memory shortage. A measurement that is an estimate does not change the prediction for five minutes after a
+    /// measurement that read the pages of the processes. `job_start_time` is the start time of the job, as in
+    /// [`MemoryRecords::remove_earlier_job`]. Stored measurements of an earlier job with the same id but another start
+    /// time are removed.
     pub fn add(&mut self, job: &JobId, job_start_time: &str, reading: JobReading) -> Arc<JobReading> {
         self.remove_earlier_job(job, job_start_time);
         let fresh = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
@@ -188,8 +188,9 @@ impl MemoryRecords {
         self.jobs.get(job).map_or(0, |record| record.largest)
     }
 
-    /// Returns the address spaces of the job `job` whose threads wait for one another to map and unmap memory. They come
-    /// from the latest measurement that observed the threads. Empty if there was none, or if it found none.
+    /// Returns the address spaces of the job `job` whose threads wait for one another to map or unmap memory. The
+    /// result comes from the latest measurement that observed the threads. Empty if this measurement found no such
+    /// threads, or if no measurement has observed the threads.
     #[must_use]
     pub fn map_lock_waits(&self, job: &JobId) -> &[MmapLockWaits] {
         self.jobs.get(job).map_or(&[], |record| &record.map_lock_waits)
@@ -212,8 +213,9 @@ impl MemoryRecords {
         self.jobs.keys().filter_map(|job| self.shortage_warning(job)).collect()
     }
 
-    /// Forgets the predicted memory shortage of the job `job` if the measurements from which it follows are more than 20
-    /// minutes old. Must be called after a measurement that was not added. `now` is the current time in ns since boot.
+    /// Removes the predicted memory shortage of the job `job` if the newest measurement that can serve for a prediction
+    /// is more than 20 minutes old. Must be called after a measurement that was not stored. `now` is the current time
+    /// in ns since boot.
     pub fn forget_old_shortage(&mut self, job: &JobId, now: Nanos) {
         if let Some(record) = self.jobs.get_mut(job) {
             record.forget_old_shortage(now);

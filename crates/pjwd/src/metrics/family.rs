@@ -102,14 +102,14 @@ impl SampleWriter<'_> {
     }
 }
 
-/// Appends the formatted arguments to `text`.
+/// Appends the formatted text of `what` to `text`.
 pub(super) fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
     // Writing to a String can't fail.
     let _ = text.write_fmt(what);
 }
 
-/// Displays a text with the escapes for a quoted label value, which are the same in both formats. Also used for HELP
-/// lines, so that the text can't end the line.
+/// Displays a text with escaped quotation marks, backslashes and line ends, as the Prometheus formats require for the
+/// value of a label. Also used for HELP lines, so that a line end in the text does not end the HELP line.
 pub(super) struct Escaped<'t>(pub(super) &'t str);
 
 impl Display for Escaped<'_> {

@@ -9,8 +9,9 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::refusal::Refusal;
 use tracing::{debug, info};
 
-/// Returns the event that a command was not carried out because its caller has hung up. `None` for a command that
-/// concerns no job. Also `None` for a command of an ordinary user, because users could fill the event history.
+/// Returns the event that `command` was not carried out because its client has closed the connection. `None` for a
+/// command of a user who is not an administrator, because users could fill the event history. Also `None` for a command
+/// that concerns no single job.
 pub(super) fn dropped(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {
@@ -28,7 +29,8 @@ pub(super) fn dropped(command: &Command) -> Option<Event> {
     }
 }
 
-/// Logs that a command was carried out and its caller has hung up before the answer.
+/// Logs that a command was carried out although its client closed the connection before the answer. Only logs a command
+/// that assigned processes to a job, because the job stays. `result` is the result of the command.
 pub(super) fn log_unanswered(result: &Result<Reply, Refusal>) {
     if let Ok(Reply::Assigned(job)) = result {
         info!(

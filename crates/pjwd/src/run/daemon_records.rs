@@ -10,7 +10,8 @@ use crate::store::journal::{FileJournal, JournalError};
 use crate::store::reports::ReportStore;
 use crate::view::report::report_to_wire;
 
-/// The journal and the store of the reports of ended jobs, both in the state directory of pjwd.
+/// The journal (the files in which pjwd records its changes) and the store of the reports of ended jobs. Both are in
+/// the state directory of pjwd.
 #[derive(Debug)]
 pub struct DaemonRecords {
     /// The journal: the records from which a restarted daemon restores its state.

@@ -171,8 +171,9 @@ impl OwnerCpuSampler {
         self.next
     }
 
-    /// Returns the descriptor that is readable when an owner's thread runs on a lent PU for the first time. `None` if
-    /// no PU is monitored.
+    /// Returns the file descriptor that is readable when a thread of an owner begins to run on a PU (logical CPU) that
+    /// the owner lends. An owner is a job that lends cores to other jobs. `None` if the BPF monitor is not loaded, or
+    /// if no PU is lent.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.monitor {
             Monitor::Loaded(monitor) if !monitor.lent_pus().is_empty() => monitor.fd(),
@@ -250,11 +251,12 @@ impl OwnerCpuSampler {
         }
     }
 
-    /// Loads the monitor of lent PUs with `load`, if cores may be lent soon. Loading takes about 50 ms, during which
-    /// demand of owners is not noticed. So the monitor is loaded only while no core is lent (`is_any_lent` is false).
-    /// If the monitor can't be loaded or stops working, the next attempt is made after [`RETRY_INTERVAL`], because the
-    /// reason may have gone away: a limit of memory, or a missing capability. The monitor runs only while cores are
-    /// lent.
+    /// Loads the BPF monitor, which reports when a job runs on PUs (logical CPUs) that it lends to other jobs. `load`
+    /// loads the monitor. Does nothing if the monitor is loaded already, or if no job can borrow cores. `now` is the
+    /// current time.
+    ///
+    /// After a failure, the next attempt is made when [`RETRY_INTERVAL`] has passed and no core is lent (`is_any_lent`
+    /// is false). Loading takes about 50 ms. In this time pjwd would not notice that a job needs its lent cores back.
     pub(super) fn load_monitor_if_due(
         &mut self,
         now: Instant,
@@ -280,7 +282,8 @@ impl OwnerCpuSampler {
         }
     }
 
-    /// Returns how this sampler detects that an owner needs a core that is lent.
+    /// Returns how pjwd detects that a job needs a core that it lends to another job: by the BPF monitor, or by samples
+    /// of the job's CPU time.
     pub(super) fn demand_source(&self) -> DemandSource {
         match &self.monitor {
             Monitor::Unloaded => DemandSource::Unknown,
@@ -452,10 +455,10 @@ fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, own_cpus: &CpuS
     cores_wanted_by_waiting_threads(threads, count_cores, has_smt)
 }
 
-/// Loads the BPF program that reports the lent PUs on which threads of their owner run.
+/// Loads the BPF program that reports when a job runs on PUs (logical CPUs) that it lends to other jobs.
 ///
 /// # Errors
-/// If the program can't be used on this machine. The error names the reason.
+/// If the program can't be used on this machine. The error contains the reason.
 pub(super) fn load_lent_cpu_monitor() -> Result<Box<dyn LentCpuWatch>, LentCpuMonitorUnavailable> {
     Ok(Box::new(LentCpuMonitor::new()?))
 }

@@ -77,7 +77,7 @@ impl JournalError {
         Self { operation, path: path.to_owned(), why: error.to_string(), remedy }
     }
 
-    /// Returns whether another pjwd uses the journal.
+    /// Returns whether the error is that another pjwd uses the journal (the files in which pjwd records its changes).
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.why == IN_USE
@@ -167,11 +167,12 @@ impl FileJournal {
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
-    /// Writes what was recovered to `state.json`. If records were lost, adds the record that says so, to the file and to
-    /// `recovered`. From then on, [`FileJournal::open`] notices if one of the two files is removed or emptied.
+    /// Writes the records in `recovered`, which an earlier daemon left, to the file `state.json`. If records of the earlier daemon were
+    /// lost, also adds a record of this fact to the journal and to `recovered`. From then on, [`FileJournal::open`] notices if one of the
+    /// two files of the journal is removed or emptied.
     ///
     /// # Errors
-    /// If a file can't be written. The record is in `recovered` nevertheless.
+    /// If a file can't be written. `recovered` contains the added record nevertheless.
     pub fn begin(&mut self, recovered: &mut RecoveredJournal) -> Result<(), JournalError> {
         if recovered.has_lost_records {
             let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
@@ -265,11 +266,11 @@ pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
     exists(STATE) || (!has_state_file && exists(LINES))
 }
 
-/// Locks the journal in the state directory `dir`, so that no daemon uses it at the same time, and changes nothing. Returns
-/// `None` if there is no journal.
+/// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, so that no daemon can
+/// use the journal at the same time. Changes nothing. Returns `None` if there is no journal.
 ///
 /// # Errors
-/// If a daemon uses the journal ([`JournalError::is_in_use`]). If it can't be opened.
+/// If a daemon uses the journal ([`JournalError::is_in_use`]). If the journal can't be opened.
 pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalError> {
     if !dir.join(LINES).exists() {
         return Ok(None);

@@ -35,11 +35,11 @@ const MAX_BYTES: u64 = 64 << 10;
 /// How often the file may be removed by another process while the lock is taken.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Locks a file (flock(2)) and returns it. If another process holds the lock, waits for up to 5 s. Waits only
-/// 0.5 s if `is_alive` returns true, which means that the holder runs.
+/// Locks `file` (flock(2)) and returns the locked file. If another process holds the lock, waits for up to 5 s. While
+/// `is_alive` returns true, because the other process still runs, waits for up to 0.5 s only.
 ///
 /// # Errors
-/// `EWOULDBLOCK` if another process still holds the lock after this time. Otherwise the error of flock(2).
+/// `EWOULDBLOCK` if another process still holds the lock after the wait. Otherwise the error of flock(2).
 pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<Flock<File>, Errno> {
     let begun = Instant::now();
     loop {
@@ -166,8 +166,8 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// Returns whether a process that runs holds the lock. False if the process has begun to end or is unknown, or if the
-    /// lock file can't be used.
+    /// Returns whether a running pjwd holds the lock that prevents a second pjwd of the same user. False if the process
+    /// that holds the lock is already exiting or is unknown, or if the lock file can't be used.
     #[must_use]
     pub fn is_held_by_running_process(&self) -> bool {
         let Self::Held { holder, .. } = self else { return false };

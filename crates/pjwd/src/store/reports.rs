@@ -123,7 +123,8 @@ impl ReportStore {
         wanted.take(max_count.map_or(usize::MAX, |count| count as usize)).cloned().collect()
     }
 
-    /// Removes the reports for which `is_removed` returns true. Writes the file again if there are any.
+    /// Removes the reports for which `is_removed` returns true. If there are such reports, also removes them from the
+    /// file.
     pub fn remove(&mut self, is_removed: impl Fn(&Report) -> bool) {
         let before = self.kept.len();
         self.kept.retain(|(report, _)| !is_removed(report));

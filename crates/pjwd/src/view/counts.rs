@@ -21,7 +21,8 @@ pub struct CpuDemand {
     pub waiting_permille: u64,
 }
 
-/// The counts of processes and threads of a job, or of one process.
+/// The numbers of processes and threads of one job or of one process, for the status: all of them, and those with some
+/// property, such as the threads that are pinned to one PU (logical CPU).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// The number of processes.
@@ -42,7 +43,7 @@ pub(crate) struct Counts {
     pub(crate) demand: CpuDemand,
 }
 
-/// The counts of processes and threads of all jobs.
+/// The numbers of processes and threads of each job, for the status.
 #[derive(Debug, Default)]
 pub(crate) struct JobCounts {
     members: BTreeMap<Pid, CountedMember>,
@@ -65,7 +66,8 @@ struct CountedJob {
 }
 
 impl JobCounts {
-    /// Counts again the jobs and processes that `dirty` names, because they may have changed.
+    /// Counts the processes and threads again of those jobs that `dirty` names, because they may have changed. `state`
+    /// has the jobs and their processes.
     pub(crate) fn update(&mut self, state: &WardenState, dirty: &DirtySet) {
         if dirty.contains_everything() {
             *self = Self::default();
@@ -93,7 +95,7 @@ impl JobCounts {
         }
     }
 
-    /// Returns the counts of a job. All counts are zero if the job has no processes.
+    /// Returns the numbers of processes and threads of the job `job`. All numbers are zero if the job has no processes.
     pub(crate) fn of(&self, job: &JobId) -> Counts {
         self.jobs.get(job).map(|known| known.sum).unwrap_or_default()
     }

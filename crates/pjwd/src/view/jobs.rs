@@ -13,7 +13,8 @@ use super::counts::{CpuDemand, JobCounts};
 use super::to_wire::{job_to_wire, saturating_u32};
 use super::warnings::{job_warnings, rule_warnings};
 
-/// What the status shows of the jobs, as they were when each of them last changed.
+/// The descriptions of all jobs in the status, with the warnings about single jobs. Only the descriptions of changed
+/// jobs are computed again.
 #[derive(Debug, Default)]
 pub(super) struct JobViews {
     counts: JobCounts,
@@ -32,7 +33,8 @@ struct JobView {
     warnings: Vec<Arc<wire::Warning>>,
 }
 
-/// What an update of the views changed.
+/// The result of [`JobViews::update`]: whether descriptions of jobs were computed again, and which warnings about
+/// single jobs have begun or ended.
 #[derive(Debug, Default)]
 pub(super) struct ViewChanges {
     /// Whether anything was computed again.
@@ -44,8 +46,10 @@ pub(super) struct ViewChanges {
 }
 
 impl JobViews {
-    /// Computes again what the status shows of the jobs in `dirty`, and of the jobs that a changed fact outside of them
-    /// concerns.
+    /// Computes the descriptions of the jobs in `dirty` again, because these jobs may have changed. Also computes the
+    /// descriptions of other jobs again if such a change concerns them: for example those of all provisions if one
+    /// provision has changed. `state` has the jobs, and `policy` the configured rules. Returns which warnings have
+    /// begun or ended.
     pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) -> ViewChanges {
         self.counts.update(state, dirty);
         let shared = state.jobs.shared_cpus();
@@ -110,22 +114,22 @@ impl JobViews {
         JobView { job: Arc::new(wire_job), demand: counts.demand, warnings }
     }
 
-    /// Returns the jobs, by id.
+    /// Returns the descriptions of all jobs for the status, sorted by job id.
     pub(super) fn jobs(&self) -> Vec<Arc<wire::Job>> {
         self.views.values().map(|view| Arc::clone(&view.job)).collect()
     }
 
-    /// Returns the CPU demand of each job, in the order of [`JobViews::jobs`].
+    /// Returns the CPU demand of each job, sorted by job id.
     pub(super) fn demands(&self) -> Vec<CpuDemand> {
         self.views.values().map(|view| view.demand).collect()
     }
 
-    /// Returns the warnings about single jobs.
+    /// Returns the warnings that concern single jobs, for the status.
     pub(super) fn warnings(&self) -> impl Iterator<Item = &Arc<wire::Warning>> {
         self.views.values().flat_map(|view| &view.warnings)
     }
 
-    /// Returns the number of unassigned processes: processes in no job, of users who have jobs here.
+    /// Returns the number of processes that belong to no job although their user has a job on this machine.
     pub(super) fn unassigned_count(&self) -> usize {
         self.unassigned.values().sum()
     }

@@ -14,7 +14,7 @@ use pjw_ipc::wire;
 
 use super::counts::Counts;
 
-/// The longest event text, in bytes.
+/// The maximum length of the text of an event, in bytes. A longer text is cut.
 pub(super) const MAX_TEXT_BYTES: usize = 1024;
 
 /// Returns `time` as text in the format of RFC 3339, in UTC with milliseconds. Example: `2026-05-04T12:00:00.000Z`.
@@ -30,8 +30,9 @@ pub(crate) fn saturating_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// Converts a job to the form in which clients receive it. `counts` are the counts of its processes and
-/// threads. `enforcement` says what keeps the job on its cores: `cpuset`, `affinity` or `none`.
+/// Converts `job` to the form in which clients receive jobs. `counts` has the numbers of the job's processes and
+/// threads. `state` has the topology and the PUs (logical CPUs) of the machine. `enforcement` says what keeps the job
+/// on its cores: `cpuset`, `affinity` or `none`.
 pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforcement: &str) -> wire::Job {
     let (topology, pool) = (&state.topology, &state.pool);
     // The PUs of a frozen job have no effect: it waits for cores.
@@ -148,8 +149,8 @@ pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     }
 }
 
-/// Converts the sizes of the largest requests for cores that fit now to the form in which clients receive
-/// them.
+/// Converts the sizes of the largest requests for cores that can be granted now to the form in which clients receive
+/// these sizes. There is one size for each part of the machine, such as a package or an L3 cache.
 pub(crate) fn fits_to_wire(
     LargestRequests { l3, numa_node, package, machine }: LargestRequests,
 ) -> wire::Fits {

@@ -18,7 +18,9 @@ fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning
     wire::Warning { code: code.to_owned(), job, text, remedy: remedy.to_owned() }
 }
 
-/// Returns the warnings about lasting conditions: another daemon on the same machine, and failures that continue.
+/// Returns the warnings for the status about the failures in `faults`, such as a failed write of the journal. Also
+/// returns a warning if pjwd was started with `--beside`, as a second pjwd on the same machine. `own_cgroups` has the
+/// names of pjwd's cgroups, by which the second pjwd is recognised.
 pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNames) -> Vec<wire::Warning> {
     let mut warnings = Vec::from_iter(beside_warning(own_cgroups));
     for (job, violation) in &faults.audit_violations {
@@ -43,12 +45,14 @@ pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNa
     warnings
 }
 
-/// The warnings of the last plan.
+/// Converts `plan_warnings`, the warnings from the last decision, to the form in which clients receive warnings.
 pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item = wire::Warning> {
     plan_warnings.iter().map(status_warning_to_wire)
 }
 
-/// Returns the warnings about the rule of a provision.
+/// Returns the warnings about the rule of the provision `job`, by which pjwd recognises the processes of a service:
+/// that the rule matches no process, or that a process also matches the rule of another provision. Empty if the job is
+/// no provision or has no rule. A provision is a number of cores that pjwd keeps for a service.
 pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let ambiguous = ambiguous_rule_warning(state, policy, job).map(|text| {
@@ -61,7 +65,9 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
     ambiguous.into_iter().chain(unmatched).collect()
 }
 
-/// Returns the warnings about the cores and the processes of a job.
+/// Returns the warnings about the cores and threads of `job`: that other jobs hold the same PUs (logical CPUs), that
+/// PUs of the job are reserved for the system, or that the job has more busy threads than PUs. `counts` has the numbers
+/// of the job's processes and threads.
 pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: Counts) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let overlap = overlap(job)
@@ -77,7 +83,8 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: Counts) -> Vec<wi
     overlap.into_iter().chain(housekeeping).chain(oversubscribed).collect()
 }
 
-/// Returns the warning that the cycles of the daemon are late by the time `by`.
+/// Returns the warning that the cycles (scan, decision and changes) of pjwd begin late. `by` is the longest recent
+/// delay.
 pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
     wire::Warning {
         code: "behind".to_owned(),

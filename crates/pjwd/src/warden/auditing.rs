@@ -9,8 +9,9 @@ use pjw_core::ports::{Journal, MachineInterface};
 use super::cycle::Warden;
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Removes the actions of all jobs that fail the audit from the plan, and returns the plan. The masks and cpusets
-    /// of these jobs stay as they are.
+    /// Checks the changes that are planned in `plan`, and the PUs (logical CPUs) that each job holds, for errors of pjw
+    /// itself. Returns the plan without the changes for the jobs with an error. The affinity masks and cpusets of these
+    /// jobs stay as they are.
     pub(super) fn audited(&mut self, plan: Plan) -> Plan {
         self.ongoing_failures.audit_violations.clear();
         self.audit_grants();

@@ -24,14 +24,15 @@ const MAX_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Sets how long a cycle with these commands may wait for changes of cpusets.
+    /// Sets how long a cycle (scan, decision and changes) can wait for changes of cpusets: 5 s if one of the `commands`
+    /// releases all jobs, and 100 ms otherwise.
     pub(super) fn set_cpuset_time(&mut self, commands: &[Command]) {
         let is_release_all = commands.iter().any(|command| matches!(command, Command::ReleaseAll { .. }));
         self.cpuset_time_left = if is_release_all { MAX_WAIT_OF_RELEASE_ALL } else { MAX_WAIT };
     }
 
-    /// Records the changes of cpusets that were completed since the last cycle. Adds the processes and cgroups that
-    /// these changed to the scan `request`.
+    /// Records those changes of cpusets in the state that were begun in an earlier cycle and are complete now. Adds the
+    /// changed processes and cgroups to the scan `request`, and the results of the changes to `report`.
     pub(super) fn note_finished_cpuset_changes(
         &mut self,
         request: &mut ScanRequest,
@@ -45,8 +46,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Makes the planned changes of cpusets. If the time limit of this cycle is exceeded, the remaining changes are
-    /// completed later.
+    /// Makes the planned changes of cpusets in `actions`. Returns each change with its result. A change that is not
+    /// complete at the time limit of the cycle continues in the background, and a later cycle records its result.
     pub(super) fn apply_cpuset_changes(
         &mut self,
         actions: Vec<CpusetAction>,
@@ -65,14 +66,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         outcomes
     }
 
-    /// Sets the process that thaws the frozen jobs if the daemon is killed. It is started before a job is frozen. With
-    /// `None`, no such process is needed.
+    /// Sets the thaw watcher: a process that thaws the frozen jobs if pjwd is killed. The process is started before the
+    /// first job is frozen. `None` means that no such process is needed.
     pub fn set_thaw_watcher(&mut self, watcher: Option<ThawWatcher>) {
         self.thaw_watcher = watcher;
     }
 
-    /// Starts the process that thaws the frozen jobs if the daemon is killed, unless this process runs already. Must be
-    /// called from time to time while a job is frozen, to find out whether the process has ended.
+    /// Starts the thaw watcher (the process that thaws the frozen jobs if pjwd is killed), unless this process runs
+    /// already. Must be called regularly while a job is frozen, because the process can have ended.
     pub fn watch_frozen_jobs(&mut self) {
         if let Some(watcher) = &mut self.thaw_watcher {
             watcher.ensure_running(Instant::now());
@@ -86,7 +87,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.thaw_watcher.as_ref().and_then(ThawWatcher::warning)
     }
 
-    /// Ends the process that thaws the frozen jobs if the daemon is killed. For an orderly stop, after all jobs were thawed.
+    /// Ends the thaw watcher (the process that thaws the frozen jobs if pjwd is killed). Must be called only when pjwd
+    /// stops, after all jobs were thawed.
     pub fn end_thaw_watcher(&mut self) {
         if let Some(watcher) = &mut self.thaw_watcher {
             watcher.end();

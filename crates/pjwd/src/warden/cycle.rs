@@ -445,7 +445,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         next_scan.filter(|_| moved)
     }
 
-    /// Makes a scan. Adds to each process the jobs that its attributes name, and its CPU times.
+    /// Scans the processes in `request`. Adds to each process its CPU times and the jobs that its attributes name, such
+    /// as its environment variables.
     pub(super) fn observe(&mut self, request: &ScanRequest) -> Snapshot {
         let mut snapshot = self.node.scan(request);
         for seen in snapshot.processes.values_mut() {

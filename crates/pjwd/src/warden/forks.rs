@@ -9,8 +9,8 @@ use pjw_core::fork_fastpath::{
 };
 use pjw_core::{ports::MachineInterface, snapshot::Snapshot, state::WardenState};
 
-/// Reads the masks of newly forked processes of jobs that make a scan immediate. If the mask of a process is right, its scan
-/// may wait.
+/// Reads the affinity masks of those newly forked processes of jobs that must be scanned at once. If the mask of a
+/// process is right, its scan can wait for the next regular scan. `node` is the interface to the machine.
 pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, state: &mut WardenState) {
     if state.lineage.scan_queue.immediate_pids().is_empty() {
         return;
@@ -20,7 +20,8 @@ pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, stat
     defer_scans_if_masks_match(state, &expected, &mismatches);
 }
 
-/// Returns a snapshot of the forked processes whose masks differ from the expected masks. `None` if there are none.
+/// Reads the affinity masks of newly forked processes of jobs. Returns a snapshot of those processes whose masks are
+/// wrong. `None` if there are none. `node` is the interface to the machine.
 pub(super) fn probe<N: MachineInterface>(node: &mut N, state: &WardenState) -> Option<Snapshot> {
     let expected = expected_fork_masks(state);
     if expected.is_empty() {
@@ -33,7 +34,8 @@ pub(super) fn probe<N: MachineInterface>(node: &mut N, state: &WardenState) -> O
     (!snapshot.processes.is_empty()).then_some(snapshot)
 }
 
-/// Whether a command changes masks of processes that may fork at the same time.
+/// Returns whether `command` changes affinity masks of running processes. Such a process can fork during the change, so
+/// another scan must follow.
 pub(super) fn moves_processes(command: &Command) -> bool {
     match command {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),

@@ -47,8 +47,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self.journal
     }
 
-    /// Stores the reports of the jobs that end by a decision, and then writes its records. If the records can't be
-    /// written and the decision is rolled back, removes the reports again.
+    /// Stores `reports`, the reports of the jobs that end by a decision, and then writes `records`, the records of the
+    /// decision, to the journal. If the records can't be written and `is_rolled_back` says that the decision is then
+    /// undone, removes the reports again.
     ///
     /// # Errors
     /// If the journal can't be written.
@@ -68,8 +69,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         written
     }
 
-    /// Writes the records of a decision to the journal. If an earlier write failed or another program removed
-    /// the journal, writes all records of the state instead, because earlier records are missing.
+    /// Writes `records`, the records of a decision, to the journal. If an earlier write has failed or another program
+    /// has removed the journal, writes the records of the whole state instead, because earlier records are missing in
+    /// the file.
     ///
     /// # Errors
     /// If the journal can't be written.
@@ -82,9 +84,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         Ok(())
     }
 
-    /// Returns a copy of the state, for a rollback if the records of the commands can't be written. `None` if
-    /// no rollback is needed: there are no commands, or the journal has enough reserved space. Space is
-    /// reserved only if the commands concern few threads. A copy takes time for every process of the machine.
+    /// Returns a copy of the state before the `commands` are executed. If the records of the commands can't be written,
+    /// the copy replaces the state. `None` if no copy is needed: there are no commands, or the journal has reserved
+    /// enough disk space for their records. Space is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
         if commands.is_empty() {
             return None;
@@ -114,9 +116,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         (!is_reserved).then(|| self.state.clone())
     }
 
-    /// Rolls back a decision that could not be journaled, so that no unrecorded change is made. Commands are refused
-    /// and leave no trace, if there is a copy of the state before them. Without such a copy, observed facts stay in the
-    /// state and the next cycle writes the journal again.
+    /// Undoes a decision after its records could not be written to the journal for the reason `fault`. The changes in
+    /// `plan` are not made, and all `commands` are refused. `before` is the state before the commands, and replaces the
+    /// present state. If `before` is `None`, the present state stays, and the next cycle writes the whole state to the
+    /// journal. Returns no further scan.
     pub(super) fn unrecorded(
         &mut self,
         fault: &J::Fault,
@@ -139,8 +142,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         None
     }
 
-    /// Removes the pending claims (assignments of processes to jobs by their attributes) of the scanned processes,
-    /// because the state contains these claims now.
+    /// Removes the pending claims of the processes in `snapshot`, because the state contains these claims now. A claim
+    /// says to which job a process belongs according to its attributes, such as its environment variables.
     pub(super) fn drop_applied_claims(&mut self, snapshot: &Snapshot) {
         match &snapshot.scope {
             ScanScope::Full => self.pending_claims.clear(),

@@ -100,7 +100,8 @@ pub struct EventCount {
 }
 
 impl CycleReport {
-    /// Adds the events of a round. Each process has at most one violation event per cycle.
+    /// Adds `events`, the events of one round (scan, decision and changes), to this report. A process gets at most one
+    /// event of the kind violation in each report: further ones are dropped.
     pub(super) fn add_events(&mut self, mut events: Vec<Event>) {
         let is_repeated = |event: &Event| {
             let mut violations = self.events.iter().filter(|known| known.kind == EventKind::Violation);
@@ -110,8 +111,10 @@ impl CycleReport {
         self.events.append(&mut events);
     }
 
-    /// Counts the mask changes of a round. Returns whether another scan and round are useful: at least one thread got a
-    /// mask, and this thread has not yet got the maximum number of masks of a cycle (`MAX_MASK_WRITES`).
+    /// Counts for each thread how often its affinity mask was changed in this cycle. `outcomes` are the mask changes of
+    /// the last round with their results. Returns whether another round (scan, decision and changes) is useful: false
+    /// if the last round changed no mask, or changed only masks of threads that have reached the limit of three
+    /// changes.
     pub(super) fn count_progress(&mut self, outcomes: &[(MaskAction, MaskOutcome)]) -> bool {
         let mut progress = false;
         for (action, _) in outcomes.iter().filter(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }))
@@ -123,7 +126,8 @@ impl CycleReport {
         progress
     }
 
-    /// Refuses the commands whose new job has already ended, because all processes that the commands name have ended.
+    /// Replaces the replies to some of the `commands` by refusals. A command is refused if it made a new job for
+    /// processes that have all ended, because the job has then ended too. `state` has the present jobs and processes.
     pub(super) fn refuse_ended(&mut self, commands: &[Command], state: &WardenState) {
         for (command, reply) in commands.iter().zip(&mut self.replies) {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
@@ -136,7 +140,8 @@ impl CycleReport {
     }
 }
 
-/// Returns a refusal for each command, because the journal could not be written.
+/// Returns one refusal for each of the `commands`, because the journal could not be written. `fault` is the reason of
+/// the failed write.
 pub(super) fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
     commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }

@@ -77,8 +77,8 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer packages,
 /// NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
 ///
-/// Considers at most 64 jobs. The jobs that lie on the most packages, NUMA nodes and L3s come first. If several
-/// jobs lie on equally many, the jobs with fewer PUs come first. The plan never moves:
+/// Considers at most 64 jobs. The jobs that lie on the most packages, NUMA nodes and L3s come first. If several jobs
+/// lie on equally many, the jobs with fewer PUs (logical CPUs) come first. The plan never moves:
 ///
 /// - jobs of the class guaranteed,
 /// - jobs whose PUs were chosen by a batch system or listed by a user,

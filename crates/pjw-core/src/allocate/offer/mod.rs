@@ -24,9 +24,9 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-/// Chooses the PUs for `request`, a request of the job `job`, and returns these PUs as an offer. Only free
-/// PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred.
-/// Does not change `pool`: the caller passes the offer to [`PuPool::commit`].
+/// Chooses the PUs (logical CPUs) for `request`, a request of the job `job`, and returns these PUs as an offer. Only
+/// free PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred. Does
+/// not change `pool`: the caller passes the offer to [`PuPool::commit`].
 ///
 /// The PUs of processes outside of all jobs whose affinity masks are of unknown origin
 /// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)) are chosen only if the other PUs do not suffice.
@@ -44,14 +44,14 @@ pub fn allocate(
     allocate_for_groups(job, request, pool, topology, policy, &[])
 }
 
-/// Chooses the PUs for `request` as [`allocate`] does. If the request is for fewer PUs than the job holds, the job
-/// keeps the PUs of its `groups` before other PUs. Each group is a set of PUs that the job holds, all in one L3
-/// cache or in one NUMA node, on which threads with a common address space run. The job keeps whole groups, the
-/// largest first, as far as the request has room for them. If no whole group fits, the job keeps a part of the
-/// largest group. So threads with a common address space stay in one L3 cache or NUMA node, if possible.
+/// Chooses the PUs (logical CPUs) for `request` as [`allocate`] does. If the request is for fewer PUs than the job
+/// holds, the job keeps the PUs of its `groups` before other PUs. Each group is a set of PUs that the job holds, all in
+/// one L3 cache or in one NUMA node, on which threads with a common address space run. The job keeps whole groups, the
+/// largest first, as far as the request has room for them. If no whole group fits, the job keeps a part of the largest
+/// group. So threads with a common address space stay in one L3 cache or NUMA node, if possible.
 ///
 /// # Errors
-/// As [`allocate`].
+/// If the request can't be served, for the same reasons as in [`allocate`].
 pub fn allocate_for_groups(
     job: &JobId,
     request: &JobRequest,
@@ -90,8 +90,8 @@ pub fn allocate_for_groups(
     Ok(near_device(device, anywhere, make_offer(&near).ok()))
 }
 
-/// Returns a request for all PUs that the job `job` can have: the free PUs, and the PUs that the job already
-/// holds. `unit` says whether the request counts whole cores or PUs. The number in the request is 0 if the job
+/// Returns a request for all PUs (logical CPUs) that the job `job` can have: the free PUs, and the PUs that the job
+/// already holds. `unit` says whether the request counts whole cores or PUs. The number in the request is 0 if the job
 /// can have no core or PU.
 #[must_use]
 pub fn request_for_all_available(
@@ -140,8 +140,8 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
     }
 }
 
-/// Chooses the PUs for a request that the free cores can't serve, and returns these PUs as an offer. The offer
-/// may contain PUs that other jobs hold. PUs are chosen in this order:
+/// Chooses the PUs (logical CPUs) for a request that the free cores can't serve, and returns these PUs as an offer. The
+/// offer may contain PUs that other jobs hold. PUs are chosen in this order:
 ///
 /// 1. Free PUs, and PUs that the job already holds.
 /// 2. PUs that the fewest other jobs hold. `other_grants` has, for each PU, the number of other jobs that hold

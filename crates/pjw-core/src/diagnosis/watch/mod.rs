@@ -55,10 +55,10 @@ impl ScanPair<'_> {
         self.second_scan.taken_at.since_boot.0.saturating_sub(self.first_scan.taken_at.since_boot.0)
     }
 
-    /// Returns all jobs, each with the CPU use of its threads between the two scans, and with the PUs that the job
-    /// holds ([`ObservedJob::grant`]). If a batch scheduler chose these PUs, they are taken from the scans.
-    /// Otherwise, they are taken from `held_cpus`: the PUs that a running `pjwd` granted to each job. `held_cpus`
-    /// is empty if `pjwd` does not run.
+    /// Returns all jobs, each with the CPU use of its threads between the two scans, and with the PUs (logical CPUs)
+    /// that the job holds ([`ObservedJob::grant`]). If a batch scheduler chose these PUs, they are taken from the
+    /// scans. Otherwise, they are taken from `held_cpus`: the PUs that a running `pjwd` granted to each job.
+    /// `held_cpus` is empty if `pjwd` does not run.
     ///
     /// The field `has_cpuset_controller` of each job is `None`, and the field `enforcement` is empty. The
     /// caller sets both.

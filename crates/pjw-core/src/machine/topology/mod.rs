@@ -34,7 +34,7 @@ pub enum Level {
     Machine,
 }
 
-/// A domain: one L3 cache, NUMA node or package, with its PUs.
+/// One L3 cache, NUMA node or package of a machine, with its PUs (logical CPUs).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Domain {
     /// Whether the domain is an L3 cache, a NUMA node or a package.
@@ -79,7 +79,8 @@ impl fmt::Display for Level {
 }
 
 impl Domain {
-    /// Returns the name of the domain for use in a sentence, such as `L3#2`, `NUMA node 1` or `package 0`.
+    /// Returns the name of this L3 cache, NUMA node or package for use in a sentence, such as `L3#2`, `NUMA node 1` or
+    /// `package 0`.
     #[must_use]
     pub fn name(&self) -> String {
         match self.level {
@@ -162,7 +163,8 @@ impl From<Topology> for Parts {
     }
 }
 
-/// The reason why [`Topology::new`] can't build a topology: no core has a PU, or two cores have the same PU.
+/// The reason why [`Topology::new`] can't build a topology: no core has a PU (logical CPU), or two cores have the same
+/// PU.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TopologyError {
     /// No core has a PU.
@@ -176,8 +178,8 @@ pub enum TopologyError {
     },
 }
 
-/// The shape of a regular machine, given by five counts: packages, NUMA nodes per package, L3s per NUMA node,
-/// cores per L3, and PUs per core. Used in tests and for capacity planning.
+/// The shape of a regular machine, given by five counts: packages, NUMA nodes per package, L3s per NUMA node, cores per
+/// L3, and PUs (logical CPUs) per core. Used in tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegularShape {
     /// The number of packages (sockets) of the machine.
@@ -193,12 +195,12 @@ pub struct RegularShape {
 }
 
 impl Topology {
-    /// Builds a topology from `cores` and `domains` (L3s, NUMA nodes and packages), both in hwloc's logical
-    /// order. Cores without PUs are ignored.
+    /// Builds a topology from `cores` and `domains` (L3s, NUMA nodes and packages), both in hwloc's logical order.
+    /// Cores without PUs (logical CPUs) are ignored.
     ///
-    /// Several domains of one level may contain the same PU, such as a NUMA node of fast memory and one of
-    /// slow memory. The PU then belongs to the domain with the fewest PUs. If several of these domains have
-    /// the fewest PUs, the PU belongs to the first of them.
+    /// Several domains of one level may contain the same PU, for example a NUMA node of fast memory and a NUMA node of
+    /// slow memory. The PU then belongs to the domain with the fewest PUs. If several of these domains have the fewest
+    /// PUs, the PU belongs to the first of them.
     ///
     /// # Errors
     /// If no core has a PU, or if two cores have the same PU.
@@ -240,8 +242,8 @@ impl Topology {
         Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
     }
 
-    /// Replaces the details of the machine (dies, kinds of core, PCI devices, unusable PUs) by `details`,
-    /// and returns the topology.
+    /// Replaces the details of the machine by `details`, and returns the topology. The details are the dies, the kinds
+    /// of core, the PCI devices, and the PUs (logical CPUs) that can't be used.
     #[must_use]
     pub fn with_details(mut self, details: MachineDetails) -> Self {
         let machine = Arc::make_mut(&mut self.0);
@@ -249,9 +251,9 @@ impl Topology {
         self
     }
 
-    /// Builds the topology of a regular machine. PUs are numbered as on x86: first the first PU of every
-    /// core, then the second PU of every core, and so on. If the shape has no cores, the result is a
-    /// machine with one core and one PU.
+    /// Builds the topology of a regular machine. PUs (logical CPUs) are numbered as on x86: first the first PU of every
+    /// core, then the second PU of every core, and so on. If the shape has no cores, the result is a machine with one
+    /// core and one PU.
     #[must_use]
     pub fn from_shape(shape: RegularShape) -> Self {
         let cores_total =
@@ -303,13 +305,13 @@ impl Topology {
         &self.0.levels
     }
 
-    /// Iterates over the domains of one level, such as all NUMA nodes, in hwloc's logical order. Yields
+    /// Iterates over the domains (L3 caches, NUMA nodes or packages) of one level, in hwloc's logical order. Yields
     /// nothing for [`Level::Machine`].
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
 
-    /// Returns the details of the machine: dies, kinds of core, PCI devices, and PUs that can't be used.
+    /// Returns the details of the machine: dies, kinds of core, PCI devices, and PUs (logical CPUs) that can't be used.
     #[must_use]
     pub fn details(&self) -> &MachineDetails {
         &self.0.devices
@@ -322,8 +324,8 @@ impl Topology {
         self.0.devices.devices.iter().find(|device| device.has_name(name_or_address))
     }
 
-    /// Returns the PUs that belong to `domain` (an L3, NUMA node or package). These are the PUs for which
-    /// [`Topology::domain_of`] returns `domain`.
+    /// Returns the PUs (logical CPUs) that belong to `domain` (an L3, NUMA node or package). These are the PUs for
+    /// which [`Topology::domain_of`] returns `domain`.
     ///
     /// Two domains of the same level may contain the same PU, for example a NUMA node of fast memory and a
     /// NUMA node of slow memory. The PU belongs to one of them only. The result is therefore empty for a NUMA
@@ -334,23 +336,25 @@ impl Topology {
         domain.cpus.iter().filter(here).collect()
     }
 
-    /// Returns the domain of `level` to which `pu` belongs, such as its NUMA node. `None` if no domain of this
-    /// level contains `pu`, and for [`Level::Machine`].
+    /// Returns the domain (L3 cache, NUMA node or package) of `level` to which the PU (logical CPU) `pu` belongs.
+    /// `None` if no domain of this level contains `pu`, and for [`Level::Machine`].
     ///
-    /// If several domains of this level contain `pu`, the PU belongs to the domain with the fewest PUs. If
-    /// several domains have the fewest PUs, the PU belongs to the first of them in hwloc's logical order.
+    /// If several domains of this level contain `pu`, the PU belongs to the domain with the fewest PUs. If several
+    /// domains have the fewest PUs, the PU belongs to the first of them in hwloc's logical order.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
     }
 
-    /// Returns the index of the domain of `level` that contains `pu`. Comparing indexes is cheaper than
-    /// comparing domains.
+    /// Returns the domain of `level` to which the PU (logical CPU) `pu` belongs, as an index into the list of all
+    /// domains (L3 caches, NUMA nodes and packages) of the machine. `None` if no domain of this level contains `pu`.
+    /// Comparing indexes is cheaper than comparing domains.
     pub(crate) fn domain_index(&self, level: Level, pu: Pu) -> Option<u32> {
         self.0.index.get(pu.0 as usize)?.domain(level)
     }
 
-    /// Returns the domain with the index `place` in the list of all domains.
+    /// Returns the domain (L3 cache, NUMA node or package) with the index `place`, as returned by
+    /// [`Topology::domain_index`]. `None` if the machine has no domain with this index.
     pub(crate) fn domain_at(&self, place: u32) -> Option<&Domain> {
         self.0.domains.get(place as usize)
     }
@@ -361,46 +365,46 @@ impl Topology {
         &self.0.cores
     }
 
-    /// Iterates over the cores in hwloc's logical order. Each item is the list of the PUs of one core.
+    /// Iterates over the cores in hwloc's logical order. Each item is the list of the PUs (logical CPUs) of one core.
     pub fn pus_by_core(&self) -> impl Iterator<Item = &[Pu]> {
         self.0.starts.windows(2).map(|ends| &self.0.order[ends[0]..ends[1]])
     }
 
-    /// Returns all PUs of the machine, core by core, in hwloc's logical order.
+    /// Returns all PUs (logical CPUs) of the machine, core by core, in hwloc's logical order.
     #[must_use]
     pub fn pus_in_logical_order(&self) -> &[Pu] {
         &self.0.order
     }
 
-    /// Returns the set of all PUs of the machine. PUs that were offline when the topology was read are not
-    /// included.
+    /// Returns the set of all PUs (logical CPUs) of the machine. PUs that were offline when the topology was read are
+    /// not included.
     #[must_use]
     pub fn cpus(&self) -> &CpuSet {
         &self.0.cpus
     }
 
-    /// Returns the PUs of the core to which `pu` belongs, `pu` included. Empty if the machine does not have
-    /// the PU `pu`.
+    /// Returns the PUs (logical CPUs) of the core to which `pu` belongs, `pu` included. Empty if the machine does not
+    /// have the PU `pu`.
     #[must_use]
     pub fn core_cpus(&self, pu: Pu) -> CpuSet {
         let core = self.0.index.get(pu.0 as usize).and_then(|entry| entry.core);
         core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
     }
 
-    /// Iterates over the cores of the machine that have at least one PU in `cpus`. Each item is a set of PUs of one
-    /// core: those that are in `cpus`.
+    /// Iterates over the cores of the machine that have at least one PU (logical CPU) in `cpus`. For each of these
+    /// cores, yields the set of those of its PUs that are in `cpus`.
     pub fn core_parts_in<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
         self.0.cores.iter().map(|core| core.pus.intersection(cpus)).filter(|pus| !pus.is_empty())
     }
 
-    /// Returns the number of cores whose PUs are all in `cpus`.
+    /// Returns the number of cores whose PUs (logical CPUs) are all in `cpus`.
     #[must_use]
     pub fn whole_core_count(&self, cpus: &CpuSet) -> u32 {
         let whole = self.pus_by_core().filter(|pus| pus.iter().all(|&pu| cpus.contains(pu))).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
     }
 
-    /// Returns the number of cores that have at least one PU in `cpus`.
+    /// Returns the number of cores that have at least one PU (logical CPU) in `cpus`.
     #[must_use]
     pub fn overlapping_core_count(&self, cpus: &CpuSet) -> u32 {
         let mut cores: Vec<u32> =
@@ -410,16 +414,16 @@ impl Topology {
         u32::try_from(cores.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the PUs of `cpus` in hwloc's logical order, so that PUs of the same core, L3 and NUMA node
-    /// are neighbours in the list. PUs that the machine does not have are omitted.
+    /// Returns the PUs (logical CPUs) of `cpus` in hwloc's logical order, so that PUs of the same core, L3 and NUMA
+    /// node are neighbours in the list. PUs that the machine does not have are omitted.
     #[must_use]
     pub fn sort_in_logical_order(&self, cpus: &CpuSet) -> Vec<Pu> {
         self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 
-    /// Returns the PUs of `cpus`, sorted so that one PU of every core comes before the second PU of any
-    /// core. If threads are pinned to PUs in this order, two threads share a core only if there are more
-    /// threads than cores. PUs that the machine does not have are omitted.
+    /// Returns the PUs (logical CPUs) of `cpus`, sorted so that one PU of every core comes before the second PU of any
+    /// core. If threads are pinned to PUs in this order, two threads share a core only if there are more threads than
+    /// cores. PUs that the machine does not have are omitted.
     #[must_use]
     pub fn sort_one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
         let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();

@@ -5,8 +5,8 @@ use crate::phases::draft::{Draft, warn};
 use crate::state::Member;
 use crate::terms::{JobId, Warning};
 
-/// Updates the groups of processes that share an address space, from the last scan. The jobs of processes whose group
-/// changed are planned again.
+/// Updates the groups of processes that share an address space, from the scan of this cycle. If the group of a process
+/// changed, the affinity masks of its job are planned again.
 pub(crate) fn update(draft: &mut Draft<'_>) {
     let Some(list) = &draft.seen.address_spaces else { return };
     let (now, interval) = (draft.now.since_boot, draft.policy.scan_interval);
@@ -14,7 +14,8 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
     draft.state.plan_jobs_of(&changed);
 }
 
-/// Warns about address spaces that processes of two jobs share, and about address spaces that can't be compared.
+/// Adds a warning for each job of which a process shares its address space with a process of another job. Also adds a
+/// warning if pjw can't find out which processes share an address space.
 pub(crate) fn warn_of_groups(draft: &mut Draft<'_>) {
     if let Some(reason) = draft.state.address_spaces.unknown_sharing_reason() {
         let remedy = "allow pjwd to call kcmp(2): run it as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_KCMP, \

@@ -11,7 +11,7 @@ use crate::terms::{
     JobRequest, JobSource, Mode, Ownership, Placement, PriorityClass, Refusal, WantedCores,
 };
 
-/// Carries out the commands in order. Returns one result per command.
+/// Carries out `commands` in order. Returns one result for each command: the reply, or the reason for a refusal.
 pub(crate) fn carry_out_all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
     commands.iter().map(|command| carry_out(draft, command)).collect()
 }

@@ -40,7 +40,8 @@ enum CpusetPlacement {
     Impossible(String),
 }
 
-/// Plans the changes of cpusets that make each job's cpuset match its grant.
+/// Plans changes of cpusets, so that the cpuset of each job contains exactly the PUs (logical CPUs) that the job holds.
+/// Also plans the removal of the cpusets that no job needs.
 pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
     if draft.full {
         draft.state.cpusets.reset_failures();

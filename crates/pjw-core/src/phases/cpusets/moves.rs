@@ -13,16 +13,16 @@ const USER_SCOPES: [&str; 5] = ["session-", "run-", "app-", "tmux-spawn-", "vte-
 /// because process ids are used again.
 const MAX_GENERATIONS: usize = 64;
 
-/// Returns whether the cgroup of this cpuset contains members of jobs. This is possible for a cpuset that the journal
-/// does not name, if the journal was lost.
+/// Returns whether the cgroup of `job_cpuset` contains processes of its job. If the journal (pjwd's files) was lost, a
+/// cpuset that the journal does not name may contain such processes.
 pub(super) fn has_members(state: &WardenState, job_cpuset: &JobCpuset) -> bool {
     let mut members = state.members_of(&job_cpuset.job).filter_map(|member| state.process(member.id.pid));
     members.any(|process| process.is_within(&job_cpuset.path))
 }
 
-/// Returns the members that must still be moved into the cgroup of the cpuset, each with its present cgroup. Left out
-/// are members that can't be moved, and members whose move for another job is not complete: their present cgroup is
-/// unknown.
+/// Returns those of `members` (processes of a job) that must still be moved into the cgroup of `job_cpuset`, each with
+/// the path of its present cgroup. Leaves out processes that can't be moved, and processes that pjw is still moving for
+/// another job.
 pub(super) fn outside(
     draft: &Draft<'_>,
     job_cpuset: &JobCpuset,
@@ -39,9 +39,9 @@ pub(super) fn outside(
     members.iter().filter_map(to_move).collect()
 }
 
-/// Returns the reason why a process can't be moved out of its cgroup. `None` if the process can be moved. The program
-/// that created the cgroup (a scheduler, a service manager or a container runtime) may use the cgroup to account or
-/// kill its processes.
+/// Returns the reason why pjw can't move a process out of its cgroup, as a text for users. `None` if pjw can move the
+/// process. For example, pjw does not move a process out of the cgroup of a scheduler, a service manager or a container
+/// runtime: these programs may use the cgroup to account or kill its processes.
 pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Member) -> Option<String> {
     if let Some(why) = state.cpusets.move_error(member.id) {
         return Some(why.to_owned());
@@ -75,7 +75,8 @@ fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
     cgroup == "/" || is_own || scope.is_some_and(is_users) || is_unmanaged
 }
 
-/// Returns the processes that were forked inside a job's cpuset, each with the original cgroup of its parent.
+/// Returns those of `members` (processes of a job) that were forked in the cgroup of `job_cpuset`, each with its
+/// original cgroup: the cgroup from which pjw moved the nearest ancestor into the cpuset.
 pub(super) fn forked_inside(
     draft: &Draft<'_>,
     job_cpuset: &JobCpuset,
@@ -92,9 +93,10 @@ pub(super) fn forked_inside(
     members.iter().filter_map(born).collect()
 }
 
-/// Returns the original cgroup of a process in a job's cpuset: the cgroup from which pjw moved the process,
-/// or else the nearest ancestor that pjw moved. Only ancestors that are or were in a cpuset of pjw are
-/// considered. `None` if the original cgroup is unknown.
+/// Returns the original cgroup of `process`, to which pjw can move the process back from the cpuset at the path
+/// `job_cpuset`. This is the cgroup from which pjw moved the process into a cpuset. If pjw did not move the process,
+/// this is the cgroup from which pjw moved its nearest ancestor. Only ancestors that are or were in a cpuset of pjw are
+/// considered. Returns `None` if the original cgroup is unknown.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
     let was_inside = |process: &&Process| {
         process.is_within(job_cpuset) || state.cpusets.was_moved_into_any_cpuset(process.id)
@@ -104,8 +106,9 @@ pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuse
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)
 }
 
-/// Returns the processes in a job's cpuset, each with its original cgroup. The cgroup is `None` if the process can't be
-/// moved back to it, or if a move of the process for another job is not complete.
+/// Returns the processes in the cpuset at `path`, each with its original cgroup (the cgroup to which pjw moves the
+/// process back). The cgroup is `None` if it is unknown, if the process can't be moved, or if pjw is still moving the
+/// process for another job.
 pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
     let inside = state.processes.within_cgroup(path).map(|known| &known.process);
     let inside = inside.filter(|process| process.id.pid != Pid(1));
@@ -119,8 +122,8 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
     with_origin.collect()
 }
 
-/// Returns the members of the job `id` that are in the cpuset of a borrower (another job) and can be moved back. Each
-/// comes with this cpuset and its original cgroup.
+/// Returns the processes of the job `id` that are in the cpuset of another job and can be moved back, if the other job
+/// borrows cores. Each process has two facts: the cpuset, and the original cgroup to which the process is moved back.
 pub(super) fn in_cpusets_of_borrowers(
     state: &WardenState,
     id: &JobId,

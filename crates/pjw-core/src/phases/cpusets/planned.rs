@@ -5,7 +5,8 @@ use crate::phases::draft::Draft;
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{Cgroup, CpusetAction, CpusetChange, CpusetRecord, JobId};
 
-/// The planned changes of cpusets, and the jobs that wait for them.
+/// The changes of cpusets that this cycle plans, and the jobs whose affinity masks are planned only after these
+/// changes.
 #[derive(Default)]
 pub(crate) struct PendingCpusetChanges {
     /// The changes, in the order in which they are to be made.
@@ -14,8 +15,9 @@ pub(crate) struct PendingCpusetChanges {
     pub(crate) waiting_jobs: BTreeSet<JobId>,
 }
 
-/// Writes the requested masks of threads to the journal before a change of the cpuset at `path`, because the kernel may
-/// change the masks of these threads with the cpuset.
+/// Writes the requested affinity masks of threads to the journal. Must be called before a change of the cpuset of `job`
+/// at `path`, because the kernel may change these masks together with the cpuset. The threads are those of `job` and of
+/// all processes in the cpuset.
 pub(super) fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     let machine = draft.state.topology.cpus();
     // The journal may have an earlier request of a thread that has every PU now.
@@ -27,8 +29,9 @@ pub(super) fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     bound.into_iter().for_each(|thread| draft.start_journaling(thread));
 }
 
-/// Plans the move of a process out of the cpuset at `path` to its original cgroup `to`. Also records this cgroup for
-/// the process. The children of the process that were forked in the cpuset have the same original cgroup.
+/// Plans to move `process` out of the cpuset of `job` at `path`, back to its original cgroup `to`. `why` is the reason,
+/// for users. If pjw has no record that it moved `process` into the cpuset, also writes `to` to the journal: children
+/// that `process` forked in the cpuset have the same original cgroup.
 pub(super) fn move_back(
     draft: &mut Draft<'_>,
     changes: &mut PendingCpusetChanges,
@@ -43,7 +46,8 @@ pub(super) fn move_back(
     push(changes, job, CpusetChange::MoveBack { process, from, to }, false, why);
 }
 
-/// Returns whether the cgroup limits no process: its cpuset has every online PU, or the cgroup has no cpuset.
+/// Returns whether `cgroup` restricts its processes to no PUs (logical CPUs): the cgroup has no cpuset, or its cpuset
+/// has every online PU and is not isolated.
 pub(crate) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     cgroup.cpuset.as_ref().is_none_or(|cpuset| {
         let is_unlimited = cpuset.cpus.is_empty() || state.pool.online_cpus().is_subset(&cpuset.cpus);
@@ -51,7 +55,9 @@ pub(crate) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     })
 }
 
-/// Adds a change of the cpuset of `job`. The masks of the job are planned only after the next scan.
+/// Adds a change of the cpuset of `job` to `changes`. The affinity masks of the job are then planned only after the
+/// next scan. `is_repair` is true if pjw had made this change before and another program undid it. `reason` is a text
+/// for users.
 pub(super) fn push(
     changes: &mut PendingCpusetChanges,
     job: &JobId,

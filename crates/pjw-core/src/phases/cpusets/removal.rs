@@ -6,7 +6,8 @@ use crate::phases::cpusets::planned::{PendingCpusetChanges, allows_every_pu, kee
 use crate::phases::draft::Draft;
 use crate::terms::{CgroupCreator, CpusetChange, CpusetRecord, Observed};
 
-/// Removes the limits of a cpuset that no job needs, moves its processes back to their original cgroups, and removes the cpuset.
+/// Plans the removal of the cpuset at `path`, which no job needs: removes its limits, moves its processes back to their
+/// original cgroups, and removes its cgroup. If a scheduler made the cgroup, only the limits are removed.
 pub(super) fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     let Some(managed) = state.cpusets.cpuset_at(path).cloned() else { return };

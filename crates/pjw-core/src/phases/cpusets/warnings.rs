@@ -18,14 +18,16 @@ fn missing_cpuset_text(draft: &Draft<'_>, id: &JobId) -> Option<String> {
         .then(|| format!("{id} is kept on its cores by masks, which its threads can undo"))
 }
 
-/// Warns about a job without a cpuset, if the configuration requires cpusets.
+/// Adds a warning for users that the job `id` has no cpuset, for the reason `why`. Does nothing if neither the
+/// configuration nor the request of the job demands a cpuset.
 pub(super) fn report_no_cpuset(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     let Some(text) = missing_cpuset_text(draft, id) else { return };
     let remedy = "the warden repairs masks within one interval; pjwctl doctor says what cpusets need";
     warn(draft, id, "no-wall", format!("{text}: {why}"), remedy);
 }
 
-/// Warns about a job whose cpuset does not contain all of its processes, because some of them can't be moved.
+/// Adds a warning for users if some processes of the job `id` can't be moved into the cpuset of the job. Does nothing
+/// if neither the configuration nor the request of the job demands a cpuset.
 pub(super) fn report_unmovable_members(draft: &mut Draft<'_>, id: &JobId) {
     if missing_cpuset_text(draft, id).is_none() {
         return;

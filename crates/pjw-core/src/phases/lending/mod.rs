@@ -36,9 +36,9 @@ struct Owner {
     lendable: Vec<Core>,
 }
 
-/// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job
-/// borrows which core, or how many borrowed PUs are in the grace period before pjw takes them back. Only jobs
-/// of the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle.
+/// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job borrows which core, or
+/// how many borrowed PUs (logical CPUs) are in the grace period before pjw takes them back. Only jobs of the class besteffort borrow
+/// cores. They borrow cores that are free or that other jobs leave idle.
 ///
 /// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
 /// the daemon makes the decision ([`crate::reconcile::reconcile`]).
@@ -75,8 +75,8 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
     }
 }
 
-/// Decides which unused cores of owners each borrower gets, and changes the grants of the borrowers. A second call in
-/// the same cycle changes nothing.
+/// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
+/// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing.
 pub(crate) fn update(draft: &mut Draft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.

@@ -9,7 +9,8 @@ use crate::phases::pinning::within_job::{BusyProcess, choose_nodes, node_contain
 use crate::state::{Member, WardenState};
 use crate::terms::{Job, JobId, OversubscriptionPolicy};
 
-/// The NUMA nodes that this cycle chooses for the processes of a job.
+/// The NUMA nodes that this cycle chooses for the processes of one job, by the rule that the job requested
+/// (`--within-job`).
 #[derive(Debug, Default)]
 pub(super) struct ChosenNodes {
     /// Whether the job requests a rule now. Without one, the nodes that were recorded earlier have no effect.
@@ -19,7 +20,8 @@ pub(super) struct ChosenNodes {
 }
 
 impl ChosenNodes {
-    /// Chooses a NUMA node for each process that has busy threads and no recorded node. Chooses none if this cycle does
+    /// Chooses a NUMA node for each process of the job `id` that has busy threads and no recorded node. `grant` is the
+    /// set of PUs (logical CPUs) that the job holds, and `plans` has its threads. Chooses no nodes if this cycle does
     /// not pin the threads of the job, because the choice would have no effect.
     pub(super) fn choose(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> Self {
         let state = &*draft.state;
@@ -67,16 +69,17 @@ impl ChosenNodes {
         self.has_rule
     }
 
-    /// Returns the NUMA node in which the threads of a process are to be pinned if its cores are free. `None` if the
-    /// job requested no rule.
+    /// Returns the number of the NUMA node to whose PUs (logical CPUs) pjw pins the threads of the process `member`, as
+    /// far as these PUs are free. `None` if the job requested no rule, or if the process has no node.
     pub(super) fn wanted(&self, member: &Member) -> Option<u32> {
         let chosen = self.chosen.iter().find(|(pid, _)| *pid == member.id.pid).map(|&(_, node)| node);
         chosen.or(member.numa_node).filter(|_| self.has_rule)
     }
 
-    /// Returns the NUMA nodes to record: the nodes in which the processes run from now on. If the chosen node was full,
-    /// the process runs in another node. Nothing is recorded for a process if no busy thread of it is restricted to one
-    /// node by a pin or by its program.
+    /// Returns the NUMA nodes to record, each as a pid and the number of the node on which the process runs from now
+    /// on. This is the chosen node, or another node if the chosen node was full. `pins` has the PU (logical CPU) of
+    /// each pinned thread. The result lacks a process if no busy thread of the process is restricted to one node by a
+    /// pin or by its program.
     pub(super) fn used(
         &self,
         topology: &Topology,

@@ -6,7 +6,7 @@ use crate::state::masks::lifted::LiftReason;
 use crate::state::{MaskEntry, Member, MemberThread};
 use crate::terms::JobId;
 
-/// A thread of a job, with the facts from which its mask is decided.
+/// A thread of a job, with the facts from which pjw decides the affinity mask of the thread.
 pub(super) struct ThreadPlan<'a> {
     pub(super) id: ThreadId,
     /// The process of the thread.
@@ -30,45 +30,52 @@ pub(super) struct ThreadPlan<'a> {
 }
 
 impl ThreadPlan<'_> {
-    /// Returns the mask that the thread should have if it is not pinned.
+    /// Returns the affinity mask that the thread should have if pjw does not pin it: the part of `grant` to which the
+    /// program bound the thread, or `grant` (all logical CPUs of the job) if the program did not bind the thread or pjw
+    /// lifted the binding.
     pub(super) fn target<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
         if self.is_unbound() { grant } else { &self.own }
     }
 
-    /// Returns whether no binding of the program applies to the thread: the program requested none, or pjw has lifted
-    /// the binding.
+    /// Returns whether pjw has lifted the binding of the thread: the program bound the thread to a part of the job's
+    /// PUs (logical CPUs), and pjw lets the thread run on all of them. False if the program did not bind the thread.
     pub(super) fn is_unbound(&self) -> bool {
         self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
     }
 
-    /// Returns the PU to which pjw pinned the thread. `None` if the thread is not pinned.
+    /// Returns the PU (logical CPU) to which pjw has pinned the thread. `None` if pjw has not pinned the thread, or if
+    /// the program itself bound the thread to this PU. `grant` is the set of PUs that the job holds.
     pub(super) fn pinned(&self, grant: &CpuSet) -> Option<Pu> {
         self.entry.pinned_pu().filter(|&pin| self.target(grant).only_pu() != Some(pin))
     }
 
-    /// Returns whether the program requested another mask after pjw had set the mask of the thread: a mask with PUs
-    /// outside the grant, or the mask of all PUs.
+    /// Returns whether the program replaced the affinity mask that pjw had set for the thread: by a mask with PUs
+    /// (logical CPUs) outside of `grant` (the PUs of the job), or by the mask of all PUs.
     pub(super) fn has_left(&self, grant: &CpuSet) -> bool {
         let requested_all = self.in_cpuset && self.own == *grant;
         self.entry.is_overridden_by_program()
             && (requested_all || !self.thread.effective_mask.is_subset(grant))
     }
 
-    /// Returns the mask to pass to sched_setaffinity(2) so that the thread gets the effective mask `mask`.
+    /// Returns the mask to pass to sched_setaffinity(2) so that the thread gets the effective mask `mask`. This is
+    /// `machine` (all logical CPUs of the machine) if `mask` contains all `online` PUs (logical CPUs), or if the cpuset
+    /// restricts the thread to `grant` and `mask` is `grant`. Otherwise, this is `mask`.
     pub(super) fn request(&self, mask: &CpuSet, grant: &CpuSet, machine: &CpuSet, online: &CpuSet) -> CpuSet {
         let is_everything = online.is_subset(mask) || (self.follows_cpuset && mask == grant);
         if is_everything { machine.clone() } else { mask.clone() }
     }
 
-    /// Returns whether the kernel stores a request of pjw that has no effect at present because of the cpuset. The
-    /// request would have an effect in another cgroup, and children inherit it.
+    /// Returns whether the kernel may store a mask that pjw requested for the thread and that has no effect at present,
+    /// because the cpuset restricts the thread to `grant`. In another cgroup, this mask would have an effect. Children
+    /// inherit it.
     pub(super) fn is_request_hidden(&self, grant: &CpuSet) -> bool {
         let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
     }
 }
 
-/// Whether the job has an isolated partition, in which the kernel does not balance threads between PUs.
+/// Whether the cpuset of the job `id` is an isolated partition, in which the kernel does not balance threads between
+/// PUs (logical CPUs).
 pub(super) fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
     draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
 }

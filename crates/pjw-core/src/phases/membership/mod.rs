@@ -15,8 +15,8 @@ use crate::terms::{
 
 pub(crate) mod released;
 
-/// Makes processes members of their jobs: processes without a job, and members for which a scan found stronger evidence
-/// for another job.
+/// Makes processes members of the jobs to which they belong. These are processes without a job, and processes for which
+/// a scan found stronger evidence for another job.
 pub(crate) fn update_members(draft: &mut Draft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
@@ -146,8 +146,8 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
 /// parent of the orphans of this user.
 const SERVICE_MANAGER: &str = "systemd";
 
-/// Returns whether the process that started this process is unknown: the present parent may be a reaper such as init,
-/// and no fork event names the creator.
+/// Returns whether pjw does not know which process forked the process `known`. In this case, the present parent may
+/// have adopted the process as an orphan (init does so), and no fork event names the true parent.
 pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
     let adopts = |parent: &Process| parent.uid != process.uid || parent.comm == Comm::from(SERVICE_MANAGER);
@@ -164,9 +164,9 @@ fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) 
     state.jobs.provisions().find(is_recognised).map(|job| &job.id)
 }
 
-/// Returns whether the rule of a provision matches a process. A rule that names only a program matches no process of an
-/// ordinary user, because any user can give a program any name. The daemon of a single user is an exception, because it
-/// manages only processes of this user.
+/// Returns whether `rule` matches a process. The rule belongs to a provision, and recognises the processes of a
+/// service. A rule that names only a program matches no process of an ordinary user, because any user can give a
+/// program any name. The only exception is a pjwd that manages the processes of a single user.
 pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Process) -> bool {
     let is_of_other_person = policy.only_managed_user.is_none() && policy.is_person(process.uid);
     let is_trusted = !is_of_other_person || !rule.has_only_comm();
@@ -257,7 +257,8 @@ fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
     add_member(draft, pid, &found.job, found.evidence);
 }
 
-/// Makes a process a member of the job. The next scan reads the threads of the process.
+/// Makes the process `pid` a member of `job`, and adds the membership to the records for the journal. `evidence` says
+/// why the process belongs to the job. The next scan reads the threads of the process.
 pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;

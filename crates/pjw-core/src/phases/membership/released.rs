@@ -7,7 +7,8 @@ use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
 use crate::terms::{Evidence, JobId, Record};
 
-/// Tracks the children of released processes, and the children of these children.
+/// Finds the children of released processes that inherited an affinity mask of pjw, and the descendants of these
+/// children. From now on, pjw keeps track of these processes, in order to restore their original masks.
 pub(crate) fn track_children(draft: &mut Draft<'_>) {
     loop {
         let state = &*draft.state;
@@ -39,8 +40,9 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
     }
 }
 
-/// Removes the recorded masks of each released job if a full scan shows that no process has one of these masks. Waits
-/// for a later scan if process events were lost, because a process that was forked during the scan may be unknown.
+/// Removes the recorded affinity masks of each released job if a full scan shows that no process has one of these
+/// masks. Waits for a later scan if fork events were lost, because a process that was forked during the scan may be
+/// unknown.
 pub(crate) fn settle(draft: &mut Draft<'_>) {
     if !draft.full || draft.state.lineage.take_loss() {
         return;

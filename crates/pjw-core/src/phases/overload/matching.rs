@@ -9,7 +9,7 @@ use alloc::collections::VecDeque;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 
-/// An assignment of threads to PUs: each thread has one PU, and each PU at most one thread.
+/// An assignment of threads to PUs (logical CPUs): each assigned thread has one PU, and each PU has at most one thread.
 pub(crate) struct Matching<'a> {
     topology: &'a Topology,
     /// All PUs that threads can get.
@@ -29,7 +29,7 @@ pub(crate) struct Matching<'a> {
 }
 
 impl<'a> Matching<'a> {
-    /// Makes an empty assignment for the PUs `pus`.
+    /// Makes an empty assignment for the PUs (logical CPUs) `pus`.
     pub(crate) fn new(topology: &'a Topology, pus: &'a CpuSet) -> Self {
         Self {
             topology,
@@ -43,25 +43,25 @@ impl<'a> Matching<'a> {
         }
     }
 
-    /// The PUs without a thread.
+    /// Returns the PUs (logical CPUs) to which no thread is assigned.
     pub(crate) fn free_pus(&self) -> &CpuSet {
         &self.free
     }
 
-    /// The number of cores without a thread.
+    /// Returns the number of cores that have no assigned thread on any PU (logical CPU).
     pub(crate) fn idle_core_count(&self) -> usize {
         self.topology.overlapping_core_count(&self.on_idle_cores) as usize
     }
 
-    /// Returns the PUs that were assigned to the threads, in the order of the calls of [`Matching::add`] that returned
-    /// true.
+    /// Returns the PU (logical CPU) of each assigned thread, in the order in which the threads were added.
     pub(crate) fn places(&self) -> &[Pu] {
         &self.places
     }
 
-    /// Assigns a PU in `mask` to one more thread, on an idle core if possible. Returns whether a PU could be assigned.
-    /// If necessary, threads that were added earlier get another PU of their masks, but keep one. So the thread that is
-    /// added first has the highest priority. `mask` must be a subset of the PUs of the assignment.
+    /// Assigns one more thread to a PU (logical CPU) in its affinity mask `mask`, on an idle core if possible. Returns
+    /// whether the thread got a PU. If necessary, threads that were added earlier get another PU of their masks, but
+    /// none loses its PU without a replacement. So the first thread has the highest priority. `mask` must be a subset
+    /// of the PUs of the assignment.
     pub(crate) fn add(&mut self, mask: &'a CpuSet) -> bool {
         let unused = mask.first_common(&self.on_idle_cores).or_else(|| mask.first_common(&self.free));
         let new = self.places.len();

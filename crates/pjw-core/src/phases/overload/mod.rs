@@ -23,9 +23,10 @@ use crate::machine::Topology;
 use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::HotThread;
 
-/// Returns the threads whose bindings must be lifted, so that the threads can run on other PUs of `grant`.
-/// `hot_threads` are all busy threads of a job, also those without a binding. `inherited` are the processes of which
-/// all threads have the same mask inside one core.
+/// Returns the busy threads whose binding pjw must lift. A program bound too many busy threads to the same PUs (logical
+/// CPUs), while other PUs of `grant` (the PUs of the job) are idle. `hot_threads` has all busy threads of the job,
+/// including threads without a binding. `inherited` has the processes whose threads all have the same mask inside one
+/// core.
 pub(crate) fn overloaded_threads(
     topology: &Topology,
     grant: &CpuSet,

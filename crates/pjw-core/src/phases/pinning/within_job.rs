@@ -3,7 +3,7 @@
 use crate::basics::{CpuSet, Pid, Pu, StartTime, prelude::*};
 use crate::machine::{Level, NumaNodeLoad, NumaNodeRule, Topology, choose_numa_node, numa_nodes_of_cpus};
 
-/// A process of a job with at least one busy thread.
+/// A process of a job with at least one busy thread, as input for [`choose_nodes`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BusyProcess {
     pub(crate) pid: Pid,
@@ -18,9 +18,10 @@ pub(crate) struct BusyProcess {
     pub(crate) last_cpu: Pu,
 }
 
-/// Chooses a NUMA node in `grant` for each process without one, in the order in which the processes started. Returns
-/// the nodes in the same order. `last` is the node that was chosen last for a process of the job. If all busy threads
-/// of a process are restricted to one node, the process gets this node.
+/// Chooses a NUMA node for each of `processes` that has none, by `rule`. Returns the pids of these processes and the
+/// numbers of their nodes, in the order in which the processes started. Only nodes with PUs (logical CPUs) in `grant`
+/// (the PUs of the job) are chosen. `last` is the node that was chosen last for a process of the job. If all busy
+/// threads of a process are restricted to one node, the process gets this node.
 pub(crate) fn choose_nodes(
     topology: &Topology,
     grant: &CpuSet,
@@ -72,13 +73,15 @@ fn own_node(topology: &Topology, process: &BusyProcess) -> Option<u32> {
     nodes.all(|node| node == Some(first)).then_some(first)
 }
 
-/// Returns the kernel's number of the NUMA node that contains all of these PUs. `None` if they are in several nodes.
+/// Returns the kernel's number of the NUMA node that contains all PUs (logical CPUs) in `cpus`. `None` if the PUs are
+/// in several nodes, or if `cpus` is empty.
 pub(crate) fn node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let first = node_of(topology, cpus.first()?)?;
     cpus.iter().all(|pu| node_of(topology, pu) == Some(first)).then_some(first)
 }
 
-/// Returns the kernel's number of the NUMA node of a PU.
+/// Returns the kernel's number of the NUMA node that contains the PU (logical CPU) `pu`. `None` if `pu` is in no NUMA
+/// node.
 pub(crate) fn node_of(topology: &Topology, pu: Pu) -> Option<u32> {
     topology.domain_of(Level::NumaNode, pu).map(|node| node.number)
 }

@@ -24,15 +24,15 @@ const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
 const WAITING_PERMILLE: u32 = 200;
 
-/// Adds the CPU times to `snapshot` that the decision on this scan needs, and names the processes that have ended meanwhile
-/// ([`Snapshot::cpu_times`], [`Snapshot::reaped`]). `read` is [`MachineInterface::read_cpu_times`]. It is called for:
+/// Reads the CPU times of processes that the decision on this scan needs, and stores them in `snapshot`
+/// ([`Snapshot::cpu_times`]). Also stores the pids of the processes that have ended meanwhile ([`Snapshot::reaped`]).
+/// `read` is [`MachineInterface::read_cpu_times`]. The function calls `read` for these processes, in this order:
 ///
 /// 1. The processes that this scan concerns, and their parents.
-/// 2. For each of these that has ended meanwhile: its parent, if the parent belongs to no job. A parent that was read before
-///    the end lacks the time of the child.
-/// 3. The children of each process that has waited for a child since its last reading, or has ended. Its sum may include
-///    processes that this scan is not about, also of other jobs. A child that exists after its parent was read is not in
-///    the sum. A child that does not exist is followed by its own children.
+/// 2. If such a process has ended: its parent, if the parent belongs to no job. A parent that was read before the end
+///    of the child lacks the CPU time of the child.
+/// 3. If a process has ended, or has waited for a child since the process was last read: its children. The CPU time of
+///    an ended child is part of the CPU time of its parent. If a child has ended too, its own children are read next.
 ///
 /// [`MachineInterface::read_cpu_times`]: crate::terms::ports::MachineInterface::read_cpu_times
 pub fn read_cpu_times(
@@ -136,9 +136,10 @@ pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(
     ending.flat_map(|job| state.cgroups_of(job).map(move |path| (job.clone(), path))).collect()
 }
 
-/// Adds the CPU times that this cycle read to the usage of the jobs, and ends the samples that are long enough.
-/// `may_record` says whether the usage may be written to the journal. A cycle for commands may not, because the journal
-/// has reserved space only for the records of the commands.
+/// Adds the CPU times that this cycle read to the usage of the jobs, and ends the usage samples that are long enough. A
+/// sample is the CPU use of a job during a time interval. `may_record` says whether the usage may be written to the
+/// journal. This must be false in a cycle with commands: the journal then has reserved space only for the records of
+/// the commands.
 pub(crate) fn update(draft: &mut Draft<'_>, may_record: bool) {
     let mut jobs_read = read_processes(draft);
     read_cgroups(draft, &mut jobs_read);
@@ -294,8 +295,9 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     }
 }
 
-/// Ends the usage sample of a job before its grant becomes `ownership`, if the job changes between holding cores and
-/// holding none. A frozen job holds none.
+/// Ends the usage sample of a job if the job is frozen, or is no longer frozen, when its grant becomes `ownership`.
+/// Must be called before this change of the grant. A frozen job holds no cores, so a sample must not include both
+/// states.
 pub(crate) fn end_sample_before_freezing(draft: &mut Draft<'_>, job: &JobId, ownership: Ownership) {
     let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
     if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {
@@ -371,7 +373,8 @@ fn record(draft: &mut Draft<'_>, job: &JobId) {
     }
 }
 
-/// Makes the report of a job that has ended, and removes the usage of the job from the state.
+/// Makes the report about the resource use of `job`, which has ended or was released, and removes the usage of the job
+/// from the state.
 pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
     // The last CPU time is read late. In a short sample it would look like more than the job used at once.
     let has_samples = draft.state.usage.of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);

@@ -72,8 +72,10 @@ impl AddressSpaceGroups {
         self.last.as_ref()?.0.unread_reason.as_deref()
     }
 
-    /// Updates the groups from `list`, the result of a scan that began at the time `at`. Returns the processes whose
-    /// group changed, including those that are in no group now.
+    /// Updates the groups from `list`, the processes that a scan found to share an address space. The scan began at the
+    /// time `at`, in ns since boot. `interval` is the configured time between two scans: a process joins a group when
+    /// two scans at least 7/8 of `interval` apart have found the process in `list`. Returns the pids of the processes
+    /// whose group changed, including those that are in no group now.
     pub(crate) fn update(
         &mut self,
         list: &Arc<AddressSpaceList>,
@@ -120,7 +122,9 @@ impl AddressSpaceGroups {
         pids.filter(|pid| group_in(&before, pid) != group_in(&self.sharing, pid)).collect()
     }
 
-    /// Removes a process that executed a program or exited. Returns the processes that are no longer in a group.
+    /// Removes the process `pid`, which has executed a program or exited, from its group. A group with one remaining
+    /// process is removed. Returns the pids of the processes that are no longer in a group. Returns the empty set if
+    /// `pid` was in no group.
     pub(crate) fn forget(&mut self, pid: Pid) -> BTreeSet<Pid> {
         let Some(known) = self.sharing.remove(&pid) else { return BTreeSet::new() };
         if let Some((_, is_final)) = &mut self.last {

@@ -6,13 +6,14 @@ use crate::state::WardenState;
 use crate::terms::JobId;
 
 impl WardenState {
-    /// Returns groups of threads of the job `id`. pjw tries to keep the threads of a group in one L3 cache or NUMA
-    /// node, because they use the same memory. There is one group for each address space that a process of the job
-    /// shares with another process (clone(2) with `CLONE_VM`). The group has the busy threads of the job in this
-    /// address space. If no thread is busy, the group has one thread of each process instead, because this thread may
-    /// become busy soon. It is the living thread with the lowest tid, which is usually the main thread. The process that
-    /// owns the address space of tasks ([`Member::is_task_host`](crate::state::Member::is_task_host)) is left out then:
-    /// it has nothing to compute.
+    /// Returns groups of threads of the job `id` that use the same memory. pjw tries to keep the threads of a group in
+    /// one L3 cache or NUMA node.
+    ///
+    /// There is one group for each address space that a process of the job shares with another process (clone(2) with
+    /// `CLONE_VM`). The group has the busy threads of the job in this address space. If no thread is busy, the group
+    /// instead has the living thread with the lowest tid of each process, because this thread may become busy soon. A
+    /// process that only owns the address space of tasks and computes nothing
+    /// ([`Member::is_task_host`](crate::state::Member::is_task_host)) is then left out.
     #[must_use]
     pub fn address_space_threads_of(&self, id: &JobId) -> Vec<AddressSpaceThreads> {
         if self.address_spaces.groups().next().is_none() {
@@ -39,9 +40,9 @@ impl WardenState {
             .collect()
     }
 
-    /// Returns a set of PUs for each group of threads of the job `id` that runs within one L3 cache or one NUMA node.
-    /// The threads of a group share an address space ([`Self::address_space_threads_of`]). For each thread, the set
-    /// has the PU to which pjw pinned the thread, or else the PU on which the thread ran last.
+    /// Returns the PUs (logical CPUs) used by each group of threads of the job `id` that runs within one L3 cache or
+    /// one NUMA node. The threads of a group share an address space ([`Self::address_space_threads_of`]). For each
+    /// thread, the set of PUs has the PU to which pjw pinned the thread, or else the PU on which the thread ran last.
     ///
     /// If the job must give up PUs, it keeps the PUs of these sets as long as possible
     /// ([`allocate_for_groups`](crate::allocate::allocate_for_groups)).

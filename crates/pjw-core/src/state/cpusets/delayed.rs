@@ -6,12 +6,12 @@
 use crate::basics::{ProcessId, prelude::*};
 use crate::terms::{CpusetAction, CpusetChange, JobId};
 
-/// The delayed changes of cpusets: changes that the kernel or systemd has begun and has not completed. While a
-/// change is delayed, the daemon plans no other change of the same job's cpuset.
+/// The delayed changes of cpusets: changes that the kernel or systemd has begun and has not completed. While a change
+/// is delayed, the daemon plans no other change of the same job's cpuset.
 ///
-/// The type also lists the cpusets whose PUs were set by a delayed change that has ended since the last decision of
-/// the daemon ([`Decision`](crate::reconcile::Decision)). pjw had recorded the time at which it requested the
-/// change. The next decision replaces this time by a later one, because the change took place later.
+/// The type also lists the cpusets whose PUs (logical CPUs) were set by a delayed change that has ended since the last
+/// decision of the daemon ([`Decision`](crate::reconcile::Decision)). pjw had recorded the time at which it requested
+/// the change. The next decision replaces this time by a later one, because the change took place later.
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes, for each job that has any.
@@ -95,28 +95,29 @@ impl DelayedChanges {
         self.jobs.contains_key(job)
     }
 
-    /// Whether every change is complete.
+    /// Whether no change of a cpuset is delayed.
     pub(crate) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Iterates over the cgroup paths to which unfinished changes move a process.
+    /// Iterates over the paths of the cgroups into which delayed changes move the process `process`.
     pub(crate) fn moving_to(&self, process: ProcessId) -> impl Iterator<Item = &str> {
         self.moves.get(&process).into_iter().flatten().map(String::as_str)
     }
 
-    /// Returns whether an unfinished change moves the process.
+    /// Returns whether a delayed change moves the process `process` into another cgroup.
     pub(crate) fn is_moving(&self, process: ProcessId) -> bool {
         self.moves.contains_key(&process)
     }
 
-    /// Returns whether an unfinished change writes the PUs of the cpuset at `path`.
+    /// Returns whether a delayed change writes the PUs (logical CPUs) of the cpuset at the cgroup path `path`.
     pub(crate) fn is_writing(&self, path: &str) -> bool {
         self.written.contains(path)
     }
 
-    /// Returns the paths of the cpusets whose PUs may have been written since the last decision. A completed write is
-    /// returned once.
+    /// Returns the cgroup paths of the cpusets whose PUs (logical CPUs) a delayed change may have written since the
+    /// last call of this function. A cpuset that is still being written is returned by each call, and once more after
+    /// the write.
     pub(crate) fn take_written(&mut self) -> BTreeSet<String> {
         let mut written = core::mem::take(&mut self.finished);
         written.extend(self.written.iter().cloned());

@@ -46,16 +46,17 @@ pub struct ManagedCpuset {
 }
 
 impl ManagedCpuset {
-    /// Returns whether pjw last wrote the settings of `job_cpuset`, and whether the settings that a scan can't read
-    /// (idle priority and freezing) are known to be in force.
+    /// Returns whether pjw last wrote exactly the settings `job_cpuset` to this cpuset. False if the cpuset is to be removed. A scan
+    /// can't read whether a cpuset has idle priority. So if `job_cpuset` has idle priority, the result is true only if this run of the
+    /// daemon wrote the settings.
     pub(crate) fn is_written_as(&self, job_cpuset: &JobCpuset) -> bool {
         let is_known = self.was_written || !job_cpuset.spec.idle;
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
     }
 
-    /// Whether pjw wrote the set of PUs that the cpuset has at present. `cpuset` is the cpuset as a scan read
-    /// it. True if its PUs are the set that pjw wrote last, or an earlier set that may still be in force
-    /// ([`ManagedCpuset::previous_cpus`]). False if another program has changed the PUs.
+    /// Whether pjw wrote the set of PUs (logical CPUs) that the cpuset has at present. `cpuset` is the cpuset as a scan read it. True if
+    /// its PUs are the set that pjw wrote last, or an earlier set that may still be in force ([`ManagedCpuset::previous_cpus`]). False if
+    /// another program has changed the PUs.
     #[must_use]
     pub fn was_written_by_pjw(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -77,7 +78,8 @@ pub struct CgroupMove {
     pub to: String,
 }
 
-/// A cpuset of an earlier daemon that the journal did not name, and the decision about this cpuset.
+/// A job's cpuset that an earlier run of the daemon left and that the journal does not contain, with the decision of pjw: the job keeps
+/// the cpuset, or pjw removes the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecoveredCpuset {
     /// The job.
@@ -140,37 +142,41 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a leftover cgroup ([`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset)).
+    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset. Has no effect if
+    /// pjw already manages the cpuset at this path.
     pub(crate) fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if !self.managed.contains_key(&leftover.path) {
             self.found.push(leftover);
         }
     }
 
-    /// Iterates over the paths of the leftover cgroups that [`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset) added. A
-    /// leftover cgroup existed when the daemon started, has the name of a job's cpuset, and is not in the journal.
-    /// After the next scan of all processes, pjw decides whether to reuse the cgroup as the cpuset of its job or to
-    /// remove it. The cgroup then leaves this list.
+    /// Iterates over the paths of the leftover cgroups
+    /// ([`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset)). A leftover cgroup existed when the daemon
+    /// started, has the name of a job's cpuset, and is not in the journal. After the next scan of all processes, pjw decides whether to
+    /// reuse the cgroup as the cpuset of its job or to remove it. The cgroup then leaves this list.
     pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
 
-    /// Removes and returns the cgroups of earlier daemons about which no decision was made.
+    /// Removes all leftover cgroups from the registry, and returns them. A leftover cgroup existed when the daemon started, has the name
+    /// of a job's cpuset, and is not in the journal.
     pub(crate) fn take_found(&mut self) -> Vec<LeftoverCpuset> {
         core::mem::take(&mut self.found)
     }
 
-    /// Records the decision about a cpuset of an earlier daemon, so that warnings can name the decision.
+    /// Records what pjw decided about the leftover cpuset at the cgroup path `path`. An earlier run of the daemon made this cpuset, and
+    /// the journal does not contain the cpuset. A warning in `pjwctl status` names the decision.
     pub(crate) fn note_recovered(&mut self, path: &str, recovered: RecoveredCpuset) {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
-    /// Removes and returns the recovered cpusets for which a warning is shown, by path.
+    /// Removes and returns the leftover cpusets about which pjw has decided and that a warning in `pjwctl status` names. The key of the
+    /// map is the cgroup path.
     pub(crate) fn take_recovered(&mut self) -> BTreeMap<String, RecoveredCpuset> {
         core::mem::take(&mut self.recovered)
     }
 
-    /// Sets the recovered cpusets for which a warning is still shown.
+    /// Replaces the list of the leftover cpusets that a warning in `pjwctl status` names. The key of the map is the cgroup path.
     pub(crate) fn put_recovered(&mut self, recovered: BTreeMap<String, RecoveredCpuset>) {
         self.recovered = recovered;
     }
@@ -182,9 +188,12 @@ impl CpusetRegistry {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether a cpuset of pjw at or above the cgroup `cgroup` may hide a mask that was read at the time
-    /// `read_at`. True in each of these cases: the cpuset was written since, the cpuset is to be removed, or
-    /// there is a cpuset and `is_cut` (the mask that was read lacks PUs of the original mask).
+    /// Whether a cpuset of pjw at or above the cgroup `cgroup` may hide the true mask of a thread whose mask was read at the time
+    /// `read_at`, in ns since boot. True in each of these cases:
+    ///
+    /// - The cpuset was written after `read_at`.
+    /// - The cpuset is to be removed.
+    /// - There is such a cpuset, and `is_cut` is true: the mask that was read lacks PUs (logical CPUs) of the original mask.
     pub(crate) fn may_hide_mask(&self, cgroup: &str, is_cut: bool, read_at: Nanos) -> bool {
         enclosing_paths(cgroup).any(|path| {
             let is_written = self.history.get(path).is_some_and(|known| known.has_changed_since(read_at));
@@ -199,7 +208,8 @@ impl CpusetRegistry {
         self.moved.contains_key(&process)
     }
 
-    /// Returns the cgroup path of the cpuset into which pjw last moved the process.
+    /// Returns the cgroup path of the cpuset into which pjw last moved the process `process`. `None` if pjw moved the process into no
+    /// cpuset, or if the cpuset was removed.
     pub(crate) fn moved_into(&self, process: ProcessId) -> Option<&str> {
         self.moved.get(&process).map(|moved| moved.to.as_str())
     }
@@ -220,7 +230,8 @@ impl CpusetRegistry {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
-    /// Returns the present and the earlier PUs of the cpuset at `path`. `None` if pjw did not write the cpuset.
+    /// Returns the PUs (logical CPUs) of the cpuset at the cgroup path `path`, now and at earlier times. `None` if pjw never wrote the
+    /// cpuset, or removed it long ago.
     pub(crate) fn history(&self, path: &str) -> Option<&History<CpuSet>> {
         self.history.get(path)
     }
@@ -273,7 +284,8 @@ impl CpusetRegistry {
         self.managed.values_mut().for_each(|managed| managed.tries = 0);
     }
 
-    /// Returns whether no change was refused, is to be tried again, or waits for the removal of a cpuset.
+    /// Returns whether every requested change of a cpuset is complete. False if a change was refused, is delayed or is to be tried again,
+    /// or if a cpuset is still to be removed.
     pub(crate) fn has_nothing_pending(&self) -> bool {
         let is_done = |managed: &ManagedCpuset| !managed.must_be_removed && managed.tries == 0;
         self.refused.is_empty()
@@ -283,8 +295,8 @@ impl CpusetRegistry {
             && self.managed.values().all(is_done)
     }
 
-    /// Applies a journal record, both when the record is made and when the journal is replayed after a restart.
-    /// `machine` contains every PU of the machine.
+    /// Changes the registry as the journal record `record` says. Called when pjw writes the record, and when a restarted daemon reads it.
+    /// `machine` has every PU (logical CPU) of the machine. `at` is the time of the call, in ns since boot.
     pub(crate) fn apply_record(&mut self, record: &CpusetRecord, machine: &CpuSet, at: Nanos) {
         match record {
             CpusetRecord::Created(job_cpuset) => {
@@ -365,8 +377,9 @@ impl CpusetRegistry {
         self.removed.remove(path);
     }
 
-    /// Records that a scan at the time `at` read the PUs `cpus` in the cpuset at `path`. These differ from the PUs that
-    /// pjw wrote last if the daemon ended before the write, or if another program wrote the cpuset later.
+    /// Records that a scan at the time `at` (in ns since boot) read the PUs (logical CPUs) `cpus` in the cpuset at the cgroup path
+    /// `path`. These PUs may differ from those that pjw wrote last: the daemon may have ended before the write, or another program may
+    /// have written the cpuset. Has no effect while a delayed change writes the cpuset.
     pub(crate) fn note_read(&mut self, path: &str, cpus: &CpuSet, at: Nanos) {
         let history = self.history.get_mut(path).filter(|_| !cpus.is_empty());
         if let Some(history) = history.filter(|_| !self.delayed_changes.is_writing(path)) {
@@ -424,7 +437,7 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records that a scan found the current settings in the cpuset at `path`.
+    /// Records that a scan found the settings that pjw wrote last in the cpuset at the cgroup path `path`.
     pub(crate) fn confirm(&mut self, path: &str) {
         if let Some(managed) = self.managed.get_mut(path) {
             managed.previous_cpus.clear();
@@ -432,13 +445,14 @@ impl CpusetRegistry {
         }
     }
 
-    /// Removes a process that has exited.
+    /// Removes the recorded move of the process `process`, which has exited.
     pub(crate) fn forget(&mut self, process: ProcessId) {
         self.forget_moved(process);
         self.move_errors.remove(&process);
     }
 
-    /// Records that the delayed writes of cpusets took place at the time `at`, or later.
+    /// Records that the delayed writes of cpusets took place at the time `at` (in ns since boot) or later. A write is delayed if the
+    /// kernel or systemd did not complete it at once.
     pub(crate) fn postpone_delayed_writes(&mut self, at: Nanos) {
         for path in self.delayed_changes.take_written() {
             if let Some(history) = self.history.get_mut(&path) {
@@ -447,7 +461,7 @@ impl CpusetRegistry {
         }
     }
 
-    /// Returns the records from which the registry can be restored.
+    /// Returns the journal records from which a restarted daemon restores the registry.
     pub(crate) fn records(&self) -> Vec<CpusetRecord> {
         let managed = self.managed.iter().flat_map(|(path, managed)| {
             let as_it_was = |cpus: &CpuSet| {

@@ -5,12 +5,12 @@ use crate::state::cpusets::CpusetRegistry;
 use crate::terms::{CgroupCreator, CpusetAction, CpusetChange};
 
 impl CpusetRegistry {
-    /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as text
-    /// for users. pjw makes the next attempt after the next scan of all processes.
+    /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as text for
+    /// users. pjw tries the change again after the next scan of all processes.
     ///
-    /// There is one exception: pjw asked to move a process out of a cpuset that pjw itself created, back to the
-    /// original cgroup of the process. This cgroup may no longer exist. pjw does not wait for a scan of all
-    /// processes then. The next attempt moves the process to the root cgroup.
+    /// There is one exception: the refused change was to move a process out of a cpuset that pjw itself created, back
+    /// to the original cgroup of the process, which may no longer exist. pjw then does not wait for a scan of all
+    /// processes, and next moves the process to the root cgroup.
     pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {

@@ -2,8 +2,8 @@
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 
-/// The number of jobs whose grant contains a PU, for each PU. (The grant of a job is the set of PUs that the
-/// job holds.) A PU that no grant contains has no entry.
+/// For each PU (logical CPU), the number of jobs that hold the PU. A PU that no job holds has no entry. The set of PUs
+/// that a job holds is the grant of the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrantCounts(BTreeMap<Pu, usize>);
 
@@ -16,12 +16,13 @@ impl<'a> FromIterator<&'a CpuSet> for GrantCounts {
 }
 
 impl GrantCounts {
-    /// Counts the grant of one more job: adds 1 to the number of each PU in `grant`.
+    /// Counts the grant of one more job: adds 1 to the number of each PU (logical CPU) in `grant`.
     pub fn add(&mut self, grant: &CpuSet) {
         grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
     }
 
-    /// Removes one grant from the counts. The grant must have been added before.
+    /// Subtracts the grant of one job: subtracts 1 from the number of each PU (logical CPU) in `grant`. The grant must
+    /// have been added before.
     pub(crate) fn remove(&mut self, grant: &CpuSet) {
         for pu in grant.iter() {
             let count = self.0.get_mut(&pu).map(|count| {
@@ -34,14 +35,14 @@ impl GrantCounts {
         }
     }
 
-    /// Returns the PUs that at least one of the counted grants contains.
+    /// Returns the PUs (logical CPUs) that at least one of the counted grants contains.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.0.keys().copied().collect()
     }
 
-    /// Iterates over sets of PUs, one for each count that a PU has, in ascending order of the counts. The set for a
-    /// count has the PUs that are in at least this number of grants.
+    /// Returns one set of PUs (logical CPUs) for each number `n` that occurs as the count of a PU, in ascending order
+    /// of `n`. The set has all PUs that at least `n` grants contain. A grant is the set of PUs that a job holds.
     pub(crate) fn held_by_at_least(&self) -> impl Iterator<Item = CpuSet> {
         let numbers: BTreeSet<usize> = self.0.values().copied().collect();
         let held = |least| self.0.iter().filter(move |(_, count)| **count >= least).map(|(&pu, _)| pu);

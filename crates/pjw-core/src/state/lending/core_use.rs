@@ -61,10 +61,10 @@ pub struct OwnerCpuSample<'a> {
 /// measurement. pjw adds up the CPU time of all threads on the core, except these threads:
 ///
 /// - Kernel threads, and the threads of pjwd.
-/// - Threads at idle priority (`cpu.idle` or `SCHED_IDLE`). All threads of borrowers (jobs that borrow cores) have
-///   idle priority.
-/// - Threads that the kernel may run on more PUs than the owner holds. Such a thread belongs to another program. Only
-///   io_uring workers always count, because the kernel may allow them all PUs.
+/// - Threads at idle priority (`cpu.idle` or `SCHED_IDLE`). All threads of borrowers (jobs that borrow cores) have idle
+///   priority.
+/// - Threads that the kernel may run on more PUs (logical CPUs) than the owner holds. Such a thread belongs to another
+///   program. Only io_uring workers always count, because the kernel may allow them all PUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentCoreSample {
     /// The PUs of the core.
@@ -157,31 +157,19 @@ impl CoreUse {
     }
 
     /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number of
-    /// cores that the owner uses now, and the PUs of those lent cores that the owner uses now.
+    /// cores that the owner uses now, and the PUs (logical CPUs) of those lent cores that the owner uses now.
     ///
-    /// In the following, the minimum share is nine tenths of the time, or one tenth if the owner's cores have several
-    /// PUs each. The owner is waking up if it was idle ([`CoreUse::is_idle`]) at most 20 ms ago. The owner uses a
-    /// lent core ([`OwnerCpuSample::lent`]) in each of these cases:
+    /// The owner uses a lent core ([`OwnerCpuSample::lent`]) in each of these cases:
     ///
-    /// - Averaged over about 100 ms, the owner ran on the core for at least the minimum share.
-    /// - The core was measured for at least 10 ms, and the owner ran there for at least 99 % of this time.
-    /// - The core was measured for at least 10 ms, the owner is waking up, and it ran there for at least the minimum
-    ///   share of this time.
-    /// - The core was measured for less than 10 ms, the owner is waking up, and it ran there for at least 1.3 ms. If `sample`
-    ///   covers at least 10 ms (the core was just lent), the owner must also have run there for three quarters of the
-    ///   measured time, or for the minimum share if that is smaller.
+    /// - Averaged over about 100 ms, the owner ran on the core for at least nine tenths of the time, or for a tenth of
+    ///   the time if cores have several PUs each.
+    /// - The owner ran on the core for nearly all of a measurement of at least 10 ms.
+    /// - The owner has become busy in the last 20 ms ([`CoreUse::is_idle`] was true before), and its CPU time on the
+    ///   core is long enough to show that it needs the core.
     ///
-    /// The CPU time on all other cores counts as if the owner used as few cores as possible. The last of these cores
-    /// counts in the first three cases, for the time of `sample`. It also counts if the owner is waking up, `sample`
-    /// covers less than 10 ms, and the owner ran on this core for at least the smaller of two times:
-    ///
-    /// - If `sample` contains lent cores: three quarters of the time of `sample`, or the minimum share.
-    /// - If `sample` contains no lent core: 1.3 ms, or the minimum share. Here the last measurements are added up
-    ///   until they cover 5 ms, because the kernel may update the CPU time of a running thread only at each timer
-    ///   tick (mostly every 4 ms).
-    ///
-    /// If the owner is not waking up, measurements of less than 10 ms are joined until they cover 10 ms. Until then
-    /// the function returns the previous result. A longer measurement is judged by itself.
+    /// The CPU time on all other cores counts as if the owner used as few cores as possible. After the first 20 ms of
+    /// use, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the function returns the
+    /// previous result.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
         if is_short {
@@ -203,7 +191,27 @@ impl CoreUse {
         self.verdict.clone()
     }
 
-    /// What [`CoreUse::add`] returns for one sample, or for several that were joined.
+    /// What [`CoreUse::add`] returns for one sample, or for several that were joined. In the following, the minimum
+    /// share is nine tenths of the time, or one tenth if the owner's cores have several PUs each. The owner is waking
+    /// up if it was idle ([`CoreUse::is_idle`]) at most 20 ms ago. The owner uses a lent core
+    /// ([`OwnerCpuSample::lent`]) in each of these cases:
+    ///
+    /// - Averaged over about 100 ms, the owner ran on the core for at least the minimum share.
+    /// - The core was measured for at least 10 ms, and the owner ran there for at least 99 % of this time.
+    /// - The core was measured for at least 10 ms, the owner is waking up, and it ran there for at least the minimum
+    ///   share of this time.
+    /// - The core was measured for less than 10 ms, the owner is waking up, and it ran there for at least 1.3 ms. If
+    ///   `sample` covers at least 10 ms (the core was just lent), the owner must also have run there for three quarters
+    ///   of the measured time, or for the minimum share if that is smaller.
+    ///
+    /// The CPU time on all other cores counts as if the owner used as few cores as possible. The last of these cores
+    /// counts in the first three cases, for the time of `sample`. It also counts if the owner is waking up, `sample`
+    /// covers less than 10 ms, and the owner ran on this core for at least the smaller of two times:
+    ///
+    /// - If `sample` contains lent cores: three quarters of the time of `sample`, or the minimum share.
+    /// - If `sample` contains no lent core: 1.3 ms, or the minimum share. Here the last measurements are added up until
+    ///   they cover 5 ms, because the kernel may update the CPU time of a running thread only at each timer tick
+    ///   (mostly every 4 ms).
     fn judge(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that wakes up gets its cores after a short sample. Otherwise short samples fluctuate too much, and are joined.
@@ -267,15 +275,15 @@ impl CoreUse {
     }
 }
 
-/// Returns the number of cores that the threads of an owner (a job whose idle cores may be lent) want which wait for other
-/// programs. Such a thread is hot and waits on a run queue for at least a tenth of the time. What a thread wants is the time
-/// for which it runs or waits. All of them want at most the cores that their masks have: threads that are bound to one core wait
-/// for one another there, and not for other programs. `threads` has the demand and the mask of each thread of the owner, as of
-/// the last scan. `count_cores` counts the cores of the owner that have a PU of a set. `has_smt` says whether these cores have
-/// more than one PU each.
+/// Returns the number of cores that the waiting threads of an owner (a job whose idle cores may be lent) need. A
+/// waiting thread is hot (busy), and waits for a PU (logical CPU) for at least a tenth of the time. It needs a PU for
+/// all the time in which it runs or waits. Its CPU time alone does not show this need: a thread that shares its core
+/// with another program gets only half of the core.
 ///
-/// The CPU time alone does not show this demand: beside one other program on its core, a thread that always wants to run
-/// uses half of the core.
+/// - `threads` has the demand and the affinity mask of each thread of the owner, as of the last scan.
+/// - `count_cores` returns the number of cores of the owner that have a PU in a set. The result is at most this number
+///   for the masks of the waiting threads: threads that are bound to one core wait there for one another.
+/// - `has_smt` says whether the cores of the owner have more than one PU each.
 pub fn cores_wanted_by_waiting_threads<'a>(
     threads: impl Iterator<Item = (Demand, &'a CpuSet)>,
     count_cores: impl Fn(&CpuSet) -> u32,

@@ -16,9 +16,9 @@ pub use core_use::{CoreUse, LentCoreSample, OwnerCpuSample, cores_wanted_by_wait
 /// How often `lend_after` is doubled at most, however often cores came back.
 const MAX_DOUBLINGS: u32 = 2;
 
-/// The facts on which pjw decides which cores it lends. pjw lends the idle cores of jobs of the class
-/// guaranteed (the owners) to jobs of the class besteffort (the borrowers). The facts are the number of cores
-/// that each owner uses, and the borrowed PUs that pjw takes back soon.
+/// The facts on which pjw decides which cores it lends. pjw lends the idle cores of jobs of the class guaranteed (the
+/// owners) to jobs of the class besteffort (the borrowers). The facts are the number of cores that each owner uses, and
+/// the borrowed PUs (logical CPUs) that pjw takes back soon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LendingState {
     /// The use that each owner makes of its cores, by the id of the owner.
@@ -55,11 +55,11 @@ pub struct OwnerLendingState {
 }
 
 impl LendingState {
-    /// Records the number of cores that an owner (a job whose idle cores may be lent) uses, as a measurement of its
-    /// CPU time showed.
+    /// Records the number of cores that an owner (a job whose idle cores may be lent) uses, as a measurement of its CPU
+    /// time showed.
     ///
     /// - `used_cores` is the number of cores that the owner uses, and `core_count` the number of all its cores.
-    /// - `used_lent_cpus` is the set of the lent PUs on which the owner itself runs.
+    /// - `used_lent_cpus` is the set of the lent PUs (logical CPUs) on which the owner itself runs.
     /// - `measured_at` is the time of the measurement, in ns since boot.
     pub fn record_use(
         &mut self,
@@ -79,17 +79,17 @@ impl LendingState {
         }
     }
 
-    /// Returns the end of the grace period that ends first, in ns since boot. A borrowed PU is an idle PU of one job
-    /// (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU back, the borrower
-    /// may still use the PU for a grace period. `None` if no grace period is running.
+    /// Returns the end of the grace period that ends first, in ns since boot. A borrowed PU (logical CPU) is an idle PU
+    /// of one job (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU back, the
+    /// borrower may still use the PU for a grace period. `None` if no grace period is running.
     #[must_use]
     pub fn next_grace_period_end(&self) -> Option<Nanos> {
         self.leaving.values().min().copied()
     }
 
-    /// Returns the end of the grace period of the borrowed PU `pu`, in ns since boot. A borrowed PU is an idle PU of
-    /// one job (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU back, the
-    /// borrower may still use the PU for a grace period. `None` if no grace period is running for the PU.
+    /// Returns the end of the grace period of the borrowed PU (logical CPU) `pu`, in ns since boot. A borrowed PU is an
+    /// idle PU of one job (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU
+    /// back, the borrower may still use the PU for a grace period. `None` if no grace period is running for the PU.
     #[must_use]
     pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
         self.leaving.get(&pu).copied()
@@ -102,32 +102,36 @@ impl LendingState {
         self.owners.get(owner)
     }
 
-    /// Sets the list of borrowers that get no lent cores because one of their threads has a real-time priority.
-    /// A borrower is a job of the class besteffort, which runs on free cores and on cores that other jobs (owners)
-    /// leave idle. Only threads count that use at least 1 % of a PU. The kernel would run a real-time thread
+    /// Sets the list of borrowers that get no lent cores because one of their threads has a real-time priority. A
+    /// borrower is a job of the class besteffort, which runs on free cores and on cores that other jobs (owners) leave
+    /// idle. Only threads count that use at least 1 % of a PU (logical CPU). The kernel would run a real-time thread
     /// before the threads of the owner. The daemon calls this method after each scan of the processes of jobs.
     pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.realtime_borrowers = borrowers;
     }
 
-    /// Sets the borrowers that have a process which can't run at idle priority.
+    /// Sets the list of borrowers that have a process which can't run at idle priority. Such a borrower gets no lent
+    /// cores. A borrower is a job of the class besteffort, which runs on free cores and on cores that other jobs leave
+    /// idle.
     pub(crate) fn set_unfit_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.unfit_borrowers = borrowers;
     }
 
-    /// Returns whether the borrower has a thread with a real-time priority, or a process that can't run at idle
-    /// priority. These would run before the threads of an owner, or compete with them.
+    /// Returns whether the job `borrower` would slow the owners of the cores that it borrows. True if a thread of the
+    /// borrower has a real-time priority, or if a process of the borrower can't run at idle priority.
     pub(crate) fn would_slow_owners(&self, borrower: &JobId) -> bool {
         self.realtime_borrowers.contains(borrower) || self.unfit_borrowers.contains(borrower)
     }
 
-    /// Replaces the list of leaving PUs: lent PUs that a borrower must leave, each with the time at which it is taken
-    /// back.
+    /// Replaces the list of the lent PUs (logical CPUs) that pjw is about to take back. Each PU has the time, in ns
+    /// since boot, at which pjw takes it back. Until then, the borrower may still use the PU.
     pub(crate) fn set_leaving(&mut self, leaving: BTreeMap<Pu, Nanos>) {
         self.leaving = leaving;
     }
 
-    /// Records that cores of an owner were lent, or were taken back if `is_return` is true.
+    /// Records that pjw lent cores of the job `owner` at the time `now`, in ns since boot. If `is_return` is true, pjw
+    /// took lent cores back instead. After that, a core of the owner must be idle for twice as long before pjw lends
+    /// it. `lend_after` is the configured time for which a core must be idle.
     pub(crate) fn record_move(&mut self, owner: &JobId, is_return: bool, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         if is_return {
@@ -147,7 +151,8 @@ impl LendingState {
         }
     }
 
-    /// Removes the owners for which `is_owner` is false.
+    /// Removes the facts about each job for which `is_owner` is false. `is_owner` says whether pjw may lend the idle
+    /// cores of the job.
     pub(crate) fn retain_owners(&mut self, is_owner: impl Fn(&JobId) -> bool) {
         self.owners.retain(|job, _| is_owner(job));
     }
@@ -161,26 +166,30 @@ impl OwnerLendingState {
         self.used
     }
 
-    /// Returns the lent PUs on which threads of the owner ran in the last sample.
+    /// Returns the lent PUs (logical CPUs) on which threads of the owner itself ran at the last measurement. The owner
+    /// is a job whose idle cores may be lent.
     pub(crate) fn runs_on(&self) -> &CpuSet {
         &self.runs_on
     }
 
-    /// Returns the largest number of cores that the owner used at the same time in the last `period`. `None` if
-    /// sampling began later than that.
+    /// Returns the largest number of cores that the owner (a job whose idle cores may be lent) used at the same time in
+    /// the last `period`. `now` is the present time, in ns since boot. `None` if the measurements do not cover the
+    /// whole period.
     pub(crate) fn max_used_cores(&self, period: Duration, now: Nanos) -> Option<u32> {
         let is_long = |since: &Option<Nanos>| since.is_some_and(|since| has_passed(since, period, now));
         (0u32..).zip(&self.at_most_since).find(|(_, since)| is_long(since)).map(|(most, _)| most)
     }
 
-    /// Returns the time for which a core of the owner must be idle before the core is lent.
+    /// Returns the time for which a core of the owner must be idle before pjw lends the core. This is `lend_after`, or
+    /// up to four times as much if pjw took back lent cores of the owner recently. `now` is the present time, in ns
+    /// since boot.
     pub(crate) fn pause(&self, lend_after: Duration, now: Nanos) -> Duration {
         doubled(lend_after, self.doublings(lend_after, now))
     }
 
-    /// Returns whether the owner was sampled for `lend_after`, and no core of the owner was lent in the last `lend_after`.
-    /// The samples count too, because a restarted daemon does not know when cores were last lent. The time of the first
-    /// sample is later than that.
+    /// Returns whether pjw may lend cores of the owner at the time `now`, in ns since boot. True if pjw has measured
+    /// the CPU use of the owner for at least `lend_after`, and has lent no core of the owner in the last `lend_after`.
+    /// The first condition is for a restarted daemon, which does not know when cores were last lent.
     pub(crate) fn may_lend(&self, lend_after: Duration, now: Nanos) -> bool {
         self.sampled_since.is_some_and(|since| has_passed(since, lend_after, now))
             && self.lent_at.is_none_or(|at| has_passed(at, lend_after, now))

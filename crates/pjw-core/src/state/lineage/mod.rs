@@ -198,8 +198,9 @@ impl Lineage {
         }
     }
 
-    /// Records the mask requests of which a released process may have inherited one, including those that its fork
-    /// event does not name.
+    /// Records that the process `released` inherited its affinity mask by one of the mask requests `requests`. pjw is
+    /// restoring the original masks of the process. `requests` replaces the requests that are known from the fork event
+    /// of the process.
     pub(crate) fn note_inherited(&mut self, released: &Member, requests: Vec<MaskRequest>) {
         let pid = released.id.pid;
         self.of_unknown_descent.remove(&pid);
@@ -217,7 +218,8 @@ impl Lineage {
         self.of_unknown_descent.contains(&pid)
     }
 
-    /// Iterates over the running processes that were forked while events were read and whose ancestors are unknown.
+    /// Iterates over the pids of the running processes with an unknown ancestor
+    /// ([`Lineage::forked_with_unknown_ancestor`]). Such a process may descend from a process of a job.
     pub(crate) fn pids_of_unknown_descent(&self) -> impl Iterator<Item = Pid> {
         self.of_unknown_descent.iter().copied()
     }
@@ -243,7 +245,8 @@ impl Lineage {
         self.descendants.get(&pid)
     }
 
-    /// Iterates over all descendants.
+    /// Iterates over the recorded processes that descend from processes of jobs. Each item is the pid of a process and
+    /// its record.
     pub(crate) fn descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.descendants.iter().map(|(&pid, descendant)| (pid, descendant))
     }
@@ -254,14 +257,15 @@ impl Lineage {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
-    /// Records that a scan found the process running.
+    /// Records that a scan has read the process `pid`.
     pub(crate) fn scanned(&mut self, pid: Pid) {
         self.unscanned.remove(&pid);
     }
 
-    /// Records that the threads of a released process have their original masks again, which its later children
-    /// inherit. Children that were forked before the restore may have another mask, so new children are tracked as
-    /// descendants until the release is settled (`is_settled`).
+    /// Records that the threads of the process `released` have their original masks (the masks before pjw changed them)
+    /// again. Children that the process forks from now on inherit these masks. A child that was forked before may have
+    /// a mask of the job. `is_settled` says that no process has such a mask any more. If it is false, pjw records the
+    /// later children as descendants too.
     pub(crate) fn note_restored(&mut self, released: &Member, is_settled: bool) {
         let pid = released.id.pid;
         if !is_settled && self.descendants.len() < MAX_FORK_RECORDS {
@@ -273,16 +277,17 @@ impl Lineage {
         }
     }
 
-    /// Removes the scanned descendants of the released processes of a job, because no process has a mask of the job any
-    /// more.
+    /// Removes the records of the processes that descend from released processes of the job `job`, because no process
+    /// has a mask of the job any more. Processes that no scan has read keep their records.
     pub(crate) fn settle(&mut self, job: &JobId) {
         let Self { descendants, unscanned, .. } = self;
         descendants
             .retain(|pid, known| known.was_ancestor_member || known.job != *job || unscanned.contains(pid));
     }
 
-    /// Records that a scan found that a tracked process has ended. If its exit event was not read yet, the facts about
-    /// the process are kept, because its last fork events may follow.
+    /// Records that the process `member` has ended, as a scan found. If its exit event was not read yet, pjw adds a
+    /// record of the process: the fork events of its last children may still follow. `is_member` says whether the
+    /// process belonged to its job. If it is false, pjw was restoring the original masks of the process.
     pub(crate) fn record_end(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
         self.unscanned.remove(&pid);
@@ -293,7 +298,7 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 
-    /// Removes a process that has ended, where no exit event says so.
+    /// Removes the record of the process `pid`, which has ended. Called if pjwd receives no exit events.
     pub(crate) fn forget(&mut self, pid: Pid) {
         self.descendants.remove(&pid);
     }
@@ -309,7 +314,7 @@ impl Lineage {
         self.has_lost_events = true;
     }
 
-    /// Returns whether process events were lost since the last call.
+    /// Returns whether process events were lost since the last call of this method.
     pub(crate) fn take_loss(&mut self) -> bool {
         core::mem::take(&mut self.has_lost_events)
     }

@@ -43,7 +43,7 @@ pub struct ScanQueue {
     exiting: BTreeMap<Pid, u32>,
 }
 
-/// The facts from process events about a process that belongs to no job and was not scanned yet.
+/// What process events (fork, exec or exit) reported about a process that belongs to no job and that no scan has read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnscannedProcess {
     /// The process that forked it.
@@ -53,7 +53,8 @@ pub(super) struct UnscannedProcess {
 }
 
 impl ScanQueue {
-    /// Records that the first thread of a process has exited. If the process has several threads, the others may continue.
+    /// Records that the first thread of the process `pid` has exited. The scan of the process is no longer urgent. If
+    /// the process belongs to no job and has no other threads, it leaves the queue.
     pub(super) fn exited(&mut self, pid: Pid) {
         self.defer(pid);
         if self.unassigned.get(&pid).is_some_and(|process| !process.has_threads) {
@@ -61,13 +62,15 @@ impl ScanQueue {
         }
     }
 
-    /// Records that the first thread of a process of a job has exited.
+    /// Records that the first thread of the process `pid` of a job has exited. Other threads of the process may
+    /// continue to run. So scans read the process until one finds that it has ended, but at most a few times.
     pub(super) fn exited_of_job(&mut self, pid: Pid) {
         self.of_jobs.insert(pid);
         self.exiting.insert(pid, SCANS_AFTER_EXIT);
     }
 
-    /// Records that a scan has found the process running. If its first thread has exited, another scan follows soon.
+    /// Records that a scan has found the process `pid` running. If the first thread of the process has exited, the
+    /// process is added to the queue again, so that a scan soon finds the end of the process.
     pub(crate) fn found_running(&mut self, pid: Pid) {
         let Some(scans_left) = self.exiting.get_mut(&pid) else { return };
         *scans_left -= 1;
@@ -77,12 +80,14 @@ impl ScanQueue {
         self.of_jobs.insert(pid);
     }
 
-    /// Records that the process has ended, or that a new process has its pid: no scan must follow.
+    /// Records that the process `pid` has ended, or that a new process has its pid. Scans need no longer look for the
+    /// end of the process.
     pub(crate) fn forget_exiting(&mut self, pid: Pid) {
         self.exiting.remove(&pid);
     }
 
-    /// Records that a full scan has ended: the processes for which `is_running` is false have ended.
+    /// Records that a scan has read all processes. `is_running` says whether the scan found a process. Processes that
+    /// the scan did not find have ended.
     pub(crate) fn retain_exiting(&mut self, is_running: impl Fn(Pid) -> bool) {
         self.exiting.retain(|&pid, _| is_running(pid));
     }
@@ -108,8 +113,8 @@ impl ScanQueue {
         &self.forked
     }
 
-    /// Records that the scan of a forked process may be delayed by a few milliseconds, because its mask is right or the
-    /// process has exited.
+    /// Lowers the urgency of the scan of the forked process `pid` from [`ScanUrgency::Immediate`] to
+    /// [`ScanUrgency::Batched`], because the affinity mask of the process is right or the process has exited.
     pub(crate) fn defer(&mut self, pid: Pid) {
         if self.forked.remove(&pid) {
             self.of_jobs.insert(pid);
@@ -127,7 +132,7 @@ impl ScanQueue {
         pids
     }
 
-    /// Removes and returns the forked processes that belong to no job and descend from a process in `pids`.
+    /// Removes and returns the pids of the forked processes that belong to no job and descend from a process in `pids`.
     pub(crate) fn take_descendants_of(&mut self, pids: &BTreeSet<Pid>) -> BTreeSet<Pid> {
         let mut found = BTreeSet::new();
         loop {

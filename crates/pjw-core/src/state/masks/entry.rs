@@ -19,10 +19,10 @@ use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The result of comparing the affinity mask of a thread, as a scan read it, with the masks that pjw predicted. It
-/// shows whether the program of the thread has requested another mask. pjw predicts a mask from the last mask
-/// request: the requested PUs that are online and in the thread's cpuset. If it is unknown which of several
-/// requests was the last one, pjw makes a prediction for each.
+/// The result of comparing the affinity mask of a thread, as a scan read it, with the masks that pjw predicted. It shows whether the
+/// program of the thread has requested another mask. pjw predicts a mask from the last mask request: the requested PUs (logical CPUs)
+/// that are online and in the thread's cpuset. If it is unknown which of several requests was the last one, pjw makes a prediction for
+/// each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskComparison {
     /// The mask is one of the predicted masks: no program has requested another mask.
@@ -85,10 +85,9 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the effective mask is known: `seen_mask`, as a scan read it at
-    /// the time `read_at`, in ns since boot. The entry assumes that the program of the thread requested this
-    /// mask. If `seen_mask` contains every PU that `limits` allows, the entry assumes a request for all PUs of
-    /// the machine.
+    /// Makes the entry of a thread of which only the effective mask is known: `seen_mask`, as a scan read it at the time `read_at`, in ns
+    /// since boot. The entry assumes that the program of the thread requested this mask. If `seen_mask` contains every PU (logical CPU)
+    /// that `limits` allows, the entry assumes a request for all PUs of the machine.
     #[must_use]
     pub fn from_first_reading(seen_mask: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen_mask, Nanos(0))]), None, read_at)
@@ -122,7 +121,8 @@ impl MaskEntry {
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
-    /// Sets the time since which the journal contains the original mask. The time is before the last request.
+    /// Sets the time since which the journal contains the original mask (the mask before pjw changed it) to `since`, in ns since boot.
+    /// `since` must be earlier than the last mask request.
     pub(crate) fn with_journaled_since(self, since: Nanos) -> Self {
         Self { journaled_since: Some(since), ..self }
     }
@@ -187,8 +187,8 @@ impl MaskEntry {
         self.newest().writer == MaskWriter::Program
     }
 
-    /// Whether the thread needs no restore: it is certain that the program requested the present mask or that pjw requested
-    /// the original mask, or the kernel can't give the thread the original mask.
+    /// Whether pjw need not restore the original mask (the mask before pjw changed it). True if the kernel refuses the original mask, or
+    /// if the present mask certainly is the original mask or a mask that the program requested.
     pub(crate) fn is_restored(&self) -> bool {
         self.refused_within.is_some() || !self.needs_restore()
     }
@@ -208,10 +208,9 @@ impl MaskEntry {
         self.journaled_since
     }
 
-    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw controls the
-    /// mask from the time [`MaskEntry::journaled_since`] on: from then on, the original mask is in the journal (the
-    /// file with which a restarted daemon restores masks). If true, the mask may contain PUs that the job of the
-    /// thread does not hold.
+    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw controls the mask from the time
+    /// [`MaskEntry::journaled_since`] on: from then on, the original mask is in the journal (the file with which a restarted daemon
+    /// restores masks). If true, the mask may contain PUs (logical CPUs) that the job of the thread does not hold.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_mask_from_program()
@@ -228,8 +227,8 @@ impl MaskEntry {
         self.read_at
     }
 
-    /// Returns the PU to which pjw restricted the thread by the newest mask request. `None` if this request has
-    /// several PUs, or if the program made the request. pjw requests a single PU in each of these cases:
+    /// Returns the PU (logical CPU) to which pjw restricted the thread by the newest mask request. `None` if this request has several
+    /// PUs, or if the program made the request. pjw requests a single PU in each of these cases:
     ///
     /// - pjw pins the thread to a PU that pjw chose.
     /// - The program had bound the thread to one PU. pjw keeps this binding, or moves it to a PU of the job.
@@ -239,31 +238,30 @@ impl MaskEntry {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Returns the record of the lifted binding, if the program had bound the thread to exactly the PUs `mask`. A
-    /// binding is an affinity mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding:
-    /// pjw sets another mask that has all PUs of the job, or one PU that pjw chooses. The record remains if pjw
-    /// restores the binding ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program
-    /// has requested another mask since.
+    /// Returns the record of the lifted binding, if the program had bound the thread to exactly the PUs (logical CPUs) `mask`. A binding
+    /// is an affinity mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding: pjw sets another mask that
+    /// has all PUs of the job, or one PU that pjw chooses. The record remains if pjw restores the binding
+    /// ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program has requested another mask since.
     #[must_use]
     pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
         self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
     }
 
-    /// Whether the binding of the thread to exactly the PUs `mask` is lifted at present. A binding is an affinity
-    /// mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding: pjw sets another mask
-    /// that has all PUs of the job, or one PU that pjw chooses. False if pjw did not lift the binding, or has
-    /// restored it.
+    /// Whether the binding of the thread to exactly the PUs (logical CPUs) `mask` is lifted at present. A binding is an affinity mask by
+    /// which a program restricts a thread to some PUs of its job. pjw lifts a binding: pjw sets another mask that has all PUs of the job,
+    /// or one PU that pjw chooses. False if pjw did not lift the binding, or has restored it.
     #[must_use]
     pub fn is_binding_lifted(&self, mask: &CpuSet) -> bool {
         self.lifted_binding(mask).is_some_and(|lifted| !lifted.is_restored)
     }
 
-    /// Records the binding that pjw lifted. `None` if pjw restored the original mask.
+    /// Records `lifted` as the binding that pjw lifted: the affinity mask by which the program restricted the thread, and which pjw has
+    /// replaced. `None` if pjw restored the original mask.
     pub(crate) fn note_lifted(&mut self, lifted: Option<LiftedBinding>) {
         self.lifted = lifted.map(Box::new);
     }
 
-    /// Records that the program's binding, which pjw had lifted, is in force again because lifting it did not help.
+    /// Records that pjw restored the binding (the affinity mask by which the program restricted the thread) that pjw had lifted.
     pub(crate) fn note_rebound(&mut self) {
         if let Some(lifted) = &mut self.lifted {
             lifted.is_restored = true;
@@ -316,17 +314,16 @@ impl MaskEntry {
         self.candidates = last.chain([request]).collect();
     }
 
-    /// Records that the kernel refused the original mask, because the cpuset has none of its PUs. The thread keeps its
-    /// request and its effective mask, `effective`. `limits` are the present limits.
+    /// Records that the kernel refused the original mask (the mask before pjw changed it), because the thread's cpuset has none of its
+    /// PUs (logical CPUs). The thread keeps the mask `effective`. `limits` has the PUs that are online and in the cpuset at present.
     pub(crate) fn note_original_unreachable(&mut self, effective: &CpuSet, limits: &MaskLimits) {
         self.narrowed = Some(effective.clone());
         self.refused_within = Some(limits.possible_cpus[0].clone());
     }
 
-    /// Records that the kernel carried out pjw's request for the mask `requested_mask`, which was recorded as intended before the
-    /// system call. `effective_mask` is the
-    /// effective mask of the thread right after the request. `limits` has the PUs that were then online and in
-    /// the thread's cpuset.
+    /// Records that the kernel has set the mask `requested_mask` that pjw requested. Before the request,
+    /// [`MaskEntry::add_intended_request`] must have been called. `effective_mask` is the effective mask of the thread right after the
+    /// request. `limits` has the PUs (logical CPUs) that were then online and in the thread's cpuset.
     pub fn record_request_done(
         &mut self,
         requested_mask: &CpuSet,
@@ -341,10 +338,10 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Records that a new thread may have its inherited mask again, instead of the mask that pjw set. Must be
-    /// called if pjw set the mask while fork(2) was still creating the thread: at its end, fork(2) may copy the
-    /// mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan, the entry has the requests
-    /// of both masks as candidates ([`MaskEntry::last_request_candidates`]).
+    /// Records that a new thread may have its inherited mask again, instead of the mask that pjw set. Must be called if pjw set the mask
+    /// while fork(2) was still creating the thread: at its end, fork(2) may copy the mask of the parent once more
+    /// (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan, the requests of both masks are candidates for the last request
+    /// ([`MaskEntry::last_request_candidates`]).
     pub fn record_possible_reset_by_fork(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
@@ -369,16 +366,16 @@ impl MaskEntry {
         self.earlier.drain(..excess);
     }
 
-    /// Whether a reading of the same mask as before proves that nothing was requested since: the request is known, and
-    /// the limits last changed at `limits_changed_at`, before they were taken into account.
+    /// Whether reading the same mask again proves that no other mask was requested since the last reading. `limits_changed_at` is the
+    /// last time, in ns since boot, at which the online PUs (logical CPUs) or the thread's cpuset changed. True if the last request is
+    /// known and [`MaskEntry::record_reading`] has already taken this change into account.
     pub(crate) fn is_confirmed_by_same_mask(&self, limits_changed_at: Option<Nanos>) -> bool {
         self.requested_mask().is_some()
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the previous scan. Must
-    /// be called only if the online PUs and the PUs of the thread's cpuset did not change between these two
-    /// scans.
+    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the previous scan. Must be called only if the
+    /// online PUs (logical CPUs) and the PUs of the thread's cpuset did not change between these two scans.
     pub fn record_unchanged_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -386,15 +383,14 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Compares `seen_mask`, the effective mask that a scan read at the time `now` (in ns since boot), with the masks that pjw
-    /// expects, and stores the result. pjw does not always know which request for the thread was the most recent one, so the
-    /// entry can have several candidates. The expected mask of a candidate is its requested PUs, restricted to `limits` (online
-    /// and in the thread's cpuset).
+    /// Compares `seen_mask`, the effective mask that a scan read at the time `now` (in ns since boot), with the masks that pjw expects,
+    /// and stores the result. pjw does not always know which request for the thread was the most recent one, so the entry can have
+    /// several candidates. The expected mask of a candidate is its requested PUs (logical CPUs), restricted to `limits` (online and in
+    /// the thread's cpuset).
     ///
-    /// - [`MaskComparison::Predicted`]: `seen_mask` is the expected mask of at least one candidate. The other candidates are
-    ///   removed.
-    /// - [`MaskComparison::ChangedByProgram`]: `seen_mask` is the expected mask of no candidate, so the program has requested
-    ///   another mask. A request of the program for `seen_mask` becomes the only candidate.
+    /// - [`MaskComparison::Predicted`]: `seen_mask` is the expected mask of at least one candidate. The other candidates are removed.
+    /// - [`MaskComparison::ChangedByProgram`]: `seen_mask` is the expected mask of no candidate, so the program has requested another
+    ///   mask. A request of the program for `seen_mask` becomes the only candidate.
     pub fn record_reading(&mut self, seen_mask: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_unchanged_reading(now);
@@ -442,14 +438,14 @@ impl MaskEntry {
         MaskComparison::ChangedByProgram
     }
 
-    /// Records that the program has certainly requested the mask that was read last.
+    /// Records that the mask that a scan read last was certainly requested by the program, and not set by the kernel.
     pub(crate) fn confirm_writer(&mut self) {
         self.is_writer_certain = true;
     }
 
-    /// Corrects requests that were wrongly attributed to the program, although the kernel changed the mask.
-    /// `is_kernels` returns whether the kernel may have set a mask that was first read at a time. A release of the job
-    /// then restores the request before these.
+    /// Corrects mask requests that this entry attributes to the program although the kernel set the masks. `is_kernels` returns whether
+    /// the kernel may have set a mask that a scan first read at a time. `machine` has every PU (logical CPU) of the machine. When the job
+    /// is released, pjw then restores the mask of the program's last own request.
     pub(crate) fn attribute_to_kernel(
         &mut self,
         machine: &CpuSet,

@@ -12,8 +12,8 @@ const TRIAL: Duration = Duration::from_secs(10);
 const LEAST_WAITING_PERMILLE: u32 = 100;
 
 /// The reason why pjw lifted the binding of a thread. A binding is an affinity mask by which a program restricts a
-/// thread to some PUs of its job (sched_setaffinity(2)). pjw lifts a binding: pjw sets another mask that has all PUs
-/// of the job, or one PU that pjw chooses.
+/// thread to some PUs (logical CPUs) of its job (sched_setaffinity(2)). pjw lifts a binding: pjw sets another mask that
+/// has all PUs of the job, or one PU that pjw chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiftReason {
     /// Too many hot threads were bound to the same PUs, while other PUs of the job were idle.
@@ -22,9 +22,9 @@ pub enum LiftReason {
     Policy,
 }
 
-/// The record of a binding that pjw lifted. A binding is an affinity mask by which a program restricts a thread to
-/// some PUs of its job (sched_setaffinity(2)). pjw lifts a binding: pjw sets another mask that has all PUs of the
-/// job, or one PU that pjw chooses. After a lift for [`LiftReason::Overload`], pjw compares the waiting time of the
+/// The record of a binding that pjw lifted. A binding is an affinity mask by which a program restricts a thread to some
+/// PUs (logical CPUs) of its job (sched_setaffinity(2)). pjw lifts a binding: pjw sets another mask that has all PUs of
+/// the job, or one PU that pjw chooses. After a lift for [`LiftReason::Overload`], pjw compares the waiting time of the
 /// thread with the time in the record. pjw restores the binding if the thread waits nearly as much as before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiftedBinding {
@@ -41,16 +41,15 @@ pub struct LiftedBinding {
 }
 
 impl LiftedBinding {
-    /// Whether the thread still waits for a PU nearly as much as before pjw lifted its binding. pjw must then
-    /// restore the binding. `demand` is the present demand of the thread, and `now` the present time, in ns since
+    /// Whether the thread still waits for a PU (logical CPU) nearly as much as before pjw lifted its binding. pjw must
+    /// then restore the binding. `demand` is the present demand of the thread, and `now` the present time, in ns since
     /// boot. The result is true if all of these conditions hold:
     ///
-    /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]), and
-    ///   has not restored it.
+    /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]), and has
+    ///   not restored it.
     /// - pjw lifted the binding at least 10 s and less than 20 s ago.
     /// - Before, the thread waited for a PU for at least a tenth of the time.
-    /// - Now, the thread is hot (busy), and its share of waiting time is at least three quarters of the earlier
-    ///   share.
+    /// - Now, the thread is hot (busy), and its share of waiting time is at least three quarters of the earlier share.
     #[must_use]
     pub fn has_not_helped(&self, demand: &Demand, now: Nanos) -> bool {
         let is_judged = self.reason == LiftReason::Overload

@@ -28,13 +28,12 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects a mask entry that attributes a mask to the program of the thread although the kernel may have set it:
-/// the entry then says that the kernel set the mask. A kernel before Linux 6.2 gives a thread all PUs of its cpuset
-/// when the cpuset or the online PUs change.
+/// Corrects a mask entry that attributes a mask to the program of the thread although the kernel may have set it: the
+/// entry then says that the kernel set the mask. A kernel before Linux 6.2 gives a thread all PUs (logical CPUs) of its
+/// cpuset when the cpuset or the online PUs change.
 ///
-/// `now` is the present time, in ns since boot. `limits` must have every set of PUs that was online and in the
-/// thread's cpuset since the time [`hotplug_window_start`]`(now)`. `entry` is corrected if all of these conditions
-/// hold:
+/// `now` is the present time, in ns since boot. `limits` must have every set of PUs that was online and in the thread's
+/// cpuset since the time [`hotplug_window_start`]`(now)`. `entry` is corrected if all of these conditions hold:
 ///
 /// 1. `limits.kernel_may_have_reset_mask` is true.
 /// 2. `entry` says that the program set the mask, and also contains an earlier request for the thread.

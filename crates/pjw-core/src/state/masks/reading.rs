@@ -15,8 +15,9 @@ use crate::terms::{Evidence, Observed};
 type CpusetList<'a> = SmallVec<[&'a CpuSet; 2]>;
 
 impl WardenState {
-    /// Returns the PUs that limited the masks of a process (by its cpuset and by the online PUs) since `read_at`.
-    /// `persists` is false for kernels before Linux 6.2, which do not store requested masks.
+    /// Returns the PUs (logical CPUs) to which the kernel has limited the affinity masks of the process `pid` since the
+    /// time `read_at` (in ns since boot): the PUs that are online and in the cpuset of the process. `persists` is false
+    /// for kernels before Linux 6.2, which do not keep the requested mask when these PUs change.
     pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, persists: bool) -> MaskLimits {
         let known = self.processes.get(&pid);
         let moved =
@@ -51,9 +52,13 @@ impl WardenState {
         MaskLimits { possible_cpus, machine_cpus: machine, may_have_changed, kernel_may_have_reset_mask }
     }
 
-    /// Returns the PUs that limited the masks of a new process (by its cpuset and by the online PUs) since its fork. A
-    /// kernel before Linux 6.2 may have replaced the requested mask of the ancestor after the ancestor was read and
-    /// before the fork.
+    /// Returns the PUs (logical CPUs) to which the kernel has limited the affinity masks of the new process `pid` since
+    /// its birth: the PUs that are online and in its cpuset.
+    ///
+    /// - `new` is the record of the fork, if the process descends from a process of a job.
+    /// - `at` is the time of the birth, in ns since boot.
+    /// - `persists` is false for kernels before Linux 6.2. Such a kernel may have replaced the mask of the ancestor
+    ///   before the fork. The result then says so ([`MaskLimits::kernel_may_have_reset_mask`]).
     pub(crate) fn birth_limits(
         &self,
         pid: Pid,
@@ -68,8 +73,9 @@ impl WardenState {
         limits
     }
 
-    /// Returns the time of the last change of the PUs that limit the masks of a process: by hotplug, by a cpuset that
-    /// pjw wrote, or by a move to another cgroup. `None` if there was no such change.
+    /// Returns the last time, in ns since boot, at which the PUs (logical CPUs) that limit the affinity masks of the
+    /// process `pid` changed: PUs went online or offline, pjw wrote the cpuset of the process, or the process was moved
+    /// to another cgroup. `None` if there was no such change.
     pub(crate) fn limits_changed_at(&self, pid: Pid) -> Option<Nanos> {
         let known = self.processes.get(&pid)?;
         let moved_at = known.last_cgroup_change.as_ref().map(|&(_, at)| at);
@@ -107,8 +113,14 @@ impl WardenState {
         })
     }
 
-    /// Returns the mask entry for a thread that has none yet. `ended` contains the threads of the same process that
-    /// ended since the last scan. `None` if the cpuset of the thread was not read yet.
+    /// Returns the first mask entry of the thread `tid` of the process `member`.
+    ///
+    /// - `ended` has the threads of the process that have ended since the last scan. One of them may have created the
+    ///   thread.
+    /// - `persists` is false for kernels before Linux 6.2, which do not keep requested masks.
+    /// - `now` is the time of the scan, in ns since boot.
+    ///
+    /// Returns `None` if no scan has read the cpuset of the thread yet.
     pub(crate) fn first_mask_entry(
         &self,
         member: &Member,
@@ -182,10 +194,11 @@ impl WardenState {
             .collect()
     }
 
-    /// The requests that a thread with an unknown creator may have inherited. No fork event named the creator. pjw set the mask of every thread of the job. So a thread that was born after that,
-    /// with such a mask or with exactly the grant, inherited the mask from one of them. Except the first thread of a
-    /// registered process: it may have had such a mask before. Except the first thread of a process whose descent is
-    /// known. Except a process that was not new when it joined: it may have got such a mask from a release.
+    /// The requests that a thread with an unknown creator may have inherited. No fork event named the creator. pjw set
+    /// the mask of every thread of the job. So a thread that was born after that, with such a mask or with exactly the
+    /// grant, inherited the mask from one of them. Except the first thread of a registered process: it may have had
+    /// such a mask before. Except the first thread of a process whose descent is known. Except a process that was not
+    /// new when it joined: it may have got such a mask from a release.
     fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
         // A child of a process whose masks were unread at the fork has a known descent, but no known requests. Unless that
         // process turned out to have no mask of pjw.

@@ -12,8 +12,9 @@ use crate::state::warden::WardenState;
 use crate::terms::{Evidence, JobId, Membership, Process, ReleasedMask, ReleasedMasks};
 
 impl WardenState {
-    /// Returns the masks that pjw set for the tracked processes of a job which is about to be released. Also contains
-    /// the masks of an earlier release of this job that is not settled. `None` if there are no such masks.
+    /// Returns the affinity masks that pjw set for processes of the job `job`, which is released at the time `now` (in
+    /// ns since boot). Includes the masks of an earlier release of the job, if processes may still have them. `None` if
+    /// there are no such masks.
     pub(crate) fn masks_to_release(&self, job: &JobId, now: Nanos) -> Option<ReleasedMasks> {
         let earlier = self.released_masks.get(job).cloned();
         let new = || ReleasedMasks::new(job.clone(), now);
@@ -43,10 +44,12 @@ impl WardenState {
         (!released.masks.is_empty()).then_some(released)
     }
 
-    /// Returns the mask request of pjw that a process inherited from a process of `job` (of any released job if `job`
-    /// is `None`), with this job. Only if the process has exactly this mask and the same user. `None` if several such
-    /// requests have different original masks. Always `None` for processes of root, because daemons of root set masks
-    /// themselves.
+    /// Returns the released job from which `process` probably inherited its affinity mask, and the request by which pjw
+    /// had set the mask. `job` restricts the result to this job. A released job matches if pjw had set exactly this
+    /// mask in the job, and the job had processes of the same user.
+    ///
+    /// Returns `None` if no released job matches, or if the matching requests have different original masks. Always
+    /// `None` for processes of root, because daemons of root set affinity masks themselves.
     pub(crate) fn released_request_of<'a>(
         &'a self,
         process: &'a Process,
@@ -62,7 +65,8 @@ impl WardenState {
         is_same.then_some((job, request))
     }
 
-    /// Whether a process of any user has exactly a mask that pjw set for a released process of that user.
+    /// Whether `process` may have inherited its affinity mask from a released job: pjw had set exactly this mask in a
+    /// job that was released, and the job had processes of the same user. Also true for processes of root.
     pub(crate) fn has_released_mask(&self, process: &Process) -> bool {
         self.released_requests_of(process).next().is_some()
     }
@@ -91,7 +95,8 @@ impl WardenState {
         })
     }
 
-    /// Records that processes of a released job are still to be restored at the time `now`.
+    /// Records the time `now` (in ns since boot) for each released job of which pjw is still restoring the original
+    /// masks of processes. Also records `now` for each job for which no such time is known.
     pub(crate) fn note_restoring(&mut self, now: Nanos) {
         for released in self.released_masks.values_mut() {
             let mut processes_to_restore = self.processes_to_restore.values();
@@ -103,9 +108,13 @@ impl WardenState {
         }
     }
 
-    /// Returns the released jobs that are settled: a full scan at the time `now` shows that no process has a mask of
-    /// the job. For this, all processes that were found must have their original masks, all forks that began earlier
-    /// must have ended, and no unscanned process may have unknown ancestors.
+    /// Returns the released jobs whose affinity masks no process can have any more. Must be called after a full scan,
+    /// which began at the time `now` (in ns since boot). Returns no job while a process that no scan has read has
+    /// unknown ancestors. Otherwise, returns the jobs that fulfil these conditions:
+    ///
+    /// - pjw has restored the original masks of all processes of the job.
+    /// - The last restore is so long ago that every fork(2) that was then in progress has ended.
+    /// - Scans have read all descendants of the processes of the job.
     pub(crate) fn settled_releases(&self, now: Nanos) -> Vec<JobId> {
         if self.lineage.pids_of_unknown_descent().any(|pid| !self.processes.contains_key(&pid)) {
             return Vec::new();
@@ -124,8 +133,8 @@ impl WardenState {
         old.map(|released| &released.job).filter(|job| !is_unfinished(job)).cloned().collect()
     }
 
-    /// Iterates over the processes that have their original masks again, of jobs whose release is not settled. A child
-    /// of such a process may still have a mask of the job.
+    /// Iterates over the processes of released jobs that have their original masks again, but whose children may still
+    /// have a mask that pjw set for the job.
     pub(crate) fn restored_of_unsettled(&self) -> impl Iterator<Item = Membership> {
         let restored = self.lineage.descendants().filter(|(pid, descendant)| {
             self.released_masks.contains_key(&descendant.job) && self.tracked(*pid).is_none()

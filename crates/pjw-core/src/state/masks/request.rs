@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::basics::{CpuSet, Nanos};
 
-/// Who determined the affinity mask of a thread: a program, pjw, or the kernel.
+/// The origin of the affinity mask of a thread: a request of the program, a request of pjw, or the kernel itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskWriter {
     /// The program of the thread, or a user by a tool such as taskset(1). Also the process that started the
@@ -52,8 +52,8 @@ impl MaskRequest {
     }
 }
 
-/// Returns the effective mask of a thread after a request for the mask `requested_mask`. `possible_cpus` is the
-/// set of the online PUs in the thread's cpuset. The effective mask has the PUs that are in both sets. If there
+/// Returns the effective mask of a thread after a request for the mask `requested_mask`. `possible_cpus` is the set of
+/// the online PUs (logical CPUs) in the thread's cpuset. The effective mask has the PUs that are in both sets. If there
 /// is no such PU, the effective mask is `possible_cpus` (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
 #[must_use]
 pub fn effective_mask(requested_mask: &CpuSet, possible_cpus: &CpuSet) -> CpuSet {
@@ -61,8 +61,8 @@ pub fn effective_mask(requested_mask: &CpuSet, possible_cpus: &CpuSet) -> CpuSet
     if left.is_empty() { possible_cpus.clone() } else { left }
 }
 
-/// The PUs to which the kernel limits the affinity mask of a thread: the PUs that are both online and in the
-/// thread's cpuset. If these PUs have changed since a scan last read the mask, the earlier limits are included.
+/// The PUs (logical CPUs) to which the kernel limits the affinity mask of a thread: the PUs that are both online and in
+/// the thread's cpuset. If these PUs have changed since a scan last read the mask, the earlier limits are included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
     /// The sets of PUs that were both online and in the thread's cpuset at some time since the last reading
@@ -82,21 +82,26 @@ pub struct MaskLimits {
 }
 
 impl MaskLimits {
-    /// Returns whether `seen` was the effective mask of this request at some moment since the last reading.
+    /// Returns whether a request for the mask `requested` may have resulted in the effective mask `seen` at some time
+    /// since the last reading of the mask.
     pub(crate) fn show(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
         self.possible_cpus.iter().any(|possible| effective_mask(requested, possible) == *seen)
     }
 
-    /// Returns whether `seen` is the whole set of PUs that the thread could have at some moment. While the cpuset or
-    /// the online PUs change, a larger mask can be read. Then `seen` must contain the sets of all moments, because a
-    /// request that was cut to the earlier cpuset may contain the whole present cpuset by chance, and the reverse.
+    /// Returns whether `seen` has every PU (logical CPU) that the thread could use. True in each of these cases:
+    ///
+    /// - `seen` equals the set of possible PUs at some time since the last reading.
+    /// - `seen` contains the sets of possible PUs at all these times. A scan can read such a mask while the cpuset or
+    ///   the online PUs change. To contain only one of the sets is not enough: a mask for the earlier cpuset may
+    ///   contain the whole present cpuset by chance.
     pub(crate) fn are_all_in(&self, seen: &CpuSet) -> bool {
         self.possible_cpus.contains(seen)
             || self.possible_cpus.iter().all(|possible| possible.is_subset(seen))
     }
 
-    /// Returns the request of the program that is assumed for the effective mask `seen`. If the thread has every PU
-    /// that it can have, this is the mask of all PUs. Otherwise it is `seen`.
+    /// Returns the request that the program probably made, if a scan read the effective mask `seen`. If `seen` has
+    /// every PU (logical CPU) that the thread can use, the program probably requested all PUs of the machine. Otherwise
+    /// it requested `seen`. `requested_at` is the time of the request, in ns since boot.
     pub(crate) fn request_of(&self, seen: &CpuSet, requested_at: Nanos) -> MaskRequest {
         let mask = if self.are_all_in(seen) { self.machine_cpus.clone() } else { seen.clone() };
         MaskRequest { original_mask: mask.clone(), mask, writer: MaskWriter::Program, requested_at }

@@ -7,16 +7,16 @@
 
 use crate::basics::{Nanos, Tid, prelude::*};
 
-/// The minimum number of threads of a process for which a scan may read only the busy threads. A thread is busy
-/// if it recently ran or waited for a PU. If a process has fewer threads, every scan reads all of them.
+/// The minimum number of threads of a process for which a scan may read only the busy threads. A thread is busy if it
+/// recently ran or waited for a PU (logical CPU). If a process has fewer threads, every scan reads all of them.
 pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
 /// At most one thread of so many is busy. Otherwise, all threads are read.
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;
-/// At least every fourth scan of a process reads all threads of the process. If the process has many threads, the
-/// scans in between (at most three) may read only the busy threads. A thread is busy if it recently ran or waited
-/// for a PU.
+/// At least every fourth scan of a process reads all threads of the process. If the process has many threads, the scans
+/// in between (at most three) may read only the busy threads. A thread is busy if it recently ran or waited for a PU
+/// (logical CPU).
 pub const MAX_SCANS_PER_FULL_READING: u32 = 4;
 
 /// The busy threads of one process of a job that has many threads. A thread is busy if its smoothed CPU
@@ -35,9 +35,11 @@ pub(super) struct BusyThreads {
 }
 
 impl BusyThreads {
-    /// Makes the value after a scan read all threads of a process. `all` is their number, `busy` has the busy
-    /// ones, and `before` is the value before this scan. `None` if the next scan must read all threads too:
-    /// the process has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads, none is busy, or too many are busy.
+    /// Makes the list of the busy threads of a process after a scan has read all its threads. `all` is the number of
+    /// all threads, and `busy` has the ids of the busy threads. `before` is the list that was valid before this scan.
+    ///
+    /// Returns `None` if the next scan must read all threads too: the process has fewer than
+    /// [`MIN_THREADS_FOR_PARTIAL_READING`] threads, no thread is busy, or too many threads are busy.
     pub(super) fn new(all: usize, busy: impl Iterator<Item = Tid>, before: Option<Self>) -> Option<Self> {
         if all < MIN_THREADS_FOR_PARTIAL_READING {
             return None;
@@ -57,20 +59,20 @@ impl BusyThreads {
         self.scans_left > 0
     }
 
-    /// Returns the time of the last scan that read only the busy threads. `None` if no scan has done so since
-    /// all threads were read.
+    /// Returns the time of the last scan that read only the busy threads, in ns since boot. `None` if a later scan read
+    /// all threads.
     pub(super) fn read_alone_at(&self) -> Option<Nanos> {
         self.read_alone_at
     }
 
-    /// Makes the next scan read all threads. The count of consecutive readings of all threads that found the
-    /// same busy threads starts at 0 again.
+    /// Makes the next scan read all threads of the process. Also sets the number of successive full readings with the
+    /// same busy threads to 0.
     pub(super) fn expire(&mut self) {
         (self.scans_left, self.same_readings) = (0, 0);
     }
 
-    /// Records that a scan at the time `at` read only the busy threads. Removes those that are no longer
-    /// busy, as `is_busy` says. Returns whether any was removed.
+    /// Records that a scan at the time `at` (in ns since boot) read only the busy threads. Removes the threads for
+    /// which `is_busy` is false. Returns whether a thread was removed.
     pub(super) fn note_reading(&mut self, is_busy: impl Fn(&Tid) -> bool, at: Nanos) -> bool {
         let before = self.tids.len();
         self.tids.retain(is_busy);

@@ -48,7 +48,8 @@ struct ExitTimes {
     is_final: bool,
 }
 
-/// The usage of a running job.
+/// The resource usage of a job that has not ended: the usage so far, and the CPU time in the present sample (the time
+/// interval for which pjw is adding up CPU time).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct OpenUsage {
     pub(crate) usage: JobUsage,
@@ -80,8 +81,8 @@ impl OpenUsage {
         self.sample_cpu_ns += ns;
     }
 
-    /// Returns the CPU time of the job in ns. This is the largest of three values: the sum over its processes, the
-    /// value of its cgroup, and the value that an earlier daemon recorded.
+    /// Returns the CPU time of the job, in ns. The result is the largest of three values: the sum over the processes of
+    /// the job, the CPU time of the job's cgroup, and the CPU time that an earlier run of the daemon recorded.
     pub(crate) fn cpu_ns(&self) -> u64 {
         let of_cgroup = self.cgroup_cpu_ns.map_or(0, |(first, last)| last.saturating_sub(first));
         self.usage.cpu_ns.max(of_cgroup).max(self.recovered_cpu_ns.unwrap_or(0))
@@ -89,7 +90,8 @@ impl OpenUsage {
 }
 
 impl UsageState {
-    /// Begins the usage of a job at the time `now`, in ns since boot. Has no effect if it has begun already.
+    /// Begins to record the usage of the job `job` at the time `now`, in ns since boot. Has no effect if pjw already
+    /// records the usage of the job.
     pub(crate) fn begin(&mut self, job: &JobId, now: Nanos) {
         self.jobs.entry(job.clone()).or_insert_with(|| OpenUsage {
             usage: JobUsage::beginning_at(now),
@@ -99,30 +101,33 @@ impl UsageState {
         });
     }
 
-    /// Continues the usage of a job that an earlier daemon has recorded.
+    /// Continues to record the usage of the job `job`. `usage` is the usage that an earlier run of the daemon wrote to
+    /// the journal.
     pub(crate) fn recover(&mut self, job: JobId, usage: JobUsage) {
         let recovered_cpu_ns = Some(usage.cpu_ns);
         let usage = JobUsage { cpu_ns: usage.ended_cpu_ns, ..usage };
         self.jobs.insert(job, OpenUsage { usage, recovered_cpu_ns, is_unread: true, ..OpenUsage::default() });
     }
 
-    /// Returns the usage of a running job. `None` if the job has none.
+    /// Returns the usage of the running job `job`. `None` if pjw records no usage of this job.
     pub(crate) fn of_job(&self, job: &JobId) -> Option<&OpenUsage> {
         self.jobs.get(job)
     }
 
-    /// Returns the usage of a running job, so that the caller can change it. `None` if the job has none.
+    /// Returns the usage of the running job `job`, so that the caller can change it. `None` if pjw records no usage of
+    /// this job.
     pub(crate) fn of_job_mut(&mut self, job: &JobId) -> Option<&mut OpenUsage> {
         self.jobs.get_mut(job)
     }
 
-    /// Iterates over the usage of the running jobs, each in the form for the journal.
+    /// Iterates over the running jobs. Each item is a job and its usage in the form that the journal contains.
     pub(crate) fn records(&self) -> impl Iterator<Item = (&JobId, JobUsage)> {
         self.jobs.keys().filter_map(|job| Some((job, self.record_of(job)?)))
     }
 
-    /// Returns the usage of a running job in the form for the journal: with the CPU time of the processes that have
-    /// ended.
+    /// Returns the usage of the running job `job` in the form that the journal contains. This form also has the CPU
+    /// time of ended processes, which a restarted daemon could not read again. `None` if pjw records no usage of the
+    /// job.
     pub(crate) fn record_of(&self, job: &JobId) -> Option<JobUsage> {
         let open = self.jobs.get(job)?;
         let began_at = open.usage.began_at;
@@ -133,7 +138,8 @@ impl UsageState {
         Some(JobUsage { read_until, cpu_ns: open.cpu_ns(), ended_cpu_ns, ..open.usage.clone() })
     }
 
-    /// Removes the usage of a job that has ended, with its processes.
+    /// Removes the usage of the job `job`, which has ended, and the CPU times of its processes. Returns the usage.
+    /// `None` if pjw records no usage of the job.
     pub(crate) fn take(&mut self, job: &JobId) -> Option<OpenUsage> {
         let open = self.jobs.remove(job)?;
         let of_job = self.processes.iter().filter(|(_, process)| process.job == *job);
@@ -182,14 +188,15 @@ impl UsageState {
         }
     }
 
-    /// Iterates over the processes outside all jobs whose reading must still show the CPU time of an ended child that
-    /// belonged to a job.
+    /// Iterates over the pids of the processes outside of jobs that pjw must read to learn the CPU time of an ended
+    /// child. The child belonged to a job. Its CPU time is part of the parent's CPU time when the parent has waited for
+    /// the child (wait4(2)).
     pub(crate) fn expected_parents(&self) -> impl Iterator<Item = Pid> {
         self.expected_from.iter().copied()
     }
 
-    /// Records that these processes ended before they were read, so the CPU times of their ended children can't be read
-    /// any more.
+    /// Records that the processes `parents` ended before pjw read them. So pjw can no longer learn the CPU times of
+    /// their ended children from them.
     pub(crate) fn expect_nothing_from(&mut self, parents: impl Iterator<Item = Pid>) {
         for pid in parents {
             if let Some(parent) = self.outside_parents.get_mut(&pid) {
@@ -213,9 +220,9 @@ impl UsageState {
         }
     }
 
-    /// Stores the result of a memory measurement of the job, for the report on the job. The report has the largest of all
-    /// stored amounts, and the last shared part. An estimate of the shared part does not replace an exact value. Has no effect
-    /// if the job has already ended.
+    /// Stores the result `figures` of a memory measurement of the job `job`, for the report on the job. The report has
+    /// the largest stored value of each amount. Of the shared part of the memory, the report has the last stored value,
+    /// but an estimate does not replace an exact value. Has no effect if the job has already ended.
     pub fn note_memory(&mut self, job: &JobId, figures: &MemoryFigures) {
         let Some(open) = self.jobs.get_mut(job) else { return };
         let MemoryFigures { shared, pss, rss, peak } = *figures;
@@ -248,10 +255,10 @@ impl UsageState {
         exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
     }
 
-    /// Stores CPU times that the caller has read because of an exit event
-    /// (`events`, [`UsageState::processes_to_read_after`]): the times of the exited process and of its parent, by pid. The
-    /// caller reads the times at once, because the processes may no longer exist at the next scan. After this scan,
-    /// the CPU time that the exited process used last is added to its job.
+    /// Stores the CPU times `cpu_times` that the caller has read because of the exit events in `events`: the times of
+    /// the exited processes and of their parents ([`UsageState::processes_to_read_after`]), by pid. The caller must
+    /// read these times at once, because the processes may no longer exist at the next scan. After the next scan, the
+    /// CPU time that an exited process used last is added to its job.
     pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessTimes>) {
         let exited = events.iter().filter_map(|event| match event {
             ProcessEvent::Exit { pid } => Some(*pid),
@@ -263,12 +270,14 @@ impl UsageState {
             .extend(read.map(|(pid, times)| (pid, ExitTimes { times, is_final: exited.contains(&pid) })));
     }
 
-    /// Iterates over the parents that belong to no job whose times were read after the exit event of a child.
+    /// Iterates over the pids of the processes outside of jobs whose CPU times the caller of
+    /// [`UsageState::note_exit_times`] read. A child of such a process belonged to a job and has exited.
     pub(crate) fn parents_read_at_exit(&self) -> impl Iterator<Item = Pid> {
         self.exit_times.keys().copied().filter(|pid| self.outside_parents.contains_key(pid))
     }
 
-    /// Returns the times of a parent that belongs to no job, as read after the exit event of its child. They are removed.
+    /// Removes and returns the CPU times of the processes outside of jobs that the caller of
+    /// [`UsageState::note_exit_times`] read. A child of such a process belonged to a job and has exited.
     pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessTimes)> {
         let Self { exit_times, outside_parents, processes, .. } = self;
         let of_parents = exit_times.iter().filter(|(pid, _)| outside_parents.contains_key(pid));
@@ -277,14 +286,16 @@ impl UsageState {
         taken
     }
 
-    /// Returns the start time of the present usage sample of a job, in ns since boot. `None` if the job began after the
-    /// time `start`, at which a thread started.
+    /// Returns the time at which the present usage sample of the job `job` began, in ns since boot. `start` is the
+    /// start time of a thread of the job. `None` if the thread started before the job began, or if pjw records no usage
+    /// of the job.
     pub(crate) fn sample_start_for_new_thread(&self, job: &JobId, start: StartTime) -> Option<Nanos> {
         let open = self.jobs.get(job)?;
         is_born_since(start, open.usage.began_at).then_some(open.sample_began_at)
     }
 
-    /// Adds the pending wait time to the sample of a job.
+    /// Adds the pending wait time ([`UsageState::pending_wait_ns`]) to the present usage sample of the job `job`, and
+    /// sets the pending wait time to 0.
     pub(crate) fn add_pending_wait(&mut self, job: Option<&JobId>) {
         let wait_ns = core::mem::take(&mut self.pending_wait_ns);
         if wait_ns > 0
@@ -294,25 +305,28 @@ impl UsageState {
         }
     }
 
-    /// Returns the CPU times of a process as last read. `None` if the process was not read, or if the pid belongs to
-    /// another process now.
+    /// Returns the CPU times of the process `id` of a job, as last read. `None` if pjw has not read this process as a
+    /// process of a job.
     pub(crate) fn process(&self, id: ProcessId) -> Option<&ProcessUsage> {
         self.processes.get(&id.pid).filter(|known| known.start == id.start)
     }
 
-    /// The parent of a process of a job, if the parent belongs to no job and its CPU times are known.
+    /// Returns the parent of the process `pid` of a job, if the parent belongs to no job and pjw knows the CPU times of
+    /// the parent.
     pub(crate) fn outside_parent_of(&self, pid: Pid) -> Option<Pid> {
         let parent = self.processes.get(&pid)?.parent;
         self.outside_parents.contains_key(&parent).then_some(parent)
     }
 
-    /// Iterates over the processes of jobs whose parent was this process when they were last read.
+    /// Iterates over the pids of the processes of jobs whose parent was the process `parent` when pjw last read them.
     pub(crate) fn children_of(&self, parent: Pid) -> impl Iterator<Item = Pid> {
         self.children.get(&parent).into_iter().flatten().copied()
     }
 
-    /// Iterates over the children of this process for which it may have waited between its last reading and the reading
-    /// `times`: those of which no more CPU time was read than the time of its children grew by.
+    /// Iterates over the pids of those children of the process `parent` for which `parent` may have waited (wait4(2))
+    /// since pjw last read `parent`. `times` are the present CPU times of `parent`. The kernel adds the CPU time of a
+    /// child to the parent's sum for ended children when the parent waits for the child. So a child is left out if its
+    /// CPU time is larger than the growth of this sum.
     pub(crate) fn children_in_growth(&self, parent: Pid, times: &ProcessTimes) -> impl Iterator<Item = Pid> {
         let of_job = self.processes.get(&parent).and_then(|known| known.growth_of_children_ns(times));
         let of_outside =
@@ -323,30 +337,33 @@ impl UsageState {
         self.children_of(parent).filter(move |&pid| growth_ns > 0 && fits(pid))
     }
 
-    /// Returns the CPU times of the process with this pid, as last read, if it belonged to a job.
+    /// Returns the last read CPU times of the process of a job that has or had the pid `pid`. `None` if there is none.
     pub(crate) fn process_at(&self, pid: Pid) -> Option<&ProcessUsage> {
         self.processes.get(&pid)
     }
 
-    /// Returns the pid and the start time of the process of a job whose CPU times were read under this pid.
+    /// Returns the pid and the start time of the process of a job that pjw last read with the pid `pid`. `None` if
+    /// there is none.
     pub(crate) fn process_id_at(&self, pid: Pid) -> Option<ProcessId> {
         self.processes.get(&pid).map(|known| ProcessId { pid, start: known.start })
     }
 
-    /// Returns whether `times` are those of another process than the process of a job that had this pid.
+    /// Returns whether the pid `pid` now belongs to another process than when pjw last read it as the pid of a process
+    /// of a job. `times` are the CPU times that were just read for this pid.
     pub(crate) fn is_other_process(&self, pid: Pid, times: &ProcessTimes) -> bool {
         self.processes.get(&pid).is_some_and(|known| !is_same_start(times.start, known.start))
     }
 
-    /// Iterates over the jobs of which a child of a process outside ended unread.
+    /// Iterates over the jobs with an ended process whose last CPU times are unknown and whose parent belongs to no
+    /// job. Each item is a job and its usage.
     pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, &OpenUsage)> {
         let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));
         let jobs = parents.filter_map(OutsideParent::job_of_unread_child);
         jobs.filter_map(|job| Some((job, self.jobs.get(job)?)))
     }
 
-    /// Takes over the CPU times of a living process of the job `job`, and adds the growth to the job. `parent` is its real
-    /// parent now.
+    /// Stores the CPU times `times` of the living process `id` of the job `job`, as just read. Adds the CPU time since
+    /// the last reading to the usage of the job. `parent` is the present parent of the process.
     pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessTimes) {
         // Its first thread may have exited before the others: then it has run on since.
         if self.exit_times.get(&id.pid).is_some_and(|read| read.times != *times) {
@@ -373,8 +390,8 @@ impl UsageState {
         self.note_parent(id.pid, Some(before), parent);
     }
 
-    /// Records the CPU time that the parent of a process of a job has got from its ended children, if the parent
-    /// belongs to no job. Both processes were just read.
+    /// Stores for the process `pid` of a job: the CPU time that its parent had got from other children at this moment.
+    /// Has an effect only if the parent belongs to no job. The caller must just have read both processes.
     pub(crate) fn note_time_of_outside_parent(&mut self, pid: Pid) {
         if let Some(known) = self.processes.get_mut(&pid) {
             let parent = self.outside_parents.get(&known.parent);
@@ -394,8 +411,9 @@ impl UsageState {
         }
     }
 
-    /// Records that a scan found that a process of a job has ended. `times` are its last CPU times, if the process is
-    /// still a zombie. The kernel adds these times to the parent when the parent waits for the process.
+    /// Records that a scan found that the process `pid` of a job has ended. `times` are its last CPU times, if the
+    /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
+    /// (wait4(2)).
     pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessTimes>) {
         let Some(mut ended) = self.processes.remove(&pid) else { return };
         self.remove_child(ended.parent, pid);
@@ -418,9 +436,12 @@ impl UsageState {
         }
     }
 
-    /// Records the CPU times of a parent that belongs to no job. If a child that belonged to a job has ended since the
-    /// last reading with unknown last times, the rest of its CPU time is added to the job, if the rest is at most
-    /// `most_ns`. A larger rest belongs to other children.
+    /// Stores the CPU times `times` of the process `pid`, which belongs to no job and is the parent of processes of
+    /// jobs. `now` is the present time, in ns since boot.
+    ///
+    /// If a child has ended and its last CPU times are unknown, the parent's CPU times show the missing CPU time. This
+    /// time is added to the job of the child, if it is at most `most_ns` of the job. A longer time comes from other
+    /// children.
     pub(crate) fn read_outside_parent(
         &mut self,
         pid: Pid,

@@ -3,7 +3,7 @@
 use crate::basics::{Nanos, Pid, StartTime};
 use crate::terms::{JobId, ProcessTimes};
 
-/// The CPU times of a process of a job, as last read.
+/// The CPU times of one process of a job, as pjw last read them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessUsage {
     pub(crate) job: JobId,
@@ -19,30 +19,33 @@ pub(crate) struct ProcessUsage {
 }
 
 impl ProcessUsage {
-    /// Makes the value from the first reading of a process of a job.
+    /// Makes the record of a process of the job `job`, from the first reading `times` of its CPU times.
     pub(super) fn first_read(job: JobId, start: StartTime, parent: Pid, times: &ProcessTimes) -> Self {
         let (own_ns, children_ns) = (times.own_ns, times.children_ns);
         Self { job, start, parent, own_ns, children_ns, unclaimed_ns: 0, parent_before_ns: None }
     }
 
-    /// Returns the CPU time of the process and of the children for which it waited, in ns.
+    /// Returns the CPU time of the process and of the ended children for which the process has waited (wait4(2)), in
+    /// ns.
     pub(super) fn total_ns(&self) -> u64 {
         self.own_ns + self.children_ns
     }
 
-    /// Returns the part of the job's CPU time, in ns, that a restarted daemon can read again from this process. For a
-    /// process that is older than the job, the restarted daemon counts only the time after its own first reading.
+    /// Returns the part of the CPU time of this process, in ns, that a restarted daemon can read again for the job.
+    /// `job_began_at` is the time at which the job began, in ns since boot. The result is 0 if the process is older
+    /// than the job.
     pub(super) fn readable_again_ns(&self, job_began_at: Nanos) -> u64 {
         if is_born_since(self.start, job_began_at) { self.total_ns() } else { 0 }
     }
 
-    /// Returns by how much the time of ended children grew between the last reading and the reading `times`, in ns. `None` if
-    /// `times` are those of another process.
+    /// Returns by how much the CPU time of the ended children of this process has grown since the last reading, in ns.
+    /// `times` are the present CPU times of the process. `None` if `times` belong to another process with the same pid.
     pub(super) fn growth_of_children_ns(&self, times: &ProcessTimes) -> Option<u64> {
         is_same_start(times.start, self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
-    /// Records a reading. Returns the CPU time that was used since the last reading, in ns.
+    /// Stores the present CPU times `times` of the process. Returns the CPU time that the process and its children used
+    /// since the last reading, in ns. Time that was already counted for an ended child is left out.
     pub(super) fn read(&mut self, times: &ProcessTimes) -> u64 {
         let own_ns = times.own_ns.saturating_sub(self.own_ns);
         self.own_ns = self.own_ns.max(times.own_ns);
@@ -50,7 +53,7 @@ impl ProcessUsage {
     }
 }
 
-/// A process that belongs to no job and is the parent of a process of a job.
+/// The CPU times of a process that belongs to no job and is the parent of a process of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OutsideParent {
     pub(super) start: StartTime,
@@ -85,14 +88,15 @@ struct EndedChild {
     is_expected: bool,
 }
 
-/// The kernel tells user time and system time in ticks of 10 ms, and cuts both. So the growth of their sum may seem this
-/// much smaller than it is.
+/// The maximum rounding error, in ns, of the growth of a CPU time that is the sum of user time and system time. The
+/// kernel reports each of the two in ticks of 10 ms, rounded down.
 pub(super) const CUT_NS: i64 = 20_000_000;
 /// The end of a child is known at the latest this long after it, in ns: the daemon may be behind on a busy machine.
 const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 
 impl OutsideParent {
-    /// Makes the value from the first reading of the parent.
+    /// Makes the record of the parent from the first reading `times` of its CPU times, at the time `now` (in ns since
+    /// boot).
     pub(super) fn first_read(times: &ProcessTimes, now: Nanos) -> Self {
         let mark = (now, times.children_ns.cast_signed());
         Self {
@@ -104,20 +108,25 @@ impl OutsideParent {
         }
     }
 
-    /// Returns the CPU time of the children for which the parent has waited, without the part that was added to jobs,
-    /// in ns. The value decreases when a child of a job ends, until the parent has waited for that child.
+    /// Returns the CPU time of the ended children for which the parent has waited (wait4(2)), in ns, without the time
+    /// that was already added to jobs. When a child of a job ends, the value is too small until the parent has waited
+    /// for this child.
     pub(super) fn other_children_ns(&self) -> i64 {
         self.children_ns.cast_signed().saturating_sub(self.of_jobs_ns.cast_signed())
     }
 
-    /// Returns by how much the time of ended children grew between the last reading and the reading `times`, in ns. `None` if
-    /// `times` are those of another process.
+    /// Returns by how much the CPU time of the ended children of this process has grown since the last reading, in ns.
+    /// `times` are the present CPU times of the process. `None` if `times` belong to another process with the same pid.
     pub(super) fn growth_of_children_ns(&self, times: &ProcessTimes) -> Option<u64> {
         (times.start == self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
-    /// Records that a child ended, of whose CPU time `known_ns` was added to its job. `before_ns` is the result of
-    /// [`Self::other_children_ns`] when the child was last read.
+    /// Records that a child of the parent has ended.
+    ///
+    /// - `job` is the job of the child.
+    /// - `known_ns` is the CPU time of the child that was already added to the job, in ns.
+    /// - `before_ns` is the result of [`Self::other_children_ns`] when the child was last read. `None` if unknown.
+    /// - `is_unread` is true if the last CPU times of the child are unknown.
     pub(super) fn end_child(&mut self, job: JobId, known_ns: u64, before_ns: Option<i64>, is_unread: bool) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
         let before_ns = match before_ns {
@@ -142,36 +151,39 @@ impl OutsideParent {
         });
     }
 
-    /// Returns whether the parent has probably not yet got all CPU time of its ended children from the kernel.
+    /// Returns whether pjw must read the parent again, because the parent has probably not yet got the whole CPU time
+    /// of an ended child from the kernel. The child belonged to a job.
     pub(super) fn is_time_expected(&self) -> bool {
         self.ended.as_ref().is_some_and(|ended| ended.is_expected)
     }
 
-    /// Returns the job of an ended child whose CPU time the parent has not got completely.
+    /// Returns the job of an ended child whose CPU time the parent has not yet got completely from the kernel. `None`
+    /// if there is no such child.
     pub(super) fn job_of_ended_child(&self) -> Option<&JobId> {
         self.ended.as_ref().map(|ended| &ended.job)
     }
 
-    /// The job of a child that ended and whose last times are unknown.
+    /// Returns the job of an ended child whose last CPU times are unknown. `None` if there is no such child.
     pub(super) fn job_of_unread_child(&self) -> Option<&JobId> {
         self.ended.as_ref().filter(|ended| ended.is_unread).map(|ended| &ended.job)
     }
 
-    /// Records that no CPU time of ended children is expected any more.
+    /// Records that pjw can no longer learn the CPU time of ended children from the parent.
     pub(super) fn expect_nothing(&mut self) {
         self.ended = None;
     }
 
-    /// Records that the job of the ended child has ended. If a child of another job ends before the next reading, the sum
-    /// that the parent then has contains the times of both.
+    /// Records that the job of the ended child has ended too. The missing CPU time of the child is then added to no
+    /// job.
     pub(super) fn end_job_of_child(&mut self) {
         if let Some(ended) = &mut self.ended {
             (ended.is_of_no_job, ended.is_expected) = (true, false);
         }
     }
 
-    /// Records a reading of the parent at the time `now`, in ns since boot. If a child of a job ended with unknown last
-    /// CPU times, returns this job and the CPU time that was missing, in ns.
+    /// Stores the CPU times `times` of the parent, as read at the time `now` (in ns since boot). If they show the
+    /// missing CPU time of an ended child whose last CPU times are unknown, returns the job of the child and this time,
+    /// in ns.
     pub(super) fn read(&mut self, times: &ProcessTimes, now: Nanos) -> Option<(JobId, u64)> {
         self.children_ns = self.children_ns.max(times.children_ns);
         let other_ns = self.other_children_ns();
@@ -204,13 +216,14 @@ fn unread_growth(children_ns: &mut u64, unclaimed_ns: &mut u64, now_ns: u64) -> 
     growth - claimed
 }
 
-/// Returns whether two readings of a start time can be of the same process. The start time of a process of which only the fork
-/// event was known is estimated.
+/// Returns whether `one` and `other` can be start times of the same process. They may differ by one clock tick, because
+/// a start time that pjw estimated from a fork event is not exact.
 pub(crate) fn is_same_start(one: StartTime, other: StartTime) -> bool {
     one.0.abs_diff(other.0) <= 1
 }
 
-/// Returns whether a process with this start time was started after the job began at the time `began_at`.
+/// Returns whether a process with the start time `start` may have started after the time `began_at` (in ns since boot),
+/// at which a job began.
 pub(super) fn is_born_since(start: StartTime, began_at: Nanos) -> bool {
     start.latest_time() > began_at
 }

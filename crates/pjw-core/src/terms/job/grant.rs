@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, Nanos, prelude::*};
 
-/// Who chose the PUs of a grant: pjw, or the batch system that started the job.
+/// Who chose the PUs (logical CPUs) of a grant: pjw, or the batch system that started the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
@@ -14,8 +14,8 @@ pub enum GrantedBy {
     Scheduler,
 }
 
-/// A grant: the PUs that a job holds, who chose these PUs (pjw or a batch system), and the reasons for the
-/// choice.
+/// A grant: the PUs (logical CPUs) that a job holds, who chose these PUs (pjw or a batch system), and the reasons for
+/// the choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The PUs (logical CPUs) that the job holds by this grant.
@@ -53,8 +53,8 @@ pub struct Grant {
     pub ownership: Ownership,
 }
 
-/// The way in which a job holds its PUs: as its own, or borrowed. Only jobs of the class besteffort borrow PUs.
-/// If such a job can borrow no core at present, it runs on the housekeeping PUs, which are reserved for the
+/// The way in which a job holds its PUs (logical CPUs): as its own, or borrowed. Only jobs of the class besteffort
+/// borrow PUs. If such a job can borrow no core at present, it runs on the housekeeping PUs, which are reserved for the
 /// system (`Squeezed`), or its processes are frozen (`Frozen`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -20,16 +20,16 @@ pub struct UseHistogram {
 }
 
 impl UseHistogram {
-    /// Adds an interval of time to the histogram. `used_permille` is the mean number of PUs that the job used
-    /// in the interval, in permille of one PU. `length_ns` is the length of the interval, in ns.
+    /// Adds an interval of time to the histogram. `used_permille` is the mean number of PUs (logical CPUs) that the job
+    /// used in the interval, in permille of one PU. `length_ns` is the length of the interval, in ns.
     pub fn add(&mut self, used_permille: u64, length_ns: u64) {
         let time = self.times.entry(step_of(used_permille)).or_default();
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns an upper quantile of the number of used PUs, in permille of one PU: the number of PUs that the job
-    /// exceeded for at most `time_above_permille` permille of the time. For example, 50 gives the 95th percentile.
-    /// Returns 0 if the histogram is empty.
+    /// Returns an upper quantile of the number of used PUs (logical CPUs), in permille of one PU: the number of PUs
+    /// that the job exceeded for at most `time_above_permille` permille of the time. For example, 50 gives the 95th
+    /// percentile. Returns 0 if the histogram is empty.
     ///
     /// The result is the upper end of a bin, so it can be up to 1/64 too large. The result is at most
     /// `upper_limit`, in permille of one PU. Callers pass the largest number of PUs that the job held.
@@ -47,9 +47,11 @@ impl UseHistogram {
         0
     }
 
-    /// Returns for each number of used PUs the time for which the job used this number: pairs of a number of PUs and a
-    /// time in ns, with ascending numbers of PUs. Each number is rounded to the nearest multiple of `step`, and is at
-    /// most `upper_limit`, the number of PUs that the job held. Numbers of PUs without a time are left out.
+    /// Returns how long the job used each number of PUs (logical CPUs). Each pair in the result is a number of PUs and
+    /// the total time, in ns, in which the job used this number. The pairs are sorted by the number of PUs.
+    ///
+    /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`. Callers pass the largest
+    /// number of PUs that the job held as `upper_limit`. Numbers that the job never used are left out.
     #[must_use]
     pub fn by_number(&self, step: u64, upper_limit: u64) -> Vec<(u64, u64)> {
         let mut times: BTreeMap<u64, u64> = BTreeMap::new();

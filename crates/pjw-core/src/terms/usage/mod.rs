@@ -22,8 +22,8 @@ const MAX_LEVEL_STEPS: u64 = 16;
 /// down.
 const STRANDED_PERMILLE: u64 = 100;
 
-/// The use that a job made of its cores in one interval between two scans of its processes: the CPU time, the
-/// time for which threads waited for a PU, and the number of hot (busy) threads.
+/// The use that a job made of its cores in one interval between two scans of its processes: the CPU time, the time for
+/// which threads waited for a PU (logical CPU), and the number of hot (busy) threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UsageSample {
     /// The length of the interval, in ns.
@@ -57,7 +57,8 @@ pub struct SharedMemory {
     pub is_estimate: bool,
 }
 
-/// What one reading of a job's memory found, for the report on the job.
+/// The memory use of a job at one measurement, for the report on the job: the shared part, the sums of the proportional
+/// and of the resident set sizes, and the peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryFigures {
     /// The shared part of the job's memory. `None` if the reading can't tell it.
@@ -154,7 +155,8 @@ pub struct JobUsage {
 }
 
 impl JobUsage {
-    /// Makes the usage of a job that begins at the time `began_at`, in ns since boot. All sums are 0.
+    /// Makes the usage of a job that has no samples yet: all sums are 0. `began_at` is the time at which the job
+    /// begins, in ns since boot.
     #[must_use]
     pub fn beginning_at(began_at: Nanos) -> Self {
         Self { began_at, ..Self::default() }
@@ -241,8 +243,8 @@ fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
     hot_threads < pus && wanted_ns / 2 >= capacity_ns && uses_most
 }
 
-/// The report on a job that has ended: its id and owner, the PUs that it held, the times of its start and end,
-/// and its use of CPU time and memory.
+/// The report on a job that has ended: its id and owner, the PUs (logical CPUs) that it held, the times of its start
+/// and end, and its use of CPU time and memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobReport {
     /// The id of the job, such as `slurm:7`.
@@ -269,8 +271,8 @@ pub struct JobReport {
 }
 
 impl JobReport {
-    /// Returns the mean number of PUs that the job used, in permille of one PU. This is the CPU time of the job
-    /// divided by the time from its start to its end. 0 if this time is 0.
+    /// Returns the mean number of PUs (logical CPUs) that the job used, in permille of one PU. This is the CPU time of
+    /// the job divided by the time from its start to its end. 0 if this time is 0.
     #[must_use]
     pub fn mean_use_permille(&self) -> u64 {
         permille(self.usage.cpu_ns, self.wall_ns)
@@ -284,25 +286,25 @@ impl JobReport {
         permille(self.usage.held_ns, self.usage.sampled_ns)
     }
 
-    /// Returns the mean number of hot threads of the job, in permille of one thread, over the time that the samples cover. A
-    /// hot thread runs or waits for a PU most of the time. 0 if there are no samples.
+    /// Returns the mean number of hot threads of the job, in permille of one thread, over the time that the samples
+    /// cover. A hot thread runs or waits for a PU (logical CPU) most of the time. 0 if there are no samples.
     #[must_use]
     pub fn mean_threads_permille(&self) -> u64 {
         permille(self.usage.threads_ns, self.usage.sampled_ns)
     }
 
-    /// Returns for how long the job used how many PUs: pairs of a number of PUs and a time in ns, with ascending numbers of
-    /// PUs. A number is rounded to a multiple of a step, so that there are at most 18 pairs. The step is 1 for a job of up to
-    /// 16 PUs.
+    /// Returns how long the job used each number of PUs (logical CPUs): pairs of a number of PUs and a time in ns,
+    /// sorted by the number of PUs. Each number is rounded to a multiple of a step, so that there are at most 18 pairs.
+    /// The step is 1 for a job that held at most 16 PUs.
     #[must_use]
     pub fn use_levels(&self) -> Vec<(u64, u64)> {
         let step = u64::from(self.usage.pus_max).div_ceil(MAX_LEVEL_STEPS).max(1);
         self.usage.levels.by_number(step, u64::from(self.usage.pus_max))
     }
 
-    /// Returns the mean number of PUs that the job held, in permille of one PU. The result is the mean number of
-    /// cores ([`JobReport::mean_cores_permille`]) times the number of PUs per core. The number of PUs per core is
-    /// taken from the time when the job held the most cores. 0 if the job held no core.
+    /// Returns the mean number of PUs (logical CPUs) that the job held, in permille of one PU. The result is the mean
+    /// number of cores ([`JobReport::mean_cores_permille`]) times the number of PUs per core. The number of PUs per
+    /// core is taken from the time when the job held the most cores. 0 if the job held no core.
     #[must_use]
     pub fn mean_pus_permille(&self) -> u64 {
         let (cores, pus) = (u64::from(self.usage.cores_max), u64::from(self.usage.pus_max));
@@ -310,7 +312,7 @@ impl JobReport {
     }
 }
 
-/// `part` in permille of `whole`; 0 if `whole` is 0.
+/// Returns the ratio of `part` to `whole` in permille, rounded down. 0 if `whole` is 0.
 pub(crate) fn permille(part: u64, whole: u64) -> u64 {
     let permille = u128::from(part) * 1000 / u128::from(whole.max(1));
     if whole == 0 { 0 } else { u64::try_from(permille).unwrap_or(u64::MAX) }

@@ -35,20 +35,19 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// threads ran before; whether the PU is reported; whether the kernel has idle priority.
 type Seen = [u64; 5];
 
-/// A BPF program that watches the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job.
-/// The program reports a PU when a thread of the owner has run there. A thread counts as one of the owner unless
-/// one of these holds:
+/// A BPF program in the kernel that watches the lent PUs. A lent PU is a PU (logical CPU) that a job, the owner,
+/// lends to another job, the borrower. The program reports a lent PU when a thread of the owner has run on this PU.
+/// Every thread that runs on a lent PU counts as a thread of the owner, except these:
 ///
-/// - It is at idle priority, as the threads of the borrowing job are: its policy is `SCHED_IDLE`, or `cpu.idle`
-///   is set for its cgroup or for a cgroup above.
-/// - The kernel may run it on more PUs than the owner has. The threads of the owner are confined to its PUs, so
-///   this is a thread of another program. The threads in which the kernel works for a process (io_uring) always
-///   count, because the kernel may give them a mask of all PUs.
-/// - It is a kernel thread, or a thread of this process.
+/// - A thread at idle priority: its policy is `SCHED_IDLE`, or `cpu.idle` is set for its cgroup or for a cgroup
+///   above. The threads of the borrower are at idle priority.
+/// - A thread whose affinity mask has more PUs than the owner has: this thread belongs to another program. But an
+///   io_uring worker thread always counts, because the kernel may give it a mask of all PUs.
+/// - A kernel thread, and a thread of this process.
 ///
-/// The program reports each PU once after the PU was lent, and once more after each call of
-/// [`LentCpuMonitor::report_again`] for the PU. While PUs are lent, the program is attached to the kernel, and runs at
-/// each context switch on any PU. Dropping this value removes the program from the kernel.
+/// The program reports each lent PU once, and once more after each call of [`LentCpuMonitor::report_again`] for the
+/// PU. While PUs are lent, the program runs at each context switch on any PU. Dropping this value removes the program
+/// from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
     /// The PUs that the program reports.

@@ -41,10 +41,12 @@ const MAX_CALLS: u64 = 1000;
 /// left the address space.
 const MAX_WITNESSES: usize = 4;
 
-/// Compares the address spaces of two processes: kcmp(2).
+/// A function that compares the address spaces of two processes, as kcmp(2) does. `Equal` means that the processes
+/// share one address space.
 pub(super) type Compare = fn(Pid, Pid) -> Result<Ordering, Errno>;
 
-/// The address spaces of all processes that were scanned.
+/// Finds the processes that share an address space with another process (clone(2), `CLONE_VM`). Contains the
+/// processes that earlier scans have read. Candidates are processes whose stacks have the same start address.
 #[derive(Debug)]
 pub(super) struct AddressSpaces {
     processes: BTreeMap<Pid, Process>,
@@ -99,7 +101,8 @@ struct Process {
 }
 
 impl AddressSpaces {
-    /// Makes a value without processes. `compare` compares the address spaces of two processes.
+    /// Makes a value without processes. `compare` compares the address spaces of two processes. It is called only if
+    /// the task scan (the BPF program that reports the state of threads) is not available.
     pub(super) fn new(compare: Compare) -> Self {
         Self {
             processes: BTreeMap::new(),
@@ -118,14 +121,18 @@ impl AddressSpaces {
         }
     }
 
-    /// Sets whether the task scan is available. The numbers of the two sources can't be compared.
+    /// Sets where the numbers of the address spaces come from. If `has_task_scan` is true, the task scan (a BPF
+    /// program) reports them. If not, kcmp(2) compares the address spaces. If the source changes, all processes are
+    /// removed, because the numbers of the two sources can't be compared.
     pub(super) fn set_source(&mut self, has_task_scan: bool) {
         if self.by_task_scan != has_task_scan {
             *self = Self { by_task_scan: has_task_scan, calls: self.calls, ..Self::new(self.compare) };
         }
     }
 
-    /// Records what a scan read of a process. `scanned` is the report of the task scan about its address space.
+    /// Records the process `pid` as a scan has read it. `stat` has the values of the first thread of the process.
+    /// `scanned` is what the task scan (a BPF program) reported about the address space of the process. `scanned` is
+    /// `None` if the process was read in `/proc`.
     pub(super) fn note(&mut self, pid: Pid, stat: &Stat, scanned: Option<ScannedSpace>) {
         let id = ProcessId { pid, start: stat.start };
         let known = self.processes.get(&pid).copied();
@@ -227,7 +234,8 @@ impl AddressSpaces {
         }
     }
 
-    /// Removes a process that executed a program, exited, or has a pid that was used again.
+    /// Removes the process `pid`. Must be called when the process has executed a program or exited, or when another
+    /// process has got its pid.
     pub(super) fn forget(&mut self, pid: Pid) {
         self.leave_space(pid);
         self.open.remove(&pid);
@@ -241,14 +249,15 @@ impl AddressSpaces {
         }
     }
 
-    /// Removes the processes that a full scan did not find.
+    /// Removes all processes for which `is_there` returns false. Called after a full scan, which has found all
+    /// existing processes.
     pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool) {
         let gone: Vec<Pid> = self.processes.keys().copied().filter(|&pid| !is_there(pid)).collect();
         gone.into_iter().for_each(|pid| self.forget(pid));
     }
 
-    /// Returns the candidates of which the task scan must report the numbers at the time `at`. Empty if the task scan is
-    /// not available, or has just run.
+    /// Returns the processes that possibly share an address space, and about which the task scan (a BPF program) must
+    /// report. `at` is the present time. Empty if the task scan is not available, or if it ran less than 0.4 s ago.
     pub(super) fn pids_to_scan(&self, at: Nanos) -> BTreeSet<Pid> {
         let is_due = self.by_task_scan && at.0.saturating_sub(self.last_check.0) >= PASS_INTERVAL.0;
         let is_unread =
@@ -256,7 +265,8 @@ impl AddressSpaces {
         if is_due { self.open.iter().filter(is_unread).copied().collect() } else { BTreeSet::new() }
     }
 
-    /// Records what a run of the task scan reported about candidates.
+    /// Records `pass`, what a task scan (a run of a BPF program) reported about the processes of
+    /// [`AddressSpaces::pids_to_scan`]. `at` is the time of the task scan.
     pub(super) fn take_pass(&mut self, pass: &PassResult, at: Nanos) {
         self.last_check = at;
         for (&pid, scanned) in &pass.processes {
@@ -266,8 +276,9 @@ impl AddressSpaces {
         self.open.retain(|pid| pass.processes.contains_key(pid));
     }
 
-    /// Compares the candidates by kcmp(2), if the task scan is not available. `waits_in_vfork` tells whether a process may
-    /// wait in vfork(2).
+    /// If the task scan (a BPF program) is not available, compares the processes that possibly share an address space
+    /// by kcmp(2). Makes about 1000 comparisons per call at most. `at` is the present time. `waits_in_vfork` must
+    /// return whether a process may be waiting for a child in vfork(2).
     pub(super) fn compare_candidates(&mut self, at: Nanos, mut waits_in_vfork: impl FnMut(Pid) -> bool) {
         let is_due = at.0.saturating_sub(self.last_check.0) >= CHECK_INTERVAL.0;
         if self.by_task_scan || !is_due || self.open.is_empty() || self.refusal == Some(Errno::ENOSYS) {
@@ -422,7 +433,8 @@ impl AddressSpaces {
         }
     }
 
-    /// Returns the shared address spaces after a scan that began at the time `at`.
+    /// Returns the address spaces that several processes share, each with its processes. `at` is the time at which
+    /// the present scan began. Must be called exactly once at the end of each scan.
     pub(super) fn list(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
         if let Some(list) = self.list.as_ref().filter(|_| self.open.is_empty()) {
             self.scan += 1;

@@ -30,7 +30,8 @@ const MAX_PERIOD: u32 = 16;
 /// The same for processes confined by masks only, which may leave their cores when they run: 4 s at the latest.
 const MAX_PERIOD_OF_MASKS: u32 = 4;
 
-/// Earlier CPU times of idle processes and of jobs.
+/// Finds out which processes have not run since the last scan, so that a scan need not read them. Contains the CPU
+/// times of processes and of job cgroups at earlier scans.
 #[derive(Debug, Default)]
 pub(super) struct IdleTracker {
     processes: BTreeMap<Pid, LastUsage>,
@@ -81,7 +82,7 @@ enum CgroupActivity {
     Idle,
 }
 
-/// The result of a check which of the idle processes ran since the last scan.
+/// The result of [`IdleTracker::check`]: which of the checked processes ran since the last scan, and which did not.
 #[derive(Debug, Default)]
 pub(super) struct IdleCheck {
     /// Processes to observe: they ran, are new, or have ended.
@@ -97,12 +98,15 @@ pub(super) struct IdleCheck {
 }
 
 impl IdleCheck {
-    /// Returns the processes that did not run since the last scan, so that this scan need not read them.
+    /// Returns the processes that did not run since the last scan, without those that must be read for another
+    /// reason.
     pub(super) fn unobserved(&self) -> BTreeSet<Pid> {
         self.idle.iter().filter(|pid| !self.active.contains(pid)).copied().collect()
     }
 
-    /// The planned CPU set of each idle process that is confined by masks only.
+    /// Returns the planned affinity mask of each idle process that is not in a cpuset of pjw, by pid. Affinity masks
+    /// alone keep such a process on its PUs (logical CPUs). `idle_watch` must be the value that was passed to
+    /// [`IdleTracker::check`].
     pub(super) fn planned_masks<'a>(&self, idle_watch: &'a IdleWatch) -> BTreeMap<Pid, &'a CpuSet> {
         let planned = |&(pid, group): &(Pid, usize)| Some((pid, planned_mask(idle_watch, group)?));
         self.mask_only.iter().filter_map(planned).collect()
@@ -114,8 +118,10 @@ fn planned_mask(idle_watch: &IdleWatch, group: usize) -> Option<&CpuSet> {
 }
 
 impl IdleTracker {
-    /// Checks which of the listed processes ran since the last scan. `unified` is the mount point of cgroup
-    /// v2.
+    /// Finds out which processes in `idle_watch` ran since the last scan, by their CPU times. `unified` is the mount
+    /// point of cgroup v2, and `at` is the time at which this scan began. Processes that have been idle for long are
+    /// checked less often. If the CPU time of a job's cgroup is unchanged, its processes are not checked one by one,
+    /// unless `full` is true.
     pub(super) fn check(
         &mut self,
         idle_watch: &IdleWatch,
@@ -248,7 +254,8 @@ impl IdleTracker {
         self.processes.get(&pid).is_some_and(|known| check_period(known.idle_checks) >= longest)
     }
 
-    /// Resets the check period of a process that was observed.
+    /// Records that a scan has read the process `pid`. The process is checked at each scan again, as if it had just
+    /// run.
     pub(super) fn mark_active(&mut self, pid: Pid) {
         if let Some(was_idle) = self.processes.get_mut(&pid).filter(|known| known.idle_checks > 0) {
             was_idle.idle_checks = 0;
@@ -256,15 +263,18 @@ impl IdleTracker {
         }
     }
 
-    /// The known threads of a process that did not run at the last check. `None` if the process was not checked.
+    /// Returns the place in which the thread ids of the process `pid` are cached. The place is empty (inner `None`)
+    /// if the process has run since the threads were listed. The outer `None` means that the process was never
+    /// checked.
     pub(super) fn tids_of(&mut self, pid: Pid) -> Option<&mut Option<Box<[Tid]>>> {
         self.processes.get_mut(&pid).map(|known| &mut known.tids)
     }
 
-    /// Reads the masks of idle processes that only masks confine, and marks a process as active if one of its
-    /// masks is not as planned. If [`IdleWatch::check_all_masks`] is true, it reads the masks of all these
-    /// processes, otherwise those of the next few. `masks` is called with the known threads of a process. It
-    /// returns the number of masks that it read, and whether one of them has PUs outside the planned mask.
+    /// Checks the affinity masks of idle processes that are not in a cpuset of pjw. If a mask of a process has PUs
+    /// (logical CPUs) outside its planned mask, marks the process as active in `idle_check`. Checks all these
+    /// processes if [`IdleWatch::check_all_masks`] is true. Otherwise checks the next ones, up to about 256 threads.
+    /// `masks` is called with a process, its planned mask and its cached thread ids. It must return the number of
+    /// read masks, and whether one of them has PUs outside the planned mask.
     pub(super) fn sample_masks(
         &mut self,
         idle_check: &mut IdleCheck,
@@ -297,7 +307,7 @@ impl IdleTracker {
         }
     }
 
-    /// Drops the entries of ended processes and of jobs that are no longer listed.
+    /// Removes the processes for which `is_there` returns false, and the jobs that are not in `idle_watch`.
     pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool, idle_watch: &IdleWatch) {
         self.processes.retain(|&pid, _| is_there(pid));
         let jobs: BTreeSet<&str> =
@@ -341,8 +351,9 @@ fn has_reached(scans: u32, other: u32) -> bool {
     scans.wrapping_sub(other) < u32::MAX / 2
 }
 
-/// The number of threads of a process, and whether one of their masks is not a subset of `within`. Ended
-/// threads are skipped. The threads are listed if they are not in `known`, and kept there.
+/// Reads the affinity masks of all threads of the process `pid`. Returns the number of threads, and whether a mask is
+/// not a subset of `within`. `known` is a cache of the thread ids. If the cache is empty, lists the threads and
+/// stores their ids in the cache. Ended threads are skipped.
 pub(super) fn check_thread_masks(
     proc: &mut ProcDir,
     pid: Pid,

@@ -19,7 +19,8 @@ const MIN_THREADS: usize = 32;
 /// thread in `/proc`.
 const TASKS_PER_PROC_READ: usize = 24;
 
-/// The result of a pass (one run of the task scan), by process.
+/// What one task scan reported about processes. A task scan is a run of the BPF program that reports the state of
+/// threads.
 #[derive(Debug, Default)]
 pub(super) struct PassResult {
     pub(super) processes: BTreeMap<Pid, ScannedProcess>,
@@ -27,7 +28,8 @@ pub(super) struct PassResult {
     pub(super) tasks: usize,
 }
 
-/// The facts about a process that a pass (one run of the task scan) reported.
+/// What a task scan (a run of the BPF program that reports the state of threads) reported about one process and its
+/// threads.
 #[derive(Debug)]
 pub(super) struct ScannedProcess {
     /// Of the first thread.
@@ -48,7 +50,8 @@ pub(super) struct ScannedProcess {
     has_first_thread: bool,
 }
 
-/// What the task scan reported about the address space of a process.
+/// What a task scan (a run of the BPF program that reports the state of threads) reported about the address space of
+/// a process: its number, and whether the process is a child of vfork(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ScannedSpace {
     /// The number of the address space.
@@ -57,15 +60,21 @@ pub(super) struct ScannedSpace {
     pub(super) is_in_vfork: bool,
 }
 
-/// Returns whether a pass (one run of the task scan over all tasks) is faster than reading `threads` threads in
-/// `/proc`, on a machine with `tasks` tasks.
+/// Returns whether a task scan (a run of the BPF program that reports the state of threads) is faster than reading
+/// the state of `threads` threads in `/proc`. `tasks` is the number of all threads on the machine, through which the
+/// task scan iterates.
 pub(super) fn is_pass_cheaper(threads: usize, tasks: usize) -> bool {
     threads >= MIN_THREADS && threads * TASKS_PER_PROC_READ >= tasks
 }
 
 impl PassResult {
-    /// Runs a pass. `within` gives the planned CPU set of a process whose masks are only compared with this
-    /// set. Its threads are not returned.
+    /// Runs the task scan `scan` (a BPF program that reports the state of threads) for the processes in `scope`, and
+    /// returns what it reported. `within` returns the planned affinity mask of a process whose masks are only
+    /// compared with the planned mask. The threads of such a process are not in the result. For other processes,
+    /// `within` returns `None`.
+    ///
+    /// # Errors
+    /// The error of the task scan.
     pub(super) fn run<'a>(
         scan: &mut TaskScan,
         scope: TaskScope<'_>,

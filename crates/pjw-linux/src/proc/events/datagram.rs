@@ -7,13 +7,16 @@
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{snapshot::ProcessEvent, time::Nanos};
 
-/// The index of the proc connector in the id of a connector message (linux/connector.h).
+/// The first number (`idx`) of the id by which a connector message belongs to the proc connector, which reports
+/// process events (linux/connector.h).
 pub(super) const CN_IDX_PROC: u32 = 1;
-/// The value of the proc connector in the id of a connector message (linux/connector.h).
+/// The second number (`val`) of the id by which a connector message belongs to the proc connector, which reports
+/// process events (linux/connector.h).
 pub(super) const CN_VAL_PROC: u32 = 1;
-/// The size of `struct nlmsghdr` (netlink(7)) in bytes.
+/// The size of the header of a netlink message (`struct nlmsghdr`, netlink(7)), in bytes.
 pub(super) const NETLINK_HEADER: usize = 16;
-/// The size of `struct cn_msg` (linux/connector.h) in bytes.
+/// The size of the header of a connector message (`struct cn_msg`, linux/connector.h), in bytes. This header follows
+/// the header of the netlink message.
 pub(super) const CONNECTOR_HEADER: usize = 20;
 /// Bytes of the fields `what`, `cpu` and `timestamp_ns`.
 const EVENT_HEADER: usize = 16;
@@ -24,7 +27,9 @@ const EXIT: u32 = 0x8000_0000;
 /// The largest `NR_CPUS`.
 const MAX_PUS: usize = 8192;
 
-/// The expected number of the next message of each PU. `None` before the first message.
+/// The sequence number that is expected in the next message of each PU (logical CPU). The kernel counts the process
+/// events of each PU separately. A gap in the numbers of a PU shows that messages were lost. `None` before the first
+/// message of the PU.
 #[derive(Debug, Default)]
 pub(super) struct SequenceNumbers(Vec<Option<u32>>);
 
@@ -50,8 +55,9 @@ impl SequenceNumbers {
     }
 }
 
-/// Parses the events of one datagram. Returns whether earlier messages are missing. Truncated and unknown
-/// messages are skipped.
+/// Parses `bytes`, a datagram of the proc connector (the kernel's process events), and appends the events to
+/// `events`. Returns whether earlier messages were lost: whether the sequence numbers, which `numbers` records, have
+/// a gap. Truncated and unknown messages are skipped.
 pub(super) fn read(mut bytes: &[u8], numbers: &mut SequenceNumbers, events: &mut Vec<ProcessEvent>) -> bool {
     let mut is_gap = false;
     while let Some(length) = word(bytes, 0).map(|length| length as usize) {

@@ -33,9 +33,9 @@ const LASTING: Duration = Duration::from_secs(100);
 /// The source of the job that wants every core. So it can have the name of an owner.
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
-/// The options of a replay of a curve of CPU demand: the housekeeping PUs, which are reserved for the system,
-/// and the settings of lending. In the replay, the jobs of the curve lend the cores that they do not use. One
-/// additional job, the besteffort job, has no cores of its own. It uses the lent cores and the free cores.
+/// The options of a replay of a curve of CPU demand: the PUs (logical CPUs) that are reserved for the system, and the
+/// settings of lending. In the replay, the jobs of the curve lend the cores that they do not use. One additional job,
+/// the besteffort job, has no cores of its own. It uses the lent cores and the free cores.
 #[derive(Debug, Clone)]
 pub struct DemandReplayOptions {
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
@@ -94,11 +94,11 @@ pub struct JobRefused {
 }
 
 /// Replays `curve`, a curve of CPU demand, on a simulated machine with the topology `topology`. The result says how
-/// much core time is gained if jobs lend the cores that they do not use. Core time is a number of cores multiplied by
-/// a time. Each job of the curve is an owner: it owns cores, and uses as many cores as the curve says. It can lend
-/// its other cores. The replay adds one job without cores of its own, the besteffort job, which uses all lent and all
-/// free cores. `options` contains the housekeeping PUs (reserved for the system) and the settings of lending. The
-/// same arguments always give the same result.
+/// much core time is gained if jobs lend the cores that they do not use. Core time is a number of cores multiplied by a
+/// time. Each job of the curve is an owner: the job owns cores, and uses as many cores as the curve says. An owner can
+/// lend its other cores. The replay adds one job without cores of its own, the besteffort job, which uses all lent and
+/// all free cores. `options` contains the PUs (logical CPUs) that are reserved for the system, and the settings of
+/// lending. The same arguments always give the same result.
 ///
 /// # Errors
 /// If pjw refuses to give a job its cores, usually because the machine has too few cores.

@@ -31,8 +31,8 @@ const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
 /// The most results that are taken from one worker before the others have their turn.
 const RESULTS_IN_TURN: usize = 256;
 
-/// What a call of [`RunningFarm::next_within`] returns: the result of one more item of the farm, no result within the
-/// time limit, or the end after all results.
+/// What a call of [`RunningFarm::next_within`] returns: the result of one more item, no result within the time limit,
+/// or the end after all results. A farm is a group of worker processes that compute numbered items.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextResult {
     /// The result of one more item.
@@ -83,8 +83,9 @@ impl std::fmt::Debug for RunningFarm<'_> {
 }
 
 impl<'a> RunningFarm<'a> {
-    /// Maps the shared memory of the farm, and forks its processes. `items` is the number of items. `None` if a reader
-    /// process reads the items.
+    /// Maps the shared memory of a farm, and forks the processes of the farm. Worker `i` gets the affinity mask with
+    /// the index `i % length` in `masks`, or keeps that of the calling process if `masks` is empty. `items` is the
+    /// number of items. `None` if a reader process reads the items.
     pub(crate) fn start(
         settings: Settings,
         masks: Vec<CpuSet>,

@@ -44,8 +44,8 @@ impl RunningFarm<'_> {
         }
     }
 
-    /// Returns the role of the process for which epoll(7) reported the number `number`. `None` if the number stands for
-    /// the eventfd that wakes the master.
+    /// Returns the role of the process to which an event of epoll(7) belongs. `number` is the number in the event
+    /// (`epoll_data`). `None` if the event belongs to the eventfd that wakes the master.
     pub(super) fn role_of(&self, number: u64) -> Option<Role> {
         match usize::try_from(number).unwrap_or(usize::MAX).checked_sub(self.workers.len()) {
             None => Some(Role::Worker(usize::try_from(number).unwrap_or(0))),
@@ -55,8 +55,11 @@ impl RunningFarm<'_> {
         }
     }
 
-    /// Handles the end of the process with this role: reads its exit status, and decides whether the process is
-    /// replaced.
+    /// Handles the end of the process of the farm that has the role `role`: reads its exit status, and decides whether
+    /// a new process must replace it.
+    ///
+    /// # Errors
+    /// If the farm can't continue without the process, for example because its processes die again and again.
     pub(super) fn handle_end(&mut self, role: Role) -> Result<(), FarmError> {
         let Some(child) = self.member(role).child.take() else { return Ok(()) };
         let what = "it can't be read how a process of the farm ended, which another part of the program may have done";
@@ -175,7 +178,11 @@ impl RunningFarm<'_> {
         Err(FarmError::IoProcessDies { process, number, deaths: attempts, end })
     }
 
-    /// Forks the processes that are missing. If fork(2) fails, the next call tries again.
+    /// Forks a new process for each role of the farm that needs a process and has none. If fork(2) fails, the next call
+    /// tries again. Does nothing after all results were delivered.
+    ///
+    /// # Errors
+    /// [`FarmError::Fork`] if fork(2) has failed at each call for at least 10 seconds.
     pub(super) fn replace_missing(&mut self) -> Result<(), FarmError> {
         if self.is_ending {
             return Ok(());
@@ -188,7 +195,8 @@ impl RunningFarm<'_> {
         if since.elapsed() < FORK_TIMEOUT { Ok(()) } else { Err(FarmError::Fork(errno)) }
     }
 
-    /// Forks the processes that are missing. Stops at the first error of fork(2).
+    /// Forks a new process for each role of the farm that needs a process and has none. Stops at the first error of
+    /// fork(2), and returns this error.
     pub(super) fn fork_missing(&mut self) -> Result<(), Errno> {
         if self.reader.is_missing() {
             self.fork(Role::Reader)?;

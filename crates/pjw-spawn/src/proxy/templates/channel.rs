@@ -14,20 +14,22 @@ use super::load::tracee::{Plain, value_of};
 /// The longest wait of [`Channel::wait_closed`], in milliseconds.
 const CLOSE_TIMEOUT: u16 = 1000;
 
-/// The launcher's socket of the socket pair between the launcher and a template (the process from which instances are
-/// forked). The template ends when this socket is closed.
+/// A socket by which the launcher sends messages to a template. A template is a process that has loaded a program, and
+/// from which further processes of the program are forked. The launcher is the process that started the template. The
+/// template ends when this socket is closed.
 #[derive(Debug)]
 pub(super) struct Channel(OwnedFd);
 
 impl Channel {
-    /// Creates the socket pair. Returns the launcher's socket, and the descriptor for the template.
+    /// Creates a pair of connected sockets. Returns the socket of the launcher, and the descriptor of the socket for
+    /// the template (the process from which further processes are forked).
     pub(super) fn pair() -> Result<(Self, OwnedFd), Errno> {
         let (own, other) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         Ok((Self(own), other))
     }
 
-    /// Sends the message `bytes` together with `descriptors`.
+    /// Sends the message `bytes` to the template, together with the file descriptors in `descriptors`.
     pub(super) fn send(&self, bytes: &[u8], descriptors: &[RawFd]) -> Result<(), Errno> {
         let control = [ControlMessage::ScmRights(descriptors)];
         let control = if descriptors.is_empty() { &control[..0] } else { &control };
@@ -35,7 +37,8 @@ impl Channel {
         retry(|| sendmsg::<()>(self.0.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)).map(drop)
     }
 
-    /// Waits for a message of the size of `T`. `None` if the template has closed its socket, or the message is shorter.
+    /// Waits for a message from the template. Returns the message as a value of type `T`. `None` if the template has
+    /// closed its socket, or if the message has fewer bytes than `T`.
     pub(super) fn receive<T: Plain>(&self) -> Result<Option<T>, Errno> {
         let mut bytes = vec![0; size_of::<T>()];
         match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::empty())) {
@@ -45,8 +48,8 @@ impl Channel {
         }
     }
 
-    /// Waits until all processes have closed the other socket, but at most 1 s: a process that is stopped closes
-    /// nothing.
+    /// Waits until no process has the template's socket open any more. Returns after 1 s without an event, even if the
+    /// socket is still open: a process that is stopped does not close the socket.
     pub(super) fn wait_closed(&self) {
         let descriptor = self.0.as_fd();
         let mut rest = [0; 64];

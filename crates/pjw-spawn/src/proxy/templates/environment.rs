@@ -12,7 +12,8 @@ unsafe extern "C" {
     static mut environ: *mut *const c_char;
 }
 
-/// The list of pointers to the environment variables of the calling process (`environ`, environ(7)).
+/// The list of pointers to the environment variables of the calling process (`environ`, environ(7)). The list has room
+/// for further variables, which can therefore be added without an allocation of memory.
 #[derive(Debug)]
 pub(super) struct Environment {
     list: *mut *const c_char,
@@ -22,19 +23,20 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// Returns the size in bytes of a list with the present variables and room for those of an instance.
+    /// Returns the size in bytes of a list with the present environment variables and room for 64 further variables.
     ///
     /// # Safety
-    /// The process has one thread.
+    /// The process must have only one thread.
     pub(super) unsafe fn size() -> u64 {
         // SAFETY: guaranteed by the caller.
         ((unsafe { count() } + ROOM + 1) * size_of::<*const c_char>()) as u64
     }
 
-    /// Copies the list to `address`, and sets `environ` to the copy.
+    /// Copies the list of environment variables to the memory at `address`, and sets `environ` to the copy.
     ///
     /// # Safety
-    /// The process has one thread. There is as much zeroed memory as [`Environment::size`] says, for nothing else.
+    /// The process must have only one thread. The memory at `address` must have as many bytes as [`Environment::size`]
+    /// returns. The bytes must be zero, and nothing else may use them.
     pub(super) unsafe fn moved_to(address: u64) -> Self {
         let list =
             ptr::with_exposed_provenance_mut::<*const c_char>(usize::try_from(address).unwrap_or_default());
@@ -49,11 +51,11 @@ impl Environment {
         }
     }
 
-    /// Sets an environment variable (`NAME=value`). Replaces the variable with the same name. If there is none, appends
-    /// the variable.
+    /// Sets the environment variable `variable`, a C string of the form `NAME=value`. Replaces an existing variable
+    /// with the same name. Ignores a string without a name.
     ///
     /// # Safety
-    /// The process has one thread. The variable is a C string, which stays as it is.
+    /// The process must have only one thread. `variable` must be a C string that is never freed or changed.
     pub(super) unsafe fn set(&mut self, variable: *const c_char) {
         // SAFETY: guaranteed by the caller. The list has `capacity` places and one for the null pointer.
         unsafe {

@@ -9,11 +9,12 @@ use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::proxy::refusal::ForkError;
 
-/// Writes into the memory of a template or spare process that waits for a message (process_vm_writev(2)). Each element
-/// of `changes` is an address with the bytes that are written there.
+/// Writes into the memory of the stopped process `process` by process_vm_writev(2). Each element of `changes` contains
+/// an address, and the bytes that are written there.
 ///
 /// # Errors
-/// [`ForkError::WriteForbidden`] if the kernel forbids the call. Nothing was written then.
+/// [`ForkError::WriteForbidden`] if the kernel forbids the call. In this case nothing was written. [`ForkError::Ended`]
+/// if the process has ended.
 pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
     let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
     let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {

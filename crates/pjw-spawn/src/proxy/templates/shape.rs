@@ -13,8 +13,9 @@ use crate::proxy::refusal::ForkError;
 /// The variables that the dynamic linker of glibc reads begin with these.
 const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];
 
-/// The properties that all instances of a template must have in common if the template is stopped before its program
-/// begins. Also contains the version of the program file.
+/// Properties of a template (a process that is stopped before its program begins) that can't be changed in the
+/// processes that are forked from it. These are the variables that the dynamic linker has read, and the version of the
+/// program file.
 pub(super) struct Shape {
     /// The variables that the dynamic linker has read.
     linker_variables: Vec<CString>,
@@ -25,19 +26,23 @@ pub(super) struct Shape {
 type FileVersion = (u64, u64, i64, i64);
 
 impl Shape {
-    /// Determines these properties for a program that will be started with the environment `variables`.
+    /// Determines these properties for the program at the path `program`, which is started with the environment
+    /// `variables`.
     pub(super) fn of(program: &CStr, variables: &[&CStr]) -> Self {
         let of_linker = variables.iter().filter(|variable| is_linker_variable(variable.to_bytes()));
         let linker_variables = of_linker.map(|variable| CStr::to_owned(variable)).collect();
         Self { linker_variables, file: version(program) }
     }
 
-    /// Returns whether the program file is still the file that was loaded.
+    /// Returns whether the file of the program is unchanged since this value was made. `program` is the path of the
+    /// file.
     pub(super) fn is_current(&self, program: &CStr) -> bool {
         self.file.is_some() && version(program) == self.file
     }
 
-    /// Checks that the arguments and variables of an instance fit into the initial stack of the template.
+    /// Checks that a process with the arguments and environment variables `strings` can be forked from the template,
+    /// whose initial stack is `stack`. The numbers of arguments and variables must be those of the template, and the
+    /// variables for the dynamic linker must be equal.
     pub(super) fn check(&self, strings: &Strings, stack: &EntryStack) -> Result<(), ForkError> {
         if strings.argument_count() != stack.argument_count {
             return Err(ForkError::Mismatch("number of arguments"));

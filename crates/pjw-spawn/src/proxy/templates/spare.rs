@@ -13,10 +13,10 @@ use crate::instance::Instance;
 use crate::proxy::refusal::ForkError;
 use std::os::fd::AsRawFd;
 
-/// A process of a program that was made in advance, is stopped before `main`, and uses no CPU. It is forked from a
-/// [`Template`], a process that has loaded the program. [`Template::start_spare`] turns the spare into a running
-/// process of the program with arguments of its own. The stopped process ends when this value is dropped, or when the
-/// process that made the spare ends.
+/// A process of a program that was made in advance and is stopped before `main`. The process uses no CPU. It is forked
+/// from a [`Template`], a process that has loaded the program. [`Template::start_spare`] gives the spare its arguments,
+/// and lets the spare run `main`. The spare ends when this value is dropped, or when the process that made the spare
+/// ends.
 #[derive(Debug)]
 pub struct SpareProcess {
     /// The process of the spare. `None` if the process has become an instance.

@@ -40,8 +40,8 @@ const MAX_STRING: usize = 32 * 4096;
 /// `RLIMIT_STACK`.
 const MIN_STRINGS: u64 = 128 * 1024;
 const MAX_STRINGS: u64 = 6 * 1024 * 1024;
-/// The maximum number of bytes that a message makes the template copy. If more bytes change, the launcher writes them
-/// into the memory of the template.
+/// The maximum number of bytes of arguments and variables that a message to a template contains for one process. More
+/// bytes are written directly into the memory of the template (process_vm_writev(2)).
 pub(super) const MAX_COPIED: usize = 768;
 /// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
 const RANDOM_SIZE: usize = 16;
@@ -97,9 +97,9 @@ impl Template {
         Self::linked(Arc::clone(&context.setup), first)
     }
 
-    /// Starts a template of the kind that `setup.templates` selects. Instances with the affinity mask `requested_mask`,
-    /// which the calling thread requested, inherit it. If the template waits for a call of `fork_here`, the wait ends
-    /// when `is_cancelled` is set.
+    /// Starts a template (a process from which instances are forked) of the kind `setup.templates`. `first` is the
+    /// first instance. Instances with the affinity mask `requested_mask`, which the calling thread has, inherit the
+    /// mask. If the template waits for a call of `fork_here`, the wait fails when `is_cancelled` becomes true.
     pub(crate) fn of_setup(
         setup: Arc<Setup>,
         first: &Instance,
@@ -114,7 +114,7 @@ impl Template {
         Ok(template)
     }
 
-    /// Starts a new process for a template of [`Template::load`] whose process has ended.
+    /// Replaces the process of a template of [`Template::load`], after the old process has ended.
     pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
         *self = Self::linked(Arc::clone(&self.setup), first)?;
         Ok(())
@@ -139,8 +139,8 @@ impl Template {
     /// template, and continue after the call.
     ///
     /// The template has the arguments, the environment variables and the cgroup of the instance `first`. The template
-    /// is not an instance itself: [`Template::fork`] must also be called for `first`. If an instance has more than 4094
-    /// arguments and own variables together, [`Template::fork`] fails.
+    /// is not an instance itself: [`Template::fork`] must also be called for `first`. [`Template::fork`] fails for an
+    /// instance with more than 4094 strings: its arguments, and the variables that only this instance has.
     ///
     /// # Errors
     /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
@@ -292,8 +292,8 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the arguments and variables of an instance. For a script, the arguments of the interpreter replace
-    /// argument 0. A program that waits in `fork_here` already has the variables of the context, so these are left out.
+    /// Returns the arguments and environment variables of a new process. For a script, the arguments of the interpreter
+    /// replace argument 0. A program in `fork_here` already has the variables of the context: these are left out.
     pub(super) fn strings_of(&mut self, instance: &Instance) -> Strings {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
@@ -303,7 +303,7 @@ impl Template {
         Strings::of(interpreter.iter().map(Vec::as_slice).chain(given), variables)
     }
 
-    /// Sends the prepared message, if it makes any instance.
+    /// Sends the prepared message to the template. Does nothing if the message does not fork a process.
     pub(super) fn send(&mut self) -> Result<(), ForkError> {
         let message = mem::take(&mut self.message);
         let count = message.instance_count();
@@ -316,7 +316,7 @@ impl Template {
         self.loaded.channel.send(&bytes, &descriptors).map_err(|_| ForkError::Ended)
     }
 
-    /// Returns the process or the error of the oldest instance whose result was not returned yet.
+    /// Returns the oldest result that was not returned yet: a process that the template has forked, or an error.
     pub(super) fn next_child(&mut self) -> Result<Child, ForkError> {
         if self.results.is_empty() {
             self.receive()?;
@@ -352,7 +352,7 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the parameters of an instance for the system calls before its program begins, without the memory map.
+    /// Returns the mask, the NUMA node and the streams that the new process sets before its program begins.
     pub(super) fn own_calls(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
@@ -375,19 +375,19 @@ impl Template {
         Ok(InstanceSetup { mask, nodes, streams: streams.collect(), ..InstanceSetup::default() })
     }
 
-    /// Returns the memory map of an instance with these strings. `None` if the map of the template is unknown.
+    /// Returns the memory map of a process with the strings `image`. `None` if the map of the template is unknown.
     pub(super) fn map_of(&self, image: &Image) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
         Some(map.with_strings(image.arguments(), variables))
     }
 
-    /// Returns the address of the list of pointers to the arguments and the variables.
+    /// Returns the address in the template of the pointers to the arguments and variables.
     pub(super) fn pointers_at(&self) -> u64 {
         self.loaded.stack.at + 8
     }
 
-    /// Returns new random bytes for `AT_RANDOM`, with their address. `None` if the program already runs.
+    /// Returns the address of the random bytes `AT_RANDOM`, and new bytes. `None` for a program in `fork_here`.
     pub(super) fn next_random(&mut self) -> Option<(u64, Vec<u8>)> {
         let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {
@@ -398,8 +398,8 @@ impl Template {
         Some((address, self.random.split_off(self.random.len() - RANDOM_SIZE)))
     }
 
-    /// Checks whether an instance can be a fork of this template: by the properties that can't be changed after the
-    /// template was loaded, and by the limits of execve(2).
+    /// Checks whether a process for `instance` can be forked from this template. The properties that can't be changed
+    /// after the template was loaded must be equal, and `strings` must not exceed the limits of execve(2).
     pub(super) fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
         match &self.shape {
             Some(shape) => shape.check(strings, &self.loaded.stack)?,

@@ -25,7 +25,8 @@ use scan::Scanner;
 /// The maximum number of jobs whose cgroups are checked for a cpuset.
 const MAX_CGROUPS: usize = 256;
 
-/// Runs `pjwctl doctor`: examines the machine and prints the findings.
+/// Runs `pjwctl doctor`: examines the setup of the machine, and prints the findings. `request` contains the command
+/// line options.
 pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let input = examine(warden)?;
     let report = DoctorReport::new(clock::hostname(), &input, &machine_facts(&input), &diagnose(&input));

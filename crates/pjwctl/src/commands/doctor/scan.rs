@@ -27,7 +27,8 @@ const MAX_SCANS: usize = 4;
 /// The maximum number of files that are read from a configuration directory.
 const MAX_FILES: usize = 64;
 
-/// The interface that scans this machine, and the state that is derived from the scans.
+/// The scanner of `pjwctl doctor`: reads the processes of this machine, and finds out which processes belong to which
+/// job.
 pub(super) struct Scanner {
     node: LinuxMachine,
     state: WardenState,
@@ -35,7 +36,8 @@ pub(super) struct Scanner {
     host: Host,
 }
 
-/// The results of the two scans of the jobs.
+/// Two scans of the processes of all jobs, made one second apart. Also contains the interrupts that occurred in this
+/// second.
 pub(super) struct ScanResults {
     pub(super) before: Snapshot,
     pub(super) after: Snapshot,
@@ -43,7 +45,10 @@ pub(super) struct ScanResults {
 }
 
 impl Scanner {
-    /// Makes a scanner for this machine.
+    /// Makes a scanner for this machine, which has the topology `topology`.
+    ///
+    /// # Errors
+    /// If `/proc` can't be read.
     pub(super) fn new(topology: Topology) -> Result<Self, Errno> {
         let policy = Policy {
             mode: Mode::Observe,
@@ -60,12 +65,12 @@ impl Scanner {
         })
     }
 
-    /// Returns the rules by which processes are assigned to jobs.
+    /// Returns the settings with which the scanner finds the jobs and their processes.
     pub(super) fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Returns the two scans in the form for the diagnosis.
+    /// Returns the two scans in `watched`, together with the jobs that the scanner found, as input for the diagnosis.
     pub(super) fn diagnosis<'a>(&'a self, watched: &'a ScanResults) -> ScanPair<'a> {
         ScanPair {
             state: &self.state,
@@ -75,7 +80,7 @@ impl Scanner {
         }
     }
 
-    /// Makes the first scan, which lists the processes.
+    /// Makes the first scan, which reads all processes of the machine, but not their threads.
     pub(super) fn first(&mut self) -> Snapshot {
         let processes = scan::ScanRequest {
             scope: ScanScope::Full,
@@ -87,7 +92,9 @@ impl Scanner {
         self.observe(&processes)
     }
 
-    /// Assigns processes to jobs, and then scans the jobs twice. `records` is the state of a running daemon.
+    /// Finds the jobs and their processes, and then scans the processes of the jobs twice, one second apart. `first` is
+    /// the result of [`Scanner::first`]. `records` contains the jobs and processes that a running daemon reported.
+    /// `housekeeping` contains the PUs (logical CPUs) that are reserved for the system.
     pub(super) fn watch(
         &mut self,
         first: &Snapshot,
@@ -148,7 +155,9 @@ impl Scanner {
     }
 }
 
-/// Returns the batch systems whose daemons run on this machine, and whether they bind jobs to cores.
+/// Returns the batch systems of which a daemon is among `processes`. Each result says whether the batch system binds
+/// jobs to cores, according to its configuration files. A process of a user id from `first_person_uid` on belongs to a
+/// person, and is not taken for such a daemon.
 pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<DetectedBatchSystem> {
     let here = |service: &&Scheduler| {
         processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))

@@ -22,7 +22,8 @@ use super::super::show;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of jobs whose members are read.
 const MAX_JOBS: usize = 256;
-/// The state that a running daemon reports.
+/// The state of the daemon pjwd that `pjwctl doctor` uses: whether pjwd runs, its jobs and their processes, and the PUs
+/// (logical CPUs) of each job.
 pub(super) struct Answer {
     pub(super) warden: DaemonStatus,
     /// The jobs of the warden and their members.
@@ -46,7 +47,9 @@ impl Answer {
     }
 }
 
-/// Reads the state of the daemon, if a daemon runs (`runs`) or the command line names its socket.
+/// Requests the state of the daemon. `runs` says whether a process `pjwd` was found. If `runs` is false and the option
+/// `--socket` was not given, the result says that no daemon runs. If the daemon does not reply within 5 s, the result
+/// says that the daemon hangs.
 pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
     if !runs && warden.named_socket().is_none() {
         return Answer::none(absent());

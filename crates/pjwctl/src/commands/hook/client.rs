@@ -34,14 +34,15 @@ const NEW_REPORT_AGE: SignedDuration = SignedDuration::from_mins(10);
 /// The time before the deadline at which waiting ends, so that the reason can still be printed.
 const REPORT_TIME: Duration = Duration::from_millis(100);
 
-/// A client of the daemon with a deadline.
+/// A client with which a hook of a batch system calls the daemon. All calls of one hook end at the same deadline.
 pub(super) struct HookClient {
     socket: PathBuf,
     until: Instant,
 }
 
 impl HookClient {
-    /// Makes a client whose calls end at `until`.
+    /// Makes a client for the daemon that listens on `socket`, or on the socket of the system's daemon if `socket` is
+    /// `None`. `until` is the deadline of all calls.
     pub(super) fn new(socket: Option<PathBuf>, until: Instant) -> Self {
         let named = socket.filter(|path| !path.as_os_str().is_empty());
         Self { socket: named.unwrap_or_else(|| PathBuf::from(SOCKET)), until }
@@ -76,8 +77,12 @@ impl HookClient {
         }
     }
 
-    /// Registers a job and requests its cores: `cores` if the hook's configuration sets a number, else the amount
-    /// that the scheduler gives. A second call changes nothing.
+    /// Registers the job with the id `job` at the daemon, and requests cores for the job. `cores` is the number of
+    /// cores in the command line of the hook. If `cores` is `None`, requests as many cores as the batch system
+    /// allocated to the job, according to `announcement`. A second call for the same job has no effect.
+    ///
+    /// # Errors
+    /// If the daemon refuses the request, or if the job got no cores yet.
     pub(super) fn register(
         &self,
         job: &JobId,
@@ -107,7 +112,8 @@ impl HookClient {
         Ok(())
     }
 
-    /// Releases a job by both of its ids. A job that the daemon does not know is released already.
+    /// Releases the job in `announcement`, so that its cores become free. Some batch systems give a job two ids: the
+    /// daemon can know the job by either of them. Returns no error if the daemon does not know the job.
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<()> {
         for job in std::iter::once(&announcement.job).chain(&announcement.alias) {
             let job = job.to_string();
@@ -120,9 +126,9 @@ impl HookClient {
         Ok(())
     }
 
-    /// Returns the report of a job that has just ended, searched by both of its ids. `None` if there is no report, if
-    /// the report is of an earlier job with this id, or if the daemon does not answer. A hook does not fail for this
-    /// reason.
+    /// Returns the daemon's report of the job in `announcement`, which has just ended. `None` if the daemon does not
+    /// answer or has no such report. A report of a job that ended more than ten minutes before `now` is ignored,
+    /// because it belongs to an earlier job with the same id.
     pub(super) fn report(&self, announcement: &JobAnnouncement, now: Timestamp) -> Option<Report> {
         std::iter::once(&announcement.job).chain(&announcement.alias).find_map(|job| {
             let request = GetReports { job: Some(job.to_string()), last: Some(1) };
@@ -139,8 +145,12 @@ impl HookClient {
         Ok(self.call("GetStatus", &NoParameters {}, "status")??)
     }
 
-    /// Returns the job with its grant, and the status of the machine. If the job has no grant yet, waits until the
-    /// deadline. `None` if the job is not confined: the daemon is in observe mode, or the job was released.
+    /// Waits until the job in `announcement` holds cores, and returns the status of the daemon and the job. Returns
+    /// `None` if pjwd does not keep the job on its cores, because pjwd only observes (mode `observe`) or because the
+    /// job was released.
+    ///
+    /// # Errors
+    /// If the job still has no cores at the deadline.
     pub(super) fn granted(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
         let ids: Vec<String> =
             std::iter::once(&announcement.job).chain(&announcement.alias).map(JobId::to_string).collect();
@@ -159,9 +169,12 @@ impl HookClient {
         }
     }
 
-    /// Returns the same as [`HookClient::granted`], but first waits until this process is confined to the cores of the
-    /// job. This process becomes the first program of the job, or is its parent. A cpuset confines both at the same
-    /// time. Affinity masks mostly confine the parent before the child.
+    /// Waits until the job in `announcement` holds cores, and until this process can run only on these cores. Returns
+    /// the status of the daemon and the job. At the deadline, prints a warning and returns them although the process
+    /// can run on other cores too. Returns `None` if pjwd does not keep the job on its cores.
+    ///
+    /// # Errors
+    /// If the job still has no cores at the deadline.
     pub(super) fn confined(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
         loop {
             let Some((status, job)) = self.granted(announcement)? else { return Ok(None) };
@@ -190,8 +203,8 @@ fn is_confined(job: &Job) -> bool {
     job.owner != geteuid().as_raw() || own_mask().is_none_or(|mask| mask.is_subset(&grant))
 }
 
-/// Returns the affinity mask that the task had at its start, without offline PUs, which no grant contains. This is the
-/// mask of the first thread of this process, because there is only one thread after execve(2).
+/// Returns the affinity mask of the first thread of this process, without offline PUs (logical CPUs). `None` if the
+/// mask can't be read.
 pub(super) fn own_mask() -> Option<CpuSet> {
     affinity::get_mask(Tid(std::process::id())).ok()
 }

@@ -11,13 +11,15 @@ use pjw_sources::announcement::{self, JobAnnouncement};
 use super::context::{HookInput, MAX_FILE_BYTES, Variables, is_root};
 use super::variables;
 
-/// Runs the hook `HOOK_PREPARE_JOB`: registers the job, if the hook runs as root.
+/// Runs the hook `HOOK_PREPARE_JOB` of HTCondor, before a job starts: registers the job at the daemon, if the hook runs
+/// as root. Returns no environment variables.
 pub(super) fn prepare(context: &HookInput) -> anyhow::Result<Variables> {
     let ad = job_ad();
     if is_root() { context.register(announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
 
-/// Runs the hook `HOOK_JOB_EXIT`: releases the job, if the hook runs as root.
+/// Runs the hook `HOOK_JOB_EXIT` of HTCondor, after a job has ended: releases the job, if the hook runs as root.
+/// Returns no environment variables.
 pub(super) fn exit(context: &HookInput) -> anyhow::Result<Variables> {
     let ad = job_ad();
     if is_root() { context.release_and_log(&announcement(context, &ad)?) } else { Ok(Vec::new()) }
@@ -31,7 +33,8 @@ fn job_ad() -> String {
     String::from_utf8_lossy(&ad).into_owned()
 }
 
-/// Runs the hook `USER_JOB_WRAPPER`: returns the variables for the job.
+/// Runs the `USER_JOB_WRAPPER` of HTCondor, which starts the command of a job: returns the environment variables for
+/// the command, such as `PJW_CPUS`.
 pub(super) fn wrapper(context: &HookInput) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement(context, "")?)
 }

@@ -19,10 +19,11 @@ pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 /// A job with less CPU time gets no line.
 const LEAST_REPORTED: Thousandths = Thousandths(50);
 
-/// The variables that a hook sets for the job: names and values.
+/// The names and values of the environment variables that a hook sets for the programs of a job.
 pub(super) type Variables = Vec<(String, String)>;
 
-/// The inputs of a hook.
+/// The input of a hook of a batch system: the connection to the daemon, the environment variables and the arguments of
+/// the hook, the host, and the number of cores to request.
 pub(super) struct HookInput {
     pub(super) client: HookClient,
     /// The environment of the hook, as attributes that pjw-sources reads.
@@ -35,7 +36,9 @@ pub(super) struct HookInput {
 }
 
 impl HookInput {
-    /// Makes the inputs from the command line and the environment of the hook. Calls to the daemon end at `until`.
+    /// Makes the input of a hook from its environment variables and from `request`, its command line options. `socket`
+    /// is the path of the daemon's socket, if the command line contains a path. `until` is the deadline of all calls to
+    /// the daemon.
     pub(super) fn of(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
         let environ = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
@@ -49,22 +52,24 @@ impl HookInput {
         }
     }
 
-    /// Registers the job at the daemon. No variables result.
+    /// Registers the job in `announcement` at the daemon, and requests its cores. Returns an empty list of environment
+    /// variables.
     pub(super) fn register(&self, announcement: JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.register(&announcement.job.clone(), announcement, self.cores)?;
         Ok(Vec::new())
     }
 
-    /// Releases the job at the daemon, and prints one line about how the job used its cores. No variables result.
+    /// Releases the job in `announcement`, and prints one line about how the job used its cores. Returns an empty list
+    /// of environment variables.
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
         self.print_line_of(announcement);
         Ok(Vec::new())
     }
 
-    /// Releases the job as [`HookInput::release`] does, for a batch system that discards the output of the hook.
-    /// Therefore the line about the use of the cores also goes to the system log, but only if the hook runs as root.
-    /// Otherwise users could write to the system log.
+    /// Releases the job in `announcement`, and prints one line about how the job used its cores. If the hook runs as
+    /// root, also writes this line to the system log, because the batch system discards the output of the hook. Returns
+    /// an empty list of environment variables.
     pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
         if let Some(line) = self.print_line_of(announcement).filter(|_| is_root()) {
@@ -83,36 +88,38 @@ impl HookInput {
         Some(line)
     }
 
-    /// The arguments as text.
+    /// Returns the arguments that the batch system passed to the hook.
     pub(super) fn arguments(&self) -> Vec<&str> {
         self.arguments.iter().map(String::as_str).collect()
     }
 
-    /// Returns the value of an environment variable that the batch system sets for the hook.
+    /// Returns the value of the environment variable `name` of the hook. `None` if the variable is not set or is empty.
     pub(super) fn variable(&self, name: &str) -> Option<&str> {
         self.attributes.environ.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The value of a variable in the hook's environment, also if it is empty.
+    /// Returns the value of the environment variable `name` of the hook. The value can be empty. `None` if the variable
+    /// is not set.
     pub(super) fn inherited(&self, name: &str) -> Option<String> {
         self.attributes.environ.get(name).cloned()
     }
 
-    /// Returns the text of the file whose path is the value of the environment variable `variable`.
+    /// Returns the content of the file whose path is the value of the environment variable `variable` of the hook.
+    /// `None` if the variable is not set or is empty, or if the file can't be read.
     pub(super) fn file_of(&self, variable: &str) -> Option<String> {
         file(Path::new(self.variable(variable)?))
     }
 }
 
-/// Returns the text of the file at `path`. `None` if the file can't be read.
+/// Returns the content of the file at `path`, at most [`MAX_FILE_BYTES`] bytes. `None` if the file can't be read.
 pub(super) fn file(path: &Path) -> Option<String> {
     let mut text = Vec::new();
     std::fs::File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Returns whether this hook may register jobs, because it runs as root. A job of a hook that runs as its owner is
-/// discovered by the daemon.
+/// Returns whether this hook runs as root. Only root may register and release jobs of all users. If the hook does not
+/// run as root, the daemon discovers the job without the help of the hook.
 pub(super) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }

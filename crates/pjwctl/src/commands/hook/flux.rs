@@ -4,12 +4,12 @@ use pjw_sources::announcement;
 
 use super::context::{HookInput, Variables};
 
-/// Runs the prolog of Flux: registers the job.
+/// Runs the prolog of Flux, before a job starts: registers the job at the daemon. Returns no environment variables.
 pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
     context.register(announcement::from_flux(&context.attributes)?)
 }
 
-/// Runs the epilog of Flux: releases the job.
+/// Runs the epilog of Flux, after a job has ended: releases the job. Returns no environment variables.
 pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
     context.release(&announcement::from_flux(&context.attributes)?)
 }

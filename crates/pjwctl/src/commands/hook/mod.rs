@@ -35,7 +35,10 @@ use crate::cli::{HookArgs, HookKind, value_name};
 use crate::output;
 use context::{HookInput, Variables, is_root};
 
-/// Runs `pjwctl hook`: runs the hook of a batch system.
+/// Runs `pjwctl hook`, which a batch system calls at the start and at the end of a job. `socket` is the path of the
+/// daemon's socket, if the command line contains a path. If the hook fails, prints the error, and returns the exit code
+/// 0, or 1 with `--strict`. A job starter executes the command of the job in any case. Then the function returns only
+/// if the command can't be executed.
 pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<ExitCode> {
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;
@@ -69,12 +72,13 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
     Ok(code)
 }
 
-/// Returns the exit code of `pjwctl hook HOOK` for a command line with a mistake, such as an option that does not exist. The
-/// mistake is printed, and disturbs no job, as any other failure of a hook: the exit code is 0, or 1 with `--strict`. A
-/// starter becomes the job's command, which is after `--`.
+/// Handles a mistake in the command line of `pjwctl hook HOOK`, such as an unknown option. `words` is the command line,
+/// and `error` describes the mistake. Prints the mistake, and returns the exit code 0, or 1 with `--strict`. With 0,
+/// the batch system starts the job despite the mistake. If HOOK is a job starter, executes the command of the job
+/// (after `--`), and returns only if the command can't be executed.
 ///
-/// Returns `None` if `words` is not the command line of a known hook, or if `error` is a request for help. Without the
-/// name of the hook it is unknown whether a command is to be started, and an exit code of 0 could lose a job.
+/// Returns `None` if `words` does not contain the name of a hook, or if `error` is a request for help. The caller must
+/// then print `error`.
 pub fn after_usage_error(words: &[OsString], error: &clap::Error) -> Option<ExitCode> {
     let words = words_after_hook(words.get(1..)?).filter(|_| error.use_stderr())?;
     let end = words.iter().position(|word| word == "--");

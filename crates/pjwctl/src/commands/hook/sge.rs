@@ -8,17 +8,20 @@ use pjw_sources::announcement::{self, JobAnnouncement};
 use super::context::{HookInput, Variables, is_root};
 use super::variables;
 
-/// Runs the `prolog` of Grid Engine: registers the job, if the hook runs as root.
+/// Runs the `prolog` of Grid Engine, before a job starts: registers the job at the daemon, if the hook runs as root.
+/// Returns no environment variables.
 pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
     if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
-/// Runs the `epilog` of Grid Engine: releases the job, if the hook runs as root.
+/// Runs the `epilog` of Grid Engine, after a job has ended: releases the job, if the hook runs as root. Returns no
+/// environment variables.
 pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
     if is_root() { context.release(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
-/// Runs the `starter_method` of Grid Engine: returns the variables for the job.
+/// Runs the `starter_method` of Grid Engine, which starts the command of a job: returns the environment variables for
+/// the command, such as `PJW_CPUS`.
 pub(super) fn starter(context: &HookInput) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement::from_sge(&context.attributes, &context.host, None, None)?)
 }

@@ -15,7 +15,8 @@ use super::variables;
 
 const CONF: &str = "/etc/slurm/slurm.conf";
 
-/// Runs the `Prolog` of Slurm: registers the job, unless Slurm gives the job a cpuset itself.
+/// Runs the `Prolog` of Slurm, before a job starts: registers the job at the daemon. Has no effect if Slurm confines
+/// the job to cores itself (`ConstrainCores=yes`). Returns no environment variables.
 pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let conf = conf(context);
@@ -26,13 +27,13 @@ pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
     Ok(Vec::new())
 }
 
-/// Runs the `Epilog` of Slurm: releases the job.
+/// Runs the `Epilog` of Slurm, after a job has ended: releases the job. Returns no environment variables.
 pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
     context.release_and_log(&announcement::from_slurm(&context.attributes, &context.host)?)
 }
 
-/// Runs the `TaskProlog` of Slurm: returns the variables for one task, after the task is confined to the cores of the
-/// job.
+/// Runs the `TaskProlog` of Slurm, before a task (process) of a job step starts: waits until this process can run only
+/// on the cores of the job. Returns the environment variables for the task, such as `OMP_NUM_THREADS`.
 pub(super) fn task_prolog(context: &HookInput) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };

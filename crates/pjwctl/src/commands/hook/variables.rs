@@ -19,14 +19,16 @@ use super::context::{HookInput, Variables};
 use crate::commands::connection::{cpu_count_variables, job_directory};
 use crate::commands::run::{cores_in, cpu_counts};
 
-/// Returns the variables for programs that inherit the environment of the whole job.
+/// Returns the environment variables for a program of the job in `announcement`, such as `PJW_CPUS`. First waits until
+/// the job holds cores. Returns no variables if pjwd does not keep the job on its cores.
 pub(super) fn of_job(context: &HookInput, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.granted(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
 }
 
-/// Returns the variables for the command of the job, into which this process turns. First waits until this process is
-/// confined to the cores of the job.
+/// Returns the environment variables for the command of the job in `announcement`, such as `PJW_CPUS`. First waits
+/// until this process, which will execute the command, can run only on the cores of the job. Returns no variables if
+/// pjwd does not keep the job on its cores.
 pub(super) fn of_starter(context: &HookInput, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.confined(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
@@ -41,7 +43,9 @@ fn of_share(context: &HookInput, status: &Status, job: &Job) -> anyhow::Result<V
     Ok(variables)
 }
 
-/// Returns the variables for one Slurm task.
+/// Returns the environment variables for one Slurm task (a process of a job step), such as `OMP_NUM_THREADS`. `task`
+/// says how many CPUs the task requested, and how many tasks share the CPUs of the job `job`. `status` is the status of
+/// the daemon.
 pub(super) fn of_task(
     context: &HookInput,
     status: &Status,

@@ -4,7 +4,7 @@ use super::{page::Page, roff};
 
 const SHIPPED: &str = include_str!("../../../../../config/pjwd.toml");
 
-/// Makes the manual page of the configuration file.
+/// Makes the manual page pjwd.toml(5) of the daemon's configuration file.
 pub(super) fn page() -> Page {
     let mut blocks = SHIPPED.split("\n\n");
     let head = blocks.next().map(prose).unwrap_or_default();

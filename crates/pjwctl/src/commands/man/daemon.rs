@@ -2,7 +2,8 @@
 
 use super::{page::Page, roff};
 
-/// Makes the manual page of pjwd from `help`, the output of `pjwd --help`. `None` if the text does not have this form.
+/// Makes the manual page pjwd(8) of the daemon. `help` is the output of `pjwd --help`. `None` if `help` is not in the
+/// format of such an output.
 pub(super) fn page(help: &str) -> Option<Page> {
     let (about, rest) = help.split_once("\nUsage: ")?;
     let (usage, options) = rest.split_once("\n\nOptions:\n")?;

@@ -16,7 +16,8 @@ use super::daemon_program;
 use crate::{cli, output};
 use page::Page;
 
-/// Runs `pjwctl man`: writes all manual pages to the directory `dir`. Without `dir`, prints the page of pjwctl.
+/// Runs `pjwctl man`: writes the manual pages of pjw into the directory `dir`, one file for each page. If `dir` is
+/// `None`, prints the page pjwctl(1) instead.
 pub(super) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     let mut pages = of_commands()?;
     let Some(dir) = dir else {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// One manual page.
+/// A manual page in the format roff, with its name and the number of its section.
 pub(super) struct Page {
     /// For example `pjwctl-run`.
     pub(super) name: String,
@@ -13,8 +13,9 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Returns the path of the file of the page. If `dir` is a directory `man1`, a page of another section goes to the
-    /// directory of its section beside `man1`, where man(1) searches it.
+    /// Returns the path of the file for this page, such as `man1/pjwctl-run.1`. Normally the file is in the directory
+    /// `dir`. If `dir` is named `man1` and the page belongs to another section, the file is in a directory such as
+    /// `man5` beside `dir`.
     pub(super) fn path(&self, dir: &Path) -> PathBuf {
         let file = format!("{}.{}", self.name, self.section);
         match dir.parent() {
@@ -25,7 +26,7 @@ impl Page {
         }
     }
 
-    /// Writes the page to its file below `dir`.
+    /// Writes this page to the file [`Page::path`]. `dir` must exist. The directory of another section is created.
     pub(super) fn write(&self, dir: &Path) -> anyhow::Result<()> {
         let path = self.path(dir);
         // The given directory must exist. One beside it may be created.

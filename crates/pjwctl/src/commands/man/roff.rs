@@ -1,6 +1,6 @@
 //! The part of roff that a manual page needs: man(7).
 
-/// Returns a text with the escapes of roff, so that roff prints it literally.
+/// Returns `text` with roff escapes, so that man(1) shows all characters of `text` unchanged.
 pub(super) fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('…', "...");
     // A line that begins with a dot or an apostrophe would be a request.
@@ -11,18 +11,19 @@ pub(super) fn plain(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The header of a page.
+/// Returns the beginning of a manual page in roff: the macro `.TH`, and the section NAME. `name` is the name of the
+/// page, `section` the number of its section, and `about` a description in one line.
 pub(super) fn title(name: &str, section: u8, about: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(".TH {name} {section} \"\" \"pjw {version}\" \"pjw\"\n.SH NAME\n{name} \\- {}\n", plain(about),)
 }
 
-/// The header of a section.
+/// Returns the heading of a section of a manual page in roff (the macro `.SH`). `name` is the text of the heading.
 pub(super) fn section(name: &str) -> String {
     if name.contains(' ') { format!(".SH \"{name}\"\n") } else { format!(".SH {name}\n") }
 }
 
-/// Paragraphs, separated by blank lines.
+/// Returns `text` in roff. A blank line in `text` begins a new paragraph.
 pub(super) fn paragraphs(text: &str) -> String {
     text.split("\n\n")
         .map(|paragraph| format!("{}\n", plain(paragraph.trim())))
@@ -30,17 +31,17 @@ pub(super) fn paragraphs(text: &str) -> String {
         .join(".PP\n")
 }
 
-/// An item: a name and its description.
+/// Returns an entry of a list in roff (the macro `.TP`): `name` in bold, and below it the description `text`.
 pub(super) fn item(name: &str, text: &str) -> String {
     format!(".TP\n\\fB{}\\fR\n{}\n", plain(name), plain(text))
 }
 
-/// Lines without formatting.
+/// Returns `lines` in roff such that man(1) keeps the line breaks.
 pub(super) fn verbatim(lines: &str) -> String {
     format!(".nf\n{}\n.fi\n", plain(lines))
 }
 
-/// The section with references to other pages.
+/// Returns the section SEE ALSO of the manual page with the name `own`: a list of the other main pages of pjw.
 pub(super) fn see_also(own: &str) -> String {
     let pages = ["pjwctl(1)", "pjwctl-run(1)", "pjwctl-assign(1)", "pjwd.toml(5)", "pjwd(8)"];
     let others: Vec<&str> = pages.into_iter().filter(|page| !page.starts_with(&format!("{own}("))).collect();

@@ -4,7 +4,7 @@ use clap_mangen::Man;
 
 use super::{page::Page, roff};
 
-/// Makes the manual page of a command of pjwctl.
+/// Makes the manual page of pjwctl or of one of its subcommands. `command` is its definition for the library clap.
 pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
     let man = Man::new(command.clone());
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();

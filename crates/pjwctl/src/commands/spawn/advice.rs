@@ -14,14 +14,15 @@ use crate::output;
 /// From so many opens of missing files at a start on there is advice.
 const MANY_MISSED_OPENS: usize = 100;
 
-/// Prints a line for each program that searches its libraries in many directories without success at its start. Called
-/// before the start, for programs that each instance executes.
+/// Prints advice about each program in `programs` that starts slowly because of `LD_LIBRARY_PATH`: at each start, the
+/// dynamic linker tries to open 100 or more files that do not exist. Called before the start of the instances.
 pub(super) fn print(programs: &[Program]) {
     print_lines(programs.iter().map(|program| (&program.context, program.instances.len() > 1)));
 }
 
-/// Prints the line of [`print`] for each program whose instances could not be forked from a template. The instances of
-/// a program may have several contexts.
+/// Prints the same advice as [`print`], after the start of the instances. `contexts` are the contexts whose instances
+/// all executed their program, instead of being forked from a loaded copy of the program. If several contexts have the
+/// same program, the advice is printed once.
 pub(super) fn print_without_proxy<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));

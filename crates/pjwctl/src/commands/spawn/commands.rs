@@ -17,7 +17,8 @@ use crate::cli::SpawnArgs;
 /// The longest file of commands that is read, in bytes. An endless file such as /dev/zero must not fill the memory.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// A command with the ranks that execute it.
+/// A command, and the ranks of the instances (processes) that execute this command. The instances of `pjwctl spawn`
+/// have the ranks 0, 1, 2 and so on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RankedCommand {
     pub(super) ranks: Vec<u32>,
@@ -27,7 +28,8 @@ pub(super) struct RankedCommand {
     pub(super) line: Option<usize>,
 }
 
-/// Reads the commands of the command line or of the file.
+/// Returns the commands for the instances of `pjwctl spawn`: one command from the command line, or the commands in the
+/// file of the option `--multi`. `request` contains the command line options.
 pub(super) fn read(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
     if let Some(path) = &request.multi_file {
         let text = read_file(path).map_err(|error| anyhow!("can't read {}: {error}", path.display()))?;

@@ -21,7 +21,8 @@ const DT_STRSZ: usize = 10;
 const DT_RPATH: usize = 15;
 const DT_RUNPATH: usize = 29;
 
-/// The dynamic section of an ELF file: its libraries and search paths.
+/// The parts of an ELF file that the dynamic linker needs: the names of the required libraries, and the directories in
+/// which the libraries are searched. Also contains the path of the dynamic linker itself.
 #[derive(Debug, Default)]
 pub(super) struct DynamicSection {
     /// The path of the dynamic linker. Programs name one, libraries don't.
@@ -124,7 +125,8 @@ fn directories(list: &OsStr, of: &Path) -> Vec<PathBuf> {
     list.as_bytes().split(|byte| *byte == b':').map(expanded).collect()
 }
 
-/// Returns the little-endian number of at most 8 bytes at an offset. `None` past the end.
+/// Returns the little-endian number that begins in `bytes` at the offset `at` and is `length` bytes long. `length` must
+/// be at most 8. `None` if `bytes` ends before the end of the number.
 pub(super) fn number(bytes: &[u8], at: usize, length: usize) -> Option<usize> {
     let bytes = bytes.get(at..at.checked_add(length)?)?;
     usize::try_from(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))).ok()

@@ -17,7 +17,7 @@ use crate::commands::connection::{
 };
 use crate::commands::run;
 
-/// The job of this command, and the cores on which its instances are started.
+/// The cores on which `pjwctl spawn` starts its instances (processes), and the job that holds these cores.
 pub(super) struct Grant {
     pub(super) cpus: CpuSet,
     /// The job, if a daemon knows one.
@@ -31,9 +31,12 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// Makes a job with this process as its first member, and obtains its cores. A process that already belongs to a
-    /// job of a scheduler stays in that job: its cores are then those of its own affinity mask, and it stays in its
-    /// cgroup.
+    /// Makes a job that contains this process, and waits until the job holds cores. `size` is the number of instances,
+    /// and also the number of cores if the option `--cores` was not given. `program` is the program after which the job
+    /// is named.
+    ///
+    /// In two cases no job is made, and the instances get the CPUs in the affinity mask of this process: with
+    /// `--local`, and if this process already belongs to a job, such as a job of a batch system.
     pub(super) fn obtain(
         warden: &Warden,
         request: &SpawnArgs,
@@ -103,7 +106,7 @@ impl Grant {
         Ok(Self { cpus: own_mask()?, job: Some(job), directory, cpu_count_variables, client: None })
     }
 
-    /// Releases the job if it was made for this command.
+    /// Releases the job, so that its cores become free. Has no effect if [`Grant::obtain`] made no job.
     pub(super) fn release(self) {
         if let (Some(mut client), Some(job)) = (self.client, self.job) {
             run::release(&mut client, &job);

@@ -33,18 +33,20 @@ const MANY: usize = 100;
 /// The time between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A program with the instances that execute it.
+/// A program, and the instances (processes) of `pjwctl spawn` that will execute it.
 pub(super) struct Program {
     pub(super) context: pjw_spawn::SpawnContext,
     pub(super) instances: Vec<Instance>,
 }
 
-/// Error: the start failed after some instances had begun, or the instances can't be watched.
+/// Error: the start failed after some instances had begun, or pjwctl can't wait for the instances. In both cases, all
+/// instances were killed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}; the instances that had begun were killed")]
 pub(super) struct StartFailure(pub(super) anyhow::Error);
 
-/// The started instances, and the state of waiting for them.
+/// The instances (processes) of one `pjwctl spawn`, from the beginning of their start to their end. While pjwctl waits
+/// for the instances, the group also prints their labelled output, and passes signals to them.
 pub(super) struct Group {
     /// What is known of each instance, by rank.
     pub(super) states: Vec<InstanceState>,
@@ -77,11 +79,13 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Lets the spawner threads begin. `unequal_variable` is a variable of which the instances have different values.
+    /// Begins to start the instances of `programs`. Threads of pjwctl start the instances in the background. `labels`
+    /// contains the pipes for labelled output. `unequal_variable` is the name of an environment variable whose value
+    /// differs between instances, if there is one.
     ///
     /// # Errors
-    /// [`StartFailure`] if a program could not be started when instances of another one had begun. They were killed. Any
-    /// other error if nothing was started.
+    /// [`StartFailure`] if a program could not be started after instances of another program had begun. All instances
+    /// were killed. Any other error if no instance was started.
     pub(super) fn start(
         programs: Vec<Program>,
         labels: Labels,
@@ -141,7 +145,8 @@ impl Group {
         }
     }
 
-    /// Cancels the start, kills the instances that have begun, and waits for their ends.
+    /// Cancels the start of the remaining instances, kills the instances that have begun, and waits until they have
+    /// ended.
     pub(super) fn abort(&mut self) {
         self.clear_progress();
         self.batches.iter().flatten().for_each(|(batch, _)| batch.cancel());
@@ -157,14 +162,14 @@ impl Group {
         }
     }
 
-    /// Waits until every instance has begun or failed.
+    /// Waits until each instance has begun its program, has failed to start or was cancelled.
     pub(super) fn wait_until_begun(&mut self) -> anyhow::Result<()> {
         // A spawner thread that could not be started has left results that no descriptor tells of.
         (0..self.batches.len()).try_for_each(|index| self.take_results(index))?;
         self.handle_while(|group| group.batches.iter().any(Option::is_some))
     }
 
-    /// Waits until every instance that has begun has ended.
+    /// Waits until all instances that have begun their program have ended.
     pub(super) fn wait_until_ended(&mut self) -> anyhow::Result<()> {
         self.handle_while(|group| group.running > 0)
     }
@@ -185,8 +190,8 @@ impl Group {
         Ok(())
     }
 
-    /// Prints the remaining labelled output, the number of failures that were not printed, and the number of instances
-    /// that were not started because of a signal.
+    /// Prints the labelled output that was not printed yet. After a large number of failures, also prints how many
+    /// failures were left out. If a signal ended the start early, also prints how many instances were not started.
     pub(super) fn print_rest(&mut self) {
         self.labels.finish();
         if self.failure_lines > MAX_FAILURE_LINES {
@@ -200,17 +205,20 @@ impl Group {
         }
     }
 
-    /// Iterates over the contexts none of whose instances is a fork of a template.
+    /// Iterates over the contexts whose instances all executed their program: none of the instances was forked from a
+    /// template (a process that has loaded the program). Complete when all instances have begun.
     pub(super) fn executed_programs(&self) -> impl Iterator<Item = &pjw_spawn::SpawnContext> {
         self.executed.iter().filter_map(|index| self.contexts.get(*index))
     }
 
-    /// Returns how the instances of the group used templates. Final when all instances have begun.
+    /// Returns how many instances of the group were forked from templates, and why others were not. A template is a
+    /// process that has loaded the program. The result is complete when all instances have begun.
     pub(super) fn templates(&self) -> TemplateUse {
         TemplateUse { begun: self.begun, ..self.templates.clone() }
     }
 
-    /// Returns the exit code of pjwctl: the highest of the instances.
+    /// Returns the exit code of pjwctl: the highest exit code of an instance. Returns 1 if no instance was started and
+    /// none failed to start.
     pub(super) fn exit_code(&self) -> ExitCode {
         if self.begun == 0 && self.states.iter().all(|state| state.error.is_none()) {
             return ExitCode::FAILURE;
@@ -218,7 +226,8 @@ impl Group {
         ExitCode::from(self.states.iter().map(|state| state.code(self.ending)).max().unwrap_or(0))
     }
 
-    /// Returns the time from the creation of the first process until the last process had begun its program.
+    /// Returns how long the start of all instances took: the time from the creation of the first process until the last
+    /// process had begun its program.
     pub(super) fn started_in(&self) -> Duration {
         self.started_between.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
     }

@@ -11,11 +11,13 @@ use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
 
 /// The time in which a task that can't do without brk(2) ends: its C library fails before `main`.
 const START_OF_A_TASK: Duration = Duration::from_secs(1);
-/// The addition to the message about a task that ended early: a possible reason is a call of brk(2).
+/// The hint that is appended to the message about a task (an instance with `--share memory`) that failed soon after its
+/// start. The hint says that the program possibly called brk(2), which a task can't use.
 pub(super) const BRK_HINT: &str = "; a task has no brk(2): a program that calls it, or is linked with a static glibc before 2.36, can end \
                         like this (docs/tasks.md)";
 
-/// The state of an instance: started, failed or ended.
+/// The state of an instance (process) of `pjwctl spawn`: its CPUs, its process id, its exit status, and the error if it
+/// failed to start.
 #[derive(Debug, Default)]
 pub(super) struct InstanceState {
     pub(super) cpus: CpuSet,
@@ -29,12 +31,13 @@ pub(super) struct InstanceState {
 }
 
 impl InstanceState {
-    /// Whether the instance was neither started nor refused.
+    /// Returns whether pjwctl did not try to start this instance, for example because a signal ended the start.
     pub(super) fn was_not_started(&self) -> bool {
         self.pid.is_none() && self.error.is_none()
     }
 
-    /// Returns whether the instance ended so soon after its start that a failed brk(2) may be the reason.
+    /// Returns whether a failed brk(2) is a possible reason for the end of this instance: within 1 s after its start,
+    /// the instance ended with the exit code 127, or by `SIGABRT` or `SIGSEGV`.
     pub(super) fn may_have_missed_brk(&self) -> bool {
         let is_such_an_end = match self.exit {
             Some(ExitStatus::Code(code)) => code == i32::from(NOT_FOUND),
@@ -46,9 +49,12 @@ impl InstanceState {
         is_such_an_end && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
     }
 
-    /// Returns the exit code of the instance, as a shell reports it. For an instance that was not started because of
-    /// the signal `ending`, returns the code of that signal. 0 for an instance that has not ended, 1 if the exit status
-    /// is lost.
+    /// Returns the exit code of this instance, in the form that shells use:
+    ///
+    /// - If the instance was killed by a signal: 128 plus the number of the signal.
+    /// - If the instance failed to start: 127 if the program does not exist, 126 otherwise.
+    /// - If the start was cancelled because of the signal `ending`: 128 plus `ending`.
+    /// - If the exit status is unknown: 1. If the instance has not ended: 0.
     pub(super) fn code(&self, ending: Option<i32>) -> u8 {
         let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
         match (self.exit, self.error) {
@@ -62,7 +68,7 @@ impl InstanceState {
     }
 }
 
-/// Returns what the user can do about an instance that failed to start with this errno.
+/// Returns what the user can do if an instance failed to start with the error number `errno`, as text.
 pub(super) fn remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::ENOENT => "the program, or the interpreter that it names, is gone",

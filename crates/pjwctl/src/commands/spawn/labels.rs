@@ -13,7 +13,8 @@ use pjw_spawn::Stdio;
 /// A line that is longer is printed in pieces.
 const MAX_LINE: usize = 64 * 1024;
 
-/// The pipes of the instances whose output is printed with a label.
+/// The pipes from which pjwctl reads the output of its instances, for the option `--label`. pjwctl prints each line
+/// with the rank of the instance before it.
 #[derive(Default)]
 pub(super) struct Labels {
     pipes: BTreeMap<u64, Labelled>,
@@ -29,7 +30,8 @@ struct Labelled {
 }
 
 impl Labels {
-    /// Makes the pipes of an instance.
+    /// Makes two pipes for the standard output and the standard error of the instance with the rank `rank`. Returns the
+    /// writing ends of the pipes.
     pub(super) fn add(&mut self, rank: u32) -> anyhow::Result<Stdio> {
         let mut stream = |is_error: bool| -> anyhow::Result<Option<Arc<OwnedFd>>> {
             let (reader, writer) = io::pipe().context("a pipe for the output can't be made")?;
@@ -41,12 +43,13 @@ impl Labels {
         Ok(Stdio { input: None, output: stream(false)?, error: stream(true)? })
     }
 
-    /// Iterates over the pipes with their numbers.
+    /// Iterates over the open pipes: the number of each pipe, and its file descriptor for reading.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = (u64, BorrowedFd<'_>)> {
         self.pipes.iter().map(|(number, labelled)| (*number, labelled.pipe.as_fd()))
     }
 
-    /// Prints the output that is available in a pipe. Closes the pipe at its end, and if the output can't be written.
+    /// Reads the output that is available in the pipe with the number `number`, and prints it with labels. Closes the
+    /// pipe if it has reached its end, or if the output can't be printed.
     pub(super) fn read(&mut self, number: u64) {
         let Some(labelled) = self.pipes.get_mut(&number) else { return };
         if !labelled.print_available().unwrap_or(false) {
@@ -54,7 +57,7 @@ impl Labels {
         }
     }
 
-    /// Prints the output that is available in all pipes, and closes them.
+    /// Prints the output that is available in all pipes, and then closes the pipes.
     pub(super) fn finish(&mut self) {
         for (_, mut labelled) in std::mem::take(&mut self.pipes) {
             if labelled.print_available().unwrap_or(false) {

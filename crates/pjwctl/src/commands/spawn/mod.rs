@@ -58,7 +58,8 @@ const DESCRIPTORS_OF_PROGRAMS: usize = 4;
 /// A command whose program was found and whose arguments were parsed.
 type Prepared = (SpawnContext, RankedCommand, Arc<Arguments>);
 
-/// Runs `pjwctl spawn`: starts the instances and waits for their ends. With `--async`, does not wait.
+/// Runs `pjwctl spawn`: starts several instances (processes) of a command, and waits until they have ended. With
+/// `--async`, only waits until they have begun. `request` contains the command line options.
 pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let (group, grant) = match start(warden, request) {
         Ok(started) => started,

@@ -5,7 +5,8 @@ use pjw_spawn::proxy::{ForkError, TemplateError};
 use crate::cli::{ProxyArg, SpawnArgs};
 use crate::output;
 
-/// How the instances of a group used templates, after all of them have begun.
+/// How many instances of `pjwctl spawn` were forked from templates, and why others were not. A template is a process
+/// that has loaded the program. The values are final when all instances have begun.
 #[derive(Debug, Default, Clone)]
 pub(super) struct TemplateUse {
     /// The number of instances that have begun.
@@ -19,8 +20,8 @@ pub(super) struct TemplateUse {
     pub(super) unequal_variable: Option<String>,
 }
 
-/// Returns the text that says why an instance is not a fork of a template: no other instance has the same value of the
-/// variable `name`.
+/// Returns a text with the reason why an instance was not forked from a template (a process that has loaded the
+/// program): no other instance has the same value of the environment variable `name`.
 pub(super) fn unequal_values_text(name: &str) -> String {
     format!(
         "the parts have different sizes, so instances have different values of {name}, which a program may read when it is \
@@ -28,7 +29,8 @@ pub(super) fn unequal_values_text(name: &str) -> String {
     )
 }
 
-/// How the instances were started: by executing the program, as forks of a template, or as tasks.
+/// How the instances of `pjwctl spawn` were started: each executed the program, or they are forks of a template (a
+/// process that has loaded the program), or they share one address space.
 #[derive(Debug, Clone)]
 pub(super) enum Mode {
     /// Each executed the program, as requested.
@@ -44,7 +46,8 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// Returns how the instances of a group were started. All of them must have begun.
+    /// Returns how the instances of `pjwctl spawn` were started. `request` contains the command line options, and
+    /// `templates` says how many instances were forked from templates. All instances must have begun.
     pub(super) fn of(request: &SpawnArgs, templates: TemplateUse) -> Self {
         if request.share.is_some() {
             return Self::Shared;
@@ -61,7 +64,7 @@ impl Mode {
         }
     }
 
-    /// Returns the name of the mode in the JSON of `pjwctl spawn`.
+    /// Returns the name of this way to start instances in the JSON of `pjwctl spawn`: `exec`, `proxy` or `shared`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Never | Self::NoneBegun | Self::Exec(_) => "exec",
@@ -70,7 +73,7 @@ impl Mode {
         }
     }
 
-    /// Returns the reason why the instances were started in this way, as text.
+    /// Returns the reason why the instances were started in this way, as text for the user.
     pub(super) fn why(&self) -> String {
         match self {
             Self::Never => "--proxy never: each instance executes the program".to_owned(),
@@ -94,8 +97,9 @@ impl Mode {
         }
     }
 
-    /// Prints how the instances were started and why, if pjwctl had a choice. With `--proxy auto`, always prints this.
-    /// Otherwise prints this only if an instance executed the program.
+    /// Prints how the instances were started, and the reason. `proxy` is the value of the option `--proxy`. Prints
+    /// nothing if no instance has begun, or if the user chose this way with an option and all instances were started in
+    /// this way.
     pub(super) fn announce(&self, proxy: ProxyArg) {
         match (self, proxy) {
             (Self::Never | Self::NoneBegun | Self::Shared, _) => {}

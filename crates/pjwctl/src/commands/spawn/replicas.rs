@@ -10,11 +10,12 @@ use pjw_spawn::replicate::Replicas;
 use super::group::Program;
 use crate::output;
 
-/// Sets up copies (replicas) of the program files on each NUMA node. The copies are made when the instances are
-/// started. Prints how much memory the copies will use.
+/// Returns `programs` changed so that each NUMA node gets its own copies (replicas) of the program files and libraries,
+/// when the instances are started. Prints how much memory the copies will use. On a machine with a single NUMA node,
+/// prints a message and returns `programs` unchanged.
 ///
 /// # Errors
-/// If the files of a program can't be found, or do not fit.
+/// If the files of a program can't be found, or if the copies do not fit into the free memory.
 pub(super) fn with_replicas(topology: &Topology, programs: Vec<Program>) -> anyhow::Result<Vec<Program>> {
     if topology.domains(Level::NumaNode).nth(1).is_none() {
         output::print_error("--replicate: this machine has one NUMA node, so there is nothing to replicate");

@@ -36,7 +36,8 @@ struct InstanceReport {
     errno: Option<String>,
 }
 
-/// Prints the result as JSON, if that was requested.
+/// Prints the result of `pjwctl spawn` as JSON. Prints nothing without the option `--json`. `mode` says how the
+/// instances in `group` were started. `job` is the id of the job that holds their cores, if the daemon knows one.
 pub(super) fn print(group: &Group, mode: &Mode, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
     if !json.json {
         return Ok(());

@@ -16,12 +16,12 @@ const OWN: [Signal; 6] =
 /// Signals after which no more instances are started.
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
-/// A signalfd(2) for the signals that are blocked in this process.
+/// A file descriptor from which pjwctl reads the signals that are sent to it (signalfd(2)).
 pub(super) struct Signals {
     pub(super) descriptor: SignalFd,
 }
 
-/// A signal that was sent to this process.
+/// A signal that was sent to pjwctl, and whether pjwctl must pass it to the instances.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received {
     pub(super) number: i32,
@@ -32,7 +32,8 @@ pub(super) struct Received {
 }
 
 impl Signals {
-    /// Blocks the signals for this thread and for those that it starts.
+    /// Blocks the signals in this thread, so that pjwctl can read them from a file descriptor. Threads that this thread
+    /// starts later also block them. The signals of job control, `SIGCHLD` and `SIGPIPE` are not blocked.
     pub(super) fn block() -> anyhow::Result<Self> {
         let mut signals = SigSet::all();
         OWN.iter().for_each(|signal| signals.remove(*signal));
@@ -41,7 +42,7 @@ impl Signals {
         Ok(Self { descriptor: descriptor.context("no descriptor for signals can be made")? })
     }
 
-    /// Returns the next signal, if there is one.
+    /// Returns the next signal that was sent to pjwctl. Does not wait: returns `None` if there is no further signal.
     pub(super) fn next(&self) -> Option<Received> {
         let info = self.descriptor.read_signal().ok().flatten()?;
         let number = i32::try_from(info.ssi_signo).ok()?;

@@ -13,8 +13,8 @@ use crate::commands::run::own_variable;
 /// A value that removes a variable from a [`SpawnContext`].
 const REMOVED: &str = "\0";
 
-/// The environment variables that contain the numbers of cores and PUs for the programs of the instances. Variables
-/// that the user has set are not among them.
+/// The environment variables that tell each instance (process) the number of its cores or PUs (logical CPUs), such as
+/// `OMP_NUM_THREADS`. Variables that the user has set are left out.
 pub(super) struct InstanceSizes {
     /// The variables of each part, with their values, in the order of the placements.
     of_parts: Vec<Vec<(String, String)>>,
@@ -23,7 +23,9 @@ pub(super) struct InstanceSizes {
 }
 
 impl InstanceSizes {
-    /// Counts the cores and PUs of each part. `has_templates` says whether instances are to be forks of templates.
+    /// Computes the environment variables of each part of the cores, from the number of its cores and PUs (logical
+    /// CPUs). `placements` contains the parts, and `variables` the definitions of the variables. `has_templates` says
+    /// whether instances are forked from templates (processes that have loaded the program).
     pub(super) fn new(
         topology: &Topology,
         placements: &[Arc<Placement>],
@@ -39,9 +41,10 @@ impl InstanceSizes {
         Self { of_parts, are_common: are_equal || has_templates }
     }
 
-    /// Divides the ranks of a program into groups, each with the part whose variables the context of the group has. The
-    /// constructors of libraries read such variables once, when a template is loaded. So with templates, a group has
-    /// instances with the same variables only. `parts` is the number of all parts.
+    /// Divides `ranks`, the ranks of the instances of one program, into groups. Returns for each group the index of a
+    /// part of the cores and the ranks. `parts` is the number of parts. If instances are forked from a template (a
+    /// process that has loaded the program), all instances of a group have the same variables as this part, because
+    /// libraries read the variables when the template is loaded. Otherwise, there is one group with all ranks.
     pub(super) fn groups(&self, ranks: Vec<u32>, parts: usize) -> Vec<(usize, Vec<u32>)> {
         if !self.are_common {
             return vec![(0, ranks)];
@@ -55,8 +58,8 @@ impl InstanceSizes {
         groups.into_iter().collect()
     }
 
-    /// Sets the variables of a part in the context, if all its instances have the same ones. Otherwise removes inherited
-    /// values.
+    /// Sets the environment variables of the part with the index `part` in `context`, if all instances of a context
+    /// have the same values. Otherwise removes the inherited values of these variables from `context`.
     pub(super) fn set_common_variables(&self, context: SpawnContext, part: usize) -> SpawnContext {
         let variables = self.of_parts.get(part).into_iter().flatten();
         variables.fold(context, |context, (name, value)| {
@@ -64,14 +67,15 @@ impl InstanceSizes {
         })
     }
 
-    /// Returns the name of a variable whose value differs between parts of the machine. `None` if all parts have the
-    /// same values.
+    /// Returns the name of an environment variable whose value differs between parts of the cores. `None` if there is
+    /// no such variable.
     pub(super) fn unequal_variable(&self) -> Option<&str> {
         let mut pairs = self.of_parts.windows(2).flat_map(|pair| pair[0].iter().zip(&pair[1]));
         pairs.find(|(one, other)| one != other).map(|((name, _), _)| name.as_str())
     }
 
-    /// Returns the variables of an instance on this part of the machine that are not set in its context.
+    /// Returns the environment variables (`NAME=value`) for an instance on the part with the index `part`. Empty if
+    /// [`InstanceSizes::set_common_variables`] sets the variables in the context of the instance.
     pub(super) fn own_variables(&self, part: usize) -> Vec<CString> {
         let own = self.of_parts.get(part).filter(|_| !self.are_common).into_iter().flatten();
         own.filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect()

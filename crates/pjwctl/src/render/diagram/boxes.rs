@@ -8,7 +8,7 @@ use super::super::text::{escape_control_characters, shorten_cpu_list};
 use super::super::topology::{classed, memory, name};
 use super::svg::{Fill, Svg, shortened};
 
-/// The kind of part that a box shows.
+/// What a box of the drawing stands for: the whole machine, or a part of the machine such as a cache or a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The whole machine. It has no border.
@@ -35,7 +35,8 @@ pub(super) enum Kind {
     Offline,
 }
 
-/// The sizes and distances of a box, in pixels.
+/// The font size of a box of the drawing, the height of its header, and the distances inside the box. All values are in
+/// pixels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Metrics {
     /// The height of the header.
@@ -48,7 +49,7 @@ pub(super) struct Metrics {
     pub(super) gap: u32,
 }
 
-/// A group of boxes inside a box.
+/// A group of boxes inside a larger box of the drawing. The boxes of a group are placed together, in a grid or in rows.
 #[derive(Debug, Default)]
 pub(super) struct Section {
     pub(super) frames: Vec<DiagramBox>,
@@ -60,7 +61,8 @@ pub(super) struct Section {
     pub(super) columns: Option<usize>,
 }
 
-/// A box of the drawing.
+/// A box of the drawing, which stands for a part of the machine. Contains the texts, the size and the position of the
+/// box, and the boxes inside.
 #[derive(Debug)]
 pub(super) struct DiagramBox {
     kind: Kind,
@@ -86,7 +88,8 @@ struct Builder<'a> {
 }
 
 impl DiagramBox {
-    /// The boxes of the machine.
+    /// Makes the box of the whole machine, which contains the boxes of all its parts. If `holders_and_status` is
+    /// `Some`, the boxes show which jobs hold the PUs (logical CPUs). Sizes and positions are not computed yet.
     pub(super) fn machine(topology: &Topology, holders_and_status: Option<(&PuHolders, &Status)>) -> Self {
         let largest = topology.cpus.parse::<CpuSet>().unwrap_or_default().last().unwrap_or(Pu(0));
         let digits = u32::try_from(largest.to_string().len()).unwrap_or(5);
@@ -124,7 +127,8 @@ impl DiagramBox {
         Self { kind, fill_style, label, note, hint, sections, x: 0, y: 0, width: 0, height: 0 }
     }
 
-    /// Returns the sizes and distances of this kind of box.
+    /// Returns the font size, the height of the header and the distances of this box. They depend only on the kind of
+    /// the box.
     pub(super) fn metrics(&self) -> Metrics {
         let (header, text, padding, gap) = match self.kind {
             Kind::Machine => (0, 11, 0, 10),
@@ -137,7 +141,8 @@ impl DiagramBox {
         Metrics { header, text, padding, gap }
     }
 
-    /// Draws the box and its contents.
+    /// Draws this box and all boxes inside it into `svg`. `x` and `y` are the position of the upper left corner of the
+    /// outer box, in pixels.
     pub(super) fn draw(&self, svg: &mut Svg, x: u32, y: u32) {
         let (at, size) = ((x + self.x, y + self.y), (self.width, self.height));
         svg.open(&self.hint);

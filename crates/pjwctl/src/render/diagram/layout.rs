@@ -10,7 +10,8 @@ const MIN_FLOW_WIDTH: u32 = 250;
 /// The maximum number of columns that is tried.
 const MAX_COLUMNS: usize = 256;
 
-/// Computes the sizes of a box and all boxes inside, and the positions of the boxes inside.
+/// Computes the size of `boxes` and of all boxes inside it. Also computes the position of each box inside its outer
+/// box.
 pub(super) fn arrange(boxes: &mut DiagramBox) {
     let metrics = boxes.metrics();
     let (left, gap) = (metrics.padding, metrics.gap);
@@ -128,7 +129,8 @@ fn flow(section: &mut Section, width: u32, gap: u32) {
     }
 }
 
-/// The widths of as many columns as fit into `width_left`, for entries that are listed column by column.
+/// Returns the widths of the columns of a table whose entries are listed column by column. `widths` contains the widths
+/// of the entries. The table has as many columns as fit into `width_left`, but at least one. All widths are in pixels.
 pub(super) fn columns_of(widths: &[u32], width_left: u32) -> Vec<u32> {
     let columns = |count: usize| -> Vec<u32> {
         let rows = widths.len().div_ceil(count).max(1);
@@ -138,7 +140,7 @@ pub(super) fn columns_of(widths: &[u32], width_left: u32) -> Vec<u32> {
     columns((2..=widths.len().min(MAX_COLUMNS)).rev().find(fits).unwrap_or(1))
 }
 
-/// A count as a number for lengths.
+/// Converts `n`, a number of rows or columns, to `u32`, the type of all lengths. A larger number becomes `u32::MAX`.
 pub(super) fn count_of(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

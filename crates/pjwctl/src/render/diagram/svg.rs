@@ -30,7 +30,7 @@ const PATTERNS: &str = concat!(
     r##"<rect width="2" height="8" fill="#c9274a"/><rect width="8" height="2" fill="#c9274a"/></pattern>"##,
 );
 
-/// The fill of a box, and the colour of the text on it.
+/// The fill colour or pattern of a box, and the colour of the text in the box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fill {
     fill: String,
@@ -38,12 +38,13 @@ pub(super) struct Fill {
 }
 
 impl Fill {
-    /// A plain colour with dark text.
+    /// Makes a fill with dark text. `fill` is the colour or the pattern in SVG, such as `#ffffff` or `url(#several)`.
     pub(super) fn plain(fill: &str) -> Self {
         Self { fill: fill.to_owned(), text: TEXT_COLOUR }
     }
 
-    /// The fill for the holder of a PU.
+    /// Returns the fill for a core or a PU (logical CPU) with the holder `holder`, such as a job. Each job has its own
+    /// colour, until the colours repeat.
     pub(super) fn of(holder: Holder) -> Self {
         match holder {
             Holder::Job(n) => job(n),
@@ -69,7 +70,7 @@ fn job(n: usize) -> Fill {
     Fill { fill: format!("#{r:02x}{g:02x}{b:02x}"), text: if bright < 128 { "#ffffff" } else { TEXT_COLOUR } }
 }
 
-/// Returns `text`, cut to at most `most` letters.
+/// Returns `text` with at most `most` characters. A longer text is cut, and ends with `…`.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -77,19 +78,20 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// The maximum width of a text in the usual fonts, in pixels.
+/// Returns the estimated width of `text` in pixels, at the font size `size` in pixels. The estimate is larger than the
+/// width in any usual font.
 pub(super) fn width_of(text: &str, size: u32) -> u32 {
     let letters: u32 = text.chars().map(|c| if c >= '\u{2e80}' { 2 } else { 1 }).sum();
     (letters * size * LETTER_WIDTH).div_ceil(100)
 }
 
-/// An SVG drawing to which shapes are added.
+/// An SVG document to which rectangles and texts are added.
 pub(super) struct Svg {
     svg: String,
 }
 
 impl Svg {
-    /// Begins a drawing of this size, in pixels.
+    /// Begins an SVG document with the width `width` and the height `height`, in pixels.
     pub(super) fn new(width: u32, height: u32) -> Self {
         let svg = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" \
@@ -100,34 +102,35 @@ impl Svg {
         Self { svg }
     }
 
-    /// Ends the drawing, and returns the SVG document.
+    /// Completes the SVG document and returns its text.
     pub(super) fn finish(mut self) -> String {
         self.svg.push_str("</svg>\n");
         self.svg
     }
 
-    /// Begins a group of shapes. A viewer shows `hint` when the pointer is over a shape that is drawn before
-    /// [`Svg::close`].
+    /// Begins a group of shapes. A viewer shows `hint` as a tooltip when the pointer is over a shape of the group. The
+    /// group ends with the call of [`Svg::close`].
     pub(super) fn open(&mut self, hint: &str) {
         self.put(&format!("<g><title>{}</title>", escaped(hint)));
     }
 
-    /// Ends the group that [`Svg::open`] began.
+    /// Ends the group of shapes that the last call of [`Svg::open`] began.
     pub(super) fn close(&mut self) {
         self.put("</g>\n");
     }
 
-    /// Draws bold text at the position (`x`, `y`) in the font size `size`, in pixels.
+    /// Draws `text` in bold. The text begins at the position (`x`, `y`) and has the font size `size`, in pixels.
     pub(super) fn heading(&mut self, x: u32, y: u32, size: u32, text: &str) {
         self.text(x, y, size, text, r#" font-weight="bold""#);
     }
 
-    /// Draws text at the position (`x`, `y`) in the font size `size`, in pixels.
+    /// Draws `text` as one line. The text begins at the position (`x`, `y`) and has the font size `size`, in pixels.
     pub(super) fn line(&mut self, x: u32, y: u32, size: u32, text: &str) {
         self.text(x, y, size, text, "");
     }
 
-    /// The header of a box: a label at the left end, a note at the right end.
+    /// Draws the two texts in `label` on one line, as the header of a box. The first text begins at the position `at`.
+    /// The second text ends at the x coordinate `right`. `size` is the font size. All numbers are in pixels.
     pub(super) fn header(
         &mut self,
         at: (u32, u32),
@@ -145,7 +148,8 @@ impl Svg {
         }
     }
 
-    /// A rectangle. `round` is the radius of its corners.
+    /// Draws a rectangle. `at` is its upper left corner (x, y), and `size` its width and height. `line` contains the
+    /// SVG attributes of its border. `round` is the radius of its corners. All numbers are in pixels.
     pub(super) fn rect(
         &mut self,
         at: (u32, u32),
@@ -162,7 +166,8 @@ impl Svg {
         ));
     }
 
-    /// A rectangle with a centred text.
+    /// Draws a rectangle with the centred text `text`. `at` is the upper left corner (x, y) of the rectangle, and
+    /// `size` its width and height, in pixels.
     pub(super) fn cell(&mut self, at: (u32, u32), size: (u32, u32), fill_style: &Fill, text: &str) {
         self.rect(at, size, fill_style, r##"stroke="#6b6b6b""##, 0);
         let (x, y) = (at.0 + size.0 / 2, at.1 + size.1.div_ceil(2) + 3);

@@ -30,8 +30,8 @@ pub fn jobstats_line(report: &Report, host_name: &str, total_memory_bytes: u64) 
     format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
 }
 
-/// Returns the mean number of CPUs (hardware threads) that the job held. If the report does not contain this number,
-/// returns the number that the job held last, or else the number of its cores.
+/// Returns the mean number of PUs (logical CPUs) that the job held, in thousandths. If `report` does not contain the
+/// mean, returns the number of PUs that the job held last, but at least the number of its cores.
 pub(super) fn held_pus(report: &Report) -> Thousandths {
     if report.cpus_held_mean.0 > 0 {
         return report.cpus_held_mean;

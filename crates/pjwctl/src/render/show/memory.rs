@@ -10,7 +10,8 @@ use super::super::{Terminal, style};
 /// The most rows of processes, and of earlier readings.
 const MAX_ROWS: usize = 40;
 
-/// Returns the memory of a job as text: the sums, then a table of the processes, then the earlier readings.
+/// Returns a text about the memory of a job: the sums over its processes, warnings, a table of the processes, and a
+/// table of earlier measurements. If the memory was only estimated from the cgroup, there is no table of processes.
 pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     let is_estimate = memory.source == "cgroup";
     let title = if is_estimate { "memory, estimated from its cgroup" } else { "memory" };

@@ -11,7 +11,8 @@ use super::{Terminal, UserNames, jobs, style, text};
 /// The codes of warnings that mean a broken promise. Other warnings are for information.
 const ALARMS: [&str; 5] = ["overlap", "unserved", "audit", "violation", "unconfined"];
 
-/// Returns whether the warning means that a promise of pjw is broken, for example that two jobs share a core.
+/// Returns whether `warning` says that pjw does not keep a job on cores of its own, for example because two jobs share
+/// a core. All other warnings are less serious.
 pub(crate) fn is_alarming(warning: &Warning) -> bool {
     ALARMS.iter().any(|alarm| warning.code.contains(alarm))
 }

@@ -45,7 +45,8 @@ pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Termina
     tree.lines
 }
 
-/// Returns a text with the numbers of packages, NUMA nodes, caches, cores and PUs of the machine.
+/// Returns a text with the numbers of packages, dies, NUMA nodes, L3 caches, cores and PUs (logical CPUs) of the
+/// machine.
 pub(super) fn counts(topology: &Topology) -> String {
     let parts = [
         (topology.packages, "package", "packages"),
@@ -64,8 +65,9 @@ pub(super) fn counts(topology: &Topology) -> String {
     parts.join(", ")
 }
 
-/// Returns a sentence with the sizes of the largest requests that fit now. Levels that the machine does not have are
-/// left out.
+/// Returns a sentence with the largest numbers of cores that a new job can get now: in one L3 cache, in one NUMA node,
+/// in one package and on the whole machine. If `topology` has no L3 caches, for example, the sentence does not mention
+/// them.
 pub(super) fn fits(topology: &Topology, fits: &Fits) -> String {
     let levels = [
         (topology.l3, fits.l3, "one L3"),
@@ -78,7 +80,7 @@ pub(super) fn fits(topology: &Topology, fits: &Fits) -> String {
     format!("largest request that still fits, in cores: {}", parts.join(", "))
 }
 
-/// The name of a part: `package 0`, `NUMA node 0`, `L3#0`.
+/// Returns the name of a part of the machine, such as `package 0`, `NUMA node 0` or `L3#0`.
 pub(super) fn name(domain: &Domain) -> String {
     cpus_text(domain, &domain.number.to_string())
 }
@@ -91,13 +93,14 @@ fn cpus_text(domain: &Domain, number: &str) -> String {
     }
 }
 
-/// Returns the class and the names of a device, such as `gpu card0 cuda0`.
+/// Returns the class of a device and its names in the operating system, such as `gpu card0 cuda0`. If the device has no
+/// name, the text contains its address instead.
 pub(super) fn classed(device: &Device) -> String {
     let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
     escape_control_characters(&format!("{} {names}", device.class))
 }
 
-/// Returns a size in bytes as text, in the largest suitable unit.
+/// Returns `bytes` as text in the unit KiB, MiB, GiB or TiB. `bytes` is a size of memory in bytes.
 pub(super) fn memory(bytes: u64) -> String {
     let (unit, name) = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")]
         .into_iter()

@@ -39,8 +39,9 @@ struct SampledThread {
     last: Option<ThreadActivity>,
 }
 
-/// Returns the address spaces whose threads wait for one another. `spaces` has the number of the address space of each process,
-/// if it is known. Ends early, with what was found so far, when `is_wanted` returns false.
+/// Observes the threads of `processes` for up to a few seconds, and returns the address spaces whose threads wait for
+/// one another to map or unmap memory. `spaces` has the number of the address space of each process, or `None` if the
+/// number is unknown. If `is_wanted` returns false, ends early and returns what was found so far.
 pub(super) fn find_waits(
     proc: &mut ProcDir,
     processes: &[LiveProcess],

@@ -30,7 +30,7 @@ impl From<ProcessId> for JobProcess {
     }
 }
 
-/// A living process of a job.
+/// A process of a job whose memory is being measured, and which has not ended yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LiveProcess {
     pub(super) id: ProcessId,
@@ -43,8 +43,9 @@ pub(super) struct LiveProcess {
     pub(super) stack_start: Option<u64>,
 }
 
-/// Numbers the address spaces of the processes. `None` for a process that can't be compared with others: kcmp(2) needs the
-/// rights of ptrace(2) for both processes, a container may forbid it, and a kernel may have been built without it.
+/// Returns a number for each of the `processes`, in the same order. Processes with the same number share an address
+/// space. `compare` compares the address spaces of two processes by kcmp(2). `None` for a process whose address space
+/// can't be compared, for example because the kernel refuses kcmp(2).
 pub(super) fn number_address_spaces(
     processes: &[LiveProcess],
     compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno> + Copy,

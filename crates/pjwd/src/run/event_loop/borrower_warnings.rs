@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 
-/// The warnings about borrowers.
+/// The warnings about borrowers: jobs of the class besteffort, which run on cores that other jobs lend. There are two
+/// kinds: a borrower has a real-time priority, or pjwd could not send a borrower the signal before a core was taken
+/// back.
 #[derive(Debug, Default)]
 pub(super) struct BorrowerWarnings {
     /// The borrowers with a real-time priority, as of the last scan of the processes of jobs.
@@ -15,7 +17,7 @@ pub(super) struct BorrowerWarnings {
 }
 
 impl BorrowerWarnings {
-    /// Iterates over the warnings about borrowers.
+    /// Returns the warnings of both kinds about borrowers (jobs that run on cores that other jobs lend).
     pub(super) fn iter(&self) -> impl Iterator<Item = &Warning> {
         self.realtime.iter().chain(self.unsignalled.values())
     }

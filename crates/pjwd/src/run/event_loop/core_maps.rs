@@ -15,10 +15,10 @@ use super::EventLoop;
 use crate::job_files::{JobFilesContent, WantedCoresUpdate};
 
 impl EventLoop {
-    /// Publishes the core maps of the jobs in `dirty`, after a cycle (scan, decision and changes). The core
-    /// map of a job is its CPUs, as the programs in the job read them in files. The files of a job without a
-    /// core map are removed. If `is_rescan` is true, files that the kernel does not watch are also scheduled
-    /// for reading.
+    /// Writes the core maps (the CPUs) of the jobs in `dirty` into the files of these jobs, for the programs of the
+    /// jobs. Removes the files of a job that has no core map any more. If `is_rescan` is true, also schedules the
+    /// reading of those files whose changes the kernel does not report. Must be called after each cycle (scan, decision
+    /// and changes).
     pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
@@ -43,10 +43,10 @@ impl EventLoop {
         }
     }
 
-    /// Reads the numbers of wanted cores that programs wrote into the files `want` of their jobs. Each new
-    /// number becomes a command of the job's owner for the next cycle. `is_readable` says whether the kernel
-    /// has reported changed files. Reads nothing before these files are due
-    /// ([`crate::job_files::JobFiles::next_read_at`]).
+    /// Reads the numbers of wanted cores that programs have written into the files `want` of their jobs. Turns each new
+    /// number into a command of the user who owns the job, for the next cycle (scan, decision and changes).
+    /// `is_readable` says whether the kernel has reported changed files since the last call. Does nothing before the
+    /// time [`crate::job_files::JobFiles::next_read_at`]. `now` is the current time.
     pub(super) fn read_written_wants(&mut self, is_readable: bool, now: Instant) {
         if is_readable {
             self.job_files.schedule_reported_changes(now);

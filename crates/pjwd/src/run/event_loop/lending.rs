@@ -22,8 +22,9 @@ use crate::run::owner_samples::load_lent_cpu_monitor;
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
 
 impl EventLoop {
-    /// Samples the owners of lendable cores if a sample is due. Returns whether a cycle is due because cores
-    /// are to be lent or taken back.
+    /// Measures how many cores each owner uses, if a measurement is due at the time `now`. An owner is a job whose idle
+    /// cores can be lent to other jobs. Returns whether a cycle (scan, decision and changes) is due because cores must
+    /// be lent or taken back.
     pub(super) fn sample_owners(&mut self, now: Instant) -> bool {
         let since_boot = clock::now().since_boot;
         let (state, policy) = self.warden.state_and_policy();
@@ -36,7 +37,9 @@ impl EventLoop {
             || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
     }
 
-    /// The time of the next sample of the owners, or of the end of a grace period. `None` if nothing is due.
+    /// Returns the time at which [`EventLoop::sample_owners`] must be called next: when the next measurement is due, or
+    /// when a grace period ends after which a lent core is taken back. `None` if no measurement is due and no grace
+    /// period runs. `now` is the current time.
     pub(super) fn lending_due_at(&self, now: Instant) -> Option<Instant> {
         let end_of_grace = self
             .warden
@@ -73,9 +76,13 @@ impl EventLoop {
         state.jobs.borrowers().filter_map(warning_of).collect()
     }
 
-    /// After a cycle: lets the kernel report wake-ups on the PUs that are lent, and sends the configured signal to the
-    /// borrowers that lose cores. After a scan of the processes of jobs, also looks for borrowers with a real-time priority,
-    /// and whether the process still runs that thaws the frozen jobs if the daemon is killed.
+    /// Must be called after each cycle (scan, decision and changes). Tells the BPF monitor which PUs (logical CPUs) are
+    /// lent now. Sends the configured signal to the borrowers (jobs on lent cores) that lose cores according to
+    /// `events`, the events of the cycle.
+    ///
+    /// If `scanned_jobs` is true, because the cycle scanned the processes of jobs, also finds the borrowers with a
+    /// real-time priority. While a job is frozen, also makes sure that the process runs that thaws frozen jobs if pjwd
+    /// is killed.
     pub(super) fn watch_lending(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
             let warnings = self.realtime_borrower_warnings();
@@ -91,7 +98,7 @@ impl EventLoop {
         self.send_revocation_signal(events);
     }
 
-    /// Whether a job is frozen because it can borrow no core.
+    /// Returns whether a job is frozen, because the job has no cores of its own and can borrow none at present.
     pub(super) fn has_frozen_job(&self) -> bool {
         self.warden.state().jobs.borrowers().any(is_frozen)
     }

@@ -13,7 +13,8 @@ use crate::warden::EventCount;
 const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
 impl EventLoop {
-    /// Reads all process events that the kernel has queued, and checks the masks of newly forked processes.
+    /// Reads all pending process events (fork, exec, exit) of the kernel. Then checks the affinity masks of the new
+    /// processes that processes of jobs have forked.
     pub(super) fn drain_events(&mut self) {
         if !self.has_process_events {
             return;
@@ -24,8 +25,9 @@ impl EventLoop {
         self.note_events_read(waited_since);
     }
 
-    /// Counts the events that the event loop and the scans of a cycle have read. After lost events, schedules a scan.
-    /// `waited_since` is the time since which the events waited.
+    /// Counts the process events (fork, exec, exit) that were read since the last call, and records since when they
+    /// have waited for a scan. If events were lost, schedules a scan of all processes. `waited_since` is the time since
+    /// which pjwd had put off the reading of events, or `None` if events were read without delay.
     pub(super) fn note_events_read(&mut self, waited_since: Option<Instant>) {
         let EventCount { count, events_lost, still_dropping } = self.warden.take_event_count();
         self.meter.count_process_events(count, events_lost);
@@ -47,8 +49,8 @@ impl EventLoop {
         }
     }
 
-    /// Records that the fork events are complete from now on, because earlier events were lost. If the daemon gets no
-    /// process events, records that they are not complete.
+    /// Records that pjwd receives every fork event from now on. Must be called after events were lost. If the kernel
+    /// reports no process events to pjwd, records instead that fork events are not received.
     pub(super) fn restart_fork_tracking(&mut self) {
         let now = self.has_process_events.then(|| clock::now().since_boot);
         self.warden.set_fork_events_complete_since(now);

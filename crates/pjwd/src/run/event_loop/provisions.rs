@@ -12,7 +12,8 @@ use crate::config::ProvisionSettings;
 /// The administrator that wrote the configuration.
 const ADMINISTRATOR: Caller = Caller { uid: Uid::ROOT, is_admin: true };
 
-/// Those of the provisions that `commands` make which had the same table in the configuration before.
+/// Returns those provisions in `before` that one of the `commands` creates again without a change. `before` has the
+/// provisions of the configuration before a reload. A provision is a number of cores that pjwd keeps for a service.
 pub(super) fn unchanged_provisions(
     commands: &[Command],
     before: &[ProvisionSettings],
@@ -28,7 +29,9 @@ pub(super) fn unchanged_provisions(
 }
 
 impl EventLoop {
-    /// The commands that make the provisions those of the configuration. Provisions that were made by commands stay.
+    /// Returns the commands that make the existing provisions agree with the configuration: commands that create or
+    /// change the provisions of the configuration, and commands that remove provisions of an earlier configuration.
+    /// Provisions that users created by commands stay. A provision is a number of cores that pjwd keeps for a service.
     pub(super) fn provision_commands(&self) -> Vec<Command> {
         let wanted = &self.config.settings().provisions;
         let is_wanted = |job: &&Job| wanted.iter().any(|settings| settings.job == job.id);
@@ -55,8 +58,9 @@ impl EventLoop {
         removed.chain(missing).collect()
     }
 
-    /// The change that a reload made to a provision whose table did not change: a command had taken it away, or it was
-    /// refused before.
+    /// Returns one sentence about the provision `settings`, which did not exist before a reload of the configuration
+    /// although its table did not change. The sentence says whether the reload created the provision, or whether pjwd
+    /// refused it again. A provision is a number of cores that pjwd keeps for a service.
     pub(super) fn describe_return(&self, settings: &ProvisionSettings) -> String {
         let text = settings.describe();
         if self.provision_warnings.iter().any(|warning| warning.job.as_ref() == Some(&settings.job)) {
@@ -67,8 +71,9 @@ impl EventLoop {
         format!("provision [{text}] was missing, and is made again")
     }
 
-    /// Keeps a warning for each provision of the configuration that was refused. `own` are the results of commands that
-    /// no client sent.
+    /// Stores a warning for each refused provision of the configuration, and drops the warnings about provisions that
+    /// are no longer refused. `own` has the commands that pjwd itself made, with their results. A provision is a number
+    /// of cores that pjwd keeps for a service.
     pub(super) fn note_refused_provisions<'a>(
         &mut self,
         own: impl Iterator<Item = (&'a Command, &'a Result<Reply, Refusal>)>,
@@ -88,7 +93,9 @@ impl EventLoop {
             .retain(|warning| settings.iter().any(|known| Some(&known.job) == warning.job.as_ref()));
     }
 
-    /// The warning that the configuration promises more cores than jobs can have on this machine.
+    /// Returns the warning that the provisions of the configuration have more cores in total than jobs can have on this
+    /// machine. A provision is a number of cores that pjwd keeps for a service. `None` if there are enough cores, or if
+    /// there are fewer than two provisions.
     pub(super) fn excessive_provisions_warning(&self) -> Option<Warning> {
         let settings = &self.config.settings().provisions;
         // A single table that promises too much is refused.

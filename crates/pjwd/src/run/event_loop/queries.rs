@@ -10,8 +10,9 @@ use crate::control::query::{self, Answer, Query};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
 
 impl EventLoop {
-    /// Computes the changes that the next cycle and a defragmentation would make, if clients wait for these answers,
-    /// and sends the answers.
+    /// Sends the results of dry runs (computations of changes without making them) to the clients that wait for these
+    /// results. One dry run computes the changes that the next cycle would make, and another one the moves of a
+    /// defragmentation. Does nothing if no client waits.
     pub(super) fn answer_dry_runs(&mut self) {
         let Self { dry_runs, defrags, warden, .. } = self;
         dry_runs.answer_all(Instant::now, || {
@@ -21,7 +22,8 @@ impl EventLoop {
         defrags.answer_all(Instant::now, || defrag_to_wire(&plan_defrag(warden.state(), warden.policy())));
     }
 
-    /// Answers a query of a client from the present state.
+    /// Answers `query`, a request of a client for details, from the present state of the jobs. Sends the reply to the
+    /// client through the channel `answer`. A query for a dry run is answered later, by [`EventLoop::answer_dry_runs`].
     pub(super) fn answer(&mut self, query: Query, answer: oneshot::Sender<Answer>) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let reply = match query {

@@ -6,7 +6,9 @@ use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::{job::JobId, refusal::Refusal};
 
-/// The refused commands of users who are not administrators: the job and the message.
+/// Returns the refused commands of users who are not administrators: for each command the id of the job, and the
+/// message of the refusal. `results` has the result of each command in `commands`. Contains only commands that assign
+/// processes to a job or release a job.
 pub(super) fn user_refusals(
     commands: &[Command],
     results: &[Result<Reply, Refusal>],
@@ -21,7 +23,8 @@ pub(super) fn user_refusals(
     commands.iter().zip(results).filter_map(refused).collect()
 }
 
-/// Returns whether an event reports one of these refusals.
+/// Returns whether `event` reports one of the refused commands in `refusals`. Each refused command is given by the id
+/// of the job and the message of the refusal.
 pub(super) fn is_user_refusal(event: &Event, refusals: &BTreeSet<(JobId, String)>) -> bool {
     let job = event.job.as_ref().filter(|_| event.kind == EventKind::Refused);
     job.is_some_and(|job| refusals.contains(&(job.clone(), event.text.clone())))

@@ -11,7 +11,11 @@ use crate::control::settings::ControlSettings;
 use crate::host::task_scan;
 
 impl EventLoop {
-    /// Loads the configuration again. Returns the changes, or why the old configuration stays in force.
+    /// Reads the configuration file again and applies the new configuration. Returns one sentence for each change.
+    ///
+    /// # Errors
+    /// If the file can't be read or has mistakes. The old configuration then stays in force, and the error is a message
+    /// for the client that asked for the reload.
     pub(super) fn reload(&mut self) -> Result<Vec<String>, String> {
         let topology = self.warden.state().topology.clone();
         let loaded = Config::load(self.config_path.as_deref())
@@ -56,8 +60,9 @@ impl EventLoop {
         }
     }
 
-    /// Reads the topology again when PUs are online that the known topology does not have. PUs that hwloc does not
-    /// report either are tried once. The cpuset of the daemon can hide such PUs.
+    /// Reads the topology of the machine again if PUs (logical CPUs) are online that the known topology does not have.
+    /// Jobs can get the PUs that only the new topology has. PUs that the new topology also lacks, for example because
+    /// they are outside the cpuset of pjwd, do not cause a second attempt.
     pub(super) fn add_new_pus(&mut self) {
         let unknown = self.warden.pus_missing_in_topology();
         if unknown.is_subset(&self.unresolved_pus) {

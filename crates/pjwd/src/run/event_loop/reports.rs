@@ -14,16 +14,18 @@ use crate::view::to_wire::format_rfc3339;
 use crate::warden::CycleReport;
 
 impl EventLoop {
-    /// Runs a cycle of the warden, and adds an event for each job that ended in it, with the verdict on the job. The
-    /// journal of the warden has stored the reports.
+    /// Runs one cycle (scan, decision and changes). `request` says which processes are scanned, and `commands` are the
+    /// commands that are executed. Returns the results of the cycle. For each job that ended in the cycle, the results
+    /// contain an event that says how well the job used its cores.
     pub(super) fn run_warden(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         let mut report = self.warden.run_cycle(request, commands);
         report.events.extend(report.ended_jobs.iter().map(ended_event));
         report
     }
 
-    /// Records the measured memory of a job for its report. `since` is the time at which the job began, in the form of
-    /// the status.
+    /// Stores `figures`, measured values of the memory use of the job `job`, for the report that pjwd makes when the
+    /// job ends. `since` is the start time of the measured job in the format of the status (RFC 3339). Does nothing if
+    /// the job has ended, or if a later job has the same id.
     pub(super) fn note_memory(&mut self, job: &JobId, since: &str, figures: &MemoryFigures) {
         let state = self.warden.state_mut();
         let is_same = state.jobs.get(job).is_some_and(|job| format_rfc3339(job.detected_at) == since);
@@ -32,9 +34,9 @@ impl EventLoop {
         }
     }
 
-    /// Removes the reports of jobs that still run. Such a report exists if an earlier daemon was killed between two
-    /// steps of a release: it had stored the report, and had not yet recorded the release. A job that was released
-    /// keeps its report.
+    /// Removes the stored reports of jobs that still run. Such a report exists if an earlier daemon was killed after it
+    /// had stored the report of a job, and before it recorded the release of the job. Keeps the reports of jobs that
+    /// were released.
     pub(super) fn remove_reports_of_running_jobs(&mut self) {
         let jobs = self.warden.state().jobs.values().filter(|job| !job.was_released);
         let running: BTreeSet<(String, String)> =

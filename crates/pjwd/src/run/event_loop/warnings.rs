@@ -6,8 +6,9 @@ use pjw_core::plan::Warning;
 use super::EventLoop;
 
 impl EventLoop {
-    /// The warnings about files of the daemon and of jobs, about the configuration, about the memory of jobs,
-    /// and about frozen jobs.
+    /// Returns the warnings of the event loop and of other threads of pjwd. These warnings do not come from the
+    /// decision of a cycle. They concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed
+    /// cores, and frozen jobs.
     pub(super) fn own_warnings(&self) -> Vec<Warning> {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();

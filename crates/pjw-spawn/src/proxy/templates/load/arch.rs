@@ -12,29 +12,31 @@ pub(in crate::proxy::templates) const BREAKPOINT: [u8; 1] = [0xcc];
 /// The instruction `syscall`, which makes a system call.
 pub(in crate::proxy::templates) const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 
-/// Returns the stack pointer (`rsp`).
+/// Returns the stack pointer (`rsp`) in `registers`.
 pub(in crate::proxy::templates) fn stack_pointer(registers: &Registers) -> u64 {
     registers.rsp
 }
 
-/// Returns the instruction pointer (`rip`).
+/// Returns the instruction pointer (`rip`) in `registers`.
 pub(in crate::proxy::templates) fn instruction_pointer(registers: &Registers) -> u64 {
     registers.rip
 }
 
-/// Returns these registers with the instruction pointer set to `address`.
+/// Returns a copy of `registers` in which the instruction pointer is `address`. A process with these registers
+/// continues at `address`, and does not restart a system call that a signal interrupted.
 pub(in crate::proxy::templates) fn at(registers: Registers, address: u64) -> Registers {
     // Without a number of a system call, the kernel does not restart the one that a signal has interrupted.
     Registers { rip: address, orig_rax: u64::MAX, ..registers }
 }
 
-/// Returns the address of the breakpoint instruction that a stopped process has just executed.
+/// Returns the address of the breakpoint instruction that a stopped process has just executed. `registers` are the
+/// registers of the process.
 pub(in crate::proxy::templates) fn breakpoint_before(registers: &Registers) -> u64 {
     registers.rip.wrapping_sub(BREAKPOINT.len() as u64)
 }
 
-/// Returns these registers with the number and the arguments of a system call. The instruction at the instruction
-/// pointer must be [`SYSTEM_CALL`].
+/// Returns a copy of `registers` that makes a stopped process execute the system call `number` with `arguments`. The
+/// next instruction of the process must be [`SYSTEM_CALL`].
 pub(in crate::proxy::templates) fn for_system_call(
     registers: Registers,
     number: i64,
@@ -45,12 +47,14 @@ pub(in crate::proxy::templates) fn for_system_call(
     Registers { rax, orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..registers }
 }
 
-/// Returns the result of a system call after its end: the value, or the negative errno.
+/// Returns the result of the system call that a stopped process has just executed: the returned value, or the negative
+/// error number. `registers` are the registers of the process.
 pub(in crate::proxy::templates) fn result(registers: &Registers) -> u64 {
     registers.rax
 }
 
-/// Returns the [`Slots`] from which a process loads these registers.
+/// Returns a value of [`Slots`] that contains the registers `of`. With these registers, the code in a template later
+/// continues the program. The other fields of the value are 0.
 pub(in crate::proxy::templates) fn slots(of: &Registers) -> Slots {
     Slots {
         rip: of.rip,

@@ -18,7 +18,8 @@ pub(in crate::proxy::templates) struct EntryStack {
 }
 
 impl EntryStack {
-    /// Reads the initial stack of a process that is stopped directly after execve(2).
+    /// Reads the initial stack of the process `tracee`, which must be stopped directly after execve(2). `stack_pointer`
+    /// is the stack pointer of the process. Fails with `ENOEXEC` if the stack has another layout.
     pub(in crate::proxy::templates) fn read(tracee: &Tracee, stack_pointer: u64) -> Result<Self, Errno> {
         let argument_count = usize::try_from(tracee.read_u64(stack_pointer)?).map_err(|_| Errno::ENOEXEC)?;
         let mut words = Words { tracee, at: stack_pointer + 8, chunk: Vec::new() };
@@ -39,13 +40,14 @@ impl EntryStack {
         Ok(Self { at: stack_pointer, pointers, argument_count, auxiliary })
     }
 
-    /// Returns a value for a program that already runs, and whose initial stack is therefore not read. `address` is
-    /// where the pointers to the arguments and the variables of an instance are to be written.
+    /// Returns a value without content, for a program that is already running. At `address` in the memory of the
+    /// program there is room for the pointers to the arguments and environment variables of a forked process.
     pub(in crate::proxy::templates) fn of_pointers(address: u64) -> Self {
         Self { at: address - 8, pointers: Vec::new(), argument_count: 0, auxiliary: Vec::new() }
     }
 
-    /// Returns the value of the entry `kind` of the auxiliary vector, getauxval(3). `None` if there is no such entry.
+    /// Returns the value of an entry of the auxiliary vector, getauxval(3). `kind` is the type of the entry, such as
+    /// `AT_ENTRY`. `None` if there is no such entry.
     pub(in crate::proxy::templates) fn auxiliary(&self, kind: u64) -> Option<u64> {
         self.auxiliary.iter().find(|(of, _)| *of == kind).map(|(_, value)| *value)
     }

@@ -54,8 +54,9 @@ impl Breakpoint {
     }
 }
 
-/// Runs a process that is stopped directly after execve(2) until the dynamic linker has loaded and relocated all
-/// libraries, or until the entry point of the program if that comes first. No code of the program has run then.
+/// Runs the process `tracee`, which must be stopped directly after execve(2), until the dynamic linker has loaded and
+/// relocated all libraries. Stops earlier if the process reaches the entry point of the program. The process has then
+/// not executed any code of the program. `stack` is its initial stack.
 pub(in crate::proxy::templates) fn run_until_linked(
     tracee: &mut Tracee,
     stack: &EntryStack,

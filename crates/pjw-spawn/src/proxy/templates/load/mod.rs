@@ -37,7 +37,8 @@ const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
 /// The time between two looks whether the start was cancelled, in milliseconds.
 const CANCEL_INTERVAL: u16 = 50;
 
-/// The process of a template: a process that has loaded its program and waits for messages from the launcher.
+/// A template that was just started: a process that has loaded a program, and from which further processes of the
+/// program are forked. The process waits for messages from the launcher, the process that started the template.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) child: Child,
@@ -56,7 +57,9 @@ pub(super) struct Loaded {
     pub(super) robust_list: (u64, u64),
 }
 
-/// Starts a program, stops it before its first own code, and leaves its process waiting for messages.
+/// Starts a program by exec, and stops the process before any code of the program runs. The process then waits for
+/// messages as a template: further processes of the program are forked from it. `cgroup` is a descriptor of the
+/// directory of the cgroup in which the process is started.
 pub(super) fn load(
     setup: &Setup,
     cgroup: Option<RawFd>,
@@ -128,8 +131,9 @@ fn start(
     })
 }
 
-/// Starts a program, and waits until it calls [`super::fork_here`]. There the process waits for messages. Gives up when
-/// `is_cancelled` is set.
+/// Starts a program, and waits until it calls [`super::fork_here`]. In this call the process waits for messages as a
+/// template: further processes of the program are forked from it. `cgroup` is a descriptor of the directory of the
+/// cgroup in which the process is started. Fails with `ECANCELED` when `is_cancelled` becomes true.
 pub(super) fn load_until_fork_here(
     setup: &Setup,
     cgroup: Option<RawFd>,
@@ -318,7 +322,7 @@ fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, TraceError> {
     Ok(block)
 }
 
-/// Converts a flag to the type of an argument of a system call.
+/// Converts flags of a system call, such as `MAP_PRIVATE`, to the 64-bit type that the arguments of system calls have.
 pub(super) fn flag(flags: i32) -> u64 {
     u64::try_from(flags).unwrap_or(0)
 }

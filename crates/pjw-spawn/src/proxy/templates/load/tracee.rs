@@ -50,8 +50,9 @@ impl From<Errno> for TraceError {
 }
 
 impl Tracee {
-    /// Begins to trace `child`, which stops after its execve(2). From now on the kernel kills the process when the
-    /// calling thread ends.
+    /// Waits until `child` has stopped after its execve(2), and returns it as a traced process. `child` must have
+    /// requested the trace before its execve(2). From now on, the kernel kills the process when the calling thread
+    /// ends.
     pub(in crate::proxy::templates) fn after_exec(child: Child) -> Result<Self, TraceError> {
         let pid = Pid::from_raw(child.pid.0.cast_signed());
         wait_stop(pid)?;
@@ -68,7 +69,7 @@ impl Tracee {
         }
     }
 
-    /// Returns the process id.
+    /// Returns the process id of the traced process.
     pub(in crate::proxy::templates) fn pid(&self) -> Pid {
         self.pid
     }
@@ -113,12 +114,13 @@ impl Tracee {
         ptrace::setregs(self.pid, registers)
     }
 
-    /// Lets the process run until a breakpoint. Signals that arrive in this time are delivered to the process.
+    /// Lets the process run until it has executed a breakpoint. Signals that the process gets during this time are
+    /// delivered.
     pub(in crate::proxy::templates) fn run(&mut self) -> Result<Stop, TraceError> {
         self.go(ptrace::cont)
     }
 
-    /// Lets the process run until a system call begins or ends, or until a breakpoint.
+    /// Lets the process run until a system call begins or ends, or until the process has executed a breakpoint.
     pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<Stop, TraceError> {
         self.go(ptrace::syscall)
     }
@@ -145,8 +147,8 @@ impl Tracee {
         }
     }
 
-    /// Makes the process make one system call, and returns the result of the call. An error of the call is
-    /// [`TraceError::Failed`]. Afterwards the process has the same registers and memory as before.
+    /// Lets the process execute the system call `number` with `arguments`, and returns the result. If the system call
+    /// fails, the error is [`TraceError::Failed`]. Afterwards the registers and the code of the process are as before.
     pub(in crate::proxy::templates) fn call(
         &mut self,
         number: i64,
@@ -170,7 +172,7 @@ impl Tracee {
         }
     }
 
-    /// Ends the trace, and lets the process run.
+    /// Ends the tracing of the process, and lets the process run.
     pub(in crate::proxy::templates) fn detach(mut self) -> Result<Child, Errno> {
         ptrace::detach(self.pid, None)?;
         self.child.take().ok_or(Errno::ESRCH)
@@ -218,7 +220,7 @@ pub(in crate::proxy::templates) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
-/// Makes a value from its bytes. `None` if there are fewer bytes than the type has.
+/// Makes a value of type `T` from the first bytes of `bytes`. `None` if `bytes` is shorter than `T`.
 pub(in crate::proxy::templates) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
     let mut value = MaybeUninit::<T>::uninit();
@@ -229,10 +231,10 @@ pub(in crate::proxy::templates) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T>
     }
 }
 
-/// A type that can be copied between processes as bytes: it consists of numbers only, and has no padding.
+/// A type that can be sent to another process as bytes. The type contains only numbers, and has no padding.
 ///
 /// # Safety
-/// Every value of its bytes is a value of the type, and it has no padding.
+/// The type must have no padding. All combinations of bytes must be valid values of the type.
 pub(in crate::proxy::templates) unsafe trait Plain: Copy {}
 
 // SAFETY: numbers of 64 bits, in the order of C.

@@ -5,11 +5,12 @@ use std::ops::Range;
 
 use super::stub::Reply;
 
-/// The size of the page with the code of [`super::stub`] in a template, in bytes.
+/// The size in bytes of the page with the machine code that a template runs while it waits for messages.
 pub(in crate::proxy::templates) const CODE_SIZE: u64 = 4096;
-/// The size of the block in bytes. Strings that are too large for the block get a mapping of their own.
+/// The size in bytes of a [`Block`], the memory in a template for messages, strings and replies. If the strings do not
+/// fit into the block, the template maps more memory for them.
 pub(in crate::proxy::templates) const SIZE: u64 = 7 * PAGE as u64;
-/// The size of the reply in bytes, with the rest of its page.
+/// The size in bytes of the memory in which a template writes its reply to a message: one page.
 pub(in crate::proxy::templates) const REPLY_SIZE: usize = PAGE;
 const PAGE: usize = 4096;
 
@@ -21,52 +22,58 @@ const CONTROL_SIZE: u64 = 64;
 const MESSAGE: usize = 192;
 const STRINGS: usize = 3 * PAGE;
 const REPLY: usize = 6 * PAGE;
-/// The maximum size of a message in bytes.
+/// The maximum size in bytes of a message to a template (the process from which further processes are forked).
 pub(in crate::proxy::templates) const MAX_MESSAGE: usize = STRINGS - MESSAGE;
 
-/// The address of the block: memory in the template with the buffers for messages, strings and replies.
+/// The address of a block of memory in a template (the process from which further processes are forked). The block
+/// contains the buffers for messages, strings and replies.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::proxy::templates) struct Block(pub(in crate::proxy::templates) u64);
 
 impl Block {
-    /// Returns the address of the `msghdr` for recvmsg(2).
+    /// Returns the address in the template of the `msghdr`, the parameter of recvmsg(2) by which the template receives
+    /// messages.
     pub(in crate::proxy::templates) fn header(self) -> u64 {
         self.0
     }
 
-    /// Returns the address of the reply. The page with the reply is not inherited by instances (`MADV_DONTFORK`).
-    /// Otherwise the kernel would copy the page after each fork, when the template writes its next reply.
+    /// Returns the address at which the template writes its reply to a message. Forked processes do not inherit the
+    /// page with the reply (`MADV_DONTFORK`). Otherwise the kernel would copy the page after each fork, when the
+    /// template writes its next reply.
     pub(in crate::proxy::templates) fn reply(self) -> u64 {
         self.0 + REPLY as u64
     }
 
-    /// Returns the address at which the template writes the process id of the instance with this index in the message.
+    /// Returns the address at which the template writes the process id of a process that it has forked. `index` is the
+    /// position of this process among the processes that the message requests, counted from 0.
     pub(in crate::proxy::templates) fn pid(self, index: usize) -> u64 {
         self.reply() + (offset_of!(Reply, pids) + 4 * index) as u64
     }
 
-    /// Returns the address of the received descriptor with this index, in the payload of the first control message,
-    /// cmsg(3).
+    /// Returns the address of a file descriptor that the template has received with a message: in the payload of the
+    /// first control message, cmsg(3). `index` is the position among the received descriptors, counted from 0.
     pub(in crate::proxy::templates) fn descriptor(self, index: u64) -> u64 {
         self.0 + CONTROL + 16 + 4 * index
     }
 
-    /// Returns the address of the received message, which begins with system calls.
+    /// Returns the address at which the template receives a message. The message begins with a list of system calls.
     pub(in crate::proxy::templates) fn message(self) -> u64 {
         self.0 + MESSAGE as u64
     }
 
-    /// Returns the address of the memory for strings.
+    /// Returns the address of the memory in the template for the arguments and environment variables of forked
+    /// processes.
     pub(in crate::proxy::templates) fn strings(self) -> u64 {
         self.0 + STRINGS as u64
     }
 
-    /// Returns the size of the memory for strings in bytes.
+    /// Returns the size in bytes of the memory in the block for arguments and environment variables.
     pub(in crate::proxy::templates) fn strings_size() -> u64 {
         (REPLY - STRINGS) as u64
     }
 
-    /// Returns the initial content of the first part of the block: the `msghdr` and the `iovec` for recvmsg(2).
+    /// Returns the bytes with which the block must begin: the `msghdr` and the `iovec` that the template passes to
+    /// recvmsg(2).
     pub(in crate::proxy::templates) fn contents(self) -> Vec<u8> {
         let mut words = [0u64; (CONTROL / 8) as usize];
         words[2] = self.0 + IOVEC;
@@ -101,10 +108,11 @@ pub(in crate::proxy::templates) struct MemoryMap {
 }
 
 impl MemoryMap {
-    /// The value of `exe_fd` that leaves `/proc/PID/exe` unchanged.
+    /// The value of the field `exe_fd` that leaves the link `/proc/PID/exe` unchanged.
     pub(in crate::proxy::templates) const SAME_PROGRAM: u32 = u32::MAX;
 
-    /// Returns this map with other addresses of the arguments and the environment variables.
+    /// Returns a copy of this map with other address ranges: `arguments` for the arguments, and `variables` for the
+    /// environment variables.
     pub(in crate::proxy::templates) fn with_strings(
         self,
         arguments: Range<u64>,
@@ -119,8 +127,8 @@ impl MemoryMap {
         }
     }
 
-    /// Parses the map from the text of `/proc/PID/stat`. `None` if the text is malformed, or if it shows 0 for the
-    /// addresses because the caller may not see them.
+    /// Parses the map from `stat`, the text of `/proc/PID/stat`. `brk` is the end of the heap, which the text does not
+    /// contain. `None` if the text is malformed, or if the kernel hides the addresses from the caller by the value 0.
     pub(in crate::proxy::templates) fn from_stat(stat: &str, brk: u64) -> Option<Self> {
         // The second field, the name, may have blanks. proc(5) numbers the fields from 1.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();

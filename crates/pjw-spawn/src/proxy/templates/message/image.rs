@@ -6,8 +6,9 @@ use std::ops::Range;
 /// Writes go in pieces of pages, because a fork copies whole pages.
 const PAGE: usize = 4096;
 
-/// The strings of one instance: the environment variables, then the arguments, each with its NUL byte. The variables
-/// come first because most of them are the same in all instances, so the pages with them need not be written again.
+/// The arguments and environment variables of one instance (a process that is forked from a template), each with its
+/// NUL byte. The variables come first: most variables are the same in all instances, so their pages often need no
+/// change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct Strings {
     bytes: Vec<u8>,
@@ -16,7 +17,8 @@ pub(in crate::proxy::templates) struct Strings {
     arguments: Vec<usize>,
 }
 
-/// The strings of one instance at fixed addresses, and the pointers to the strings.
+/// The arguments and environment variables of one instance (a process that is forked from a template) at fixed
+/// addresses in memory, and the pointers to these strings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct Image {
     /// The address of the first string.
@@ -29,7 +31,8 @@ pub(in crate::proxy::templates) struct Image {
 }
 
 impl Strings {
-    /// Makes the value from the arguments and the environment variables. These have no NUL bytes.
+    /// Makes the value from `arguments` and the environment variables `variables`. The strings must not contain NUL
+    /// bytes.
     pub(in crate::proxy::templates) fn of<'a>(
         arguments: impl Iterator<Item = &'a [u8]>,
         variables: impl Iterator<Item = &'a [u8]>,
@@ -51,7 +54,7 @@ impl Strings {
         self.bytes.len() as u64
     }
 
-    /// Returns the size of the longest string in bytes, with its NUL byte.
+    /// Returns the size in bytes of the longest argument or environment variable, with its NUL byte.
     pub(in crate::proxy::templates) fn longest(&self) -> usize {
         let starts = || self.variables.iter().chain(&self.arguments).copied();
         let ends = starts().skip(1).chain([self.bytes.len()]);
@@ -68,8 +71,8 @@ impl Strings {
         self.variables.len()
     }
 
-    /// Returns the number of pointers to all strings, including the null pointers behind the arguments and behind the
-    /// variables.
+    /// Returns the number of pointers that are needed for the strings: one for each argument and each variable, and the
+    /// two null pointers that end the two lists.
     pub(in crate::proxy::templates) fn pointer_count(&self) -> usize {
         self.arguments.len() + self.variables.len() + 2
     }
@@ -79,7 +82,8 @@ impl Strings {
         self.variables.iter().filter_map(|start| self.bytes[*start..].split(|byte| *byte == 0).next())
     }
 
-    /// Places the strings in memory from the address `at` on.
+    /// Returns these strings with addresses in memory. `at` is the address of the first string, and the other strings
+    /// follow.
     pub(in crate::proxy::templates) fn at(self, at: u64) -> Image {
         let addresses = |starts: &[usize]| starts.iter().map(|start| at + *start as u64).collect::<Vec<_>>();
         let pointers = [addresses(&self.arguments), vec![0], addresses(&self.variables), vec![0]].concat();
@@ -99,8 +103,8 @@ impl Image {
         self.at..self.at + self.arguments_at as u64
     }
 
-    /// Returns the bytes in which this value differs from `before`: the address and the bytes of each change.
-    /// `pointers_at` is the address of the list of pointers.
+    /// Returns the changes that turn `before`, the strings now in memory, into these strings. Each change contains an
+    /// address and the new bytes. `pointers_at` is the address in memory of the list of pointers to the strings.
     pub(in crate::proxy::templates) fn changes(
         &self,
         before: &Self,

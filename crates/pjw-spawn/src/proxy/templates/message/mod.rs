@@ -19,8 +19,8 @@ const PR_SET_MM_MAP: i32 = 14;
 /// No instance needs more bytes of a message: its copied strings, its mask, its nodes, and their calls.
 const LARGEST: usize = 4096;
 
-/// A message to a template: the system calls that the template and its new instances make, and the descriptors that are
-/// sent with the message.
+/// A message to a template (a process from which further processes, the instances, are forked). Contains the system
+/// calls that the template and its new instances execute, and the file descriptors that are sent with the message.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     template: List,
@@ -36,7 +36,8 @@ struct List {
     data: Vec<(Vec<u8>, usize, usize)>,
 }
 
-/// The parameters that all instances of a template have in common for the system calls before their program begins.
+/// The parameters of the system calls that a new instance (a process that is forked from a template) executes before
+/// its program begins. This type contains the parameters that are the same for all instances of the template.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CommonSetup {
     /// Where the C library keeps the thread id.
@@ -49,7 +50,8 @@ pub(super) struct CommonSetup {
     pub(super) launcher: Option<u64>,
 }
 
-/// The parameters of one instance for the system calls before its program begins.
+/// The parameters of the system calls that a new instance (a process that is forked from a template) executes before
+/// its program begins. This type contains the parameters of one instance.
 #[derive(Debug, Default)]
 pub(super) struct InstanceSetup {
     /// The bytes of its mask, unless the process inherits it.
@@ -66,7 +68,7 @@ pub(super) struct InstanceSetup {
 }
 
 impl Message {
-    /// Returns the message that makes the template map `size` bytes of anonymous memory.
+    /// Returns a message that makes the template map `size` bytes of anonymous memory.
     pub(super) fn mapping(size: u64) -> Self {
         let mut message = Self::default();
         let protection = flag(libc::PROT_READ | libc::PROT_WRITE);
@@ -75,31 +77,35 @@ impl Message {
         message
     }
 
-    /// Returns the number of instances that the message makes.
+    /// Returns the number of instances (processes) that the template forks for this message.
     pub(super) fn instance_count(&self) -> usize {
         self.instances.len()
     }
 
-    /// Returns whether one more instance fits into the message. An instance with descriptors gets a message of its own,
-    /// because it would inherit the descriptors of the other instances in the message.
+    /// Returns whether one more instance (a process that the template forks) can be added to the message. False if the
+    /// message contains too many instances or bytes already. Also false if the message contains file descriptors,
+    /// because a further instance would inherit them.
     pub(super) fn has_room(&self) -> bool {
         self.instances.len() < MAX_INSTANCES
             && self.descriptors.is_empty()
             && self.size() <= MAX_MESSAGE - LARGEST
     }
 
-    /// Makes the template copy `bytes` to `address` in its own memory.
+    /// Adds an operation to the message: the template copies `bytes` to `address` in its own memory.
     pub(super) fn copy(&mut self, address: u64, bytes: Vec<u8>) {
         let length = bytes.len() as u64;
         self.template.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
     }
 
-    /// Makes the template set its memory map (`PR_SET_MM_MAP`). Later instances inherit the map.
+    /// Adds an operation to the message: the template sets its memory map to `map` (`PR_SET_MM_MAP`). Processes that
+    /// are forked later inherit the map.
     pub(super) fn set_memory_map(&mut self, map: &MemoryMap) {
         self.template.set_memory_map(bytes_of(map).to_vec());
     }
 
-    /// Makes the template fork an instance.
+    /// Adds the fork of an instance (a process of the program) to the message. `block` is the memory of the template
+    /// for messages. `start` has the parameters that all instances have in common, and `own` the parameters of this
+    /// instance.
     pub(super) fn make_instance(&mut self, block: Block, start: &CommonSetup, own: InstanceSetup) {
         self.clone_process(block, start);
         // The template keeps no end of an instance's pipe.
@@ -113,8 +119,9 @@ impl Message {
         self.instances.push(calls);
     }
 
-    /// Makes the template fork a spare: a process that waits for messages of its own. `channel` is the descriptor of
-    /// its socket.
+    /// Adds the fork of a spare to the message: a process that waits for messages of its own. `channel` is the
+    /// descriptor of the socket for these messages. `block` is the memory of the template for messages. `start` has the
+    /// parameters of all forked processes.
     pub(super) fn make_spare(&mut self, block: Block, start: &CommonSetup, channel: RawFd) {
         self.clone_process(block, start);
         let received = block.descriptor(self.descriptors.len() as u64);
@@ -127,8 +134,9 @@ impl Message {
         self.instances.push(calls);
     }
 
-    /// Turns the receiver of the message, a spare, into an instance that begins its program. The receiver sends no
-    /// reply.
+    /// Makes this a message to a spare: a stopped process, which then becomes an instance and begins its program.
+    /// `block` is the memory of the spare for messages. `start` has the parameters of all instances, and `own` those of
+    /// this instance. A spare sends no reply.
     pub(super) fn begin_program(&mut self, block: Block, start: &CommonSetup, own: InstanceSetup) {
         let mut calls = mem::take(&mut self.template);
         calls.take_streams(block, &own.streams);
@@ -151,8 +159,9 @@ impl Message {
         self.template.size() + self.instances.iter().map(List::size).sum::<usize>()
     }
 
-    /// Returns the bytes of the message: first the system calls of the template, then the calls of each instance. The
-    /// data of the calls follow each list of calls. `None` if the message is larger than [`MAX_MESSAGE`].
+    /// Returns the bytes of the message: the system calls of the template, then those of each new instance. Each list
+    /// of system calls is followed by the data for their arguments. `block` is the memory in which the template
+    /// receives the message. `None` if the message is larger than [`MAX_MESSAGE`].
     pub(super) fn into_bytes(mut self, block: Block) -> Option<Vec<u8>> {
         if let Some(last) = self.template.calls.last_mut() {
             last.flags |= LAST;

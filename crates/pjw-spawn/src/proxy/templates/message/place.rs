@@ -1,15 +1,19 @@
 //! What a program that makes itself a template tells its launcher.
 
-/// The environment variable with the number of the descriptor by which a program communicates with its launcher.
+/// The name of an environment variable for a program that becomes a template in `fork_here`. The variable contains the
+/// number of the descriptor by which the program communicates with its launcher, the process that started it.
 pub(in crate::proxy::templates) const CHANNEL_VARIABLE: &str = "PJW_SPAWN_CHANNEL";
 /// `PR_GET_TID_ADDRESS` of prctl(2), which libc lacks.
 pub(in crate::proxy::templates) const PR_GET_TID_ADDRESS: u64 = 40;
-/// The maximum number of pointers to the arguments and variables of an instance, with their null pointers.
+/// The maximum number of pointers to the arguments and environment variables of a process that is forked in
+/// `fork_here`. The null pointers at the ends of both lists are included.
 pub(in crate::proxy::templates) const MAX_POINTERS: usize = POINTERS_SIZE / 8;
-/// The size of the memory for these pointers in bytes.
+/// The size in bytes of the memory for the pointers to the arguments and environment variables of a process that is
+/// forked in `fork_here`.
 pub(in crate::proxy::templates) const POINTERS_SIZE: usize = 32 * 1024;
 
-/// The first message of a program that calls `fork_here`: the addresses in its memory that the launcher needs.
+/// The first message that a program sends to its launcher (the process that started it) when it calls `fork_here`.
+/// Contains the addresses in the memory of the program that the launcher needs.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::proxy::templates) struct TemplateAddresses {

@@ -9,8 +9,9 @@
 //! instance. The instance goes on with a list of its own, loads the registers of the stop and continues with its
 //! program. When the channel ends, the template ends: with exit status 125, as an instance does whose calls fail.
 
-/// The registers with which the program continues, and the addresses of the buffers. This value is placed directly
-/// before the code, in the same page. The assembly code contains the offsets of the fields.
+/// The data of the machine code that a template runs while it waits for messages: the registers with which the program
+/// later continues, and the addresses of buffers. The data lie directly before the code in memory. The code contains
+/// the offsets of the fields.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::proxy::templates) struct Slots {
@@ -34,7 +35,8 @@ pub(in crate::proxy::templates) struct Slots {
     pub(in crate::proxy::templates) reply: u64,
 }
 
-/// A system call in a message.
+/// One operation in a message to a template: usually a system call with its number and arguments. `flags` is a
+/// combination of flags such as [`CHECK`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::proxy::templates) struct Call {
@@ -43,27 +45,28 @@ pub(in crate::proxy::templates) struct Call {
     pub(in crate::proxy::templates) flags: u64,
 }
 
-/// Flag of a [`Call`]: argument 0 is the address of a descriptor, instead of the descriptor.
+/// Flag of a [`Call`]: argument 0 is the address of a number in memory. The number, a file descriptor, is passed to the
+/// system call as argument 0.
 pub(in crate::proxy::templates) const INDIRECT: u64 = 1;
-/// Flag of a [`Call`]: the call forks an instance. The instance continues with the calls at the address in argument 5.
-/// The template writes the lower 32 bits of the result, also of an error, to the address in argument 4, and continues
-/// with its next call.
+/// Flag of a [`Call`]: the system call forks a process. The new process continues with the calls at the address in
+/// argument 5. The template writes the lower 32 bits of the result (a process id or a negative error number) to the
+/// address in argument 4, and continues with its next call.
 pub(in crate::proxy::templates) const FORK: u64 = 2;
-/// Flag of a [`Call`]: this is the last call of the list. The reply follows.
+/// Flag of a [`Call`]: this is the last call in the list. After this call, the template sends its reply.
 pub(in crate::proxy::templates) const LAST: u64 = 4;
-/// Flag of a [`Call`] without a system call: the process begins its program.
+/// Flag of a [`Call`] without a system call: the process ends the list of calls, and begins its program.
 pub(in crate::proxy::templates) const RESUME: u64 = 8;
-/// Flag of a [`Call`] without a system call: the process waits for a message.
+/// Flag of a [`Call`] without a system call: the process ends the list of calls, and waits for the next message.
 pub(in crate::proxy::templates) const SERVE: u64 = 16;
-/// Flag of a [`Call`]: the process ends if the result of the call is not argument 5.
+/// Flag of a [`Call`]: the process exits with status 125 if the result of the system call is not equal to argument 5.
 pub(in crate::proxy::templates) const CHECK: u64 = 32;
-/// Flag of a [`Call`]: an error of the call is ignored.
+/// Flag of a [`Call`]: the process ignores an error of the system call, and continues with the next call.
 pub(in crate::proxy::templates) const QUIET: u64 = 64;
 /// Flag of a [`Call`] without a system call: copies the bytes at the address in argument 1 to the address in argument
 /// 0. Argument 2 is the number of bytes.
 pub(in crate::proxy::templates) const COPY: u64 = 128;
 
-/// The reply that a template sends to the launcher after each message.
+/// The reply that a template (the process from which further processes are forked) sends after each message.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct Reply {
@@ -73,7 +76,7 @@ pub(in crate::proxy::templates) struct Reply {
     pub(in crate::proxy::templates) pids: [i32; MAX_INSTANCES],
 }
 
-/// The maximum number of instances that one message makes.
+/// The maximum number of processes that a template forks for one message.
 pub(in crate::proxy::templates) const MAX_INSTANCES: usize = 16;
 
 std::arch::global_asm!(
@@ -185,7 +188,8 @@ unsafe extern "C" {
     static pjw_spawn_stub_end: u8;
 }
 
-/// Returns the machine code. It must be placed directly behind the [`Slots`].
+/// Returns the machine code that a template runs while it waits for messages. In the memory of the template, the code
+/// must directly follow a value of [`Slots`].
 pub(in crate::proxy::templates) fn code() -> &'static [u8] {
     let (start, end) = (&raw const pjw_spawn_stub, &raw const pjw_spawn_stub_end);
     // SAFETY: both symbols bound one block of constant bytes in this program's read-only data.
