@@ -40,7 +40,7 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
     if state.fork_events_complete_since.is_none() || state.full_scan_due {
         return state.scan_request(true);
     }
-    let of_jobs = jobs.iter().flat_map(|job| state.tracked_of(job));
+    let of_jobs = jobs.iter().flat_map(|job| state.tracked_processes_of(job));
     pids.extend(of_jobs.map(|member: &Member| member.id.pid));
     let mut pids = state.processes.pids_with_descendants(pids);
     let forked = state.lineage.scan_queue.take_descendants_of(&pids);

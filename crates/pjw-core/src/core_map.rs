@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::state::WardenState;
-use crate::terms::{Job, Mode, Ownership, Policy};
+use crate::terms::{DaemonMode, Job, Ownership, Policy};
 
 /// The core map of a job: the PUs (logical CPUs) that the job owns, the PUs that the job borrows, and the
 /// borrowed PUs that pjw will soon take back. pjwd publishes the core map to the programs in the job, in files
@@ -40,10 +40,10 @@ impl CoreMap {
 ///
 /// - The job has no grant: it waits for cores, or pjw does not know how many cores it needs.
 /// - A command released the job.
-/// - The mode in `policy` is [`Mode::Observe`]: pjw changes no affinity mask and no cpuset.
+/// - The mode in `policy` is [`DaemonMode::Observe`]: pjw changes no affinity mask and no cpuset.
 #[must_use]
 pub fn core_map(state: &WardenState, policy: &Policy, job: &Job) -> Option<CoreMap> {
-    let grant = job.active_grant().filter(|_| policy.mode == Mode::Enforce)?;
+    let grant = job.active_grant().filter(|_| policy.mode == DaemonMode::Enforce)?;
     let online = grant.cpus.intersection(&state.pool.online_cpus());
     let core_count = state.topology.overlapping_core_count(&online);
     match grant.ownership {

@@ -240,7 +240,8 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
 fn address_space_text(state: &WardenState, member: &Member) -> Option<String> {
     let group = state.address_spaces.group_of(member.id)?;
     let is_host = |pid: &Pid| state.members.get(pid).is_some_and(Member::is_task_host);
-    let others = state.address_spaces.pids_of(group).filter(|pid| *pid != member.id.pid && !is_host(pid));
+    let others =
+        state.address_spaces.pids_in_group(group).filter(|pid| *pid != member.id.pid && !is_host(pid));
     let others: Vec<Pid> = others.collect();
     if others.is_empty() {
         return None;

@@ -66,7 +66,7 @@ pub fn defer_scans_if_masks_match(
     };
     let right: Vec<Pid> =
         state.lineage.scan_queue.immediate_pids().iter().copied().filter(is_right).collect();
-    right.into_iter().for_each(|pid| state.lineage.scan_queue.defer(pid));
+    right.into_iter().for_each(|pid| state.lineage.scan_queue.lower_urgency(pid));
 }
 
 fn is_born_in_job_cpuset(state: &WardenState, pid: Pid) -> bool {

@@ -21,11 +21,11 @@ pub(crate) fn next_scan(
     full: bool,
     records: &[Record],
 ) -> Option<ScanRequest> {
-    let with_unread_threads = state.members.take_unread();
+    let with_unread_threads = state.members.take_pids_to_reread();
     let state = &*state;
     let all_tracked = full.then(|| state.members.values().chain(state.processes_to_restore.values()));
     let all_tracked = all_tracked.into_iter().flatten();
-    let new_members = records.iter().filter_map(Record::tracked_process);
+    let new_members = records.iter().filter_map(Record::joined_or_left_process);
     let new_members = new_members.filter_map(|process| state.tracked(process.pid));
     let unread = all_tracked.chain(new_members).filter(|member| member.threads.is_empty());
     let changed = plan.mask_actions.iter().map(|action| action.thread.process);
@@ -55,7 +55,7 @@ fn pids_changed_by<'a>(
     actions: impl Iterator<Item = &'a CpusetAction> + Clone,
 ) -> BTreeSet<Pid> {
     let cpusets: BTreeSet<_> = actions.clone().map(|action| (&action.job, action.cgroup_path())).collect();
-    let in_cpuset = cpusets.into_iter().flat_map(|(job, path)| state.concerned_by_cpuset(job, path));
+    let in_cpuset = cpusets.into_iter().flat_map(|(job, path)| state.processes_affected_by_cpuset(job, path));
     let initial = actions.clone().filter_map(|action| match &action.change {
         CpusetChange::Create { initial_processes, .. } => Some(initial_processes),
         _ => None,

@@ -13,7 +13,7 @@
 use crate::basics::prelude::*;
 use crate::next_scan::next_scan;
 use crate::phases::commands::types::{Command, Reply};
-use crate::phases::draft::{Draft, Output};
+use crate::phases::draft::{CycleDraft, CycleOutput};
 use crate::phases::{
     address_spaces, attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug,
     jobs, lending, masks, membership, observe, recovery, unassigned, unknown_masks, usage,
@@ -74,45 +74,47 @@ pub fn reconcile(
         // The scan for a command reads only what the command concerns. The next rescan checks the rest.
         state.periodic_scans_until_full = 0;
     }
-    let mut draft = Draft::new(state, snapshot, policy);
+    let mut draft = CycleDraft::new(state, snapshot, policy);
 
     observe::update_state(&mut draft);
-    address_spaces::update(&mut draft);
+    address_spaces::update_address_spaces(&mut draft);
     unknown_masks::begin_search(&mut draft);
     recovery::recover_cpusets(&mut draft);
     membership::update_members(&mut draft);
-    membership::released::track_children(&mut draft);
-    let reported_attempts = attempts::report(&mut draft);
-    usage::update(&mut draft, commands.is_empty());
+    membership::released::track_released_children(&mut draft);
+    let reported_attempts = attempts::report_affinity_attempts(&mut draft);
+    usage::update_usage(&mut draft, commands.is_empty());
     observe::remove_ended(&mut draft);
-    jobs::end_finished(&mut draft);
+    jobs::end_finished_jobs(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
     let replies = serve::carry_out_all(&mut draft, commands);
     membership::update_members(&mut draft);
-    membership::released::track_children(&mut draft);
+    membership::released::track_released_children(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
     jobs::serve_waiting(&mut draft);
-    lending::update(&mut draft);
+    lending::update_loans(&mut draft);
     unassigned::update_and_report(&mut draft);
     hotplug::warn_incomplete_grants(&mut draft);
-    let PendingCpusetChanges { actions: cpuset_actions, waiting_jobs } = cpusets::plan(&mut draft);
+    let PendingCpusetChanges { actions: cpuset_actions, waiting_jobs } = cpusets::plan_cpusets(&mut draft);
     let kept_off = unassigned::restrict_unassigned(&mut draft);
-    let restored = masks::restore(&mut draft);
-    let confined = masks::plan(&mut draft, &waiting_jobs, reported_attempts);
+    let restored = masks::plan_mask_restores(&mut draft);
+    let confined = masks::plan_masks(&mut draft, &waiting_jobs, reported_attempts);
     // Restoring comes first: threads of a released job must leave the PUs of a new one.
     let online = draft.state.pool.online_cpus();
     let mask_actions =
-        [restored, kept_off, confined].map(|actions| masks::in_order(actions, &online)).concat();
+        [restored, kept_off, confined].map(|actions| masks::sort_mask_actions(actions, &online)).concat();
     let plan = Plan { cpuset_actions, mask_actions };
 
-    recovery::warn_of_recovered(&mut draft);
-    address_spaces::warn_of_groups(&mut draft);
+    recovery::warn_recovered_cpusets(&mut draft);
+    address_spaces::warn_shared_address_spaces(&mut draft);
     unknown_masks::update_and_report(&mut draft);
-    membership::released::settle(&mut draft);
+    membership::released::forget_settled_masks(&mut draft);
     report_incomplete_scan(&mut draft, snapshot);
 
     let planned = draft.jobs_to_plan();
-    let Draft { state, out: Output { records, events, mut warnings, job_warnings, reports }, .. } = draft;
+    let CycleDraft {
+        state, out: CycleOutput { records, events, mut warnings, job_warnings, reports }, ..
+    } = draft;
     state.usage.count_events(&events);
     state.warnings.retain(|job, _| !planned.contains(job) && state.jobs.contains_key(job));
     state.warnings.extend(job_warnings);
@@ -138,7 +140,7 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
         return;
     };
     state.periodic_scans_until_full = left;
-    state.jobs.without_cores().for_each(|job| state.dirty.add_job(&job.id));
+    state.jobs.jobs_without_cores().for_each(|job| state.dirty.add_job(&job.id));
 }
 
 /// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for them.
@@ -151,7 +153,7 @@ fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
 }
 
 /// Reports an incomplete scan. What is known of a thing that could not be scanned stays unchanged.
-fn report_incomplete_scan(draft: &mut Draft<'_>, snapshot: &Snapshot) {
+fn report_incomplete_scan(draft: &mut CycleDraft<'_>, snapshot: &Snapshot) {
     let Some(cause) = &snapshot.incomplete_reason else { return };
     draft.state.full_scan_due = true;
     let why = format!("some processes could not be read ({cause}): what is known of them is kept as it is");

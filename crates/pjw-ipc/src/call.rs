@@ -411,7 +411,7 @@ impl Call {
     /// takes cores for the client, and for the costly calls `Defrag`, `GetMemory`, `Plan` and `PlanDefrag`. False for
     /// all other calls. For example, the server completes a `Release`, because a batch system does not repeat this call
     /// if it took too long.
-    pub(crate) fn is_void_without_caller(&self) -> bool {
+    pub(crate) fn is_abandoned_on_disconnect(&self) -> bool {
         matches!(self, Call::Assign(_) | Call::Defrag | Call::GetMemory(_) | Call::Plan | Call::PlanDefrag)
     }
 }

@@ -92,7 +92,7 @@ pub(crate) fn reject(stream: &UnixStream, why: &str) {
 
 /// The data that the server passes to each connection: the limits for clients, the limit on the memory for unsent
 /// replies, and a value that becomes true when the server stops.
-pub(crate) struct Shared {
+pub(crate) struct ConnectionContext {
     pub(crate) limits: ServerLimits,
     pub(crate) unsent: Rc<ReplyBudget>,
     /// Becomes true when the server stops.
@@ -108,9 +108,9 @@ pub(crate) async fn serve_connection<S: Service>(
     stream: UnixStream,
     peer: Peer,
     service: Rc<S>,
-    shared: Shared,
+    shared: ConnectionContext,
 ) -> io::Result<()> {
-    let Shared { limits, unsent, mut stop } = shared;
+    let ConnectionContext { limits, unsent, mut stop } = shared;
     let (reader, writer) = stream.into_split();
     let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
@@ -172,7 +172,7 @@ async fn answer<S: Service>(
             let call = Call::parse(&request.method, Some(parameters))?;
             let more = request.more && !request.oneway;
             // The caller of a oneway call may hang up at once.
-            if request.oneway || !call.is_void_without_caller() {
+            if request.oneway || !call.is_abandoned_on_disconnect() {
                 return service.call(peer, call, more).await.map(Outgoing::Own);
             }
             if reader.is_closed() {

@@ -21,7 +21,7 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use crate::connection::{self, Shared};
+use crate::connection::{self, ConnectionContext};
 use crate::unsent::ReplyBudget;
 
 pub use crate::service::{Peer, Replies, ServerLimits, Service};
@@ -136,7 +136,7 @@ pub async fn serve_with_new_listeners<S: Service>(
         match accepted {
             Ok((stream, _)) => {
                 failing = false;
-                let shared = Shared { limits, unsent: Rc::clone(&unsent), stop: stop.clone() };
+                let shared = ConnectionContext { limits, unsent: Rc::clone(&unsent), stop: stop.clone() };
                 accept(stream, &service, &connections, shared);
             }
             Err(error) => {
@@ -171,7 +171,12 @@ async fn reject_all(listener: &UnixListener) {
     }
 }
 
-fn accept<S: Service>(stream: UnixStream, service: &Rc<S>, connections: &Rc<Connections>, shared: Shared) {
+fn accept<S: Service>(
+    stream: UnixStream,
+    service: &Rc<S>,
+    connections: &Rc<Connections>,
+    shared: ConnectionContext,
+) {
     let Ok(credentials) = stream.peer_cred() else { return };
     let peer = Peer { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
     let Some(slot) = connections.take_slot(peer.uid, &shared.limits) else {

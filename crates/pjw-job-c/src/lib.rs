@@ -14,7 +14,7 @@ use job::{Cores, CoresSource, Job, WantError};
 use libc::cpu_set_t;
 use pjw_core::cpuset::{CpuSet, Pu};
 
-use crate::failure::{Failure, returned};
+use crate::failure::{Failure, to_c_result};
 
 /// The C type `pjw_job_t`: a handle by which a C program reads the cores of a job, and says how many cores the job
 /// wants. C programs only use pointers to this type. Contains the [`Job`] of the crate pjw-job.
@@ -72,7 +72,7 @@ impl From<&Cores> for PjwCores {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_open(directory: *const c_char) -> *mut PjwJob {
     let mut opened = ptr::null_mut();
-    returned(|| {
+    to_c_result(|| {
         let job = if directory.is_null() {
             Job::of_this_process()
         } else {
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
 /// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for a `pjw_cores_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_cores(job: *mut PjwJob, cores: *mut PjwCores) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller gives NULL or a job.
         let job = unsafe { job_of(job) }?;
         // SAFETY: the caller gives NULL or the room.
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn pjw_job_cpus(
     set: *mut cpu_set_t,
     size: usize,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller gives NULL or a job.
         let cores = unsafe { job_of(job) }?.cores();
         let cpus = match which {
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn pjw_job_cpus(
 /// `job` must be NULL or from [`pjw_job_open`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_has_cpu(job: *mut PjwJob, cpu: c_int) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller gives NULL or a job.
         let job = unsafe { job_of(job) }?;
         let cpu = u32::try_from(cpu).map_err(|_| Failure::invalid(format!("{cpu} is no CPU")))?;
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn pjw_job_wait(
     timeout_ms: c_int,
     cores: *mut PjwCores,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller gives NULL or a job.
         let job = unsafe { job_of(job) }?;
         if cores.is_null() {
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn pjw_job_wait(
 /// `job` must be NULL or from [`pjw_job_open`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_want(job: *mut PjwJob, cores: c_int) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller gives NULL or a job.
         let job = unsafe { job_of(job) }?;
         match (u32::try_from(cores), cores) {
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn pjw_job_want(job: *mut PjwJob, cores: c_int) -> c_int {
 /// message is empty if no function failed. The pointer is valid until the next failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pjw_job_error() -> *const c_char {
-    failure::last_text()
+    failure::last_failure_message()
 }
 
 impl From<WantError> for Failure {

@@ -200,7 +200,7 @@ pub(crate) fn set_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Rang
 /// Returns the two bits of the core map (the file `coremap` of a job) that belong to the CPU `cpu`: the indices of two
 /// 8-byte words, and a mask with one bit. In the first word, the bit says whether the job owns the CPU. In the second
 /// word, the bit says whether the job borrows the CPU. `None` if the number of the CPU is [`MAX_CPUS`] or more.
-pub(crate) fn place_of(cpu: Pu) -> Option<([usize; 2], u64)> {
+pub(crate) fn cpu_bit_position(cpu: Pu) -> Option<([usize; 2], u64)> {
     (cpu.0 < MAX_CPUS).then(|| {
         let word = HEADER_WORDS + cpu.0 as usize / 64;
         ([word, word + WORDS_PER_CPU_SET], 1 << (cpu.0 % 64))
@@ -233,7 +233,7 @@ pub(crate) fn has_known_header(page: &[u8; COREMAP_BYTES]) -> bool {
 
 /// Converts the 4096 bytes of a core map (the file `coremap` of a job) to 8-byte words in the byte order of the
 /// machine.
-pub(crate) fn words_of(page: &[u8; COREMAP_BYTES]) -> [u64; COREMAP_WORDS] {
+pub(crate) fn to_words(page: &[u8; COREMAP_BYTES]) -> [u64; COREMAP_WORDS] {
     let mut words = [0; COREMAP_WORDS];
     for (word, bytes) in words.iter_mut().zip(page.chunks_exact(8)) {
         *word = u64::from_ne_bytes([
@@ -292,14 +292,14 @@ mod tests {
         let empty = CoreMapContent::default();
         let largest = CoreMapContent { own: CpuSet::from_range(Pu(0), Pu(MAX_CPUS - 1)), ..content() };
         for content in [content(), empty, largest] {
-            assert_eq!(CoreMapContent::decode(&words_of(&content.encode(2))), Some(content));
+            assert_eq!(CoreMapContent::decode(&to_words(&content.encode(2))), Some(content));
         }
     }
 
     #[test]
     fn a_cpu_beyond_the_sets_is_left_out_and_flagged() {
         let beyond = CoreMapContent { own: set("5,8064"), ..CoreMapContent::default() };
-        let read = CoreMapContent::decode(&words_of(&beyond.encode(0))).unwrap();
+        let read = CoreMapContent::decode(&to_words(&beyond.encode(0))).unwrap();
         assert_eq!((read.own, read.is_truncated), (set("5"), true));
     }
 
@@ -307,7 +307,7 @@ mod tests {
     fn a_page_with_more_words_than_a_set_has_is_refused() {
         let mut page = content().encode(0);
         page[WORDS_OFFSET..WORDS_OFFSET + 4].copy_from_slice(&127_u32.to_ne_bytes());
-        assert_eq!(CoreMapContent::decode(&words_of(&page)), None);
-        assert_eq!(set_ranges(&words_of(&page)), None);
+        assert_eq!(CoreMapContent::decode(&to_words(&page)), None);
+        assert_eq!(set_ranges(&to_words(&page)), None);
     }
 }

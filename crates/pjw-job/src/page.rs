@@ -15,8 +15,8 @@ use thiserror::Error;
 
 use crate::futex;
 use crate::layout::{
-    COREMAP_BYTES, COREMAP_WORDS, CoreMapContent, HEADER_WORDS, SEQUENCE_OFFSET, has_known_header, place_of,
-    set_ranges,
+    COREMAP_BYTES, COREMAP_WORDS, CoreMapContent, HEADER_WORDS, SEQUENCE_OFFSET, cpu_bit_position,
+    has_known_header, set_ranges,
 };
 
 /// How often a reader tries again at once while the daemon writes. A write takes some microseconds.
@@ -146,7 +146,7 @@ impl CoreMapReader {
     /// - The number of the CPU is [`crate::layout::MAX_CPUS`] or more.
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> Option<bool> {
-        let (words, bit) = place_of(cpu)?;
+        let (words, bit) = cpu_bit_position(cpu)?;
         let before = self.sequence().load(Ordering::Acquire);
         let flags = self.word(40 / 8).load(Ordering::Relaxed).to_ne_bytes();
         let found = words.iter().any(|&word| self.word(word).load(Ordering::Relaxed) & bit != 0);

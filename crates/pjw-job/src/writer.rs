@@ -15,7 +15,7 @@ use crate::directory::FILE_MODE;
 use crate::futex;
 use crate::layout::{
     COREMAP_BYTES, CoreMapContent, EPOCH_OFFSET, RESERVED_OFFSET, SEQUENCE_OFFSET, has_known_header,
-    sequence_of, words_of,
+    sequence_of, to_words,
 };
 use crate::page::{map, unmap};
 
@@ -76,7 +76,7 @@ impl CoreMapWriter {
         file.set_permissions(PermissionsExt::from_mode(FILE_MODE)).ok()?;
         let mut page = [0; COREMAP_BYTES];
         file.read_exact_at(&mut page, 0).ok()?;
-        let last = CoreMapContent::decode(&words_of(&page)).filter(|_| has_known_header(&page))?;
+        let last = CoreMapContent::decode(&to_words(&page)).filter(|_| has_known_header(&page))?;
         Self::of_file(file, last).ok()
     }
 

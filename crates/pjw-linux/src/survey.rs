@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::Path;
 
 use nix::unistd::{AccessFlags, access};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
 use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
@@ -155,8 +155,8 @@ pub fn read_cpuset_support() -> CpusetSupport {
         hierarchy,
         affinity_persists: version::affinity_survives_by_version(),
         idle_priority: match obstacle {
-            None => IdlePriority::Available,
-            Some(why) => IdlePriority::Unavailable { why },
+            None => IdlePrioritySupport::Available,
+            Some(why) => IdlePrioritySupport::Unavailable { why },
         },
         can_freeze: is_available && mount.as_ref().is_some_and(probe::has_freezer),
     }

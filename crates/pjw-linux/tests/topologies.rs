@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use pjw_core::devices::DeviceClass;
-use pjw_core::topology::{Level, Topology};
+use pjw_core::topology::{Topology, TopologyLevel};
 use pjw_linux::topology::{TopologySource, load_topology};
 use serde::Deserialize;
 
@@ -46,9 +46,9 @@ fn every_machine_has_the_counts_of_hwlocs_tools() {
         let machine = machine(&counted.file);
         let with_pus = |level| machine.domains(level).filter(|domain| !domain.cpus.is_empty()).count();
         let found = [
-            with_pus(Level::Package),
-            with_pus(Level::NumaNode),
-            with_pus(Level::L3),
+            with_pus(TopologyLevel::Package),
+            with_pus(TopologyLevel::NumaNode),
+            with_pus(TopologyLevel::L3),
             machine.cores().len(),
             machine.cpus().len(),
             machine.details().core_kinds.len(),
@@ -73,8 +73,9 @@ fn every_machine_has_the_counts_of_hwlocs_tools() {
 fn a_node_without_pus_is_memory_only() {
     let memory = |file: &str| {
         let machine = machine(file);
-        let nodes =
-            machine.domains(Level::NumaNode).filter(|node| machine.cpus_belonging_to(node).is_empty());
+        let nodes = machine
+            .domains(TopologyLevel::NumaNode)
+            .filter(|node| machine.cpus_belonging_to(node).is_empty());
         nodes.map(|node| node.number).collect::<Vec<_>>()
     };
     assert_eq!(memory("64intel64-fakeKNL-SNC4-hybrid.xml"), [7, 4, 5, 6]);

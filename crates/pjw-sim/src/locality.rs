@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::topology::{Level, Topology};
+use pjw_core::topology::{Topology, TopologyLevel};
 
 /// What a processor is in a job log: a core, or a PU (logical CPU). A job log contains the number of processors
 /// of each job.
@@ -67,7 +67,7 @@ impl PuLocations {
                 by_pu[pu.0 as usize] = Some(PuLocation { core, l3: None, numa_node: None, package: None });
             }
         }
-        for level in [Level::L3, Level::NumaNode, Level::Package] {
+        for level in [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package] {
             for (number, domain) in (0..).zip(topology.domains(level)) {
                 for pu in domain.cpus.iter() {
                     let Some(Some(location)) = by_pu.get_mut(pu.0 as usize) else { continue };
@@ -111,17 +111,17 @@ impl PuLocation {
     /// Returns the index of the domain that contains this PU (logical CPU). A domain is an L3 cache, a NUMA node
     /// or a package. `level` selects one of these three kinds. The index counts from 0 in the topology's list of
     /// domains of this kind. `None` if no domain of this kind contains the PU, or if `level` is
-    /// [`Level::Machine`].
+    /// [`TopologyLevel::Machine`].
     #[must_use]
-    pub fn domain_index(mut self, level: Level) -> Option<u32> {
-        if level == Level::Machine { None } else { *self.domain_mut(level) }
+    pub fn domain_index(mut self, level: TopologyLevel) -> Option<u32> {
+        if level == TopologyLevel::Machine { None } else { *self.domain_mut(level) }
     }
 
-    fn domain_mut(&mut self, level: Level) -> &mut Option<u32> {
+    fn domain_mut(&mut self, level: TopologyLevel) -> &mut Option<u32> {
         match level {
-            Level::L3 => &mut self.l3,
-            Level::NumaNode => &mut self.numa_node,
-            Level::Package | Level::Machine => &mut self.package,
+            TopologyLevel::L3 => &mut self.l3,
+            TopologyLevel::NumaNode => &mut self.numa_node,
+            TopologyLevel::Package | TopologyLevel::Machine => &mut self.package,
         }
     }
 }
@@ -158,8 +158,12 @@ mod tests {
     #[test]
     fn two_nodes_with_the_same_pus_count_once_and_no_domain_not_at_all() {
         let core = |pu| Core { pus: Pu(pu).into(), kind_index: 0 };
-        let node =
-            |number| Domain { level: Level::NumaNode, number, cpus: "0-1".parse().unwrap(), memory_bytes: 1 };
+        let node = |number| Domain {
+            level: TopologyLevel::NumaNode,
+            number,
+            cpus: "0-1".parse().unwrap(),
+            memory_bytes: 1,
+        };
         let machine = Topology::new(vec![core(0), core(1)], vec![node(0), node(1)]).unwrap();
         let domains_used = PuLocations::from_topology(&machine).domains_used(machine.cpus());
         assert_eq!(domains_used, LocalityCounts { packages: 0, numa_nodes: 1, l3_caches: 0, split_cores: 0 });

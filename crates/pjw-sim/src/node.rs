@@ -24,7 +24,7 @@ use crate::{faults::Faults, workload::Workload};
 
 mod cgroups;
 
-use cgroups::{cgroups_of, read_cgroup};
+use cgroups::{cgroup_file_lines, read_cgroup};
 
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
@@ -174,7 +174,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     let attributes_changed = std::mem::replace(&mut found.attributes_changed, false);
     let process = &world.processes[&pid];
     let attributes = attributes_changed.then(|| BatchAttributes {
-        cgroups: cgroups_of(process, &world.cpuset_support.hierarchy),
+        cgroups: cgroup_file_lines(process, &world.cpuset_support.hierarchy),
         environ: process.environ.clone(),
         supplementary_groups: Vec::new(),
         command_line: process.comm.to_string(),

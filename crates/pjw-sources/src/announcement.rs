@@ -54,7 +54,7 @@ fn amount(
 fn uid(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
     let number =
         text.parse().ok().filter(|&uid| text.bytes().all(|byte| byte.is_ascii_digit()) && uid != u32::MAX);
-    number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| HookInputError::not_a_user(variable, text))
+    number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| HookInputError::invalid_user(variable, text))
 }
 
 /// A user name or a user id.
@@ -66,7 +66,7 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
     }
     let is_name = (1..=256).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(name);
     let owner = is_name.then(|| JobOwner::Name(text.to_owned()));
-    owner.ok_or_else(|| HookInputError::not_a_user(variable, text))
+    owner.ok_or_else(|| HookInputError::invalid_user(variable, text))
 }
 
 /// Reads the description of a job from `environment`: the environment in which Slurm runs its prolog, epilog and
@@ -89,15 +89,15 @@ pub fn from_slurm(environment: &BatchAttributes, host: &Host) -> Result<JobAnnou
         "SLURM_NODELIST",
         "SLURMD_NODENAME",
     ];
-    let environ = Environ::of(VARIABLES, environment);
-    let (job, alias) = slurm::ids(environ)?;
+    let environ = Environ::with_variables(VARIABLES, environment);
+    let (job, alias) = slurm::job_id_and_sluid(environ)?;
     let owner =
         environ.first(["SLURM_JOB_UID", "SLURM_UID"]).and_then(|(variable, text)| uid(variable, text));
     Ok(JobAnnouncement {
         job,
         alias,
         owner,
-        cpu_request: amount(slurm::count_of_job(environ, host), CpuRequest::Pus),
+        cpu_request: amount(slurm::job_cpu_count(environ, host), CpuRequest::Pus),
     })
 }
 
@@ -112,11 +112,11 @@ pub fn from_slurm(environment: &BatchAttributes, host: &Host) -> Result<JobAnnou
 pub fn from_lsf(environment: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
-    let environ = Environ::of(VARIABLES, environment);
+    let environ = Environ::with_variables(VARIABLES, environment);
     let owner =
         environ.first(["LSB_JOB_EXECUSER", "LSFUSER"]).and_then(|(variable, text)| user(variable, text));
-    let cpu_request = amount(lsf::count(environ, host), CpuRequest::Cores);
-    Ok(JobAnnouncement { job: lsf::id(environ)?, alias: None, owner, cpu_request })
+    let cpu_request = amount(lsf::slot_count(environ, host), CpuRequest::Cores);
+    Ok(JobAnnouncement { job: lsf::job_id(environ)?, alias: None, owner, cpu_request })
 }
 
 /// Reads the description of a job from the arguments of pjw's hook for OpenPBS. The arguments are:
@@ -132,7 +132,7 @@ pub fn from_lsf(environment: &BatchAttributes, host: &Host) -> Result<JobAnnounc
 /// the field `owner` or `cpu_request` of the result is an error.
 pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let amount = match arguments.get(2..) {
-        Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), CpuRequest::Pus),
+        Some([exec_vnode, node, ..]) => amount(pbs::cpu_count_of_node(exec_vnode, node), CpuRequest::Pus),
         _ => Err(HookInputError::CountNotProvided(JobSource::Pbs)),
     };
     pbs_job(arguments, amount)
@@ -149,7 +149,7 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputErro
 pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
-    pbs_job(arguments, amount(pbs::ppn(limits, hosts), CpuRequest::Cores))
+    pbs_job(arguments, amount(pbs::processors_per_node(limits, hosts), CpuRequest::Cores))
 }
 
 fn pbs_job(
@@ -159,7 +159,7 @@ fn pbs_job(
     const ID: &str = "the first argument";
     const USER: &str = "the second argument";
     let id = arguments.first().filter(|id| !id.is_empty()).ok_or(HookInputError::Missing(ID))?;
-    let job = pbs::job(id).ok_or_else(|| HookInputError::not_an_id(ID, id))?;
+    let job = pbs::job(id).ok_or_else(|| HookInputError::invalid_job_id(ID, id))?;
     let owner = arguments.get(1).ok_or(HookInputError::Missing(USER)).and_then(|name| user(USER, name));
     Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
@@ -173,7 +173,7 @@ fn pbs_job(
 pub fn from_openpbs_task_environment(
     environment: &BatchAttributes,
 ) -> Result<JobAnnouncement, HookInputError> {
-    let id = Environ::of(&["PBS_JOBID"], environment).required("PBS_JOBID")?;
+    let id = Environ::with_variables(&["PBS_JOBID"], environment).required("PBS_JOBID")?;
     pbs_job(&[id], Err(HookInputError::CountNotProvided(JobSource::Pbs)))
 }
 
@@ -199,14 +199,14 @@ pub fn from_sge(
     hostfile_text: Option<&str>,
 ) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "the first argument ($job_owner)";
-    let environ = Environ::of(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], environment);
+    let environ = Environ::with_variables(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], environment);
     let count = match hostfile_text {
         Some(text) => sge::count_in_hostfile(text, host),
-        None => sge::count(environ),
+        None => sge::slot_count(environ),
     };
     let owner = owner.ok_or(HookInputError::Missing(OWNER)).and_then(|name| user(OWNER, name));
     Ok(JobAnnouncement {
-        job: sge::id(environ)?,
+        job: sge::job_id(environ)?,
         alias: None,
         owner,
         cpu_request: amount(count, CpuRequest::Cores),
@@ -227,18 +227,19 @@ pub fn from_condor(
     job_ad: &str,
 ) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "Owner in the job's ad";
-    let slot = Environ::of(&["_CONDOR_SLOT"], environment).required("_CONDOR_SLOT")?;
-    let flaw = |_| HookInputError::not_an_id("_CONDOR_SLOT", slot);
+    let slot = Environ::with_variables(&["_CONDOR_SLOT"], environment).required("_CONDOR_SLOT")?;
+    let flaw = |_| HookInputError::invalid_job_id("_CONDOR_SLOT", slot);
     let named = JobId::new(JobSource::Condor, slot).map_err(flaw)?;
     // The variable may lack the machine's name, which the directory of the cgroup contains.
     let first = |name: &str| name.split('@').next().map(str::to_owned);
-    let full = condor::text(machine_ad, "Name").filter(|name| first(name) == first(slot));
+    let full = condor::string_attribute(machine_ad, "Name").filter(|name| first(name) == first(slot));
     let (job, alias) = match full.and_then(|name| JobId::new(JobSource::Condor, name).ok()) {
         Some(full) if full != named => (full, Some(named)),
         _ => (named, None),
     };
-    let owner = condor::text(job_ad, "Owner").ok_or(HookInputError::Missing(OWNER));
-    let count = condor::count(machine_ad).unwrap_or(Err(HookInputError::CountNotProvided(JobSource::Condor)));
+    let owner = condor::string_attribute(job_ad, "Owner").ok_or(HookInputError::Missing(OWNER));
+    let count = condor::slot_core_count(machine_ad)
+        .unwrap_or(Err(HookInputError::CountNotProvided(JobSource::Condor)));
     let owner = owner.and_then(|name| user(OWNER, name));
     Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
 }
@@ -251,9 +252,9 @@ pub fn from_condor(
 /// If the environment contains no valid job id. Without a valid owner, the call succeeds, and the field `owner`
 /// of the result is an error.
 pub fn from_flux(environment: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
-    let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], environment);
+    let environ = Environ::with_variables(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], environment);
     let id = environ.required("FLUX_JOB_ID")?;
-    let job = flux::job(id).ok_or_else(|| HookInputError::not_an_id("FLUX_JOB_ID", id))?;
+    let job = flux::job(id).ok_or_else(|| HookInputError::invalid_job_id("FLUX_JOB_ID", id))?;
     let owner = environ.required("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));
     Ok(JobAnnouncement {
         job,

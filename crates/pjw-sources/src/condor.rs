@@ -12,11 +12,11 @@
 use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessScope;
 
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
+use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 /// How pjw recognises the processes and jobs of HTCondor. An entry of the table of batch systems.
-pub(crate) const SYSTEM: System = System {
+pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
@@ -26,10 +26,10 @@ pub(crate) const SYSTEM: System = System {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<Place> {
+fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
     let at = process.parts.iter().position(|part| *part == "htcondor")?;
     let directory = process.parts.get(at + 1)?;
-    Some(Place::job(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))
+    Some(CgroupDirectoryRole::job(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))
 }
 
 /// The name of the slot: the last part of the directory's name. The whole name where slots have names of their own
@@ -41,7 +41,7 @@ fn slot_of(directory: &str) -> Option<&str> {
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    JobId::new(JobSource::Condor, environ.get("_CONDOR_SLOT")?).ok().map(EnvironClaim::of)
+    JobId::new(JobSource::Condor, environ.get("_CONDOR_SLOT")?).ok().map(EnvironClaim::from_job_id)
 }
 
 /// The value of an attribute in an ad in the long form, with lines such as `Cpus = 4`. Names are not case-sensitive.
@@ -56,15 +56,15 @@ fn attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
 /// Returns the value, without its quotes, of the string attribute `name` in the ClassAd `ad`: `alice` for the attribute
 /// `Owner` and the line `Owner = "alice"`. A ClassAd is HTCondor's list of the attributes of a job or a machine. `None`
 /// if `ad` has no attribute `name`, or if its value has no quotes.
-pub(crate) fn text<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn string_attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     attribute(ad, name)?.strip_prefix('"')?.strip_suffix('"')
 }
 
 /// Returns the number of cores in `machine_ad`: the value of its attribute `Cpus`. `machine_ad` is HTCondor's
 /// description (ClassAd) of a slot, its share of a machine for one job. `None` if the attribute is missing, and an
 /// error if its value is no number.
-pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, HookInputError>> {
+pub(crate) fn slot_core_count(machine_ad: &str) -> Option<Result<u32, HookInputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";
-    Some(counts::number(text).ok_or_else(|| HookInputError::not_a_number(variable, text)))
+    Some(counts::parse_digits(text).ok_or_else(|| HookInputError::invalid_number(variable, text)))
 }

@@ -50,15 +50,15 @@ fn runs(text: &str) -> impl Iterator<Item = Result<Run, CountsError>> {
 
 fn run(item: &str) -> Option<Run> {
     let (count, nodes) = match item.split_once("(x") {
-        Some((count, times)) => (count, number(times.strip_suffix(')')?)?),
+        Some((count, times)) => (count, parse_digits(times.strip_suffix(')')?)?),
         None => (item, 1),
     };
-    Some(Run { count: number(count)?, nodes: Some(nodes).filter(|&nodes| nodes > 0)? })
+    Some(Run { count: parse_digits(count)?, nodes: Some(nodes).filter(|&nodes| nodes > 0)? })
 }
 
 /// Parses a number that consists of digits only. `None` if `text` is no such number or the number does not fit into 32
 /// bits. (`str::parse` would also accept a plus sign.)
-pub(crate) fn number(text: &str) -> Option<u32> {
+pub(crate) fn parse_digits(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
@@ -119,8 +119,10 @@ pub fn slot_count_of_host_in_pairs(
     let mut tokens = host_slot_pairs.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
     while let Some((at, name)) = tokens.next() {
-        let count =
-            tokens.next().and_then(|(_, word)| number(word)).ok_or(CountsError::NotAPair { word: at + 2 })?;
+        let count = tokens
+            .next()
+            .and_then(|(_, word)| parse_digits(word))
+            .ok_or(CountsError::NotAPair { word: at + 2 })?;
         if host_names_match(name, host_name) {
             sum = Some(sum.unwrap_or(0).saturating_add(count));
         }

@@ -53,19 +53,19 @@ pub enum HookInputError {
 impl HookInputError {
     /// Makes the error for a value that is no job id of the batch system. `variable` names the environment variable or
     /// the argument that has the value `text`.
-    pub(crate) fn not_an_id(variable: &'static str, text: &str) -> Self {
+    pub(crate) fn invalid_job_id(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "names no job of this scheduler", text)
     }
 
     /// Makes the error for a value that is no user name and no user id. `variable` names the environment variable or
     /// the argument that has the value `text`.
-    pub(crate) fn not_a_user(variable: &'static str, text: &str) -> Self {
+    pub(crate) fn invalid_user(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "names no user", text)
     }
 
     /// Makes the error for a value that is not a whole number above 0. `variable` names the environment variable or the
     /// attribute that has the value `text`.
-    pub(crate) fn not_a_number(variable: &'static str, text: &str) -> Self {
+    pub(crate) fn invalid_number(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "is not a whole number above 0", text)
     }
 
@@ -75,7 +75,7 @@ impl HookInputError {
 
     /// Makes the error for an invalid list of machines or counts. `variable` names the environment variable or the
     /// argument that contains the list. `why` says what is wrong with the list.
-    pub(crate) fn list(variable: &'static str, why: &impl ToString) -> Self {
+    pub(crate) fn invalid_list(variable: &'static str, why: &impl ToString) -> Self {
         HookInputError::MalformedList { variable, why: why.to_string() }
     }
 

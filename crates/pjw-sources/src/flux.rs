@@ -13,11 +13,11 @@
 use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessScope;
 
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
-use crate::{host::Host, place::manager_of};
+use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
+use crate::{host::Host, place::service_manager_user};
 
 /// How pjw recognises the processes and jobs of Flux. An entry of the table of batch systems.
-pub(crate) const SYSTEM: System = System {
+pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Flux,
     launchers: &["flux-shell", "flux-imp"],
     variables: &["FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"],
@@ -27,18 +27,18 @@ pub(crate) const SYSTEM: System = System {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<Place> {
-    let manager = process.parts.iter().position(|part| manager_of(part).is_some())?;
+fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+    let manager = process.parts.iter().position(|part| service_manager_user(part).is_some())?;
     process.parts.iter().enumerate().skip(manager + 1).find_map(|(depth, part)| {
         let (rank, id) = part.strip_prefix("imp-shell-")?.strip_suffix(".service")?.split_once('-')?;
         rank.parse::<u32>().ok()?;
-        Some(Place::job(job(id)?, depth))
+        Some(CgroupDirectoryRole::job(job(id)?, depth))
     })
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
     let job = job(environ.get("FLUX_JOB_ID")?)?;
-    Some(EnvironClaim { tasks: tasks_here(environ), ..EnvironClaim::of(job) })
+    Some(EnvironClaim { tasks: tasks_here(environ), ..EnvironClaim::from_job_id(job) })
 }
 
 /// The number of the job's tasks on this node (flux-environment(7)), if that is the same number on each of its nodes.

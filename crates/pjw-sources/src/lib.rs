@@ -36,13 +36,20 @@ use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMark, Jo
 use pjw_core::{ids::Comm, job::JobSource};
 
 use place::CgroupPath;
-use system::{Environ, EnvironClaim, Place, ProcessView, System};
+use system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
 
 pub use host::Host;
 
 /// The recognised batch systems, in the order of [`JobSource::ALL`].
-const SYSTEMS: [System; 7] =
-    [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
+const SYSTEMS: [BatchSystem; 7] = [
+    slurm::BATCH_SYSTEM,
+    lsf::BATCH_SYSTEM,
+    pbs::BATCH_SYSTEM,
+    sge::BATCH_SYSTEM,
+    condor::BATCH_SYSTEM,
+    flux::BATCH_SYSTEM,
+    oar::BATCH_SYSTEM,
+];
 
 /// Returns the names of all environment variables from which pjw recognises the jobs of batch systems. pjwd
 /// must read these variables of each process, and pass them to [`recognise_jobs`].
@@ -66,7 +73,7 @@ pub fn batch_systems_with_narrowable_cpusets() -> BTreeSet<JobSource> {
 #[must_use]
 pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     let is_launcher =
-        |system: &&System| system.launchers.iter().any(|name| name.as_bytes() == comm.as_bytes());
+        |system: &&BatchSystem| system.launchers.iter().any(|name| name.as_bytes() == comm.as_bytes());
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
@@ -93,31 +100,38 @@ pub fn recognise_jobs(
     enabled_systems: &BTreeSet<JobSource>,
 ) -> JobMarks {
     let is_enabled = |source: &JobSource| enabled_systems.contains(source);
-    let systems: Vec<&System> = SYSTEMS.iter().filter(|system| is_enabled(&system.source)).collect();
+    let systems: Vec<&BatchSystem> = SYSTEMS.iter().filter(|system| is_enabled(&system.source)).collect();
     let launcher = batch_system_of_launcher(comm).filter(is_enabled);
     let place = place_of(&systems, comm, attributes, host);
 
     let role = match (launcher, &place) {
         (Some(source), _) => BatchRole::Launcher(source),
-        (None, Some((source, Place::SchedulerOnly { .. } | Place::Job { helper: true, .. }, _))) => {
-            BatchRole::Helper(*source)
-        }
+        (
+            None,
+            Some((
+                source,
+                CgroupDirectoryRole::SchedulerOnly { .. } | CgroupDirectoryRole::Job { helper: true, .. },
+                _,
+            )),
+        ) => BatchRole::Helper(*source),
         (None, _) => BatchRole::Ordinary,
     };
     let place = match place {
         // Directories with processes of the scheduler only name no job.
-        Some((_, Place::SchedulerOnly { .. }, _)) => return JobMarks { role, marks: Vec::new() },
-        Some((_, Place::Job { job, .. }, directory)) => Some((job, directory)),
+        Some((_, CgroupDirectoryRole::SchedulerOnly { .. }, _)) => {
+            return JobMarks { role, marks: Vec::new() };
+        }
+        Some((_, CgroupDirectoryRole::Job { job, .. }, directory)) => Some((job, directory)),
         None => None,
     };
 
-    let environ_claims: Vec<(EnvironClaim, &System)> = systems
+    let environ_claims: Vec<(EnvironClaim, &BatchSystem)> = systems
         .into_iter()
         .filter_map(|system| Some(((system.environ_claim)(Environ::new(system, attributes), host)?, system)))
         .collect();
     let mut claims = Vec::new();
     if let Some((job, directory)) = &place {
-        let same = environ_claims.iter().find(|(environ_claim, _)| environ_claim.names(job));
+        let same = environ_claims.iter().find(|(environ_claim, _)| environ_claim.is_for_job(job));
         let (cpu_request, tasks) = same
             .map_or((None, None), |(environ_claim, _)| (environ_claim.amount.clone(), environ_claim.tasks));
         let kind = JobIdAttribute::Cgroup(directory.clone());
@@ -139,11 +153,11 @@ pub fn recognise_jobs(
 /// The outermost directory that any system recognises, on the first line that has one: the system, the meaning of
 /// the directory, and its path.
 fn place_of(
-    systems: &[&System],
+    systems: &[&BatchSystem],
     comm: &Comm,
     attributes: &BatchAttributes,
     host: &Host,
-) -> Option<(JobSource, Place, String)> {
+) -> Option<(JobSource, CgroupDirectoryRole, String)> {
     place::paths_by_priority(&attributes.cgroups).find_map(|line| {
         let path = CgroupPath::new(line, host.flux_user)?;
         let process = ProcessView { parts: path.parts(), comm, command_line: &attributes.command_line };
@@ -151,7 +165,7 @@ fn place_of(
             .iter()
             .filter_map(|system| Some((system.source, (system.place)(&process)?)))
             .min_by_key(|(source, place)| (place.depth(), *source))?;
-        let directory = path.down_to(place.depth());
+        let directory = path.path_to_directory(place.depth());
         Some((source, place, directory))
     })
 }

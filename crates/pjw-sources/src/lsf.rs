@@ -11,11 +11,13 @@
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessScope;
 
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
+use crate::system::{
+    BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
+};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 /// How pjw recognises the processes and jobs of LSF. An entry of the table of batch systems.
-pub(crate) const SYSTEM: System = System {
+pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Lsf,
     launchers: &["res", "sbatchd"],
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
@@ -25,7 +27,7 @@ pub(crate) const SYSTEM: System = System {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<Place> {
+fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, _cluster, directory] = process.parts.get(at..at + 3)? else { return None };
         let name = directory.strip_prefix("job.").filter(|_| *top == "lsf")?;
@@ -34,22 +36,23 @@ fn place(process: &ProcessView<'_>) -> Option<Place> {
             Some(member) => member.split_once('[')?,
             None => (name.split('.').next()?, "0"),
         };
-        Some(Place::job(job(id, index)?, at + 2))
+        Some(CgroupDirectoryRole::job(job(id, index)?, at + 2))
     })
 }
 
 fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
-    let amount = count(environ, host).ok().and_then(valid_count).map(CpuRequest::Cores);
-    Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
+    let amount = slot_count(environ, host).ok().and_then(valid_count).map(CpuRequest::Cores);
+    Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job_id(environ).ok()?) })
 }
 
 /// Returns the job id from LSF's environment variables `LSB_JOBID` and `LSB_JOBINDEX` (the index in a job array).
 ///
 /// # Errors
 /// If `LSB_JOBID` is not set, or if the values are no valid id.
-pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
+pub(crate) fn job_id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
     let (number, index) = (environ.required("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
-    job(number, index).ok_or_else(|| HookInputError::not_an_id("LSB_JOBID", &format!("{number}[{index}]")))
+    job(number, index)
+        .ok_or_else(|| HookInputError::invalid_job_id("LSB_JOBID", &format!("{number}[{index}]")))
 }
 
 /// Returns the number of the job's LSF slots on this machine. `host` has the name of the machine. The number is read
@@ -57,18 +60,18 @@ pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
 ///
 /// # Errors
 /// If neither variable is set, if the list in the variable is invalid, or if the list does not contain this machine.
-pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
+pub(crate) fn slot_count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
         "LSB_MCPU_HOSTS" => counts::slot_count_of_host_in_pairs(list, &host.name),
         _ => counts::slot_count_of_host_in_list(list, &host.name),
     };
-    let count = count.map_err(|why| HookInputError::list(variable, &why))?;
+    let count = count.map_err(|why| HookInputError::invalid_list(variable, &why))?;
     count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))
 }
 
 fn job(id: &str, index: &str) -> Option<JobId> {
-    let id = plain_number(id)?;
-    let name = if index == "0" { id.to_owned() } else { format!("{id}[{}]", plain_number(index)?) };
+    let id = job_number(id)?;
+    let name = if index == "0" { id.to_owned() } else { format!("{id}[{}]", job_number(index)?) };
     JobId::new(JobSource::Lsf, &name).ok()
 }

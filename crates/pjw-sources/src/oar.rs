@@ -7,10 +7,10 @@ use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessScope;
 
 use crate::host::Host;
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number};
+use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number};
 
 /// How pjw recognises the processes and jobs of OAR. An entry of the table of batch systems.
-pub(crate) const SYSTEM: System = System {
+pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Oar,
     launchers: &["oarexec"],
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
@@ -20,18 +20,18 @@ pub(crate) const SYSTEM: System = System {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<Place> {
+fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, directory] = process.parts.get(at..at + 2)? else { return None };
         let (user, id) = directory.rsplit_once('_').filter(|_| *top == "oar")?;
-        (!user.is_empty()).then(|| Some(Place::job(job(id)?, at + 1)))?
+        (!user.is_empty()).then(|| Some(CgroupDirectoryRole::job(job(id)?, at + 1)))?
     })
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    job(environ.get("OAR_JOB_ID").or_else(|| environ.get("OAR_JOBID"))?).map(EnvironClaim::of)
+    job(environ.get("OAR_JOB_ID").or_else(|| environ.get("OAR_JOBID"))?).map(EnvironClaim::from_job_id)
 }
 
 fn job(id: &str) -> Option<JobId> {
-    JobId::new(JobSource::Oar, plain_number(id)?).ok()
+    JobId::new(JobSource::Oar, job_number(id)?).ok()
 }

@@ -12,11 +12,11 @@
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessScope;
 
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, valid_count};
+use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 /// How pjw recognises the processes and jobs of PBS (OpenPBS and Torque). An entry of the table of batch systems.
-pub(crate) const SYSTEM: System = System {
+pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Pbs,
     launchers: &["pbs_mom"],
     variables: &["PBS_JOBID", "PBS_NUM_PPN", "PBS_NUM_NODES", "PBS_NP"],
@@ -26,7 +26,7 @@ pub(crate) const SYSTEM: System = System {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<Place> {
+fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let depth = match (parts[at], parts.get(at + 1)) {
@@ -34,7 +34,7 @@ fn place(process: &ProcessView<'_>) -> Option<Place> {
             (service, Some(&"jobid")) if service.ends_with(".service") => at + 2,
             _ => return None,
         };
-        Some(Place::job(job(parts.get(depth)?)?, depth))
+        Some(CgroupDirectoryRole::job(job(parts.get(depth)?)?, depth))
     })
 }
 
@@ -44,7 +44,7 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
     let whole =
         share.is_some() && environ.number("PBS_NP") == share && environ.number("PBS_NUM_NODES") == Some(1);
     let amount = share.filter(|_| whole).and_then(valid_count).map(CpuRequest::Cores);
-    Some(EnvironClaim { amount, ..EnvironClaim::of(job) })
+    Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job) })
 }
 
 /// Returns the number of CPUs that a job has on the machine `node`. `exec_vnode` is OpenPBS's list of the vnodes of the
@@ -54,15 +54,15 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
 ///
 /// # Errors
 /// If a number of CPUs is invalid, or if the list has no vnode of `node`.
-pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, HookInputError> {
+pub(crate) fn cpu_count_of_node(exec_vnode: &str, node: &str) -> Result<u32, HookInputError> {
     const WHAT: &str = "exec_vnode";
     let mut sum: Option<u32> = None;
     for (at, piece) in exec_vnode.split('+').enumerate() {
         let mut parts = piece.trim().trim_start_matches('(').trim_end_matches(')').split(':');
         let vnode = parts.next().unwrap_or_default();
         let count = match parts.find_map(|part| part.strip_prefix("ncpus=")) {
-            Some(text) => counts::number(text).ok_or_else(|| {
-                HookInputError::list(WHAT, &counts::CountsError::NotACount { part: at + 1 })
+            Some(text) => counts::parse_digits(text).ok_or_else(|| {
+                HookInputError::invalid_list(WHAT, &counts::CountsError::NotACount { part: at + 1 })
             })?,
             None => 0,
         };
@@ -81,7 +81,7 @@ pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, HookInputErro
 /// # Errors
 /// If `limits` has no valid number of processors, has different numbers for several kinds of nodes (joined with `+`),
 /// or does not agree with `hosts`.
-pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
+pub(crate) fn processors_per_node(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
     const WHAT: &str = "the list of limits";
     let no_count = || HookInputError::CountNotProvided(JobSource::Pbs);
     let nodes =
@@ -90,14 +90,14 @@ pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
     let first = parts.next().unwrap_or_default();
     let share = match parts.find_map(|part| part.strip_prefix("ppn=")) {
         Some(text) if !nodes.contains('+') => {
-            counts::number(text).ok_or_else(|| HookInputError::not_a_number(WHAT, text))?
+            counts::parse_digits(text).ok_or_else(|| HookInputError::invalid_number(WHAT, text))?
         }
         Some(_) => return Err(no_count()),
         None => 1,
     };
     let distinct: std::collections::BTreeSet<&str> =
         hosts.split(',').filter(|host| !host.is_empty()).collect();
-    match counts::number(first) {
+    match counts::parse_digits(first) {
         Some(1) => Ok(share),
         // The name of a host instead of a number.
         None if !nodes.contains('+') => Ok(share),
@@ -109,6 +109,6 @@ pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
 /// Parses a job id of PBS, such as `123.server` or `124[3].server`. Returns `None` if `id` does not have this form.
 pub(crate) fn job(id: &str) -> Option<JobId> {
     let number = id.split(['[', '.', '-']).next()?;
-    crate::system::plain_number(number)?;
+    crate::system::job_number(number)?;
     JobId::new(JobSource::Pbs, id).ok()
 }

@@ -37,7 +37,7 @@ impl<'a> CgroupPath<'a> {
         if path.ends_with(" (deleted)") {
             return None;
         }
-        let believed = |part: &&str| match manager_of(part) {
+        let believed = |part: &&str| match service_manager_user(part) {
             Some(user) => user == Some(Uid::ROOT) || (flux_user.is_some() && user == flux_user),
             None => true,
         };
@@ -51,7 +51,7 @@ impl<'a> CgroupPath<'a> {
     }
 
     /// Returns the path of the trusted directory with the index `depth`. The outermost directory has the index 0.
-    pub(crate) fn down_to(&self, depth: usize) -> String {
+    pub(crate) fn path_to_directory(&self, depth: usize) -> String {
         let length: usize = self.parts.iter().take(depth + 1).map(|part| part.len() + 1).sum();
         self.whole.get(..length).unwrap_or(self.whole).to_owned()
     }
@@ -59,7 +59,7 @@ impl<'a> CgroupPath<'a> {
 
 /// Returns the user id in `part`, the name of a cgroup directory, if this is the directory of a user's service manager
 /// (`user@UID.service`). `None` for any other name. `Some(None)` if the user id can't be parsed.
-pub(crate) fn manager_of(part: &str) -> Option<Option<Uid>> {
+pub(crate) fn service_manager_user(part: &str) -> Option<Option<Uid>> {
     let user = part.strip_prefix("user@")?.strip_suffix(".service")?;
     Some(user.parse().ok().map(Uid))
 }

@@ -19,11 +19,13 @@
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessScope;
 
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
+use crate::system::{
+    BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
+};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 /// How pjw recognises the processes and jobs of Grid Engine. An entry of the table of batch systems.
-pub(crate) const SYSTEM: System = System {
+pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Sge,
     launchers: &["sge_shepherd"],
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
@@ -33,15 +35,15 @@ pub(crate) const SYSTEM: System = System {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<Place> {
+fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let unit = parts[at].strip_suffix(".scope").or_else(|| parts[at].strip_suffix(".service"));
         if let Some(name) = unit.and_then(|unit| unit.strip_prefix("sge-")) {
-            return Some(Place::job(job_and_task(name)?, at));
+            return Some(CgroupDirectoryRole::job(job_and_task(name)?, at));
         }
         if parts[at] == "sge" {
-            return Some(Place::job(job_and_task(parts.get(at + 1)?)?, at + 1));
+            return Some(CgroupDirectoryRole::job(job_and_task(parts.get(at + 1)?)?, at + 1));
         }
         let cell = parts[at].strip_suffix(".slice")?;
         let jobs = parts.get(at + 1)?.strip_suffix("-jobs.slice")?;
@@ -50,7 +52,7 @@ fn place(process: &ProcessView<'_>) -> Option<Place> {
             .strip_suffix(".slice")
             .and_then(|own| own.strip_prefix(cell)?.strip_prefix("-jobs-"))
             .or_else(|| own.strip_suffix(".scope")?.strip_prefix(cell)?.strip_prefix('.'));
-        Some(Place::job(job_before_suffix(name.filter(|_| jobs == cell)?)?, at + 2))
+        Some(CgroupDirectoryRole::job(job_before_suffix(name.filter(|_| jobs == cell)?)?, at + 2))
     })
 }
 
@@ -63,13 +65,13 @@ fn job_and_task(name: &str) -> Option<JobId> {
 /// `<job>[.<task>]`, followed by a suffix that starts with a dot or a dash.
 fn job_before_suffix(name: &str) -> Option<JobId> {
     let (id, rest) = name.split_at(name.find(['.', '-']).unwrap_or(name.len()));
-    let task = rest.strip_prefix('.').and_then(|rest| plain_number(rest.split(['.', '-']).next()?));
+    let task = rest.strip_prefix('.').and_then(|rest| job_number(rest.split(['.', '-']).next()?));
     job(id, task.unwrap_or("1"))
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    let amount = count(environ).ok().and_then(valid_count).map(CpuRequest::Cores);
-    Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
+    let amount = slot_count(environ).ok().and_then(valid_count).map(CpuRequest::Cores);
+    Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job_id(environ).ok()?) })
 }
 
 /// Returns the job id, such as `7.1`, from Grid Engine's environment variables `JOB_ID` and `SGE_TASK_ID`. For a job
@@ -77,10 +79,10 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
 ///
 /// # Errors
 /// If a variable is not set, or if the values are no valid id.
-pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
+pub(crate) fn job_id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
     let (task, number) = (environ.required("SGE_TASK_ID")?, environ.required("JOB_ID")?);
     job(number, if task == "undefined" { "1" } else { task })
-        .ok_or_else(|| HookInputError::not_an_id("JOB_ID", &format!("{number}.{task}")))
+        .ok_or_else(|| HookInputError::invalid_job_id("JOB_ID", &format!("{number}.{task}")))
 }
 
 /// Returns the number of the job's Grid Engine slots: the value of the environment variable `NSLOTS`.
@@ -88,10 +90,10 @@ pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
 /// # Errors
 /// If `NHOSTS` is not 1: the job then has several machines, and `NSLOTS` is the total for all of them. Also if a
 /// variable is not set or is no number.
-pub(crate) fn count(environ: Environ<'_>) -> Result<u32, HookInputError> {
+pub(crate) fn slot_count(environ: Environ<'_>) -> Result<u32, HookInputError> {
     let number = |variable| {
         let text = environ.required(variable)?;
-        let bad = || HookInputError::not_a_number(variable, text);
+        let bad = || HookInputError::invalid_number(variable, text);
         environ.number(variable).ok_or_else(bad)
     };
     if number("NHOSTS")? == 1 {
@@ -112,10 +114,10 @@ pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, HookInpu
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
     let count = counts::slot_count_of_host_in_pairs(&pairs, &host.name)
-        .map_err(|why| HookInputError::list(variable, &why))?;
+        .map_err(|why| HookInputError::invalid_list(variable, &why))?;
     count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))
 }
 
 fn job(id: &str, task: &str) -> Option<JobId> {
-    JobId::new(JobSource::Sge, &format!("{}.{}", plain_number(id)?, plain_number(task)?)).ok()
+    JobId::new(JobSource::Sge, &format!("{}.{}", job_number(id)?, job_number(task)?)).ok()
 }

@@ -22,11 +22,13 @@
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessScope;
 
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
+use crate::system::{
+    BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
+};
 use crate::{counts, flaw::HookInputError, host::Host, hostlist};
 
 /// How pjw recognises the processes and jobs of Slurm. An entry of the table of batch systems.
-pub(crate) const SYSTEM: System = System {
+pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Slurm,
     launchers: &["slurmstepd"],
     variables: &[
@@ -52,14 +54,14 @@ pub(crate) const SYSTEM: System = System {
 /// The command line of the placeholder process of the step `extern`.
 const PLACEHOLDER: &str = "sleep 100000000";
 
-fn place(process: &ProcessView<'_>) -> Option<Place> {
+fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let below = |n: usize| parts.get(at + n).copied();
         let unified = parts[at] == "slurmstepd.scope" || parts[at].ends_with("_slurmstepd.scope");
         let legacy = parts[at] == "slurm" || parts[at].starts_with("slurm_");
         if (unified || legacy) && below(1) == Some("system") {
-            return Some(Place::SchedulerOnly { depth: at + 1 });
+            return Some(CgroupDirectoryRole::SchedulerOnly { depth: at + 1 });
         }
         let levels = match below(1)?.strip_prefix("uid_") {
             None if unified => 1,
@@ -70,17 +72,17 @@ fn place(process: &ProcessView<'_>) -> Option<Place> {
         let depth = at + levels;
         let step = below(levels + 1).and_then(|part| part.strip_prefix("step_"));
         if unified && step.is_some() && below(levels + 2) == Some("slurm") {
-            return Some(Place::SchedulerOnly { depth: depth + 2 });
+            return Some(CgroupDirectoryRole::SchedulerOnly { depth: depth + 2 });
         }
         let placeholder =
             process.comm.as_bytes() == b"sleep" && process.command_line.trim_end() == PLACEHOLDER;
-        Some(Place::Job { job, depth, helper: placeholder && step == Some("extern") })
+        Some(CgroupDirectoryRole::Job { job, depth, helper: placeholder && step == Some("extern") })
     })
 }
 
 fn job_of_directory(name: &str, unified: bool) -> Option<JobId> {
     let id = match name.strip_prefix("job_") {
-        Some(number) => plain_number(number)?,
+        Some(number) => job_number(number)?,
         None => sluid(name).filter(|_| unified)?,
     };
     JobId::new(JobSource::Slurm, id).ok()
@@ -98,8 +100,8 @@ fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
     if let Some("prolog_slurmd" | "epilog_slurmd") = environ.get("SLURM_SCRIPT_CONTEXT") {
         return None;
     }
-    let (job, alias) = ids(environ).ok()?;
-    let count = count_of_job(environ, host).ok().or_else(|| count_of_batch_step(environ));
+    let (job, alias) = job_id_and_sluid(environ).ok()?;
+    let count = job_cpu_count(environ, host).ok().or_else(|| count_of_batch_step(environ));
     let amount = count.and_then(valid_count).map(CpuRequest::Pus);
     Some(EnvironClaim { job, alias, amount, tasks: tasks_of_job(environ, host) })
 }
@@ -107,15 +109,15 @@ fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
 /// The number of the job's tasks on this node. Without --ntasks the variable says 1.
 fn tasks_of_job(environ: Environ<'_>, host: &Host) -> Option<u32> {
     let lists = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
-    count_here(environ, host, "SLURM_TASKS_PER_NODE", lists).ok().filter(|&tasks| tasks > 0)
+    count_of_this_node(environ, host, "SLURM_TASKS_PER_NODE", lists).ok().filter(|&tasks| tasks > 0)
 }
 
 /// Returns the number of the job's Slurm CPUs on this machine, from the environment variable `SLURM_JOB_CPUS_PER_NODE`.
 ///
 /// # Errors
 /// If the variable is not set or invalid, or if the count for this machine can't be found in its list.
-pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
-    count_here(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
+pub(crate) fn job_cpu_count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
+    count_of_this_node(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
 }
 
 /// Returns the count for this machine from `variable`, an environment variable with one count for each machine, such as
@@ -126,21 +128,22 @@ pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, Hoo
 /// # Errors
 /// If a variable is missing or invalid, or if the list does not contain this machine. If all counts are equal, no list
 /// is needed.
-pub(crate) fn count_here(
+pub(crate) fn count_of_this_node(
     environ: Environ<'_>,
     host: &Host,
     variable: &'static str,
     lists: [&'static str; 2],
 ) -> Result<u32, HookInputError> {
     let counts = environ.required(variable)?;
-    let bad = |why| HookInputError::list(variable, &why);
+    let bad = |why| HookInputError::invalid_list(variable, &why);
     if let Some(count) = counts::count_if_same_on_all_nodes(counts).map_err(bad)? {
         return Ok(count);
     }
     let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));
     let (list, nodes) = set.ok_or(HookInputError::Missing(lists[0]))?;
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
-    let position = hostlist::find_node(nodes, name).map_err(|why| HookInputError::list(list, &why))?;
+    let position =
+        hostlist::find_node(nodes, name).map_err(|why| HookInputError::invalid_list(list, &why))?;
     let index = position.index.ok_or_else(|| HookInputError::host_not_listed(list, name))?;
     counts::count_of_node(counts, index, position.node_count).map_err(bad)
 }
@@ -150,11 +153,11 @@ pub(crate) fn count_here(
 ///
 /// # Errors
 /// If the environment contains no valid job number.
-pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), HookInputError> {
+pub(crate) fn job_id_and_sluid(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), HookInputError> {
     let (variable, number) = environ.first(["SLURM_JOB_ID", "SLURM_JOBID"])?;
-    let flaw = || HookInputError::not_an_id(variable, number);
+    let flaw = || HookInputError::invalid_job_id(variable, number);
     let job =
-        plain_number(number).and_then(|number| JobId::new(JobSource::Slurm, number).ok()).ok_or_else(flaw)?;
+        job_number(number).and_then(|number| JobId::new(JobSource::Slurm, number).ok()).ok_or_else(flaw)?;
     let alias =
         environ.get("SLURM_JOB_SLUID").and_then(sluid).and_then(|id| JobId::new(JobSource::Slurm, id).ok());
     Ok((job, alias))

@@ -10,13 +10,13 @@ use crate::{flaw::HookInputError, host::Host};
 const MAX_CORES: u32 = 65_536;
 
 /// How pjw recognises the processes and jobs of one batch system. An entry of the table of batch systems.
-pub(crate) struct System {
+pub(crate) struct BatchSystem {
     /// The batch system.
     pub(crate) source: JobSource,
     /// The program names of its launchers: the processes whose children are job processes. Cut to 15 bytes as the
     /// kernel does.
     pub(crate) launchers: &'static [&'static str],
-    /// The variables that [`System::environ_claim`] reads. It has no access to others.
+    /// The variables that [`BatchSystem::environ_claim`] reads. It has no access to others.
     pub(crate) variables: &'static [&'static str],
     /// The unit of processes, beside the cgroup, that the system gives to each job alone.
     pub(crate) own: JobProcessScope,
@@ -24,12 +24,12 @@ pub(crate) struct System {
     /// grant cores.
     pub(crate) narrowable: bool,
     /// Finds the outermost directory of this system on a cgroup path.
-    pub(crate) place: fn(&ProcessView<'_>) -> Option<Place>,
+    pub(crate) place: fn(&ProcessView<'_>) -> Option<CgroupDirectoryRole>,
     /// Reads the job and its core count from the environment.
     pub(crate) environ_claim: fn(Environ<'_>, &Host) -> Option<EnvironClaim>,
 }
 
-/// The properties of a process from which [`System::place`] finds the cgroup directory of its job.
+/// The properties of a process from which [`BatchSystem::place`] finds the cgroup directory of its job.
 pub(crate) struct ProcessView<'a> {
     /// The directories of its cgroup path, outermost first, as far as they are trusted.
     pub(crate) parts: &'a [&'a str],
@@ -41,7 +41,7 @@ pub(crate) struct ProcessView<'a> {
 
 /// The meaning of a directory on the cgroup path of a process. The directory belongs to a job, or the batch system uses
 /// it only for its own processes.
-pub(crate) enum Place {
+pub(crate) enum CgroupDirectoryRole {
     /// The directory of a job.
     Job {
         /// The id of the job.
@@ -58,17 +58,17 @@ pub(crate) enum Place {
     },
 }
 
-impl Place {
+impl CgroupDirectoryRole {
     /// Makes the place of a process that belongs to the job `job`, not to the batch system. `depth` is the index of the
     /// job's directory on the cgroup path, counted from 0.
     pub(crate) fn job(job: JobId, depth: usize) -> Self {
-        Place::Job { job, depth, helper: false }
+        CgroupDirectoryRole::Job { job, depth, helper: false }
     }
 
     /// Returns the index of the directory on the cgroup path. The outermost directory has the index 0.
     pub(crate) fn depth(&self) -> usize {
         match self {
-            Place::Job { depth, .. } | Place::SchedulerOnly { depth } => *depth,
+            CgroupDirectoryRole::Job { depth, .. } | CgroupDirectoryRole::SchedulerOnly { depth } => *depth,
         }
     }
 }
@@ -88,12 +88,12 @@ pub(crate) struct EnvironClaim {
 
 impl EnvironClaim {
     /// Makes a claim for `job` without a second job id, a number of cores or a number of tasks.
-    pub(crate) fn of(job: JobId) -> Self {
+    pub(crate) fn from_job_id(job: JobId) -> Self {
         Self { job, alias: None, amount: None, tasks: None }
     }
 
     /// Returns whether `job` is the job id or the second job id in this claim.
-    pub(crate) fn names(&self, job: &JobId) -> bool {
+    pub(crate) fn is_for_job(&self, job: &JobId) -> bool {
         self.job == *job || self.alias.as_ref() == Some(job)
     }
 }
@@ -107,12 +107,15 @@ pub(crate) struct Environ<'a> {
 
 impl<'a> Environ<'a> {
     /// Restricts the environment in `attributes` to the variables of the batch system `system`.
-    pub(crate) fn new(system: &System, attributes: &'a BatchAttributes) -> Self {
+    pub(crate) fn new(system: &BatchSystem, attributes: &'a BatchAttributes) -> Self {
         Self { variables: system.variables, attributes }
     }
 
     /// Restricts the environment in `attributes` to the variables with the names `variables`.
-    pub(crate) fn of(variables: &'static [&'static str], attributes: &'a BatchAttributes) -> Self {
+    pub(crate) fn with_variables(
+        variables: &'static [&'static str],
+        attributes: &'a BatchAttributes,
+    ) -> Self {
         Self { variables, attributes }
     }
 
@@ -145,7 +148,7 @@ impl<'a> Environ<'a> {
 
 /// Returns `text` if it is a job number: 1 to 20 digits without leading zeros. Otherwise returns `None`. Leading zeros
 /// are refused, because `7` and `07` would else be two jobs.
-pub(crate) fn plain_number(text: &str) -> Option<&str> {
+pub(crate) fn job_number(text: &str) -> Option<&str> {
     let digits = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits && !text.starts_with('0')).then_some(text)
 }

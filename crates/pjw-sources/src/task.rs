@@ -45,15 +45,15 @@ pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmT
         "SLURM_NODELIST",
         "SLURMD_NODENAME",
     ];
-    let environ = Environ::of(VARIABLES, attributes);
+    let environ = Environ::with_variables(VARIABLES, attributes);
     let of_job = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let in_step = environ.get("SLURM_STEP_ID").is_some();
     let (counts, lists) = match environ.get("SLURM_STEP_TASKS_PER_NODE") {
         Some(_) if in_step => ("SLURM_STEP_TASKS_PER_NODE", ["SLURM_STEP_NODELIST", "SLURM_NODELIST"]),
         _ => ("SLURM_TASKS_PER_NODE", of_job),
     };
-    let task_count = slurm::count_here(environ, host, counts, lists).unwrap_or(1).max(1);
-    let job_cpus = slurm::count_of_job(environ, host).ok().filter(|&cpus| cpus > 0);
+    let task_count = slurm::count_of_this_node(environ, host, counts, lists).unwrap_or(1).max(1);
+    let job_cpus = slurm::job_cpu_count(environ, host).ok().filter(|&cpus| cpus > 0);
     let step_cpus = environ.number("SLURM_CPUS_ON_NODE");
     SlurmTaskCpus { cpus_per_task: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, task_count }
 }

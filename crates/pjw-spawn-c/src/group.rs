@@ -8,11 +8,11 @@ use pjw_core::cpuset::CpuSet;
 use spawn::{Arguments, Child, Instance, Placement, SpawnError, Stdio};
 
 use crate::arguments::{StringLists, to_os_strs};
-use crate::failure::{Failure, keep_text};
+use crate::failure::{Failure, store_failure_message};
 
 /// The arguments of one call that starts several processes of a program, such as `pspawn_v`.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct StartArguments {
     /// The number of processes.
     pub(crate) count: c_uint,
     /// One argument list for all, or one for each.
@@ -23,7 +23,7 @@ pub(crate) struct Group {
     pub(crate) masks: Vec<CpuSet>,
 }
 
-impl Group {
+impl StartArguments {
     /// Converts the arguments of the call to a list with one element for each process that is to be started. An element
     /// contains the arguments, the environment and the CPUs of the process. Fails if an argument list is invalid.
     pub(crate) fn instances(&self) -> Result<Vec<Instance>, Failure> {
@@ -94,7 +94,7 @@ impl PidArray<'_> {
             Some(error) if begun == 0 => Err(Failure::of(error.step.name(), error.errno)),
             failed => {
                 if let Some(error) = failed {
-                    keep_text(&format!("{}: {}", error.step, error.errno.desc()));
+                    store_failure_message(&format!("{}: {}", error.step, error.errno.desc()));
                 }
                 Ok(c_int::try_from(begun).unwrap_or(c_int::MAX))
             }

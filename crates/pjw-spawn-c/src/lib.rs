@@ -22,8 +22,8 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use spawn::SpawnContext;
 
 use crate::arguments::{StringLists, read_masks};
-use crate::failure::{Failure, returned};
-use crate::group::{Group, PidArray};
+use crate::failure::{Failure, to_c_result};
+use crate::group::{PidArray, StartArguments};
 
 /// The C type `pspawn_context_t`: a program that can be started many times, and the CPUs on which its processes run.
 /// [`pspawn_context_create`] initialises a value, and [`pspawn_context_destroy`] frees its memory.
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn pspawn_context_create(
     path: *const c_char,
     core: c_int,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         if ctx.is_null() || path.is_null() {
             return Err(Failure::invalid("a pointer is NULL"));
         }
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn pspawn_context_create(
         let arguments = StringLists::one(path.as_os_str());
         let masks = cpus.iter().cloned().collect();
         context.check_instances(
-            &Group { count: 1, arguments, environments: StringLists::none(), masks }.instances()?,
+            &StartArguments { count: 1, arguments, environments: StringLists::none(), masks }.instances()?,
         )?;
         let private = Box::into_raw(Box::new(ContextOnCpu { context, cpus })).cast();
         // SAFETY: the caller gives room for a context.
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn pspawn_n(
     nspawns: c_int,
     argv: *const *const c_char,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller gives NULL or a context.
         let private = unsafe { ctx.as_ref() }.map_or(ptr::null_mut(), |ctx| ctx.private);
         // SAFETY: a context that was not freed has a value of `pspawn_context_create`.
@@ -135,7 +135,8 @@ pub unsafe extern "C" fn pspawn_n(
         // SAFETY: the caller gives NULL or such a list.
         let arguments = unsafe { StringLists::one_for_all(argv) }?;
         let masks = on_cpu.cpus.iter().cloned().collect();
-        let instances = Group { count, arguments, environments: StringLists::none(), masks }.instances()?;
+        let instances =
+            StartArguments { count, arguments, environments: StringLists::none(), masks }.instances()?;
         let results = on_cpu.context.spawn_n(instances)?;
         // SAFETY: the caller gives NULL or the room.
         unsafe { PidArray::new(pids, count) }.write(&results)
@@ -177,7 +178,7 @@ pub unsafe extern "C" fn pspawn_v(
     flags: c_int,
     pids: *mut pid_t,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller guarantees the same.
         let masks = unsafe { read_masks(mask, clen) }?;
         // SAFETY: the caller guarantees the same.
@@ -207,7 +208,7 @@ pub unsafe extern "C" fn ipspawn(
     mask: *const *const cpu_set_t,
     flags: c_int,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller guarantees the same.
         let masks = unsafe { read_masks(mask, if mask.is_null() { 0 } else { nspawns }) }?;
         // SAFETY: the caller guarantees the same.
@@ -228,7 +229,7 @@ pub unsafe extern "C" fn ipspawn(
 /// `pids` must be NULL or point to memory for `nspawns` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_uint) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         let results = background::collect(fd)?;
         // SAFETY: the caller gives NULL or the room.
         unsafe { PidArray::new(pids, nspawns) }.write(&results)
@@ -249,7 +250,7 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
 /// process must have only one thread. The call can check this only if `/proc` is mounted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         let Some(own) = late::fork_here()? else { return Ok(0) };
         // SAFETY: the caller gives NULL or the room. The list is never freed, like that of main().
         unsafe {
@@ -268,7 +269,7 @@ pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut
 /// message is empty if no function failed. The pointer is valid until the next failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pspawn_error() -> *const c_char {
-    failure::last_text()
+    failure::last_failure_message()
 }
 
 /// Reads the number of a CPU.
@@ -290,7 +291,7 @@ unsafe fn read_call(
     count: c_uint,
     masks: Vec<CpuSet>,
     flags: c_int,
-) -> Result<(SpawnContext, Group), Failure> {
+) -> Result<(SpawnContext, StartArguments), Failure> {
     const ARGV_EACH: c_int = 1;
     const ENVP_EACH: c_int = 2;
     const FORK_LATE: c_int = 4;
@@ -319,5 +320,5 @@ unsafe fn read_call(
     if flags & FORK_LATE != 0 {
         context = context.use_fork_here_templates();
     }
-    Ok((context, Group { count, arguments, environments, masks }))
+    Ok((context, StartArguments { count, arguments, environments, masks }))
 }

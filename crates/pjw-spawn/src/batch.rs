@@ -21,12 +21,12 @@ use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, TemplateError};
 use crate::replicate::{NamespaceEntries, NamespaceEntry};
-use crate::results::{self, InstanceResult, Packet};
+use crate::results::{self, InstanceResult, ResultPacket};
 use crate::setup::Setup;
 use crate::signals;
 use crate::spawner;
 use crate::tasks::room::AddressSpaceError;
-use crate::tasks::space::{AddressSpace, Extent, end_host};
+use crate::tasks::space::{AddressSpace, SpaceParameters, end_host};
 use crate::work::{Work, leave_shared_descriptors};
 
 /// The stack of a spawner thread.
@@ -226,7 +226,7 @@ fn space_of(
 ) -> Option<Result<AddressSpace, AddressSpaceError>> {
     setup.image.as_ref()?;
     let size = instances.iter().map(|instance| instance.size).max().unwrap_or(0);
-    let extent = Extent { capacity: indexes.len(), size, is_lasting: false, has_own_table };
+    let extent = SpaceParameters { capacity: indexes.len(), size, is_lasting: false, has_own_table };
     Some(AddressSpace::of_setup(Arc::clone(setup), &extent))
 }
 
@@ -325,7 +325,7 @@ impl Batch {
         }
     }
 
-    fn take(&mut self, packet: Packet) {
+    fn take(&mut self, packet: ResultPacket) {
         self.busy_spawners -= usize::from(packet.is_last);
         self.results.extend(packet.results);
         let (begin, end) = self.busy.unwrap_or(packet.busy);

@@ -51,12 +51,12 @@ pub(crate) struct CloneArguments {
 
 /// The parameters of a new process: its program, and everything that the process sets before it executes the program,
 /// such as its standard streams and its affinity mask.
-pub(crate) struct Start<'a> {
+pub(crate) struct StartParameters<'a> {
     pub(crate) program: *const c_char,
     /// The arguments and the environment, each ended by a null pointer.
     pub(crate) arguments: *const *const c_char,
     pub(crate) environment: *const *const c_char,
-    pub(crate) settings: &'a Settings<'a>,
+    pub(crate) settings: &'a ProcessSettings<'a>,
     /// The descriptors of the streams 0 to 2. -1 for the stream of the caller.
     pub(crate) streams: [RawFd; 3],
     /// The directory of the cgroup in which the process is born.
@@ -81,7 +81,7 @@ pub(crate) struct TemplateStart {
 
 /// The parameters that are the same for all processes which one spawner thread starts, such as the working directory
 /// and the credentials.
-pub(crate) struct Settings<'a> {
+pub(crate) struct ProcessSettings<'a> {
     /// The working directory, or null for that of the caller.
     pub(crate) directory: *const c_char,
     pub(crate) credentials: Option<&'a Credentials>,
@@ -103,19 +103,19 @@ struct Failure {
 
 /// The type of a function that a new process runs while it shares the memory of its parent (`CLONE_VM`). The argument
 /// points to data in this memory. The function ends the process.
-pub(crate) type Run = extern "C" fn(*const ()) -> !;
+pub(crate) type ChildFunction = extern "C" fn(*const ()) -> !;
 
 /// What the process gets through the memory that it shares with the caller.
 struct Shared<'a> {
-    start: &'a Start<'a>,
+    start: &'a StartParameters<'a>,
     failure: Failure,
 }
 
 /// The stack that a new process uses until it executes its program. Several processes use the same stack, one after the
 /// other.
-pub(crate) struct Stack(Box<[MaybeUninit<u128>]>);
+pub(crate) struct ChildStack(Box<[MaybeUninit<u128>]>);
 
-impl Stack {
+impl ChildStack {
     /// Allocates a stack of 64 KiB.
     pub(crate) fn new() -> Self {
         Self(Box::new_uninit_slice(STACK_BYTES / size_of::<u128>()))
@@ -127,7 +127,7 @@ impl Stack {
 ///
 /// # Errors
 /// The step that failed, with its errno. No process remains then.
-pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, SpawnError> {
+pub(crate) fn start(start: &StartParameters<'_>, stack: &mut ChildStack) -> Result<Child, SpawnError> {
     let shared = Shared { start, failure: Failure::default() };
     let mut pidfd: c_int = -1;
     let mut arguments = CloneArguments {
@@ -154,7 +154,7 @@ pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, Spawn
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     let child = Child { pid: Pid(u32::try_from(pid).unwrap_or(0)), pidfd };
-    let failed_step = shared.failure.step.load(Relaxed).checked_sub(1).and_then(SpawnStep::of_number);
+    let failed_step = shared.failure.step.load(Relaxed).checked_sub(1).and_then(SpawnStep::from_number);
     match failed_step {
         None => Ok(child),
         Some(step) => {
@@ -191,7 +191,7 @@ pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
 /// The stack in `arguments` must have the given size, and nothing else may use the stack. `run` must be sound when it
 /// is called with `shared`.
 #[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: Run) -> i64 {
+pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: ChildFunction) -> i64 {
     let result: i64;
     // SAFETY: the caller guarantees the stack. The kernel keeps all registers except rax, rcx and r11. The code of the
     // process is only the call of `run`, which has its arguments in registers and does not return.
@@ -225,7 +225,7 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
 /// The stack in `arguments` must have the given size, and nothing else may use the stack. `run` must be sound when it
 /// is called with `shared`.
 #[cfg(target_arch = "aarch64")]
-pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: Run) -> i64 {
+pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: ChildFunction) -> i64 {
     let result: i64;
     // SAFETY: as above. The kernel keeps all registers except x0.
     unsafe {
@@ -255,7 +255,7 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
 /// # Safety
 /// The function has no safety requirements.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub(crate) unsafe fn clone_and_run(_: &CloneArguments, _: *const (), _: Run) -> i64 {
+pub(crate) unsafe fn clone_and_run(_: &CloneArguments, _: *const (), _: ChildFunction) -> i64 {
     -i64::from(libc::ENOSYS)
 }
 
@@ -280,9 +280,9 @@ extern "C" fn run(shared: *const ()) -> ! {
 }
 
 /// The step of starting a process that failed in the new process, and the errno of the failed system call.
-pub(crate) type Failed = (SpawnStep, i32);
+pub(crate) type FailedStep = (SpawnStep, i32);
 
-fn prepare(start: &Start<'_>) -> Result<(), Failed> {
+fn prepare(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     let settings = start.settings;
     if let Some(mask) = start.mask {
         // The first act: if the process has to move to another CPU, it does the rest there.
@@ -291,7 +291,7 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     if let Some(policy) = start.memory_policy {
         policy.set().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
-    take_streams(start.streams)?;
+    set_standard_streams(start.streams)?;
     if !settings.directory.is_null() {
         // SAFETY: the path ends with a zero.
         checked(SpawnStep::Directory, unsafe { libc::chdir(settings.directory) }.into())?;
@@ -300,7 +300,7 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
         take_credentials(credentials)?;
     }
     if settings.launcher != 0 {
-        end_with_launcher(settings.launcher)?;
+        request_parent_death_signal(settings.launcher)?;
     }
     if let Some(limit) = &settings.descriptor_limit {
         // SAFETY: the limit outlives the call. The C library may lock here only if its types differ from the kernel's.
@@ -313,7 +313,7 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
         become_template(template)?;
     }
     // The runtime of Rust ignores this signal, and the program would inherit that.
-    signals::set_default(libc::SIGPIPE);
+    signals::set_default_action(libc::SIGPIPE);
     let (set, no_old) = (&raw const settings.blocked_signals, std::ptr::null_mut::<KernelSignals>());
     // SAFETY: the set has the size that is given. The C library's function does not unblock its own two signals.
     let unblocked = unsafe {
@@ -323,13 +323,13 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
 }
 
 /// Converts the result of a system call: -1 becomes the failed step `step` with the present `errno`.
-fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
+fn checked(step: SpawnStep, result: i64) -> Result<(), FailedStep> {
     if result < 0 { Err((step, Errno::last_raw())) } else { Ok(()) }
 }
 
 /// Makes the descriptors in `streams` the standard input, output and error of the calling process. -1 leaves the stream
 /// unchanged. A descriptor below 3 is first copied to a number above 2, so that two streams can be exchanged.
-pub(crate) fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
+pub(crate) fn set_standard_streams(mut streams: [RawFd; 3]) -> Result<(), FailedStep> {
     let of_stdio = |errno| (SpawnStep::Stdio, errno);
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
         let arguments = [(*stream).into(), libc::F_DUPFD_CLOEXEC.into(), 3, 0, 0];
@@ -346,7 +346,7 @@ pub(crate) fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
 
 /// Takes groups, group and user, in this order: after the user the process may not change the others. These are bare
 /// system calls: the C library's functions would change all threads that it knows.
-fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
+fn take_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
     let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
     // SAFETY: the list has the length that is given.
     checked(SpawnStep::Credentials, unsafe {
@@ -361,7 +361,7 @@ fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
 /// Requests that the kernel kills the calling process when the thread that created the process ends
 /// (`PR_SET_PDEATHSIG`, prctl(2)). If the parent of the calling process is no longer the process with the id
 /// `launcher`, the calling process exits at once.
-pub(crate) fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
+pub(crate) fn request_parent_death_signal(launcher: c_int) -> Result<(), FailedStep> {
     let arguments = [libc::PR_SET_PDEATHSIG.into(), libc::SIGKILL.into(), 0, 0, 0];
     // SAFETY: changes the process only.
     unsafe { bare::call(libc::SYS_prctl, arguments) }.map_err(|errno| (SpawnStep::Clone, errno))?;
@@ -374,7 +374,7 @@ pub(crate) fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
 }
 
 /// Keeps the channel over execve(2), and lets the calling thread trace the process.
-fn become_template(template: TemplateStart) -> Result<(), Failed> {
+fn become_template(template: TemplateStart) -> Result<(), FailedStep> {
     // SAFETY: changes descriptors of the process only, whose table is its own.
     checked(SpawnStep::Stdio, unsafe { libc::fcntl(template.channel, libc::F_SETFD, 0) }.into())?;
     if !template.is_traced {

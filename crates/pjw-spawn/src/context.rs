@@ -17,7 +17,7 @@ use crate::own_policy::own_mask;
 use crate::replicate::Replicas;
 use crate::setup::{Setup, TemplateKind};
 use crate::signals;
-use crate::tasks::{directory, image::Image, room::AddressSpaceError};
+use crate::tasks::{directory, image::TaskProgram, room::AddressSpaceError};
 
 /// Starts processes of one program. The properties that all of these processes have in common are set in advance: the
 /// program, the environment, the credentials and the working directory. The processes are the instances of a group.
@@ -185,7 +185,7 @@ impl SpawnContext {
     /// # Errors
     /// [`CheckError::AddressSpace`] if the program can't run as a task. The error contains the reason.
     pub fn share_memory(mut self) -> Result<Self, CheckError> {
-        let image = Image::read(&self.setup.program).map_err(|why| AddressSpaceError::Program {
+        let image = TaskProgram::read(&self.setup.program).map_err(|why| AddressSpaceError::Program {
             program: self.setup.program.to_string_lossy().into_owned(),
             why,
         })?;
@@ -305,7 +305,7 @@ fn variable(name: &OsStr, value: &OsStr) -> Option<CString> {
 
 /// The same, without the variable that a task has for itself alone.
 fn inherited(name: &OsStr, value: &OsStr) -> Option<CString> {
-    if name == directory::VARIABLE { None } else { variable(name, value) }
+    if name == directory::TASKS_VARIABLE { None } else { variable(name, value) }
 }
 
 fn is_named(variable: &CStr, name: &[u8]) -> bool {

@@ -40,7 +40,7 @@ impl SpawnStep {
 
     /// Returns the step with the number `number`, as [`SpawnStep::number`] returns it. `None` if no step has the
     /// number.
-    pub(crate) fn of_number(number: usize) -> Option<Self> {
+    pub(crate) fn from_number(number: usize) -> Option<Self> {
         Self::ALL.get(number).copied()
     }
 
@@ -97,8 +97,8 @@ mod tests {
     fn every_step_has_its_number() {
         for (number, step) in SpawnStep::ALL.into_iter().enumerate() {
             assert_eq!(usize::from(step.number()), number);
-            assert_eq!(SpawnStep::of_number(number), Some(step));
+            assert_eq!(SpawnStep::from_number(number), Some(step));
         }
-        assert_eq!(SpawnStep::of_number(SpawnStep::ALL.len()), None);
+        assert_eq!(SpawnStep::from_number(SpawnStep::ALL.len()), None);
     }
 }

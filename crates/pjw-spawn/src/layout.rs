@@ -18,7 +18,7 @@ pub(crate) const RANK_VARIABLES: [&str; 3] = ["PJW_RANK", "PJW_SIZE", "PJW_CPUS"
 
 /// The argument array and the environment array for execve(2). A spawner thread fills the same arrays for one instance
 /// (process) after the other.
-pub(crate) struct Layout {
+pub(crate) struct ExecArrays {
     arguments: Vec<*const c_char>,
     /// The arguments that differ between instances, each with its place in `arguments`.
     own_arguments: Vec<(usize, Vec<u8>)>,
@@ -34,7 +34,7 @@ pub(crate) struct Layout {
     of_placement: Option<Arc<Placement>>,
 }
 
-impl Layout {
+impl ExecArrays {
     /// Prepares the arrays for instances that have the variables `environment` in common. If `has_rank_variables` is
     /// true, each instance also gets the variables [`RANK_VARIABLES`]. `environment` must outlive the returned value.
     pub(crate) fn new(environment: &[CString], has_rank_variables: bool) -> Self {
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn each_instance_has_its_own_arguments_and_variables_after_the_shared_ones() {
         let shared = [c"PATH=/bin".to_owned()];
-        let mut layout = Layout::new(&shared, true);
+        let mut layout = ExecArrays::new(&shared, true);
         let arguments = Arc::new(Arguments::parse(&["prog", "-o", "out.%r.of.%n"]).unwrap());
         for rank in [2, 0, 1] {
             let instance = instance(rank, &arguments, &format!("{rank}-7"));
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn instances_with_different_lists_follow_each_other() {
-        let mut layout = Layout::new(&[], false);
+        let mut layout = ExecArrays::new(&[], false);
         let long = Arc::new(Arguments::parse(&["prog", "%r", "b", "c"]).unwrap());
         let short = Arc::new(Arguments::parse(&["prog"]).unwrap());
         for (rank, arguments, expected) in [

@@ -61,7 +61,7 @@ impl MemoryPolicy {
 
     /// Returns the memory policy of the calling thread, get_mempolicy(2). `None` if the system call fails, for example
     /// because the kernel does not support NUMA.
-    pub(crate) fn own() -> Option<Self> {
+    pub(crate) fn of_calling_thread() -> Option<Self> {
         let mut policy = Self { mode: 0, nodes: [0; MAX_NODES / 64] };
         let (mode, nodes) = (&raw mut policy.mode, policy.nodes.as_mut_ptr());
         // SAFETY: the kernel writes one int, and at most MAX_NODES bits, which `nodes` has room for.

@@ -18,7 +18,7 @@ use rustix::net::{
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 
-/// The largest number of results in one [`Packet`], which is a message from a spawner thread. Each result can contain a
+/// The largest number of results in one [`ResultPacket`], which is a message from a spawner thread. Each result can contain a
 /// pidfd. The kernel passes at most 253 descriptors with one message (`SCM_MAX_FD`).
 pub(crate) const MAX_RESULTS: usize = 64;
 /// The bytes of one result, and of the head of a packet.
@@ -31,7 +31,7 @@ pub(crate) type InstanceResult = (usize, Result<Child, SpawnError>);
 /// A message from a spawner thread to the thread that reads the results of a batch. The message contains the results of
 /// some instances (processes).
 #[derive(Debug, Default)]
-pub(crate) struct Packet {
+pub(crate) struct ResultPacket {
     pub(crate) results: Vec<InstanceResult>,
     /// Whether this is the last packet of its spawner.
     pub(crate) is_last: bool,
@@ -47,7 +47,7 @@ pub(crate) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Sends the results in `packet` to `socket`, and then removes the results and closes their pidfds. Waits while the
 /// socket is full.
-pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut Packet) -> io::Result<()> {
+pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut ResultPacket) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + packet.results.len() * RESULT_BYTES);
     bytes.extend_from_slice(&u64::from(packet.is_last).to_ne_bytes());
     bytes.extend_from_slice(&nanoseconds(packet.busy.0).to_ne_bytes());
@@ -85,7 +85,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut Packet) -> io::Result<()
 
 /// Receives one packet from `socket`. If `wait` is true, waits for the packet. Otherwise returns `None` if no packet
 /// has arrived. Also returns `None` if the other socket of the pair is closed.
-pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<Packet>> {
+pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<ResultPacket>> {
     let mut bytes = [0_u8; HEAD_BYTES + MAX_RESULTS * RESULT_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RESULTS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -109,7 +109,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<P
     let results = results.chunks_exact(RESULT_BYTES).map(|bytes| {
         let [index, pid, step, errno] = [0, 4, 8, 12].map(|at| word(&bytes[at..at + 4]));
         let result = if pid == 0 {
-            let step = SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Clone);
+            let step = SpawnStep::from_number(step as usize).unwrap_or(SpawnStep::Clone);
             Err(SpawnError { step, errno: Errno::from_raw(errno.cast_signed()) })
         } else {
             pidfds
@@ -119,7 +119,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<P
         (index as usize, result)
     });
     let results = results.collect();
-    Ok(Some(Packet {
+    Ok(Some(ResultPacket {
         results,
         is_last: is_last != 0,
         busy: (Duration::from_nanos(begin), Duration::from_nanos(end)),

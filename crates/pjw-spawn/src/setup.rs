@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use crate::credentials::Credentials;
 use crate::replicate::Replicas;
 use crate::signals::KernelSignals;
-use crate::tasks::image::Image;
+use crate::tasks::image::TaskProgram;
 
 /// The parameters that all instances (processes) of a [`SpawnContext`](crate::SpawnContext) have in common, such as the
 /// program and the credentials.
@@ -29,7 +29,7 @@ pub(crate) struct Setup {
     /// Of which templates instances are forks, where the program can have one. `None` if each executes the program.
     pub(crate) templates: Option<TemplateKind>,
     /// The program that instances share one address space for. `None` if each has an address space of its own.
-    pub(crate) image: Option<Arc<Image>>,
+    pub(crate) image: Option<Arc<TaskProgram>>,
     /// The copies of the files of the program, for the instances of placements with a NUMA node.
     pub(crate) replicas: Option<Arc<Replicas>>,
     /// The signals that are blocked at the beginning of the program.

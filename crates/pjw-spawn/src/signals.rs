@@ -45,7 +45,7 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
 ///   started after this call inherit the default action.
 pub fn reset_launcher_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGCHLD] {
-        set_default(signal);
+        set_default_action(signal);
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn child_status_is_discarded() -> bool {
 
 /// Sets the action of the signal with the number `signal` to the default action, for the calling process only. A parent
 /// that shares memory with the process (`CLONE_VM`) has its own table of signal actions, and so is not changed.
-pub(crate) fn set_default(signal: i32) {
+pub(crate) fn set_default_action(signal: i32) {
     // SAFETY: a null action is SIG_DFL with an empty set of signals.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();

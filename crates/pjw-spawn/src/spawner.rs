@@ -15,10 +15,10 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 
 use crate::child::Child;
-use crate::clone::{self, Settings, Stack, Start};
+use crate::clone::{self, ChildStack, ProcessSettings, StartParameters};
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
-use crate::layout::Layout;
+use crate::layout::ExecArrays;
 use crate::own_policy::{MemoryPolicy, own_mask, set_own_mask};
 use crate::placement::Placement;
 use crate::setup::Setup;
@@ -27,9 +27,9 @@ use crate::signals;
 /// The state of a spawner thread, which starts one instance (process) after the other.
 pub(crate) struct Spawner<'a> {
     program: &'a CStr,
-    settings: Settings<'a>,
-    layout: Layout,
-    stack: Stack,
+    settings: ProcessSettings<'a>,
+    layout: ExecArrays,
+    stack: ChildStack,
     inherited: Inherited,
     /// The placement whose mask and memory policy the thread has.
     current: Option<Arc<Placement>>,
@@ -45,8 +45,8 @@ struct Inherited {
 
 /// Returns the parameters of a new process that are the same for all instances with the setup `setup`, such as the
 /// working directory and the credentials.
-pub(crate) fn settings(setup: &Setup) -> Settings<'_> {
-    Settings {
+pub(crate) fn settings(setup: &Setup) -> ProcessSettings<'_> {
+    ProcessSettings {
         directory: setup.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
         credentials: setup.credentials.as_ref(),
         launcher: if setup.ends_with_launcher { std::process::id().cast_signed() } else { 0 },
@@ -61,9 +61,9 @@ pub(crate) fn start_one(setup: &Setup, instance: &Instance) -> Result<Child, Spa
     let of_mask = |errno| SpawnError { step: SpawnStep::Mask, errno };
     let node = instance.placement.preferred_numa_node;
     let memory_policy = node.map(MemoryPolicy::preferring).transpose().map_err(of_mask)?;
-    let (settings, mut stack) = (settings(setup), Stack::new());
-    let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
-    let start = Start {
+    let (settings, mut stack) = (settings(setup), ChildStack::new());
+    let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
+    let start = StartParameters {
         mask: instance.placement.cpus.as_ref(),
         memory_policy: memory_policy.as_ref(),
         ..start_of(&setup.program, &settings, &mut layout, instance)
@@ -78,14 +78,14 @@ pub(crate) fn start_one(setup: &Setup, instance: &Instance) -> Result<Child, Spa
 /// the next instance is laid out.
 fn start_of<'a>(
     program: &CStr,
-    settings: &'a Settings<'a>,
-    layout: &mut Layout,
+    settings: &'a ProcessSettings<'a>,
+    layout: &mut ExecArrays,
     instance: &Instance,
-) -> Start<'a> {
+) -> StartParameters<'a> {
     let (arguments, environment) = layout.of(instance);
     let stream = |stream: &Option<Arc<OwnedFd>>| stream.as_ref().map_or(-1, |fd| fd.as_raw_fd());
     let stdio = &instance.stdio;
-    Start {
+    StartParameters {
         program: program.as_ptr(),
         arguments,
         environment,
@@ -104,13 +104,16 @@ impl<'a> Spawner<'a> {
     /// # Errors
     /// If the affinity mask of the calling thread can't be read.
     pub(crate) fn new(setup: &'a Setup) -> Result<Self, Errno> {
-        let inherited =
-            Inherited { mask: own_mask()?, memory_policy: MemoryPolicy::own(), is_in_force: true };
+        let inherited = Inherited {
+            mask: own_mask()?,
+            memory_policy: MemoryPolicy::of_calling_thread(),
+            is_in_force: true,
+        };
         Ok(Self {
             program: &setup.program,
             settings: settings(setup),
-            layout: Layout::new(&setup.environment, setup.has_rank_variables),
-            stack: Stack::new(),
+            layout: ExecArrays::new(&setup.environment, setup.has_rank_variables),
+            stack: ChildStack::new(),
             inherited,
             current: None,
         })

@@ -13,10 +13,10 @@ use pjw_core::ids::Pid;
 
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
-use crate::layout::Layout;
+use crate::layout::ExecArrays;
 use crate::own_policy::set_own_mask;
 use crate::proxy::{ForkError, Template, TemplateError};
-use crate::results::{self, MAX_RESULTS, Packet};
+use crate::results::{self, MAX_RESULTS, ResultPacket};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
 use crate::tasks::request::MAX_POSTED;
@@ -44,7 +44,7 @@ impl Work {
     /// If the instances are tasks (processes in one address space) that must end together with the calling thread,
     /// returns the process id of their host. The caller must then end the host.
     pub(crate) fn run(mut self, socket: RawFd, has_own_table: bool) -> Option<Pid> {
-        let mut packet = Packet { busy: (now(), now()), ..Packet::default() };
+        let mut packet = ResultPacket { busy: (now(), now()), ..ResultPacket::default() };
         let space = self.space.take();
         let mut host = None;
         match Spawner::new(&self.setup) {
@@ -99,7 +99,7 @@ impl Work {
         mut template: Template,
         spawner: &mut Spawner<'_>,
         socket: RawFd,
-        packet: &mut Packet,
+        packet: &mut ResultPacket,
     ) {
         let instances = self.indexes.iter().map_while(|index| {
             let is_cancelled = self.is_cancelled.load(Ordering::Relaxed);
@@ -125,9 +125,9 @@ impl Work {
     }
 
     /// Starts the instances as tasks. Returns their host if it is to be ended with the thread.
-    fn start_tasks(&self, mut space: AddressSpace, socket: RawFd, packet: &mut Packet) -> Option<Pid> {
+    fn start_tasks(&self, mut space: AddressSpace, socket: RawFd, packet: &mut ResultPacket) -> Option<Pid> {
         let setup = Arc::clone(&self.setup);
-        let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let mut posted = VecDeque::new();
         let mut finish = |index, result| {
             packet.results.push((index, result));
@@ -157,7 +157,7 @@ impl Work {
         space.leave_host()
     }
 
-    fn start_all(&self, spawner: &mut Spawner<'_>, socket: RawFd, packet: &mut Packet) {
+    fn start_all(&self, spawner: &mut Spawner<'_>, socket: RawFd, packet: &mut ResultPacket) {
         for &index in &self.indexes {
             if self.is_cancelled.load(Ordering::Relaxed) {
                 break;
@@ -170,7 +170,7 @@ impl Work {
     }
 }
 
-fn send_if_full(socket: RawFd, packet: &mut Packet) {
+fn send_if_full(socket: RawFd, packet: &mut ResultPacket) {
     if packet.results.len() == MAX_RESULTS {
         send(socket, packet);
     }
@@ -178,7 +178,7 @@ fn send_if_full(socket: RawFd, packet: &mut Packet) {
 
 /// The batch keeps both ends open until the last packet, so sending fails only if the system has no memory. Then the
 /// results of the packet are lost.
-fn send(socket: RawFd, packet: &mut Packet) {
+fn send(socket: RawFd, packet: &mut ResultPacket) {
     // SAFETY: the batch keeps the descriptor open until it has the last packet of this thread.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let _ = results::send(socket, packet);

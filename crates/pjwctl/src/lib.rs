@@ -28,7 +28,8 @@ fn execute_command_line() -> ExitCode {
     let cli = match cli::Cli::parse_args(words.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
-            return commands::after_usage_error(&words, &error).unwrap_or_else(|| print_usage_error(&error));
+            return commands::handle_hook_usage_error(&words, &error)
+                .unwrap_or_else(|| print_usage_error(&error));
         }
     };
     match commands::execute(cli) {

@@ -232,7 +232,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
     let records = DaemonRecords { journal, reports };
     let mut warden = Warden::new(node, records, state, recovered.records, policy, host);
-    warden.set_thaw_watcher(ThawWatcher::if_needed(&state_dir, options.beside));
+    warden.set_thaw_watcher(ThawWatcher::new_if_needed(&state_dir, options.beside));
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
@@ -285,7 +285,7 @@ fn open_journal(
         }
         _ => {}
     }
-    let begun = journal.begin(&mut recovered);
+    let begun = journal.write_recovered_records(&mut recovered);
     // The lock file tells of the loss until the journal does.
     if begun.is_ok() || !recovered.has_lost_records {
         let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id, begun.is_ok()));
@@ -347,7 +347,7 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
 fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxMachine> {
     let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
     node.set_affinity_persists(cpuset_support.affinity_persists).context("can't open /proc")?;
-    task_scan::configure(settings.scan_interface, &mut node);
+    task_scan::load_bpf_programs(settings.scan_interface, &mut node);
     Ok(node)
 }
 

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
 use pjw_core::ids::{self, Pid};
-use pjw_core::policy::{Mode, Policy};
+use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::{job::JobId, record::Record, snapshot::Observed, state::WardenState};
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -79,7 +79,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
     let (mut journal, mut recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
     recovered.has_lost_records |= !recovered.is_found;
-    journal.begin(&mut recovered)?;
+    journal.write_recovered_records(&mut recovered)?;
     let capabilities = probe::probe_kernel_support(&own_cgroups);
     let only_managed_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;
@@ -193,7 +193,7 @@ fn release<J: Journal>(
 /// Runs cycles that change nothing.
 fn observe<J: Journal>(warden: &mut Warden<LinuxMachine, J>, cycles: usize, has_events: bool) {
     let enforcing = warden.policy().clone();
-    warden.set_policy(Policy { mode: Mode::Observe, ..enforcing.clone() });
+    warden.set_policy(Policy { mode: DaemonMode::Observe, ..enforcing.clone() });
     for _ in 0..cycles {
         run_cycle(warden, &[], has_events);
     }

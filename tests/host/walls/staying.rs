@@ -308,8 +308,9 @@ fn memory_is_bound_on_request() {
     assert!(output.status.success(), "{output:?}");
     let topology = pjw_linux::topology::load_topology(pjw_linux::topology::TopologySource::Live).unwrap();
     let cpus = mask(shell.pid());
-    let nodes =
-        topology.domains(pjw_core::topology::Level::NumaNode).filter(|node| node.cpus.intersects(&cpus));
+    let nodes = topology
+        .domains(pjw_core::topology::TopologyLevel::NumaNode)
+        .filter(|node| node.cpus.intersects(&cpus));
     let nodes: CpuSet = nodes.map(|node| pjw_core::cpuset::Pu(node.number)).collect();
     assert_eq!(read_file(&cgroup_of_job(&daemon, "a"), "cpuset.mems"), nodes.to_string());
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -9,7 +9,7 @@
 //! less.
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::topology::{Level, Topology};
+use pjw_core::topology::{Topology, TopologyLevel};
 
 use pjw_sim::locality::{LocalityCounts, ProcessorUnit, PuLocation, PuLocations};
 
@@ -24,7 +24,7 @@ pub(crate) struct FewestDomains<'t> {
     topology: &'t Topology,
     locality: PuLocations,
     /// The levels, largest domains first.
-    levels: Vec<Level>,
+    levels: Vec<TopologyLevel>,
 }
 
 /// A free unit: its location and the kind of its core.
@@ -38,8 +38,8 @@ impl<'t> FewestDomains<'t> {
     /// `None` if domains of the machine overlap without nesting.
     pub(crate) fn new(topology: &'t Topology) -> Option<Self> {
         let locality = PuLocations::from_topology(topology);
-        let mut levels =
-            [Level::Package, Level::NumaNode, Level::L3].map(|level| (level, mean(&locality, level)));
+        let mut levels = [TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3]
+            .map(|level| (level, mean(&locality, level)));
         levels.sort_by_key(|&(_, size)| std::cmp::Reverse(size));
         let levels = levels.map(|(level, _)| level).to_vec();
         let fewest_domains = Self { topology, locality, levels };
@@ -67,9 +67,9 @@ impl<'t> FewestDomains<'t> {
             u32::try_from(cost / cost_of(self.levels.len() - 1 - at) % (1 << BITS)).ok()
         };
         Some(LocalityCounts {
-            packages: count(Level::Package)?,
-            numa_nodes: count(Level::NumaNode)?,
-            l3_caches: count(Level::L3)?,
+            packages: count(TopologyLevel::Package)?,
+            numa_nodes: count(TopologyLevel::NumaNode)?,
+            l3_caches: count(TopologyLevel::L3)?,
             split_cores: 0,
         })
     }
@@ -106,7 +106,7 @@ impl<'t> FewestDomains<'t> {
 
 /// The mean number of cores in the domain of a core, in thousandths. A core in no domain counts as a domain of its
 /// own.
-fn mean(locality: &PuLocations, level: Level) -> usize {
+fn mean(locality: &PuLocations, level: TopologyLevel) -> usize {
     let domains: Vec<Option<u32>> =
         locality.cores().map(|(location, _)| location.domain_index(level)).collect();
     let around = |domain: &Option<u32>| domains.iter().filter(|other| *other == domain).count();
@@ -119,7 +119,7 @@ fn cost_of(levels_below: usize) -> u64 {
 }
 
 /// The lowest cost of taking 0, 1, 2, ... at most `n` of these units.
-fn costs(free_units: &[FreeUnit], levels: &[Level], n: usize) -> Vec<u64> {
+fn costs(free_units: &[FreeUnit], levels: &[TopologyLevel], n: usize) -> Vec<u64> {
     let Some((&level, below)) = levels.split_first() else { return vec![0; free_units.len().min(n) + 1] };
     let mut sorted = free_units.to_vec();
     sorted.sort_by_key(|free_unit| free_unit.location.domain_index(level));

@@ -15,12 +15,12 @@ use pjw_sim::swf::{JobLog, LoggedJob};
 /// decides whether the larger domains are packages or NUMA nodes, or whether the L3s span the nodes.
 fn machine(shape: u8, leaves: &[(u32, u32, u32)]) -> Topology {
     let (outer, inner, leaf) = match shape {
-        0 => (Level::Package, Level::NumaNode, Level::L3),
-        1 => (Level::NumaNode, Level::Package, Level::L3),
-        _ => (Level::Package, Level::L3, Level::NumaNode),
+        0 => (TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3),
+        1 => (TopologyLevel::NumaNode, TopologyLevel::Package, TopologyLevel::L3),
+        _ => (TopologyLevel::Package, TopologyLevel::L3, TopologyLevel::NumaNode),
     };
     let mut cores = Vec::new();
-    let mut domains: BTreeMap<(Level, u32), CpuSet> = BTreeMap::new();
+    let mut domains: BTreeMap<(TopologyLevel, u32), CpuSet> = BTreeMap::new();
     let mut next = 0;
     for (number, &(around, middle, size)) in (0..).zip(leaves) {
         for _ in 0..size {
@@ -71,10 +71,10 @@ fn by_trying_everything(fewest_domains: &FewestDomains<'_>, n: usize, free: &Cpu
 }
 
 fn counts(fewest_domains: &FewestDomains<'_>, domains_used: LocalityCounts) -> Vec<usize> {
-    let count = |level: &Level| match level {
-        Level::L3 => domains_used.l3_caches,
-        Level::NumaNode => domains_used.numa_nodes,
-        Level::Package | Level::Machine => domains_used.packages,
+    let count = |level: &TopologyLevel| match level {
+        TopologyLevel::L3 => domains_used.l3_caches,
+        TopologyLevel::NumaNode => domains_used.numa_nodes,
+        TopologyLevel::Package | TopologyLevel::Machine => domains_used.packages,
     };
     fewest_domains.levels.iter().map(|level| count(level) as usize).collect()
 }
@@ -129,9 +129,9 @@ proptest! {
 fn levels_are_ordered_as_they_nest() {
     let leaves = [(0, 0, 2), (0, 0, 2), (0, 1, 4), (1, 0, 3)];
     for (shape, levels) in [
-        (0, [Level::Package, Level::NumaNode, Level::L3]),
-        (1, [Level::NumaNode, Level::Package, Level::L3]),
-        (2, [Level::Package, Level::L3, Level::NumaNode]),
+        (0, [TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3]),
+        (1, [TopologyLevel::NumaNode, TopologyLevel::Package, TopologyLevel::L3]),
+        (2, [TopologyLevel::Package, TopologyLevel::L3, TopologyLevel::NumaNode]),
     ] {
         assert_eq!(FewestDomains::new(&machine(shape, &leaves)).unwrap().levels, levels);
     }
@@ -142,8 +142,11 @@ fn domains_that_cross_have_no_minimum() {
     let cores = (0..4).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     let domain =
         |level, number, cpus: &str| Domain { level, number, cpus: cpus.parse().unwrap(), memory_bytes: 0 };
-    let domains =
-        vec![domain(Level::L3, 0, "1-2"), domain(Level::Package, 0, "0-1"), domain(Level::Package, 1, "2-3")];
+    let domains = vec![
+        domain(TopologyLevel::L3, 0, "1-2"),
+        domain(TopologyLevel::Package, 0, "0-1"),
+        domain(TopologyLevel::Package, 1, "2-3"),
+    ];
     assert!(FewestDomains::new(&Topology::new(cores, domains).unwrap()).is_none());
 }
 
@@ -151,7 +154,7 @@ fn domains_that_cross_have_no_minimum() {
 fn one_kind_of_core_comes_before_few_domains() {
     let core = |n, kind| Core { pus: Pu(n).into(), kind_index: kind };
     let domain = |number, cpus: &str| Domain {
-        level: Level::L3,
+        level: TopologyLevel::L3,
         number,
         cpus: cpus.parse().unwrap(),
         memory_bytes: 0,

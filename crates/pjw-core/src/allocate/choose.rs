@@ -12,18 +12,18 @@ use crate::allocate::fewest::{CoreShare, cost_of, fewest_domains, lower_bound};
 use crate::allocate::groups::split_at_groups;
 use crate::allocate::kinds::{of_kind, one_kind, only_kind};
 use crate::allocate::tree::{
-    FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, count_to_cover, take_cores, total_units,
-    units_by_group, with_fewest_split_cores,
+    AllocationUnit, CoreGroup, FreeCore, Pus, cores_by_group, count_split_cores, count_to_cover, take_cores,
+    total_units, units_by_group, with_fewest_split_cores,
 };
 use crate::basics::{CpuSet, prelude::*};
-use crate::machine::{Level, Topology};
+use crate::machine::{Topology, TopologyLevel};
 
 /// Chooses PUs (logical CPUs) for one request of a job, from the cores that are available for the request.
 #[derive(Debug)]
 pub(super) struct Allocator<'a> {
     topology: &'a Topology,
-    unit: Unit,
-    levels: &'a [Level],
+    unit: AllocationUnit,
+    levels: &'a [TopologyLevel],
     free_cores: Vec<FreeCore>,
     /// The PUs of groups of threads that are not to be divided.
     groups: &'a [CpuSet],
@@ -78,7 +78,7 @@ pub(super) struct Hole {
     /// The index of the level in [`Topology::levels`].
     pub(super) depth: usize,
     /// The domain within the level.
-    pub(super) group: Group,
+    pub(super) group: CoreGroup,
     /// The size, in the unit of the request.
     pub(super) size: u32,
 }
@@ -89,7 +89,7 @@ impl<'a> Allocator<'a> {
     /// already holds, are preferred.
     pub(super) fn new(
         topology: &'a Topology,
-        unit: Unit,
+        unit: AllocationUnit,
         available: &CpuSet,
         online: &CpuSet,
         present: &CpuSet,
@@ -110,9 +110,9 @@ impl<'a> Allocator<'a> {
                 kind: core.kind_index,
                 held,
                 whole,
-                groups: Group::of_pu(topology, first),
+                groups: CoreGroup::groups_of_pu(topology, first),
             };
-            if unit == Unit::AnyPu {
+            if unit == AllocationUnit::AnyPu {
                 let (held, others): (Pus, Pus) = open.into_iter().partition(|&pu| present.contains(pu));
                 let untouched = whole && held.is_empty();
                 free_cores.extend((!held.is_empty()).then(|| free_core(held, true, whole)));
@@ -144,14 +144,14 @@ impl<'a> Allocator<'a> {
 
     fn amount_of<'s>(&self, free_cores: impl Iterator<Item = &'s FreeCore>) -> u32 {
         match self.unit {
-            Unit::AnyPu => free_cores.map(|free_core| free_core.size).sum(),
-            Unit::Core | Unit::Pu => number(free_cores.count()),
+            AllocationUnit::AnyPu => free_cores.map(|free_core| free_core.size).sum(),
+            AllocationUnit::Core | AllocationUnit::Pu => number(free_cores.count()),
         }
     }
 
     /// Returns the number of available cores that the job does not hold, and the PUs (logical CPUs) of these cores. If single
     /// PUs are given out, the number is the number of these PUs.
-    pub(super) fn not_held(&self) -> (u32, CpuSet) {
+    pub(super) fn available_unheld(&self) -> (u32, CpuSet) {
         let others = || self.free_cores.iter().filter(|free_core| !free_core.held);
         let cpus = others().flat_map(|free_core| free_core.pus.iter().copied()).collect();
         (self.amount_of(others()), cpus)
@@ -162,9 +162,9 @@ impl<'a> Allocator<'a> {
     /// are given out, returns `units`.
     pub(super) fn amount_for(&self, units: u32) -> u32 {
         let largest = match self.unit {
-            Unit::AnyPu => return units,
-            Unit::Core => 1,
-            Unit::Pu => number(self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1)),
+            AllocationUnit::AnyPu => return units,
+            AllocationUnit::Core => 1,
+            AllocationUnit::Pu => number(self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1)),
         };
         let mut sizes: Vec<u32> = self.free_cores.iter().map(|free_core| free_core.size).collect();
         sizes.sort_unstable_by_key(|&size| Reverse(size));
@@ -176,8 +176,10 @@ impl<'a> Allocator<'a> {
     /// Returns the number of available cores in the domain of `level` (L3 cache, NUMA node or package) with the most available
     /// cores. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`, uses the next larger
     /// level.
-    pub(super) fn largest(&self, level: Level) -> u32 {
-        let larger = [Level::L3, Level::NumaNode, Level::Package].into_iter().filter(|&other| other >= level);
+    pub(super) fn largest(&self, level: TopologyLevel) -> u32 {
+        let larger = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
+            .into_iter()
+            .filter(|&other| other >= level);
         let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();
         let Some(depth) = depth else { return self.amount() };
         let free_cores: Vec<&FreeCore> = self.free_cores.iter().collect();
@@ -198,7 +200,7 @@ impl<'a> Allocator<'a> {
         // If cores have different sizes, growing may leave a surplus of less than one core. Giving the
         // surplus back would change the grant when the same request is repeated.
         let largest = held.iter().map(|free_core| free_core.size).max().unwrap_or(1);
-        let min_surplus = if self.unit == Unit::AnyPu { 1 } else { largest };
+        let min_surplus = if self.unit == AllocationUnit::AnyPu { 1 } else { largest };
         if held_units >= n && held_units - n < min_surplus {
             return Some(self.trim_to_request(held, n, ChoiceReason::Unchanged, None));
         }
@@ -224,7 +226,7 @@ impl<'a> Allocator<'a> {
         }
         if held.is_empty() {
             let (mut chosen, trace) = self.best_fit(&same_kind, n);
-            if self.unit == Unit::AnyPu {
+            if self.unit == AllocationUnit::AnyPu {
                 chosen = with_fewest_split_cores(&same_kind, chosen, n);
             }
             return Some(self.trim_to_request(chosen, n, ChoiceReason::Fit(trace), kind));
@@ -244,7 +246,7 @@ impl<'a> Allocator<'a> {
         kind: Option<u32>,
     ) -> Choice {
         let mut spare = total_units(&chosen).saturating_sub(n);
-        if self.unit != Unit::Core && spare > 0 {
+        if self.unit != AllocationUnit::Core && spare > 0 {
             let keep_held = !matches!(reason, ChoiceReason::Shrunk);
             chosen.retain(|free_core| {
                 let needed = (keep_held && free_core.held) || free_core.size > spare;
@@ -253,7 +255,7 @@ impl<'a> Allocator<'a> {
             });
         }
         let mut pus: Vec<_> = chosen.iter().flat_map(|free_core| free_core.pus.iter().copied()).collect();
-        if self.unit == Unit::AnyPu {
+        if self.unit == AllocationUnit::AnyPu {
             pus.truncate(n as usize);
         }
         let several = self.topology.cores().iter().any(|core| Some(core.kind_index) != kind);
@@ -263,7 +265,7 @@ impl<'a> Allocator<'a> {
     /// Chooses `n` units from the smallest domain that has enough, and continues with the smaller levels
     /// inside. If no domain has enough, chooses the fewest domains.
     fn best_fit<'s>(&self, free_cores: &[&'s FreeCore], n: u32) -> (Vec<&'s FreeCore>, FitTrace) {
-        let sizes: SmallVec<[BTreeMap<Group, u32>; 3]> =
+        let sizes: SmallVec<[BTreeMap<CoreGroup, u32>; 3]> =
             (0..self.levels.len()).map(|depth| units_by_group(free_cores, depth)).collect();
         let mut trace = FitTrace::default();
         // The domains with enough cores, of the smallest level that has such domains, best domain first.
@@ -280,7 +282,8 @@ impl<'a> Allocator<'a> {
                         let group = hole.first().map(|free_core| free_core.groups[depth]);
                         group.and_then(|group| sizes[depth].get(&group)).copied().unwrap_or(0)
                     };
-                    let split = if self.unit == Unit::AnyPu { count_split_cores(&hole, n) } else { 0 };
+                    let split =
+                        if self.unit == AllocationUnit::AnyPu { count_split_cores(&hole, n) } else { 0 };
                     let key: SmallVec<[u32; 4]> =
                         core::iter::once(split).chain((0..=depth).rev().map(around)).collect();
                     (key, self.rank(group), group, hole)
@@ -348,7 +351,7 @@ impl<'a> Allocator<'a> {
 
     /// Updates the trace after another choice replaced the first one. The first choice becomes the
     /// second-best.
-    fn update_trace(&self, trace: &mut FitTrace, chosen: &[&FreeCore], sizes: &[BTreeMap<Group, u32>]) {
+    fn update_trace(&self, trace: &mut FitTrace, chosen: &[&FreeCore], sizes: &[BTreeMap<CoreGroup, u32>]) {
         let around = |depth: usize| {
             let group = chosen.first()?.groups[depth];
             let one = chosen.iter().all(|free_core| free_core.groups[depth] == group);
@@ -372,7 +375,7 @@ impl<'a> Allocator<'a> {
         if depth >= self.levels.len() {
             return take_cores(free_cores, n);
         }
-        let mut holes: BTreeMap<Group, (u32, Vec<&FreeCore>)> = cores_by_group(free_cores, depth)
+        let mut holes: BTreeMap<CoreGroup, (u32, Vec<&FreeCore>)> = cores_by_group(free_cores, depth)
             .into_iter()
             .map(|(group, hole)| (group, (total_units(&hole), hole)))
             .collect();
@@ -380,7 +383,7 @@ impl<'a> Allocator<'a> {
         let mut left = n;
         while left > 0 {
             let near = chosen.last().map(|free_core| free_core.position);
-            let order = |group: &Group, hole: &[&FreeCore]| {
+            let order = |group: &CoreGroup, hole: &[&FreeCore]| {
                 let first = hole.first().map(|free_core| free_core.position);
                 let far = near.zip(first).map_or(0, |(near, first)| near.abs_diff(first));
                 (far, self.rank(*group), *group)
@@ -411,7 +414,7 @@ impl<'a> Allocator<'a> {
             if left == 0 {
                 break;
             }
-            let held_groups: BTreeSet<Group> =
+            let held_groups: BTreeSet<CoreGroup> =
                 held.iter().filter_map(|free_core| Some(free_core.groups[depth?])).collect();
             let (near, far): (Vec<&FreeCore>, Vec<&FreeCore>) = others.into_iter().partition(|free_core| {
                 depth.is_none_or(|depth| held_groups.contains(&free_core.groups[depth]))
@@ -455,7 +458,7 @@ impl<'a> Allocator<'a> {
                 (held.get(group).map_or(0, Vec::len), Reverse(hole.len()), self.rank(*group), *group)
             })
             .collect();
-        let mut counts: BTreeMap<Group, usize> = BTreeMap::new();
+        let mut counts: BTreeMap<CoreGroup, usize> = BTreeMap::new();
         for _ in 0..count {
             let Some((filled, Reverse(left), rank, group)) = filling.pop_first() else { break };
             *counts.entry(group).or_default() += 1;
@@ -473,12 +476,12 @@ impl<'a> Allocator<'a> {
     }
 
     /// Returns the order of equal domains: by number. Groups that are not a domain come last.
-    fn rank(&self, group: Group) -> (u32, u32) {
+    fn rank(&self, group: CoreGroup) -> (u32, u32) {
         match group {
-            Group::Domain(place) => {
+            CoreGroup::Domain(place) => {
                 (0, self.topology.domain_at(place).map_or(u32::MAX, |domain| domain.number))
             }
-            Group::Outside(place) => (1, place.unwrap_or(u32::MAX)),
+            CoreGroup::Outside(place) => (1, place.unwrap_or(u32::MAX)),
         }
     }
 }

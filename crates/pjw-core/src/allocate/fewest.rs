@@ -9,7 +9,7 @@
 
 use core::cmp::Reverse;
 
-use crate::allocate::tree::{FreeCore, Group, cores_by_group, count_to_cover, total_units};
+use crate::allocate::tree::{CoreGroup, FreeCore, cores_by_group, count_to_cover, total_units};
 use crate::basics::prelude::*;
 
 /// The number of bits of a cost for each level. 2^20 is more than the number of domains of any machine.
@@ -172,7 +172,7 @@ impl<'s> Part<'s> {
 /// together. `level_count` is the number of levels of domains on the machine.
 pub(super) fn cost_of(free_cores: &[&FreeCore], level_count: usize) -> u64 {
     let count = |depth: usize| {
-        let mut groups: Vec<Group> = free_cores.iter().map(|free_core| free_core.groups[depth]).collect();
+        let mut groups: Vec<CoreGroup> = free_cores.iter().map(|free_core| free_core.groups[depth]).collect();
         groups.dedup();
         groups.sort_unstable();
         groups.dedup();
@@ -184,8 +184,8 @@ pub(super) fn cost_of(free_cores: &[&FreeCore], level_count: usize) -> u64 {
 /// Returns a cost that every choice of `n` units (cores or logical CPUs) reaches or exceeds. The cost is the weighted
 /// number of domains (packages, NUMA nodes and L3 caches) of the choice. `sizes` has, for each level, the number of
 /// available units in each domain. The bound assumes that each level uses only its largest domains.
-pub(super) fn lower_bound(sizes: &[BTreeMap<Group, u32>], n: u32) -> u64 {
-    let least = |holes: &BTreeMap<Group, u32>| {
+pub(super) fn lower_bound(sizes: &[BTreeMap<CoreGroup, u32>], n: u32) -> u64 {
+    let least = |holes: &BTreeMap<CoreGroup, u32>| {
         let of = |domain: bool| holes.iter().filter(move |(group, _)| group.is_domain() == domain);
         let mut domains: Vec<u32> = of(true).map(|(_, &size)| size).collect();
         domains.sort_unstable_by_key(|&size| Reverse(size));

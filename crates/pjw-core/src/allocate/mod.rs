@@ -9,7 +9,7 @@ pub mod offer;
 mod reasons;
 mod tree;
 
-pub use crate::state::pool::Offer;
+pub use crate::state::pool::PuOffer;
 pub use offer::{
     LargestRequests, allocate, allocate_for_groups, allocate_shared, largest_requests,
     request_for_all_available,

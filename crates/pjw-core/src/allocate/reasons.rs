@@ -1,9 +1,9 @@
 //! The reasons for a choice, as sentences with the kernel's CPU numbers.
 
 use crate::allocate::choose::{Choice, ChoiceReason, FitTrace, Hole};
-use crate::allocate::tree::{Group, Unit};
+use crate::allocate::tree::{AllocationUnit, CoreGroup};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
-use crate::machine::{Domain, Level, Topology};
+use crate::machine::{Domain, Topology, TopologyLevel};
 
 /// The maximum number of domains that a sentence lists by name. More domains are only counted.
 const MAX_LISTED: usize = 4;
@@ -11,7 +11,12 @@ const MAX_LISTED: usize = 4;
 /// Returns texts for users: the reasons why `choice` was made, the most important reason first, and a description of
 /// the second-best choice (empty if there is none). The request was for `asked` units; `unit` says whether a unit is a
 /// core or a PU (logical CPU).
-pub(super) fn reasons(topology: &Topology, unit: Unit, asked: u32, choice: &Choice) -> (Vec<String>, String) {
+pub(super) fn reasons(
+    topology: &Topology,
+    unit: AllocationUnit,
+    asked: u32,
+    choice: &Choice,
+) -> (Vec<String>, String) {
     let text = ReasonText { topology, unit, asked, taken: count_units(topology, unit, &choice.cpus) };
     let cpus = &choice.cpus;
     let mut second_best = String::new();
@@ -40,15 +45,15 @@ pub(super) fn reasons(topology: &Topology, unit: Unit, asked: u32, choice: &Choi
     (because, second_best)
 }
 
-fn count_units(topology: &Topology, unit: Unit, cpus: &CpuSet) -> u32 {
+fn count_units(topology: &Topology, unit: AllocationUnit, cpus: &CpuSet) -> u32 {
     let pus = topology.pus_by_core().map(|pus| pus.iter().filter(|&&pu| cpus.contains(pu)).count());
-    let units = pus.map(|pus| if unit == Unit::Core { pus.min(1) } else { pus });
+    let units = pus.map(|pus| if unit == AllocationUnit::Core { pus.min(1) } else { pus });
     u32::try_from(units.sum::<usize>()).unwrap_or(u32::MAX)
 }
 
 struct ReasonText<'a> {
     topology: &'a Topology,
-    unit: Unit,
+    unit: AllocationUnit,
     asked: u32,
     /// The number of units that the job got.
     taken: u32,
@@ -66,7 +71,7 @@ impl ReasonText<'_> {
             ),
         };
         let too_small = trace.too_small.iter().map(|hole| {
-            let level = self.topology.levels().get(hole.depth).copied().unwrap_or(Level::Machine);
+            let level = self.topology.levels().get(hole.depth).copied().unwrap_or(TopologyLevel::Machine);
             let (asked, size) = (self.count_text(self.asked), hole.size);
             format!("no {level} has {asked}; the largest hole is {size} on {}", self.hole_name(*hole))
         });
@@ -79,15 +84,15 @@ impl ReasonText<'_> {
     }
 
     fn count_text(&self, units: u32) -> String {
-        let noun = if self.unit == Unit::Core { "core" } else { "PU" };
+        let noun = if self.unit == AllocationUnit::Core { "core" } else { "PU" };
         format!("{units} free {noun}{}", if units == 1 { "" } else { "s" })
     }
 
     fn hole_name(&self, hole: Hole) -> String {
         match hole.group {
-            Group::Domain(place) => self.topology.domain_at(place).map(|domain| self.full_name(domain)),
-            Group::Outside(around) => {
-                let level = self.topology.levels().get(hole.depth).copied().unwrap_or(Level::Machine);
+            CoreGroup::Domain(place) => self.topology.domain_at(place).map(|domain| self.full_name(domain)),
+            CoreGroup::Outside(around) => {
+                let level = self.topology.levels().get(hole.depth).copied().unwrap_or(TopologyLevel::Machine);
                 let around = around.and_then(|place| self.topology.domain_at(place));
                 let around = around.map_or("the machine".to_owned(), |domain| self.full_name(domain));
                 Some(format!("the part of {around} outside any {level}"))
@@ -98,11 +103,12 @@ impl ReasonText<'_> {
 
     /// Returns the name of a domain, with its package if the machine has several.
     fn full_name(&self, domain: &Domain) -> String {
-        let mut packages = self.topology.domains(Level::Package);
+        let mut packages = self.topology.domains(TopologyLevel::Package);
         let around = packages.find(|package| domain.cpus.is_subset(&package.cpus));
         match around {
             Some(package)
-                if domain.level != Level::Package && self.topology.domains(Level::Package).count() > 1 =>
+                if domain.level != TopologyLevel::Package
+                    && self.topology.domains(TopologyLevel::Package).count() > 1 =>
             {
                 format!("{} of {}", domain.name(), package.name())
             }
@@ -113,7 +119,7 @@ impl ReasonText<'_> {
     /// Returns the names of the domains that the PUs are in, for the smallest level with at most [`MAX_LISTED`]
     /// such domains.
     fn domains_text(&self, cpus: &CpuSet) -> String {
-        let domains_at = |level: Level| {
+        let domains_at = |level: TopologyLevel| {
             let mut places: Vec<u32> =
                 cpus.iter().filter_map(|pu| self.topology.domain_index(level, pu)).collect();
             places.sort_unstable();

@@ -13,7 +13,7 @@ pub(super) type Pus = SmallVec<[Pu; 4]>;
 /// The unit in which the allocator counts and gives out PUs (logical CPUs): whole cores, PUs that are given out as
 /// whole cores, or single PUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum AllocationUnit {
     /// Whole cores with any number of PUs.
     Core,
     /// PUs that are given out as whole cores: at least the requested number.
@@ -22,13 +22,13 @@ pub(super) enum Unit {
     AnyPu,
 }
 
-impl Unit {
-    /// Returns the number of units in `pus` (logical CPUs of one core): 1 for [`Unit::Core`], otherwise the number of
+impl AllocationUnit {
+    /// Returns the number of units in `pus` (logical CPUs of one core): 1 for [`AllocationUnit::Core`], otherwise the number of
     /// PUs (logical CPUs).
     pub(super) fn size(self, pus: &[Pu]) -> u32 {
         match self {
-            Unit::Core => 1,
-            Unit::Pu | Unit::AnyPu => u32::try_from(pus.len()).unwrap_or(u32::MAX),
+            AllocationUnit::Core => 1,
+            AllocationUnit::Pu | AllocationUnit::AnyPu => u32::try_from(pus.len()).unwrap_or(u32::MAX),
         }
     }
 }
@@ -36,7 +36,7 @@ impl Unit {
 /// A set of cores at one level of the machine (L3 cache, NUMA node or package): the cores of one domain, or the cores
 /// that are in no domain of the level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Group {
+pub(super) enum CoreGroup {
     /// The cores of the domain with this index in [`Topology`].
     Domain(u32),
     /// The cores that are in no domain of the level. The index names the next larger domain around them;
@@ -44,18 +44,18 @@ pub(super) enum Group {
     Outside(Option<u32>),
 }
 
-impl Group {
+impl CoreGroup {
     /// Returns the groups of cores in which `pu` lies: one group for each level, in the order of [`Topology::levels`].
-    pub(super) fn of_pu(topology: &Topology, pu: Pu) -> SmallVec<[Group; 3]> {
+    pub(super) fn groups_of_pu(topology: &Topology, pu: Pu) -> SmallVec<[CoreGroup; 3]> {
         let mut around = None;
         let levels = topology.levels().iter();
         levels
             .map(|&level| match topology.domain_index(level, pu) {
                 Some(place) => {
                     around = Some(place);
-                    Group::Domain(place)
+                    CoreGroup::Domain(place)
                 }
-                None => Group::Outside(around),
+                None => CoreGroup::Outside(around),
             })
             .collect()
     }
@@ -63,7 +63,7 @@ impl Group {
     /// Returns true if the group has the cores of one domain (an L3 cache, a NUMA node or a package). Returns false if
     /// the group has cores that are in no domain of the level.
     pub(super) fn is_domain(self) -> bool {
-        matches!(self, Group::Domain(_))
+        matches!(self, CoreGroup::Domain(_))
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) struct FreeCore {
     /// Whether all online PUs of the core are available, and the job holds none of them.
     pub(super) whole: bool,
     /// The group of the core at each level of the machine.
-    pub(super) groups: SmallVec<[Group; 3]>,
+    pub(super) groups: SmallVec<[CoreGroup; 3]>,
 }
 
 /// Returns the number of units in `free_cores`, in the unit of the request (cores or logical CPUs).
@@ -96,8 +96,8 @@ pub(super) fn total_units(free_cores: &[&FreeCore]) -> u32 {
 pub(super) fn cores_by_group<'s>(
     free_cores: &[&'s FreeCore],
     depth: usize,
-) -> BTreeMap<Group, Vec<&'s FreeCore>> {
-    let mut groups: BTreeMap<Group, Vec<&FreeCore>> = BTreeMap::new();
+) -> BTreeMap<CoreGroup, Vec<&'s FreeCore>> {
+    let mut groups: BTreeMap<CoreGroup, Vec<&FreeCore>> = BTreeMap::new();
     for run in runs(free_cores, depth) {
         groups.entry(run[0].groups[depth]).or_default().extend_from_slice(run);
     }
@@ -107,7 +107,7 @@ pub(super) fn cores_by_group<'s>(
 /// Returns the number of units (cores or logical CPUs) of `free_cores` in each domain of one level (L3 cache, NUMA node
 /// or package). `depth` is the index of the level in [`Topology::levels`]. Cores in no domain of the level have groups
 /// of their own.
-pub(super) fn units_by_group(free_cores: &[&FreeCore], depth: usize) -> BTreeMap<Group, u32> {
+pub(super) fn units_by_group(free_cores: &[&FreeCore], depth: usize) -> BTreeMap<CoreGroup, u32> {
     let mut sizes = BTreeMap::new();
     for run in runs(free_cores, depth) {
         *sizes.entry(run[0].groups[depth]).or_default() += total_units(run);
@@ -185,7 +185,7 @@ pub(super) fn with_fewest_split_cores<'s>(
     chosen: Vec<&'s FreeCore>,
     n: u32,
 ) -> Vec<&'s FreeCore> {
-    let groups: BTreeSet<&[Group]> = chosen.iter().map(|free_core| free_core.groups.as_slice()).collect();
+    let groups: BTreeSet<&[CoreGroup]> = chosen.iter().map(|free_core| free_core.groups.as_slice()).collect();
     let around: Vec<&FreeCore> =
         free_cores.iter().copied().filter(|free_core| groups.contains(free_core.groups.as_slice())).collect();
     let split_count = |free_cores: &[&FreeCore]| {

@@ -4,7 +4,7 @@
 use crate::audit::violation::Violation;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
-use crate::state::{Holder, WardenState};
+use crate::state::{PuHolder, WardenState};
 use crate::terms::{Grant, GrantedBy, Job, JobId, Ownership, Policy, PriorityClass};
 
 /// A check whether the PUs (logical CPUs) that jobs hold violate an invariant of pjw. For example, two jobs must not
@@ -20,7 +20,7 @@ pub struct GrantAudit {
     /// The PUs of the core to which a PU belongs. The index is the number of the PU.
     cores: Vec<CpuSet>,
     /// The holder of each PU, as the pool had it at the last check.
-    holders: Vec<(Pu, Holder)>,
+    holders: Vec<(Pu, PuHolder)>,
     /// The PUs that are reserved for the system.
     housekeeping: CpuSet,
     /// The PUs that each job holds in the pool.
@@ -89,7 +89,7 @@ impl GrantAudit {
         changed_pus = cores.fold(changed_pus.clone(), |changed_pus, core| changed_pus.union(core));
         for pu in changed_pus.iter() {
             concerned.extend(self.owners.get(&pu).into_iter().flatten().cloned());
-            concerned.extend(state.pool.holder(pu).and_then(Holder::job).cloned());
+            concerned.extend(state.pool.holder(pu).and_then(PuHolder::job).cloned());
             concerned.extend(state.pool.borrower(pu).cloned());
         }
         self.check_pus(state, &changed_pus);
@@ -114,8 +114,8 @@ impl GrantAudit {
     fn read_pool(&mut self, state: &WardenState, concerned: &mut BTreeSet<JobId>) -> CpuSet {
         let mut changed_pus = CpuSet::new();
         let holders = state.pool.holders();
-        let is_of = |pu: Pu| move |(known, _): &&(Pu, Holder)| *known == pu;
-        let changed: Vec<(usize, Pu, &Holder)> = (0..)
+        let is_of = |pu: Pu| move |(known, _): &&(Pu, PuHolder)| *known == pu;
+        let changed: Vec<(usize, Pu, &PuHolder)> = (0..)
             .zip(holders)
             .map(|(place, (pu, holder))| (place, pu, holder))
             .filter(|&(place, pu, holder)| {
@@ -137,9 +137,9 @@ impl GrantAudit {
             }
             self.housekeeping.remove(pu);
             let holds = match holder {
-                Holder::Job(job) => Some(self.held.entry(job.clone()).or_default()),
-                Holder::Housekeeping => Some(&mut self.housekeeping),
-                Holder::Free => None,
+                PuHolder::Job(job) => Some(self.held.entry(job.clone()).or_default()),
+                PuHolder::Housekeeping => Some(&mut self.housekeeping),
+                PuHolder::Free => None,
             };
             holds.into_iter().for_each(|cpus| _ = cpus.insert(pu));
             match self.holders.get_mut(place) {
@@ -185,7 +185,7 @@ impl GrantAudit {
         self.of_machine = (!cpus.is_empty()).then_some(Violation::PoolDiffersFromMachine { cpus });
         for pu in changed_pus.iter() {
             self.of_pus.remove(&pu);
-            let holder = state.pool.holder(pu).and_then(Holder::job);
+            let holder = state.pool.holder(pu).and_then(PuHolder::job);
             if let Some(job) = holder.filter(|job| !self.grants.contains_key(*job)) {
                 self.of_pus.insert(pu, Violation::UnknownHolder { pu, job: job.clone() });
             }
@@ -242,7 +242,7 @@ impl GrantAudit {
                 grant.is_some_and(|grant| !grant.is_shared && !grant.may_split_cores)
             };
             let of_another = |pu: Pu| {
-                let holder = state.pool.holder(pu).and_then(Holder::job);
+                let holder = state.pool.holder(pu).and_then(PuHolder::job);
                 holder.is_some_and(|holder| holder != job && by_warden(holder))
             };
             let is_split = others.iter().any(of_another);
@@ -281,9 +281,9 @@ fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet)
         found.push(Violation::GrantDiffersFromPool { job, granted, held: borrowed.clone() });
     }
     let may_not_lend = |pu: &Pu| match state.pool.holder(*pu) {
-        Some(Holder::Free) => false,
-        Some(Holder::Job(owner)) => !state.jobs.get(owner).is_some_and(is_lender),
-        Some(Holder::Housekeeping) | None => true,
+        Some(PuHolder::Free) => false,
+        Some(PuHolder::Job(owner)) => !state.jobs.get(owner).is_some_and(is_lender),
+        Some(PuHolder::Housekeeping) | None => true,
     };
     let cpus: CpuSet = borrowed.iter().filter(may_not_lend).collect();
     if !cpus.is_empty() {

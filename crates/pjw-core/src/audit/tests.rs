@@ -11,7 +11,7 @@ use crate::basics::ids::Tid;
 use crate::basics::ids::Uid;
 use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
-use crate::state::demand::Demand;
+use crate::state::demand::ThreadDemand;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::members::Member;
@@ -54,7 +54,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         state: 'S',
         last_cpu: Pu(0),
         effective_mask: set.clone(),
-        demand: Demand::default(),
+        demand: ThreadDemand::default(),
         mask_entry: Some(MaskEntry::from_record(MaskRequest {
             mask: set.clone(),
             original_mask: before.clone(),
@@ -111,7 +111,7 @@ fn lending(cpus: &str) -> WardenState {
     state.pool.claim(&job("a"), &set("0-1,4-5"));
     state.pool.set_borrowed(&job("b"), &set(cpus));
     let made = |id: &str, class, cores, grant| {
-        let request = Some(JobRequest { class, ..JobRequest::of_cores(cores) });
+        let request = Some(JobRequest { class, ..JobRequest::with_core_count(cores) });
         let made = Job::new(job(id), Uid(1001), EndCondition::Reservation, UnixMillis(0));
         Job { grant: Some(grant), request, ..made }
     };

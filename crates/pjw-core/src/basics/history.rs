@@ -41,7 +41,7 @@ impl<T: PartialEq> History<T> {
 
     /// Undoes the last replacement, because the change of the machine to the new value failed. The value before becomes
     /// the present value again. The new value becomes an earlier value, because the change may have been made in part.
-    pub(crate) fn take_back(&mut self) {
+    pub(crate) fn undo_last_replacement(&mut self) {
         if let Some((before, _)) = self.earlier.last_mut() {
             core::mem::swap(&mut self.now, before);
         }
@@ -94,9 +94,9 @@ mod tests {
     #[test]
     fn a_replacement_that_failed_is_no_longer_the_present_value() {
         let mut history = History::new('a');
-        history.take_back();
+        history.undo_last_replacement();
         history.set('b', Nanos(10));
-        history.take_back();
+        history.undo_last_replacement();
         assert_eq!(history.since(Nanos(5)).copied().collect::<Vec<_>>(), ['a', 'b']);
         assert_eq!(history.since(Nanos(11)).copied().collect::<Vec<_>>(), ['a']);
     }

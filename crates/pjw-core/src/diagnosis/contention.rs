@@ -9,7 +9,7 @@ use crate::diagnosis::words::{count, join_names};
 use crate::terms::{CpuRequest, GrantedBy, JobId};
 
 /// The short name of the finding that threads of a job may run on PUs (logical CPUs) that the job does not hold.
-pub(super) const OUTSIDE: &str = "outside";
+pub(super) const OUTSIDE_GRANT_CODE: &str = "outside";
 
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about contention for PUs (logical CPUs): several jobs
 /// on the same PUs, jobs with more busy threads than PUs, and threads that may run outside of the PUs of their job.
@@ -310,5 +310,10 @@ fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
         }
     };
     let pids = out.iter().map(|thread| thread.pid);
-    Some(Finding::problem(OUTSIDE, text, remedy).with_jobs([&job.id]).with_pids(pids).with_cpus(&cpus))
+    Some(
+        Finding::problem(OUTSIDE_GRANT_CODE, text, remedy)
+            .with_jobs([&job.id])
+            .with_pids(pids)
+            .with_cpus(&cpus),
+    )
 }

@@ -3,8 +3,8 @@
 use crate::basics::{Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{DaemonLending, DaemonStatus, DiagnosisInput};
 use crate::diagnosis::words::{count, join_names};
-use crate::machine::Level;
-use crate::terms::{CpusetHierarchy, IdlePriority};
+use crate::machine::TopologyLevel;
+use crate::terms::{CpusetHierarchy, IdlePrioritySupport};
 
 /// One fact about the machine, as the diagnosis (`pjwctl doctor`) prints it in one line. The diagnosis
 /// prints the facts before its [`Finding`](super::Finding)s.
@@ -68,8 +68,8 @@ fn machine(input: &DiagnosisInput) -> String {
         |level| input.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
     format!(
         "{}, {}, {}, {}",
-        count(inhabited(Level::Package), "package"),
-        count(inhabited(Level::NumaNode), "NUMA node"),
+        count(inhabited(TopologyLevel::Package), "package"),
+        count(inhabited(TopologyLevel::NumaNode), "NUMA node"),
         count(input.topology.cores().len(), "core"),
         cpus_text(&input.online)
     )
@@ -110,8 +110,10 @@ fn lending(input: &DiagnosisInput) -> String {
     let why_not = match (&reported, &input.cpuset_support.hierarchy, &input.cpuset_support.idle_priority) {
         (DaemonLending::Off(why), _, _) => Some(why),
         (DaemonLending::Reported | DaemonLending::Sampled(_), _, _) => None,
-        (_, CpusetHierarchy::Unavailable { why }, _) | (_, _, IdlePriority::Unavailable { why }) => Some(why),
-        (_, _, IdlePriority::Available) => None,
+        (_, CpusetHierarchy::Unavailable { why }, _) | (_, _, IdlePrioritySupport::Unavailable { why }) => {
+            Some(why)
+        }
+        (_, _, IdlePrioritySupport::Available) => None,
     };
     if let Some(why) = why_not {
         return format!("besteffort jobs get free cores only, not those that other jobs leave idle: {why}");

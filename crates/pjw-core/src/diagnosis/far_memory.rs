@@ -2,7 +2,7 @@
 
 use crate::basics::{Pid, Pu, prelude::*};
 use crate::diagnosis::words::{bytes, count, join_names};
-use crate::machine::{Level, Topology};
+use crate::machine::{Topology, TopologyLevel};
 
 /// A process is reported if at least this share of its memory is far from its busy threads, in permille.
 const MIN_FAR_PERMILLE: u128 = 750;
@@ -84,9 +84,11 @@ pub fn find_far_memory(topology: &Topology, processes: &[BusyProcessMemory]) -> 
 
 fn far_memory(topology: &Topology, process: &BusyProcessMemory) -> Option<FarMemory> {
     let with_pus = |node: &u32| {
-        topology.domains(Level::NumaNode).any(|domain| domain.number == *node && !domain.cpus.is_empty())
+        topology
+            .domains(TopologyLevel::NumaNode)
+            .any(|domain| domain.number == *node && !domain.cpus.is_empty())
     };
-    let node_of = |pu: &Pu| topology.domain_of(Level::NumaNode, *pu).map(|node| node.number);
+    let node_of = |pu: &Pu| topology.domain_of(TopologyLevel::NumaNode, *pu).map(|node| node.number);
     let thread_nodes: BTreeSet<u32> = process.last_cpus.iter().map(node_of).collect::<Option<_>>()?;
     let counted = || process.by_node.iter().filter(|(node, _)| with_pus(node));
     let far = || counted().filter(|(node, _)| !thread_nodes.contains(node));

@@ -4,7 +4,7 @@
 use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, Severity};
 use crate::diagnosis::words::{count, join_names};
-use crate::machine::Level;
+use crate::machine::TopologyLevel;
 use crate::terms::CpusetHierarchy;
 
 /// The remedy if processes of other users are hidden.
@@ -227,7 +227,7 @@ fn boot(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
         );
         findings.push(Finding::advice("isolated", text, remedy).with_cpus(&isolated));
     }
-    let nodes = input.topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
+    let nodes = input.topology.domains(TopologyLevel::NumaNode).filter(|node| !node.cpus.is_empty()).count();
     if host.numa_balancing_enabled == Some(true) && nodes > 1 && !input.jobs.is_empty() {
         let text = "the kernel moves memory after threads (numa_balancing): a cost for jobs that stay where they are";
         let remedy = "sysctl kernel.numa_balancing=0, if jobs are kept on one node each";

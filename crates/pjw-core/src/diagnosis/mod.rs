@@ -56,12 +56,12 @@ fn apply_warden(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
 /// its CPUs.
 fn report_once(findings: &mut Vec<Finding>) {
     let outside: Vec<Finding> =
-        findings.iter().filter(|finding| finding.code == contention::OUTSIDE).cloned().collect();
+        findings.iter().filter(|finding| finding.code == contention::OUTSIDE_GRANT_CODE).cloned().collect();
     let is_reported = |finding: &Finding| {
         outside.iter().any(|other| other.jobs == finding.jobs && other.pids.is_superset(&finding.pids))
     };
     findings.retain(|finding| {
-        finding.code != placement::OUTSIDE_CGROUP || finding.pids.is_empty() || !is_reported(finding)
+        finding.code != placement::OUTSIDE_CGROUP_CODE || finding.pids.is_empty() || !is_reported(finding)
     });
 }
 

@@ -6,12 +6,12 @@ use crate::diagnosis::examination::{
     DiagnosisInput, Finding, JobBinding, ObservedJob, Severity, push_limited,
 };
 use crate::diagnosis::words::{count, join_names};
-use crate::machine::Level;
+use crate::machine::TopologyLevel;
 use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 
 /// The short name of the finding that processes of a job are outside of the cgroup that the batch scheduler made for
 /// the job.
-pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
+pub(super) const OUTSIDE_CGROUP_CODE: &str = "outside-cgroup";
 
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the placement of each job: its cores and NUMA
 /// nodes, its cgroup and its cpuset.
@@ -50,7 +50,7 @@ impl<'a> Places<'a> {
         let used = on.keys().copied().collect();
         let nodes = input
             .topology
-            .domains(Level::NumaNode)
+            .domains(TopologyLevel::NumaNode)
             .map(|node| (node.number, input.topology.cpus_belonging_to(node).intersection(&input.online)))
             .filter(|(_, cpus)| !cpus.is_empty())
             .collect();
@@ -94,7 +94,7 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
         "pjwctl explain {first}; a login may have moved {they} (pam_systemd, su, systemd-run --user): use \
          pam_slurm_adopt or its like; pjwd keeps {they} on the job's cores meanwhile"
     );
-    let finding = Finding::problem(OUTSIDE_CGROUP, text, remedy);
+    let finding = Finding::problem(OUTSIDE_CGROUP_CODE, text, remedy);
     Some(finding.with_jobs([&job.id]).with_pids(job.pids_outside_cgroup.iter().copied()))
 }
 

@@ -6,7 +6,7 @@
 use core::cmp::Reverse;
 
 use crate::basics::{CpuSet, Pu, prelude::*};
-use crate::machine::topology::{Level, Topology};
+use crate::machine::topology::{Topology, TopologyLevel};
 
 /// The busy threads of one job in one address space that several processes share (clone(2) with `CLONE_VM`). These
 /// threads form a group: if possible, pjw places them on cores of one L3 cache or of one NUMA node. If no thread is
@@ -50,7 +50,7 @@ impl AddressSpaceThreads {
             cores.extend(core.iter());
         }
         let is_in = |level| topology.domains(level).any(|domain| cores.is_subset(&domain.cpus));
-        [Level::L3, Level::NumaNode].into_iter().any(is_in).then_some(cores)
+        [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter().any(is_in).then_some(cores)
     }
 
     /// The number of threads in `cpus`: of those that are pinned, and of those that ran there last.
@@ -65,8 +65,8 @@ impl AddressSpaceThreads {
 /// each thread. All of these cores are in one L3 cache, or all are in one NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupCores {
-    /// [`Level::L3`] or [`Level::NumaNode`].
-    pub level: Level,
+    /// [`TopologyLevel::L3`] or [`TopologyLevel::NumaNode`].
+    pub level: TopologyLevel,
     /// The PUs of the cores.
     pub cpus: CpuSet,
 }
@@ -127,7 +127,7 @@ fn choose_cores(
     own: Option<&CpuSet>,
     group: &AddressSpaceThreads,
 ) -> Option<GroupCores> {
-    [Level::L3, Level::NumaNode].into_iter().find_map(|level| {
+    [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter().find_map(|level| {
         let is_there = |cpus: &CpuSet| own.is_some_and(|own| own.is_subset(cpus));
         let free_in = |cpus: &CpuSet| free.iter().filter(|core| core.is_subset(cpus)).count();
         let fits = |cpus: &&CpuSet| is_there(cpus) || free_in(cpus) >= group.threads.len();
@@ -197,7 +197,7 @@ mod tests {
         AddressSpaceThreads { number, threads: last_cpus.iter().map(thread).collect() }
     }
 
-    fn cores(cpus: &str, groups: &[AddressSpaceThreads]) -> Vec<(u32, Level, String)> {
+    fn cores(cpus: &str, groups: &[AddressSpaceThreads]) -> Vec<(u32, TopologyLevel, String)> {
         let machine = machine();
         let free: Vec<CpuSet> = machine.core_parts_in(&cpus.parse().unwrap()).collect();
         let chosen = choose_group_cores(&machine, &free, groups).into_iter();
@@ -206,33 +206,39 @@ mod tests {
 
     #[test]
     fn a_group_gets_the_smallest_domain_in_which_each_thread_has_a_core() {
-        assert_eq!(cores("0-7", &[group(1, &[0, 7])]), [(1, Level::L3, "0-1".into())]);
-        assert_eq!(cores("0-7", &[group(1, &[6, 7])]), [(1, Level::L3, "6-7".into())]);
-        assert_eq!(cores("0-7", &[group(1, &[0, 4, 5])]), [(1, Level::NumaNode, "4-6".into())]);
+        assert_eq!(cores("0-7", &[group(1, &[0, 7])]), [(1, TopologyLevel::L3, "0-1".into())]);
+        assert_eq!(cores("0-7", &[group(1, &[6, 7])]), [(1, TopologyLevel::L3, "6-7".into())]);
+        assert_eq!(cores("0-7", &[group(1, &[0, 4, 5])]), [(1, TopologyLevel::NumaNode, "4-6".into())]);
         assert_eq!(cores("0-7", &[group(1, &[0, 1, 2, 3, 4])]), []);
-        assert_eq!(cores("0,2,4,6", &[group(1, &[4, 0])]), [(1, Level::NumaNode, "0,2".into())]);
+        assert_eq!(cores("0,2,4,6", &[group(1, &[4, 0])]), [(1, TopologyLevel::NumaNode, "0,2".into())]);
     }
 
     #[test]
     fn pins_count_more_than_the_last_pu() {
         let mut pinned = group(1, &[0, 1]);
         pinned.threads[0].pinned_pu = Some(Pu(5));
-        assert_eq!(cores("0-7", std::slice::from_ref(&pinned)), [(1, Level::L3, "4-5".into())]);
+        assert_eq!(cores("0-7", std::slice::from_ref(&pinned)), [(1, TopologyLevel::L3, "4-5".into())]);
         // Both cores are shared with other threads.
         pinned.threads[1].pinned_pu = Some(Pu(4));
-        assert_eq!(cores("0-3", std::slice::from_ref(&pinned)), [(1, Level::L3, "4-5".into())]);
+        assert_eq!(cores("0-3", std::slice::from_ref(&pinned)), [(1, TopologyLevel::L3, "4-5".into())]);
         pinned.threads[1].pinned_pu = Some(Pu(5));
-        assert_eq!(cores("0-3", &[pinned]), [(1, Level::L3, "0-1".into())]);
+        assert_eq!(cores("0-3", &[pinned]), [(1, TopologyLevel::L3, "0-1".into())]);
     }
 
     #[test]
     fn two_groups_do_not_share_a_core() {
         let groups = [group(1, &[0, 1]), group(2, &[0, 1])];
-        assert_eq!(cores("0-7", &groups), [(1, Level::L3, "0-1".into()), (2, Level::L3, "2-3".into())]);
+        assert_eq!(
+            cores("0-7", &groups),
+            [(1, TopologyLevel::L3, "0-1".into()), (2, TopologyLevel::L3, "2-3".into())]
+        );
         // The larger one is placed first.
         let groups = [group(1, &[0, 1]), group(2, &[0, 1, 2, 3])];
-        assert_eq!(cores("0-7", &groups), [(1, Level::L3, "4-5".into()), (2, Level::NumaNode, "0-3".into())]);
-        assert_eq!(cores("0-3", &groups), [(2, Level::NumaNode, "0-3".into())]);
+        assert_eq!(
+            cores("0-7", &groups),
+            [(1, TopologyLevel::L3, "4-5".into()), (2, TopologyLevel::NumaNode, "0-3".into())]
+        );
+        assert_eq!(cores("0-3", &groups), [(2, TopologyLevel::NumaNode, "0-3".into())]);
         assert_eq!(cores("", &groups), []);
     }
 
@@ -285,12 +291,12 @@ mod tests {
             // A group alone gets the smallest domain that has a free core for each thread.
             let (alone, size) = (&groups[0], groups[0].threads.len());
             if alone.threads.iter().all(|thread| thread.pinned_pu.is_none()) {
-                let has_cores = |level: &Level| {
+                let has_cores = |level: &TopologyLevel| {
                     machine.domains(*level).any(|domain| {
                         free.iter().filter(|core| core.is_subset(&domain.cpus)).count() >= size
                     })
                 };
-                let smallest = [Level::L3, Level::NumaNode].into_iter().find(has_cores);
+                let smallest = [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter().find(has_cores);
                 let chosen = choose_group_cores(&machine, &free, std::slice::from_ref(alone));
                 prop_assert_eq!(chosen.get(&0).map(|cores| cores.level), smallest);
             }

@@ -10,7 +10,7 @@ use core::str::FromStr;
 use thiserror::Error;
 
 use crate::basics::{CpuListError, CpuSet, Pu, prelude::*};
-use crate::machine::topology::{Level, Topology};
+use crate::machine::topology::{Topology, TopologyLevel};
 
 /// The rule in the configuration that selects the housekeeping PUs (logical CPUs) of a machine. Housekeeping PUs are
 /// reserved for the system: pjw grants them to no job.
@@ -26,7 +26,7 @@ pub enum HousekeepingRule {
         /// The number of housekeeping cores in each L3, NUMA node or package; at least 1.
         cores: u32,
         /// Whether the cores are counted by L3, by NUMA node or by package.
-        level: Level,
+        level: TopologyLevel,
     },
 }
 
@@ -59,7 +59,7 @@ pub enum HousekeepingError {
     #[error("0 cores of each {level} are no housekeeping: write \"\" for none, or at least 1")]
     ZeroCores {
         /// Whether the rule counts cores by L3, by NUMA node or by package.
-        level: Level,
+        level: TopologyLevel,
     },
     /// The list contains PUs that the machine does not have.
     #[error("housekeeping PUs {cpus} are not on this machine, which has {machine}: name only those")]
@@ -84,7 +84,7 @@ pub enum HousekeepingError {
     #[error("this machine shows no {level}: count housekeeping by another part, or write a CPU list")]
     NoSuchLevel {
         /// Whether the rule counts cores by L3, by NUMA node or by package.
-        level: Level,
+        level: TopologyLevel,
     },
     /// The rule selects every core of the machine, so that no core remains for jobs.
     #[error("housekeeping {rule:?} takes every core of this machine ({cores}): leave at least one for jobs")]
@@ -97,8 +97,8 @@ pub enum HousekeepingError {
 }
 
 /// The names of the levels in a rule.
-const LEVELS: [(&str, Level); 3] =
-    [("l3", Level::L3), ("numa", Level::NumaNode), ("package", Level::Package)];
+const LEVELS: [(&str, TopologyLevel); 3] =
+    [("l3", TopologyLevel::L3), ("numa", TopologyLevel::NumaNode), ("package", TopologyLevel::Package)];
 
 impl FromStr for HousekeepingRule {
     type Err = HousekeepingError;
@@ -175,7 +175,7 @@ fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, Housekeepin
     Ok(cpus.clone())
 }
 
-fn first_of_each(cores: u32, level: Level, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
+fn first_of_each(cores: u32, level: TopologyLevel, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
     if !topology.levels().contains(&level) {
         return Err(HousekeepingError::NoSuchLevel { level });
     }
@@ -264,7 +264,7 @@ mod tests {
     fn a_small_domain_gives_all_its_cores_and_an_empty_node_none() {
         let core = |pus: &str| Core { pus: pus.parse().unwrap(), kind_index: 0 };
         let node = |number, cpus: &str| Domain {
-            level: Level::NumaNode,
+            level: TopologyLevel::NumaNode,
             number,
             cpus: cpus.parse().unwrap(),
             memory_bytes: 1,

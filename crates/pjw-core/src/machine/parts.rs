@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::basics::cpuset::CpuListError;
 use crate::basics::{CpuSet, Pu, prelude::*};
-use crate::machine::topology::{Level, Topology};
+use crate::machine::topology::{Topology, TopologyLevel};
 
 /// The rule by which [`divide_into_parts`] divides the PUs (logical CPUs) of a job into parts: the value of the option
 /// `--map` of `pjwctl spawn`. `pjwctl spawn` starts several processes of one program (the instances), and gives one
@@ -90,8 +90,8 @@ pub fn divide_into_parts(
         DivisionRule::Lists(lists) => lists.clone(),
         DivisionRule::Pu => topology.sort_in_logical_order(cpus).into_iter().map(CpuSet::from).collect(),
         DivisionRule::Core => cores(topology, cpus),
-        DivisionRule::L3 => domains(topology, cpus, Level::L3),
-        DivisionRule::NumaNode => domains(topology, cpus, Level::NumaNode),
+        DivisionRule::L3 => domains(topology, cpus, TopologyLevel::L3),
+        DivisionRule::NumaNode => domains(topology, cpus, TopologyLevel::NumaNode),
         DivisionRule::Even => {
             let cores = cores(topology, cpus);
             let count = cores.len().min(usize::try_from(instances).unwrap_or(usize::MAX)).max(1);
@@ -144,7 +144,7 @@ pub fn divide_for_tasks(topology: &Topology, cpus: &CpuSet, rule: &DivisionRule,
 /// The PUs of the first L3 cache, or else of the first NUMA node, that contains at least `count` of these sets.
 fn first_domain_with<'t>(topology: &'t Topology, sets: &[CpuSet], count: usize) -> Option<&'t CpuSet> {
     let contained = |cpus: &CpuSet| sets.iter().filter(|set| set.is_subset(cpus)).count();
-    [Level::L3, Level::NumaNode].into_iter().find_map(|level| {
+    [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter().find_map(|level| {
         topology.domains(level).map(|domain| &domain.cpus).find(|cpus| contained(cpus) >= count)
     })
 }
@@ -154,8 +154,8 @@ fn first_domain_with<'t>(topology: &'t Topology, sets: &[CpuSet], count: usize) 
 /// then has no choice between NUMA nodes.
 #[must_use]
 pub fn numa_node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
-    let has_several = topology.domains(Level::NumaNode).nth(1).is_some();
-    let node = |pu: Pu| topology.domain_of(Level::NumaNode, pu).map(|node| node.number);
+    let has_several = topology.domains(TopologyLevel::NumaNode).nth(1).is_some();
+    let node = |pu: Pu| topology.domain_of(TopologyLevel::NumaNode, pu).map(|node| node.number);
     let first = node(cpus.first()?)?;
     (has_several && cpus.iter().all(|pu| node(pu) == Some(first))).then_some(first)
 }
@@ -166,7 +166,7 @@ fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
 }
 
 /// PUs that are in no domain of the level form a part of their own.
-fn domains(topology: &Topology, cpus: &CpuSet, level: Level) -> Vec<CpuSet> {
+fn domains(topology: &Topology, cpus: &CpuSet, level: TopologyLevel) -> Vec<CpuSet> {
     let inside = topology.domains(level).map(|domain| topology.cpus_belonging_to(domain).intersection(cpus));
     let mut parts: Vec<CpuSet> = inside.filter(|part| !part.is_empty()).collect();
     let others = parts.iter().fold(cpus.clone(), |others, part| others.difference(part));
@@ -201,7 +201,7 @@ mod tests {
     fn maps_divide_by_the_parts_of_the_machine() {
         let machine = machine();
         let all = machine.cpus();
-        for (map, level) in [("l3", Level::L3), ("numa", Level::NumaNode)] {
+        for (map, level) in [("l3", TopologyLevel::L3), ("numa", TopologyLevel::NumaNode)] {
             let expected: Vec<_> = machine.domains(level).map(|domain| domain.cpus.to_string()).collect();
             assert_eq!(texts(all, map, 3), expected, "{map}");
         }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     /// The parts of the tasks, and whether all of them are in one domain of the level.
-    fn task_parts(cpus: &str, map: &str, tasks: u32, level: Level) -> (Vec<String>, bool) {
+    fn task_parts(cpus: &str, map: &str, tasks: u32, level: TopologyLevel) -> (Vec<String>, bool) {
         let machine = machine();
         let rule = if map == "even" { DivisionRule::Even } else { map.parse().unwrap() };
         let mut parts = divide_for_tasks(&machine, &cpus.parse().unwrap(), &rule, tasks);
@@ -247,35 +247,35 @@ mod tests {
     fn tasks_get_parts_in_one_l3_or_numa_node_where_they_fit() {
         // Core 0 has the PUs 0 and 8. Node 0 has the cores 0-3, its first L3 cache the cores 0-1.
         for (cores, tasks, level, is_in_one, why) in [
-            ("2-7,10-15", 4, Level::NumaNode, true, "two cores in node 0 and four in node 1"),
-            ("2-6,10-14", 2, Level::NumaNode, false, "each gets two of five cores: node 1 has three"),
-            ("0-2,8-10", 2, Level::L3, true, "each gets one of three cores"),
-            ("0-7,8-15", 4, Level::NumaNode, false, "each gets two cores, as requested"),
-            ("0-7,8-15", 2, Level::NumaNode, false, "each gets four cores"),
-            ("0-3,8-11", 2, Level::NumaNode, true, "all are in one node"),
+            ("2-7,10-15", 4, TopologyLevel::NumaNode, true, "two cores in node 0 and four in node 1"),
+            ("2-6,10-14", 2, TopologyLevel::NumaNode, false, "each gets two of five cores: node 1 has three"),
+            ("0-2,8-10", 2, TopologyLevel::L3, true, "each gets one of three cores"),
+            ("0-7,8-15", 4, TopologyLevel::NumaNode, false, "each gets two cores, as requested"),
+            ("0-7,8-15", 2, TopologyLevel::NumaNode, false, "each gets four cores"),
+            ("0-3,8-11", 2, TopologyLevel::NumaNode, true, "all are in one node"),
         ] {
             let (parts, is_in_one_domain) = task_parts(cores, "even", tasks, level);
             assert_eq!((parts.len(), is_in_one_domain), (tasks as usize, is_in_one), "{why}: {parts:?}");
         }
-        assert_eq!(task_parts("0-15", "even", 100, Level::L3).0.len(), 8, "a core for several tasks");
+        assert_eq!(task_parts("0-15", "even", 100, TopologyLevel::L3).0.len(), 8, "a core for several tasks");
         assert!(divide_for_tasks(&machine(), &CpuSet::new(), &DivisionRule::Even, 4).is_empty());
     }
 
     #[test]
     fn tasks_get_the_cores_or_pus_of_one_domain_first() {
         for (map, tasks, level) in [
-            ("core", 2, Level::L3),
-            ("core", 4, Level::NumaNode),
-            ("pu", 3, Level::L3),
-            ("pu", 7, Level::NumaNode),
+            ("core", 2, TopologyLevel::L3),
+            ("core", 4, TopologyLevel::NumaNode),
+            ("pu", 3, TopologyLevel::L3),
+            ("pu", 7, TopologyLevel::NumaNode),
         ] {
             let (parts, is_in_one) = task_parts("2-7,10-15", map, tasks, level);
             assert!(is_in_one && parts.len() == tasks as usize, "{map} {tasks}: {parts:?}");
         }
         let all = divide_for_tasks(&machine(), machine().cpus(), &DivisionRule::Pu, 3);
         assert_eq!(all.len(), 16, "no part is lost");
-        assert!(!task_parts("0-15", "core", 5, Level::NumaNode).1, "five cores are in no node");
-        assert_eq!(task_parts("0-15", "12;3", 2, Level::NumaNode).0, ["12", "3"], "lists are kept");
+        assert!(!task_parts("0-15", "core", 5, TopologyLevel::NumaNode).1, "five cores are in no node");
+        assert_eq!(task_parts("0-15", "12;3", 2, TopologyLevel::NumaNode).0, ["12", "3"], "lists are kept");
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn a_part_in_one_of_several_nodes_has_that_node() {
         let machine = machine();
-        let node = machine.domains(Level::NumaNode).nth(1).unwrap();
+        let node = machine.domains(TopologyLevel::NumaNode).nth(1).unwrap();
         assert_eq!(numa_node_containing(&machine, &node.cpus), Some(node.number));
         assert_eq!(numa_node_containing(&machine, machine.cpus()), None);
         assert_eq!(numa_node_containing(&machine, &CpuSet::new()), None);

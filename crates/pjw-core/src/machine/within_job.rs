@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::basics::{CpuSet, prelude::*};
-use crate::machine::topology::{Level, Topology};
+use crate::machine::topology::{Topology, TopologyLevel};
 
 /// The rule by which pjw chooses a NUMA node for each new process of a job that has PUs (logical CPUs) in several NUMA
 /// nodes. The rule is the value of the option `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`. With
@@ -122,7 +122,7 @@ pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoa
         let cores = usize::try_from(topology.overlapping_core_count(pus)).unwrap_or(usize::MAX);
         (cores > 0).then_some(NumaNodeLoad { number, cores, busy_threads: 0 })
     };
-    let nodes = topology.domains(Level::NumaNode);
+    let nodes = topology.domains(TopologyLevel::NumaNode);
     nodes.filter_map(|node| load(node.number, &topology.cpus_belonging_to(node).intersection(cpus))).collect()
 }
 
@@ -181,7 +181,7 @@ pub fn choose_numa_node(
 #[must_use]
 pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: NumaNodeRule) -> Vec<CpuSet> {
     let node_of = |part: &CpuSet| {
-        part.first().and_then(|pu| topology.domain_of(Level::NumaNode, pu)).map(|node| node.number)
+        part.first().and_then(|pu| topology.domain_of(TopologyLevel::NumaNode, pu)).map(|node| node.number)
     };
     let mut by_node: Vec<(Option<u32>, VecDeque<CpuSet>)> = Vec::new();
     let count = parts.len();

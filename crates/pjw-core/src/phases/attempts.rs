@@ -7,8 +7,8 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Pid, ProcessId, Tid, prelude::*};
-use crate::phases::draft::Draft;
-use crate::state::{AffinityRequesters, Member, ReportedCount, WardenState};
+use crate::phases::draft::CycleDraft;
+use crate::state::{AffinityRequesters, Member, ReportedAttemptCount, WardenState};
 use crate::terms::{AffinityRequest, Event, EventKind, JobId};
 
 /// The maximum number of attempts that are reported for one job in a minute. Without a limit, a loop of short
@@ -41,7 +41,7 @@ struct AffinityAttempt<'a> {
 
 /// Reports each process that requested PUs (logical CPUs) outside of its job with sched_setaffinity(2): one event for
 /// each process. Must be called before this cycle removes the processes that have ended, so that these are still known.
-pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
+pub(crate) fn report_affinity_attempts(draft: &mut CycleDraft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
     if requests.is_empty() && draft.state.affinity_requesters.is_empty() {
         return ReportedAttempts::default();
@@ -72,13 +72,13 @@ pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
 
 /// Whether an attempt of this job is reported now. `None` if the limit is exceeded; else the text to append
 /// to the event.
-fn rate_limit_suffix(draft: &mut Draft<'_>, job: &JobId) -> Option<&'static str> {
+fn rate_limit_suffix(draft: &mut CycleDraft<'_>, job: &JobId) -> Option<&'static str> {
     let now = draft.now.since_boot;
     let jobs = &draft.state.jobs;
     draft.state.attempts.retain(|job, _| jobs.contains_key(job));
     let reported = draft.state.attempts.entry(job.clone()).or_default();
     if reported.count == 0 || Duration::from_nanos(now.0.saturating_sub(reported.since.0)) >= MINUTE {
-        *reported = ReportedCount { since: now, count: 0 };
+        *reported = ReportedAttemptCount { since: now, count: 0 };
     }
     reported.count += 1;
     match reported.count {

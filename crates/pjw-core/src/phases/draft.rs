@@ -1,7 +1,7 @@
 //! The data that the phases of one cycle share.
 
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
-use crate::phases::held::note_held;
+use crate::phases::held::add_held_core_time;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{MaskEntry, WardenState, mask_records};
 use crate::terms::{
@@ -12,7 +12,7 @@ use crate::terms::{
 /// The unfinished decision of one cycle of pjwd (a scan, a decision and the decided changes): the scan, the settings,
 /// the state of pjw, and the output so far. The decision is made in several phases. Each phase changes the state and
 /// adds output.
-pub(crate) struct Draft<'a> {
+pub(crate) struct CycleDraft<'a> {
     /// The state, which the phases change.
     pub(crate) state: &'a mut WardenState,
     /// The settings.
@@ -29,13 +29,13 @@ pub(crate) struct Draft<'a> {
     /// snapshot does not list them.
     pub(crate) recheck: BTreeSet<Pid>,
     /// The output so far.
-    pub(crate) out: Output,
+    pub(crate) out: CycleOutput,
 }
 
 /// The output of a decision except the planned changes: journal records, events, warnings and job reports. The entries
 /// of each list are in the order in which they were added.
 #[derive(Default)]
-pub(crate) struct Output {
+pub(crate) struct CycleOutput {
     /// The records for the journal.
     pub(crate) records: Vec<Record>,
     /// The events to report.
@@ -48,7 +48,7 @@ pub(crate) struct Output {
     pub(crate) reports: Vec<JobReport>,
 }
 
-impl<'a> Draft<'a> {
+impl<'a> CycleDraft<'a> {
     /// Makes a draft without output. `seen` is the scan of this cycle. The jobs of all processes are determined again
     /// if the scan is full, or if everything in `state` must be planned again.
     pub(crate) fn new(state: &'a mut WardenState, seen: &'a Snapshot, policy: &'a Policy) -> Self {
@@ -61,7 +61,7 @@ impl<'a> Draft<'a> {
             now: seen.taken_at,
             seen,
             full,
-            out: Output::default(),
+            out: CycleOutput::default(),
         }
     }
 
@@ -71,7 +71,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-impl Draft<'_> {
+impl CycleDraft<'_> {
     /// Returns the ids of the jobs that this cycle plans: jobs that have changed, and jobs that hold no cores. Returns
     /// all jobs if everything must be planned again.
     pub(crate) fn jobs_to_plan(&self) -> BTreeSet<JobId> {
@@ -80,7 +80,7 @@ impl Draft<'_> {
             return state.jobs.keys().cloned().collect();
         }
         let dirty = state.dirty.dirty_jobs().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
-        dirty.chain(state.jobs.without_cores().map(|job| &job.id)).cloned().collect()
+        dirty.chain(state.jobs.jobs_without_cores().map(|job| &job.id)).cloned().collect()
     }
 
     /// Applies `record` to the list of cpusets in the state, and adds `record` to the records for the journal (pjwd's
@@ -106,7 +106,7 @@ impl Draft<'_> {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
             if self.state.jobs.get(&job.id).is_some_and(|known| known.grant != job.grant) {
-                note_held(self.state, &job.id, self.now.since_boot);
+                add_held_core_time(self.state, &job.id, self.now.since_boot);
             }
             let known = self.state.jobs.get(&job.id);
             let begins = known.is_none_or(|known| known.was_released && !job.was_released);
@@ -125,8 +125,9 @@ impl Draft<'_> {
     /// whose attributes (such as the environment) name the job. If jobs adopt processes, or if the owner has no other
     /// job, these are also all processes of the owner.
     pub(crate) fn recheck_for_job(&mut self, job: &Job) {
-        self.recheck.extend(self.state.processes.marked_for(&job.id));
-        if self.policy.adopt_unassigned_processes || self.state.jobs.of_owner(job.owner).next().is_none() {
+        self.recheck.extend(self.state.processes.pids_naming_job(&job.id));
+        if self.policy.adopt_unassigned_processes || self.state.jobs.jobs_of_owner(job.owner).next().is_none()
+        {
             self.recheck
                 .extend(self.state.processes.processes_of_user(job.owner).map(|known| known.process.id.pid));
         }
@@ -134,7 +135,7 @@ impl Draft<'_> {
 
     /// Writes to the journal the affinity masks that `actions` are about to request. For each thread, also writes the
     /// original mask, which the thread gets back when its job is released.
-    pub(crate) fn begin_writes(&mut self, actions: &[MaskAction]) {
+    pub(crate) fn journal_mask_requests(&mut self, actions: &[MaskAction]) {
         let now = self.now.since_boot;
         for MaskAction { thread, requested_mask, .. } in actions {
             let Some(entry) = self.state.mask_mut(thread) else { continue };
@@ -186,7 +187,7 @@ impl Draft<'_> {
 /// Adds a warning for users about `job`. `code` is the short name of the warning. `why` says what pjw does not do for
 /// the job and why. `remedy` says what the user can do.
 pub(crate) fn warn(
-    draft: &mut Draft<'_>,
+    draft: &mut CycleDraft<'_>,
     job: &JobId,
     code: &'static str,
     why: String,

@@ -7,13 +7,13 @@
 use crate::allocate::offer::allocate;
 use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::machine::Topology;
-use crate::phases::draft::{Draft, warn};
+use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::jobs;
 use crate::terms::{CpuRequest, Event, EventKind, Grant, Job, JobId};
 
 /// Grants other cores to the jobs whose cores went offline, near their remaining cores if possible. If no cores are
 /// free, a job keeps its remaining cores, or waits for cores if it has none.
-pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
+pub(crate) fn replace_lost_cores(draft: &mut CycleDraft<'_>) {
     let online = draft.state.pool.online_cpus();
     let lost_by = |job: &Job| {
         let lost = lost(&draft.state.topology, job.owned_grant()?, &online);
@@ -37,7 +37,7 @@ fn lost(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
     offline.iter().filter(|pu| !still_runs(pu)).collect()
 }
 
-fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
+fn replace(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     let Some(grant) = job.grant.clone() else { return };
     let kept = grant.cpus.difference(lost);
@@ -68,7 +68,7 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
     }
 }
 
-fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
+fn report_change(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
     let text = format!("{} went offline under the job; {what}", cpus_text(lost));
     draft.out.events.push(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
 }
@@ -86,7 +86,7 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
 }
 
 /// Adds a warning for each job that holds fewer cores or PUs (logical CPUs) than it requested.
-pub(crate) fn warn_incomplete_grants(draft: &mut Draft<'_>) {
+pub(crate) fn warn_incomplete_grants(draft: &mut CycleDraft<'_>) {
     let jobs = draft.jobs_to_plan();
     let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
     let short = jobs.filter(|job| has_fewer_than_requested(&draft.state.topology, job));

@@ -2,9 +2,9 @@
 
 use crate::allocate::offer::{allocate_for_groups, allocate_shared};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
-use crate::phases::draft::{Draft, warn};
+use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
-use crate::state::{Offer, WardenState};
+use crate::state::{PuOffer, WardenState};
 use crate::terms::{
     Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
     JobRequest, Observed, Ownership, Policy, Record, Refusal,
@@ -12,10 +12,10 @@ use crate::terms::{
 
 /// Removes the jobs that have ended from the state. A later step of the same cycle can already grant their PUs (logical
 /// CPUs) to other jobs.
-pub(crate) fn end_finished(draft: &mut Draft<'_>) {
+pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
     let now = draft.now.since_boot;
-    let by_cgroup = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.at_cgroup(path));
-    let may_end = by_cgroup.chain(draft.state.jobs.without_processes()).map(|job| job.id.clone());
+    let by_cgroup = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.jobs_of_cgroup(path));
+    let may_end = by_cgroup.chain(draft.state.jobs.jobs_without_processes()).map(|job| job.id.clone());
     let ids: BTreeSet<JobId> = may_end.chain(draft.jobs_to_plan()).collect();
     for id in ids {
         let alive = draft.state.members_of(&id).next().is_some();
@@ -23,7 +23,7 @@ pub(crate) fn end_finished(draft: &mut Draft<'_>) {
         let empty_since = if alive { None } else { job.empty_since.or(Some(now)) };
         let job = Job { empty_since, ..job };
         match end_reason(&job, draft) {
-            Some(why) => release(draft, &id, why),
+            Some(why) => remove_job(draft, &id, why),
             None => draft.put_job(job),
         }
     }
@@ -32,7 +32,7 @@ pub(crate) fn end_finished(draft: &mut Draft<'_>) {
 /// Returns the reason why the job has ended, or `None` if it goes on. A job goes on while it has processes,
 /// even if all of them were moved out of its cgroup. It ends when the scheduler removes the cgroup
 /// (docs/adr/0005).
-fn end_reason(job: &Job, draft: &Draft<'_>) -> Option<&'static str> {
+fn end_reason(job: &Job, draft: &CycleDraft<'_>) -> Option<&'static str> {
     let cgroup = job.cgroup.as_ref().and_then(|path| draft.seen.cgroups.get(path));
     let empty_ns = job.empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
     let timeout_ns = draft.policy.reservation_timeout.as_nanos();
@@ -54,10 +54,10 @@ fn end_reason(job: &Job, draft: &Draft<'_>) -> Option<&'static str> {
 /// Releases the job `id` because of a command: its cores become free, and its threads get their original affinity masks
 /// back. If the batch scheduler still runs the job, pjw keeps the job in its list, without cores, until the scheduler
 /// ends the job. Otherwise, pjw would discover the job again. `why` is the reason, for users.
-pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
+pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let still_runs = id.source().is_scheduler() && draft.state.members_of(id).next().is_some();
     let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| still_runs) else {
-        release(draft, id, why);
+        remove_job(draft, id, why);
         return;
     };
     if job.was_released {
@@ -74,7 +74,7 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 
 /// Removes the job `id` from the state: its cores become free, and its threads get their original affinity masks back.
 /// `why` is the reason, for users.
-pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
+pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if job.was_released {
@@ -97,14 +97,14 @@ pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 }
 
 /// Journals the masks of a job that is about to be released: children that no scan has found may keep them.
-fn keep_released_masks(draft: &mut Draft<'_>, id: &JobId) {
+fn keep_released_masks(draft: &mut CycleDraft<'_>, id: &JobId) {
     if let Some(released) = draft.state.masks_to_release(id, draft.now.since_boot) {
         draft.out.records.push(Record::ReleasedMasks(released.clone()));
         draft.state.released_masks.insert(id.clone(), released);
     }
 }
 
-fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) {
+fn report_released(draft: &mut CycleDraft<'_>, id: &JobId, why: &str, cpus: &CpuSet) {
     let text =
         if cpus.is_empty() { why.to_owned() } else { format!("{why}; {} free again", cpus_text(cpus)) };
     draft.out.events.push(Event::new(EventKind::Released, text).with_job(id).with_cpus(cpus));
@@ -112,8 +112,8 @@ fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) 
 
 /// Grants to each job the PUs (logical CPUs) that its batch scheduler gave to the job by a cpuset. pjw never adds other
 /// PUs to such a grant.
-pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
-    let jobs = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.at_cgroup(path));
+pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
+    let jobs = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.jobs_of_cgroup(path));
     let ids: Vec<JobId> = jobs.map(|job| job.id.clone()).collect();
     for id in ids {
         let Some(cpus) = draft.state.jobs.get(&id).and_then(|job| new_scheduler_cpus(draft, job)) else {
@@ -142,7 +142,7 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
 }
 
 /// The PUs that the scheduler grants to a job by the cpuset of the job's cgroup, if the job does not hold exactly these.
-fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
+fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let cgroup = draft.seen.cgroups.get(job.cgroup.as_ref()?)?.present()?;
     let managed = draft.state.cpusets.cpuset_at(&cgroup.id.path);
     let cpuset = cgroup.cpuset.as_ref();
@@ -159,7 +159,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
 
 /// Takes PUs that a scheduler granted to `winner` from jobs that got them from pjw. These jobs get
 /// other cores or wait.
-fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
+fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSet) {
     let loses = |job: &&Job| {
         let grant = job.grant_chosen_by(GrantedBy::Warden).filter(|_| job.id != *winner);
         grant.is_some_and(|grant| !grant.is_shared && grant.cpus.intersects(cpus))
@@ -178,12 +178,12 @@ fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
 
 /// Grants cores to the jobs that wait for cores, the oldest job first. Adds a warning for each job whose request can't
 /// be served.
-pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
+pub(crate) fn serve_waiting(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
     let mut waiting: Vec<Job> = draft
         .state
         .jobs
-        .without_cores()
+        .jobs_without_cores()
         .filter(|job| job.grant.is_none() && !job.was_released && !job.is_borrower())
         .cloned()
         .collect();
@@ -221,7 +221,7 @@ pub(crate) fn find_offer(
     policy: &Policy,
     id: &JobId,
     request: &JobRequest,
-) -> Result<(Offer, bool), Refusal> {
+) -> Result<(PuOffer, bool), Refusal> {
     // Groups matter only for a job that keeps some of its PUs.
     let holds_pus = !state.pool.pus_of(id).is_empty();
     let groups = if holds_pus { state.undivided_groups_of(id) } else { Vec::new() };
@@ -241,14 +241,14 @@ pub(crate) fn find_offer(
 /// Grants the PUs (logical CPUs) in `offer` to the job `id`. If `shared` is true, other jobs may also hold some of
 /// these PUs: the pool, which names one holder for each PU, then names this job only for the PUs that no other job
 /// holds.
-pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shared: bool) {
+pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffer, shared: bool) {
     if shared {
         draft.state.pool.claim(id, &offer.cpus);
     } else if draft.state.pool.commit(id, offer).is_err() {
         // The pool changed after the offer was made. The job is served in the next cycle.
         return;
     }
-    let Offer { cpus, reasons, second_best, .. } = offer.clone();
+    let PuOffer { cpus, reasons, second_best, .. } = offer.clone();
     let (may_split_cores, granted_at) = (draft.policy.share_smt, draft.now.since_boot);
     let granted_by = GrantedBy::Warden;
     let ownership = Ownership::Owned;
@@ -265,7 +265,7 @@ pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shar
     set_grant(draft, id, grant);
 }
 
-fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
+fn set_grant(draft: &mut CycleDraft<'_>, id: &JobId, grant: Grant) {
     let Some(job) = draft.state.jobs.get(id) else { return };
     let event = match &job.grant {
         Some(before) if before.cpus == grant.cpus => None,
@@ -288,7 +288,7 @@ fn resize_text(before: &Grant, now: &Grant) -> String {
 
 /// Sets the request of discovered jobs: the number of cores that the scheduler's variables give, else the
 /// number configured for the source.
-fn set_missing_requests(draft: &mut Draft<'_>) {
+fn set_missing_requests(draft: &mut CycleDraft<'_>) {
     let jobs = draft.jobs_to_plan();
     let unknown = jobs.iter().filter_map(|id| draft.state.jobs.get(id)).filter(|job| job.request.is_none());
     let unknown: Vec<Job> = unknown.cloned().collect();
@@ -299,8 +299,10 @@ fn set_missing_requests(draft: &mut Draft<'_>) {
         });
         let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| CpuRequest::Cores(cores));
         if let Some(cpu_request) = named.or(default) {
-            draft
-                .put_job(Job { request: Some(JobRequest { cpu_request, ..JobRequest::of_cores(1) }), ..job });
+            draft.put_job(Job {
+                request: Some(JobRequest { cpu_request, ..JobRequest::with_core_count(1) }),
+                ..job
+            });
         }
     }
 }

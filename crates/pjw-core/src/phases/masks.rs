@@ -10,11 +10,11 @@ mod nodes;
 mod thread_plan;
 
 use self::nodes::ChosenNodes;
-use self::thread_plan::{ThreadPlan, is_isolated};
+use self::thread_plan::{ThreadPlan, has_isolated_partition};
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
 use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
-use crate::phases::{attempts::ReportedAttempts, draft::Draft};
+use crate::phases::{attempts::ReportedAttempts, draft::CycleDraft};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, WardenState};
 use crate::terms::{
@@ -24,8 +24,8 @@ use crate::terms::{
 /// Plans the changes of the affinity masks of jobs. Leaves out the jobs in `waiting_jobs`, because changes of their
 /// cpusets are not complete. `reported` has the attempts to leave the PUs (logical CPUs) of a job that this cycle has
 /// already reported.
-pub(crate) fn plan(
-    draft: &mut Draft<'_>,
+pub(crate) fn plan_masks(
+    draft: &mut CycleDraft<'_>,
     waiting_jobs: &BTreeSet<JobId>,
     mut reported: ReportedAttempts,
 ) -> Vec<MaskAction> {
@@ -37,7 +37,7 @@ pub(crate) fn plan(
 /// original mask back after them. So while any thread of a process has a mask of pjw, the first thread has one, even if
 /// pjwd is killed between two changes. A later daemon without the journal looks only at the masks of first threads.
 /// `online` is the set of online PUs (logical CPUs).
-pub(crate) fn in_order(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
+pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
     actions.sort_by_key(|action| {
         let is_first = action.thread.is_first();
         match action.kind {
@@ -49,7 +49,7 @@ pub(crate) fn in_order(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<Mas
 }
 
 fn plan_job(
-    draft: &mut Draft<'_>,
+    draft: &mut CycleDraft<'_>,
     id: &JobId,
     waits_for_cpuset: bool,
     reported: &mut ReportedAttempts,
@@ -69,7 +69,7 @@ fn plan_job(
         // The cpuset may be about to change.
         concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
     }
-    let mut plans = thread_plans(draft, &grant, concerned, is_isolated(draft, id));
+    let mut plans = thread_plans(draft, &grant, concerned, has_isolated_partition(draft, id));
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
         BindingPolicy::Repair => find_overloaded(draft.state, &mut plans, &grant),
@@ -81,15 +81,15 @@ fn plan_job(
     }
     let nodes = ChosenNodes::choose(draft, id, &grant, &plans);
     let pins = pins(draft, id, &grant, &plans, &nodes);
-    let used_nodes = nodes.used(&draft.state.topology, &grant, &plans, &pins);
+    let used_nodes = nodes.nodes_to_record(&draft.state.topology, &grant, &plans, &pins);
     let machine = draft.state.topology.cpus();
 
     let mut actions = Vec::new();
     let mut own = Vec::new();
     for plan in plans {
         let pin = pins.get(&plan.id).copied();
-        let target_mask = pin.map_or_else(|| plan.target(&grant).clone(), CpuSet::from);
-        let requested_mask = plan.request(&target_mask, &grant, machine, &online);
+        let target_mask = pin.map_or_else(|| plan.mask_without_pin(&grant).clone(), CpuSet::from);
+        let requested_mask = plan.mask_to_request(&target_mask, &grant, machine, &online);
         let is_lifted = target_mask == grant && plan.is_request_hidden(&grant);
         let is_requested =
             !plan.entry.is_mask_from_program() && plan.entry.requested_mask() == Some(&requested_mask);
@@ -114,7 +114,7 @@ fn plan_job(
     }
     own.into_iter().for_each(|thread| draft.stop_journaling(thread));
     used_nodes.into_iter().for_each(|(pid, node)| draft.state.members.set_numa_node(pid, node));
-    draft.begin_writes(&actions);
+    draft.journal_mask_requests(&actions);
     report_violations(draft, id, &grant, &actions, reported);
     actions
 }
@@ -122,17 +122,18 @@ fn plan_job(
 /// The threads of these members that are planned. In an isolated partition, also of threads that are not busy: they are
 /// pinned too.
 fn thread_plans<'a>(
-    draft: &'a Draft<'_>,
+    draft: &'a CycleDraft<'_>,
     grant: &CpuSet,
     members: Vec<&'a Member>,
-    is_isolated: bool,
+    has_isolated_partition: bool,
 ) -> Vec<ThreadPlan<'a>> {
     let state = &*draft.state;
     let mut plans = Vec::new();
     for member in members {
         let in_cpuset = state.is_in_job_cpuset(member);
         let follows_cpuset = in_cpuset && state.cpuset_read_around(member.id.pid) == Some(grant);
-        let busy = state.members.busy_threads_to_plan(&state.dirty, member).filter(|_| !is_isolated);
+        let busy =
+            state.members.busy_threads_to_plan(&state.dirty, member).filter(|_| !has_isolated_partition);
         for (id, thread) in member.living_threads_in(busy) {
             let Some(entry) = &thread.mask_entry else { continue };
             let own = state.own_mask(grant, member, entry);
@@ -216,7 +217,7 @@ fn lift_all(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
 /// PUs, so every thread is pinned. The threads of a borrower are not pinned, because its PUs change often. An owner's
 /// threads are pinned to PUs that are not lent, if there are enough.
 fn pins(
-    draft: &Draft<'_>,
+    draft: &CycleDraft<'_>,
     id: &JobId,
     grant: &CpuSet,
     plans: &[ThreadPlan<'_>],
@@ -225,9 +226,10 @@ fn pins(
     if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
         return BTreeMap::new();
     }
-    let is_isolated = is_isolated(draft, id);
-    let is_candidate =
-        |plan: &&ThreadPlan<'_>| if is_isolated { plan.in_cpuset } else { plan.thread.demand.is_hot };
+    let has_isolated_partition = has_isolated_partition(draft, id);
+    let is_candidate = |plan: &&ThreadPlan<'_>| {
+        if has_isolated_partition { plan.in_cpuset } else { plan.thread.demand.is_hot }
+    };
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
     candidates.sort_by_key(|plan| !plan.thread.demand.is_hot);
     let kept = grant.difference(&draft.state.pool.lent_cpus());
@@ -239,19 +241,19 @@ fn pins(
         // A rule of the user for NUMA nodes is stronger.
         let address_space =
             draft.state.address_spaces.group_of(plan.id.process).filter(|_| !nodes.has_rule());
-        HotThread { mask, numa_node: nodes.wanted(plan.member), address_space, ..hot_thread }
+        HotThread { mask, numa_node: nodes.preferred_node(plan.member), address_space, ..hot_thread }
     };
     let threads: Vec<HotThread> = candidates.into_iter().map(input).collect();
     let spread = OversubscriptionPolicy::Spread;
     let pin_all = || Policy { pin_hot_threads: true, oversubscription: spread, ..draft.policy.clone() };
-    let pin_all = is_isolated.then(pin_all);
+    let pin_all = has_isolated_partition.then(pin_all);
     choose_pins(&draft.state.topology, kept, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
 /// A thread as input for [`choose_pins`] and [`overloaded_threads`], without a NUMA node and an address space.
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     let (thread, last_cpu) = (plan.id, plan.thread.last_cpu);
-    let (mask, pinned_pu) = (plan.target(grant).clone(), plan.pinned(grant));
+    let (mask, pinned_pu) = (plan.mask_without_pin(grant).clone(), plan.pinned_pu(grant));
     HotThread { thread, last_cpu, mask, pinned_pu, numa_node: None, address_space: None }
 }
 
@@ -267,11 +269,11 @@ fn kind_and_reason(
     let (current, original) = (&plan.thread.effective_mask, plan.entry.original_mask());
     let (demand, is_inside) = (plan.thread.demand.permille / 10, current.is_subset(grant));
     match pin {
-        _ if plan.has_left(grant) && is_inside => (
+        _ if plan.has_left_grant(grant) && is_inside => (
             MaskActionKind::Repair,
             format!("the thread requested more than its share: the cpuset of {job} kept it on {current}"),
         ),
-        _ if plan.has_left(grant) => {
+        _ if plan.has_left_grant(grant) => {
             (MaskActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {current}"))
         }
         _ if plan.lifted == Some(LiftReason::Overload) => (
@@ -296,7 +298,7 @@ fn kind_and_reason(
             MaskActionKind::Pin,
             format!("the thread wants a PU {demand} % of the time: one PU of {grant} for it"),
         ),
-        None if is_inside && plan.pinned(grant).is_some() => (
+        None if is_inside && plan.pinned_pu(grant).is_some() => (
             MaskActionKind::Float,
             format!("the thread wants a PU {demand} % of the time: it may use all of {target}"),
         ),
@@ -317,7 +319,7 @@ fn kind_and_reason(
 /// Reports the violations that a scan found: each process once. A violation is not reported again if it was reported when
 /// the thread requested the mask.
 fn report_violations(
-    draft: &mut Draft<'_>,
+    draft: &mut CycleDraft<'_>,
     job: &JobId,
     grant: &CpuSet,
     actions: &[MaskAction],
@@ -347,7 +349,7 @@ fn report_violations(
 
 /// The threads of a job that holds no cores must not stay on those of other jobs: they get their original masks back, and
 /// their processes stay members.
-fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<MaskAction> {
+fn restore_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
     let Some(members) = draft.state.members.concerned(&draft.state.dirty, id) else { return Vec::new() };
     let (actions, done): (Vec<_>, Vec<_>) =
         members.into_iter().map(|member| restores_of(draft.state, member)).unzip();
@@ -356,7 +358,7 @@ fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<MaskAction> {
     if draft.full {
         done.into_iter().for_each(|thread| draft.stop_journaling(thread));
     }
-    draft.begin_writes(&actions);
+    draft.journal_mask_requests(&actions);
     actions
 }
 
@@ -375,14 +377,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
         let kind = MaskActionKind::Restore;
-        actions.push(MaskAction::new_requesting_target(
-            kind,
-            &member.job,
-            id,
-            &known.effective_mask,
-            target,
-            why,
-        ));
+        actions.push(MaskAction::with_exact_mask(kind, &member.job, id, &known.effective_mask, target, why));
     }
     (actions, done)
 }
@@ -391,7 +386,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
 /// track of a process with restored masks until a full scan, because an unknown child may still have a mask that pjw
 /// had set for its parent. pjw also keeps track of the process while it is in a cpuset of pjw, because kernels before
 /// Linux 6.2 replace the mask when the process leaves the cpuset.
-pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
+pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
     draft.state.note_restoring(draft.now.since_boot);
     let mut actions = Vec::new();
     let mut restored: Vec<ProcessId> = Vec::new();
@@ -414,7 +409,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         }
         actions.extend(restores);
     }
-    draft.begin_writes(&actions);
+    draft.journal_mask_requests(&actions);
     if !draft.full {
         return actions;
     }

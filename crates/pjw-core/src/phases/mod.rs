@@ -1,4 +1,4 @@
-//! The phases of a cycle. Each phase is a function on a [`draft::Draft`]; [`crate::reconcile`] calls them in
+//! The phases of a cycle. Each phase is a function on a [`draft::CycleDraft`]; [`crate::reconcile`] calls them in
 //! order.
 
 pub(crate) mod address_spaces;

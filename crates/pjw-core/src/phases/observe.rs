@@ -4,7 +4,7 @@
 //! full snapshot does not list it, or if its process id now belongs to a process with another start time.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*};
-use crate::phases::draft::Draft;
+use crate::phases::draft::CycleDraft;
 use crate::state::masks::entry::{MaskComparison, MaskEntry};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
 use crate::state::{KnownProcess, WardenState};
@@ -16,7 +16,7 @@ use crate::terms::{CpusetRecord, Event, EventKind, JobId, Observed, Process, Rec
 const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 
 /// Updates the state of pjw with what the scan of this cycle found: processes, cgroups and online PUs (logical CPUs).
-pub(crate) fn update_state(draft: &mut Draft<'_>) {
+pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
     draft.state.cpusets.postpone_delayed_writes(draft.now.since_boot);
     note_online(draft, &snapshot.online);
@@ -29,19 +29,19 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
-        draft.state.lineage.scan_queue.found_running(process.id.pid);
+        draft.state.lineage.scan_queue.record_running(process.id.pid);
     }
     for request in &snapshot.affinity_requests {
         let pid = request.target.map_or(request.caller_pid, |target| Pid(target.0));
         let tid = request.target.unwrap_or(request.caller);
         for pid in BTreeSet::from([request.caller_pid, pid]) {
-            draft.state.members.read_all_threads(pid, tid);
+            draft.state.members.request_full_reading(pid, tid);
         }
     }
 }
 
 /// Updates the cgroups that the scan read. A job whose cpuset changed is planned again.
-fn update_cgroups(draft: &mut Draft<'_>) {
+fn update_cgroups(draft: &mut CycleDraft<'_>) {
     let (state, seen) = (&mut *draft.state, draft.seen);
     for (path, cgroup) in &seen.cgroups {
         let before = state.cgroups.insert(path.clone(), cgroup.clone());
@@ -57,7 +57,7 @@ fn update_cgroups(draft: &mut Draft<'_>) {
 
 /// Removes the processes that have ended from the state. Must be called after the jobs of the other processes were
 /// determined: the job of a child may follow from a parent that has just ended.
-pub(crate) fn remove_ended(draft: &mut Draft<'_>) {
+pub(crate) fn remove_ended(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
     let state = &mut draft.state;
     let gone: Vec<Pid> = match snapshot.scope {
@@ -79,7 +79,7 @@ pub(crate) fn remove_ended(draft: &mut Draft<'_>) {
 }
 
 /// Removes recorded masks of threads whose process is not tracked: they are not restored.
-fn forget_unread_masks(draft: &mut Draft<'_>) {
+fn forget_unread_masks(draft: &mut CycleDraft<'_>) {
     let state = &*draft.state;
     let is_tracked =
         |process: ProcessId| state.tracked(process.pid).is_some_and(|member| member.id == process);
@@ -91,7 +91,7 @@ fn forget_unread_masks(draft: &mut Draft<'_>) {
     }
 }
 
-fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
+fn note_online(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     let machine = draft.state.topology.cpus().clone();
     let online = online.intersection(&machine);
     let was = draft.state.pool.online_cpus();
@@ -109,7 +109,7 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
     }
 }
 
-fn update_process(draft: &mut Draft<'_>, process: &Process) {
+fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let pid = process.id.pid;
     let state = &mut draft.state;
     if is_unchanged(state, process) {
@@ -168,13 +168,14 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
 
 /// Corrects the cgroup to which a process goes back later, if another program moved the process while pjw's move into a
 /// cpuset was not complete. systemd moves a process wherever the process is.
-fn correct_origin(draft: &mut Draft<'_>, process: &Process) {
+fn correct_origin(draft: &mut CycleDraft<'_>, process: &Process) {
     let cpusets = &draft.state.cpusets;
     let Some(cgroup) = process.cgroup.as_deref().filter(|_| cpusets.delayed_changes.is_moving(process.id))
     else {
         return;
     };
-    let Some(to) = cpusets.moved_into(process.id).filter(|_| cpusets.enclosing_cpuset(cgroup).is_none())
+    let Some(to) =
+        cpusets.last_move_destination(process.id).filter(|_| cpusets.enclosing_cpuset(cgroup).is_none())
     else {
         return;
     };
@@ -229,7 +230,7 @@ fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
 }
 
 /// Corrects the start time of a process of which only the fork event was known. Returns whether the process is that one.
-fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
+fn correct_start(draft: &mut CycleDraft<'_>, id: ProcessId) -> bool {
     let state = &mut draft.state;
     let known = state.processes.get(&id.pid).map(|known| known.process.id);
     let Some(estimated) = known.or_else(|| Some(state.tracked(id.pid)?.id)) else { return false };
@@ -259,7 +260,7 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
 /// Updates the threads of a process in the state, if the scan read its threads and the process belongs to a job or a
 /// released job. Known threads are updated before new threads are added, because a new thread may have inherited its
 /// affinity mask from a known thread. `seen` is the process as the scan found it.
-pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
+pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     let pid = seen.id.pid;
     let Some(list) = &seen.threads else { return };
     let Some(process) = draft.state.tracked(pid).map(|member| member.id) else { return };
@@ -292,7 +293,7 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
 }
 
 /// Updates the busy threads of a member, of which a scan read only these.
-fn update_busy_threads(draft: &mut Draft<'_>, process: ProcessId, list: &[Thread]) {
+fn update_busy_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &[Thread]) {
     let (pid, now) = (process.pid, draft.now.since_boot);
     let Some(mut threads) = draft.state.members.take_threads(pid) else { return };
     let limits_changed_at = draft.state.limits_changed_at(pid);
@@ -315,7 +316,7 @@ fn update_busy_threads(draft: &mut Draft<'_>, process: ProcessId, list: &[Thread
 }
 
 /// Adds the time for which the threads of a process waited to the usage of its job.
-fn add_wait_of(draft: &mut Draft<'_>, pid: Pid) {
+fn add_wait_of(draft: &mut CycleDraft<'_>, pid: Pid) {
     let WardenState { usage, members, .. } = &mut *draft.state;
     usage.add_pending_wait(members.get(&pid).map(|member| &member.job));
 }
@@ -323,7 +324,7 @@ fn add_wait_of(draft: &mut Draft<'_>, pid: Pid) {
 /// A thread after a scan read it. `known` is the thread before. The times are those of the last change of the mask's
 /// limits, and until which the thread is known to have been idle.
 fn updated_thread(
-    draft: &mut Draft<'_>,
+    draft: &mut CycleDraft<'_>,
     process: ProcessId,
     mut known: Option<MemberThread>,
     thread: &Thread,
@@ -355,7 +356,7 @@ fn updated_thread(
 
 /// The time for which a thread that is read for the first time has waited, in ns, as it counts for the present sample
 /// of its job. A thread that is older than its job may have waited before the job began: its time does not count.
-fn first_wait_ns(draft: &Draft<'_>, pid: Pid, thread: &Thread) -> u64 {
+fn first_wait_ns(draft: &CycleDraft<'_>, pid: Pid, thread: &Thread) -> u64 {
     let state = &*draft.state;
     let job = state.members.get(&pid).map(|member| &member.job);
     let began_at = job.and_then(|job| state.usage.sample_start_for_new_thread(job, thread.start));
@@ -364,7 +365,7 @@ fn first_wait_ns(draft: &Draft<'_>, pid: Pid, thread: &Thread) -> u64 {
 }
 
 /// Compares a mask that was read with the mask entry of the thread.
-fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
+fn read_mask(draft: &CycleDraft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
     let limits = state.mask_limits(pid, entry.last_read_at(), persists);
@@ -381,7 +382,7 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
 }
 
 /// Whether a thread in the cpuset of a process has PUs that `mask` does not have, as this scan saw them.
-fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
+fn is_exceeded_in_cpuset(draft: &CycleDraft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     let cgroup = draft.state.process(pid).and_then(|process| process.cgroup.as_deref());
     let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.enclosing_cpuset(cgroup)) else {
         return false;
@@ -394,7 +395,7 @@ fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
 
 /// Adds the mask entries (what pjw knows about the affinity mask of a thread) that threads of the job `id` lack. An
 /// entry is missing if the cpuset of the job was unknown when the thread was scanned.
-pub(crate) fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
+pub(crate) fn add_missing_mask_entries(draft: &mut CycleDraft<'_>, id: &JobId) {
     let (members, dirty) = (&draft.state.members, &draft.state.dirty);
     let lacks_mask = |member: &&Member| {
         let busy = members.busy_threads_to_plan(dirty, member);
@@ -407,7 +408,7 @@ pub(crate) fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
 
 /// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the last
 /// scan. The cpuset around a thread may be unread; then the entry is made later.
-fn make_missing_masks(draft: &mut Draft<'_>, pid: Pid, ended: &[MemberThread]) {
+fn make_missing_masks(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[MemberThread]) {
     let persists = draft.policy.cpuset_support.affinity_persists;
     let now: Nanos = draft.now.since_boot;
     let state = &*draft.state;

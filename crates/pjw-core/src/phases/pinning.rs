@@ -14,7 +14,9 @@
 pub(crate) mod within_job;
 
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
-use crate::machine::{AddressSpaceThreads, GroupCores, Level, ThreadPlace, Topology, choose_group_cores};
+use crate::machine::{
+    AddressSpaceThreads, GroupCores, ThreadPlace, Topology, TopologyLevel, choose_group_cores,
+};
 use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::within_job::node_of;
 use crate::terms::{OversubscriptionPolicy, Policy};
@@ -237,7 +239,7 @@ impl<'a> PuLoad<'a> {
         let mut matching = Matching::new(self.topology, grant);
         let without_pu: Vec<&HotThread> =
             bound.iter().copied().filter(|hot_thread| !matching.add(&hot_thread.mask)).collect();
-        matching.places().iter().for_each(|&pu| self.add_thread(pu));
+        matching.assigned_pus().iter().for_each(|&pu| self.add_thread(pu));
         // These threads share PUs that are counted for their cores already.
         for hot_thread in without_pu {
             if let Some(pu) = hot_thread.mask.iter().min_by_key(|&pu| self.threads_on(pu)) {
@@ -248,7 +250,8 @@ impl<'a> PuLoad<'a> {
     }
 
     fn best_pu_for(&self, hot_thread: &HotThread, group_cpus: Option<&CpuSet>) -> Option<Pu> {
-        let node_cpus = self.topology.domain_of(Level::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);
+        let node_cpus =
+            self.topology.domain_of(TopologyLevel::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);
         let chosen_node = hot_thread.numa_node;
         let rank = |(index, pu): &(usize, Pu)| {
             let outside_chosen = chosen_node.is_some_and(|node| node_of(self.topology, *pu) != Some(node))

@@ -6,14 +6,14 @@
 //! Every other cpuset is removed as one that no job needs.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
-use crate::machine::Level;
+use crate::machine::TopologyLevel;
 use crate::phases::cpusets::planned::allows_every_pu;
-use crate::phases::{draft::Draft, unknown_masks};
+use crate::phases::{draft::CycleDraft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
-use crate::state::{Holder, WardenState};
+use crate::state::{PuHolder, WardenState};
 use crate::terms::{
-    Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, EndCondition, Event,
-    EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Mode, Observed, Ownership,
+    Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, DaemonMode, EndCondition,
+    Event, EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Observed, Ownership,
     Placement, PriorityClass, Process, UnknownMaskRecord, Warning, own_cgroups::CgroupPlace,
 };
 
@@ -38,12 +38,12 @@ enum Fate {
 
 /// Decides what happens to each cgroup that an earlier daemon made and the journal does not name: the cgroup becomes
 /// the cpuset of a job again, or is removed. Does nothing until a full scan has read these cgroups.
-pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
-    if !draft.full || draft.policy.mode == Mode::Observe {
+pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
+    if !draft.full || draft.policy.mode == DaemonMode::Observe {
         return;
     }
     let mut candidates: Vec<Candidate> = Vec::new();
-    for found in draft.state.cpusets.take_found() {
+    for found in draft.state.cpusets.take_leftover_cpusets() {
         match draft.seen.cgroups.get(&found.path) {
             None => draft.state.cpusets.add_leftover_cpuset(found),
             Some(Observed::Gone) => {}
@@ -57,7 +57,7 @@ pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
     candidates.iter().for_each(|candidate| recover(draft, candidate));
 }
 
-fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
+fn candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
     let creator = match draft.policy.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { .. } => return None,
         CpusetHierarchy::Systemd => CgroupCreator::Systemd,
@@ -65,7 +65,8 @@ fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Optio
     };
     let (job, place) = draft.policy.own_cgroups.job_at_path(&found.path, creator)?;
     let cpuset = cgroup.cpuset.as_ref();
-    let nodes: CpuSet = draft.state.topology.domains(Level::NumaNode).map(|node| Pu(node.number)).collect();
+    let nodes: CpuSet =
+        draft.state.topology.domains(TopologyLevel::NumaNode).map(|node| Pu(node.number)).collect();
     let spec = CpusetSpec {
         cpus: cpuset.map(|cpuset| cpuset.cpus.clone()).unwrap_or_default(),
         // In v1 every cpuset names its nodes, also where the memory is not limited.
@@ -76,7 +77,7 @@ fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Optio
         idle: place == CgroupPlace::Besteffort,
         frozen: false,
     };
-    let inside = draft.state.processes.within_cgroup(&found.path).map(|known| &known.process);
+    let inside = draft.state.processes.processes_in_cgroup(&found.path).map(|known| &known.process);
     let mut inside: Vec<&Process> = inside.filter(|process| process.id.pid != Pid(1)).collect();
     inside.sort_by_key(|process| (process.id.start, process.id.pid));
     let processes = inside.into_iter().map(|process| (process.id, process.uid)).collect();
@@ -84,7 +85,7 @@ fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Optio
     Some(Candidate { found, job_cpuset, place, cgroup: cgroup.clone(), processes })
 }
 
-fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
+fn recover(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     let JobCpuset { job, path, .. } = &candidate.job_cpuset;
     if draft.state.cpusets.cpuset_at(path).is_some() {
         return;
@@ -121,7 +122,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     if is_notable {
         let request = draft.state.jobs.get(job).and_then(|job| job.request.clone());
         let recovered = RecoveredCpuset { job: job.clone(), request, processes, undone };
-        draft.state.cpusets.note_recovered(path, recovered);
+        draft.state.cpusets.add_recovered_cpuset(path, recovered);
     }
 }
 
@@ -150,7 +151,7 @@ fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
         )));
     }
     let holder = cpus.iter().find_map(|pu| match state.pool.holder(pu) {
-        Some(Holder::Job(holder)) if holder != job => Some(holder),
+        Some(PuHolder::Job(holder)) if holder != job => Some(holder),
         _ => None,
     });
     match holder {
@@ -162,7 +163,7 @@ fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
 }
 
 /// Makes the job of a cpuset, if the journal does not know it.
-fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
+fn keep(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, place, processes, .. } =
         candidate;
     if draft.state.jobs.get(id).is_some_and(|job| job.grant.is_some()) {
@@ -183,7 +184,7 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let borrows = *place == CgroupPlace::Besteffort;
     let class = if borrows { PriorityClass::Besteffort } else { PriorityClass::Normal };
     let request =
-        JobRequest { cpu_request, placement, bind_memory, isolated, class, ..JobRequest::of_cores(0) };
+        JobRequest { cpu_request, placement, bind_memory, isolated, class, ..JobRequest::with_core_count(0) };
     job.request.get_or_insert(request);
     if borrows {
         // The phase `lending` gives it cores to borrow.
@@ -208,9 +209,9 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
 /// Adds a warning for each job whose cpuset was found without a record of the job. If the job kept its cores, the
 /// warning ends when the job gets another request or ends. If the job lost its cores, the warning ends when all of its
 /// former processes have ended or belong to a job again.
-pub(crate) fn warn_of_recovered(draft: &mut Draft<'_>) {
-    let Draft { state, out, .. } = draft;
-    let mut recovered = state.cpusets.take_recovered();
+pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
+    let CycleDraft { state, out, .. } = draft;
+    let mut recovered = state.cpusets.take_recovered_cpusets();
     recovered.retain(|path, cpuset| {
         let warning = match cpuset.undone.clone() {
             Some(why) => undone_warning(state, cpuset, &why),
@@ -220,7 +221,7 @@ pub(crate) fn warn_of_recovered(draft: &mut Draft<'_>) {
         out.warnings.extend(warning);
         is_useful
     });
-    state.cpusets.put_recovered(recovered);
+    state.cpusets.set_recovered_cpusets(recovered);
 }
 
 fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) -> Option<Warning> {

@@ -6,14 +6,14 @@
 //! masks are restored when the user has fewer jobs.
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
-use crate::phases::draft::{Draft, Output};
+use crate::phases::draft::{CycleDraft, CycleOutput};
 use crate::state::{Member, WardenState};
 use crate::terms::{Evidence, JobId, MaskAction, MaskActionKind, Policy, Process, Record, Warning};
 
 /// Returns the job that adopts an unassigned process (a process in no job, although its user has a job): the only job
 /// of the user. `None` if the process is not unassigned, if its user has several jobs, or if the configuration forbids
 /// adoption.
-pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
+pub(crate) fn adopting_job(draft: &CycleDraft<'_>, process: &Process) -> Option<JobId> {
     if !draft.policy.adopt_unassigned_processes || !is_unassigned(draft, process) {
         return None;
     }
@@ -24,7 +24,7 @@ pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId
 
 /// The jobs of a user that may adopt a process: those that were not released.
 fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
-    state.jobs.of_owner(user).filter(|job| !job.was_released).map(|job| &job.id)
+    state.jobs.jobs_of_owner(user).filter(|job| !job.was_released).map(|job| &job.id)
 }
 
 /// Finds the processes that belong to no job although their user owns a job on this machine. Returns the pids of
@@ -51,7 +51,7 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 
 /// Updates the unassigned processes, from the scanned processes and those that a changed job concerns. Returns the
 /// users of whose processes one changed.
-fn update_unassigned(draft: &mut Draft<'_>) -> BTreeSet<Uid> {
+fn update_unassigned(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
     let former_owners = draft.state.jobs.take_former_owners();
     let mut changed = core::mem::take(&mut draft.state.users_with_changed_strays);
     if draft.recheck_all {
@@ -88,17 +88,17 @@ fn update_unassigned(draft: &mut Draft<'_>) -> BTreeSet<Uid> {
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
-fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
+fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
     let (state, policy) = (&*draft.state, draft.policy);
     is_free(state, policy, process)
         && policy.is_person(process.uid)
-        && state.jobs.of_owner(process.uid).next().is_some()
+        && state.jobs.jobs_of_owner(process.uid).next().is_some()
 }
 
 /// Finds the unassigned processes (processes in no job, of users with jobs), and adds warnings about them. Also decides
 /// which of these processes must not run on the cores of jobs. pjw keeps track of the latter like of released
 /// processes, because pjw has to restore their original affinity masks later.
-pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
+pub(crate) fn update_and_report(draft: &mut CycleDraft<'_>) {
     let changed = update_unassigned(draft);
     update_warnings(draft.state, &changed);
     draft.out.warnings.extend(draft.state.stray_warnings.values().cloned());
@@ -148,7 +148,7 @@ fn outside(state: &WardenState) -> CpuSet {
 
 /// Returns the changes of affinity masks that keep unassigned processes off the cores of all jobs. Unassigned processes
 /// are processes in no job. Only processes of users with several jobs are concerned.
-pub(crate) fn restrict_unassigned(draft: &mut Draft<'_>) -> Vec<MaskAction> {
+pub(crate) fn restrict_unassigned(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
     if state.pids_kept_off_job_cpus.is_empty() {
         return Vec::new();
@@ -156,7 +156,7 @@ pub(crate) fn restrict_unassigned(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let outside = outside(state);
     let excluded = state.pids_kept_off_job_cpus.iter().filter_map(|pid| state.processes_to_restore.get(pid));
     let actions: Vec<MaskAction> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
-    draft.begin_writes(&actions);
+    draft.journal_mask_requests(&actions);
     actions
 }
 
@@ -173,18 +173,11 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
         let kind = MaskActionKind::KeepOff;
-        Some(MaskAction::new_requesting_target(
-            kind,
-            &member.job,
-            id,
-            &thread.effective_mask,
-            target_mask,
-            why,
-        ))
+        Some(MaskAction::with_exact_mask(kind, &member.job, id, &thread.effective_mask, target_mask, why))
     })
 }
 
-fn report_no_free_pus(out: &mut Output, excluded: &BTreeMap<Pid, JobId>) {
+fn report_no_free_pus(out: &mut CycleOutput, excluded: &BTreeMap<Pid, JobId>) {
     let pid = excluded.keys().next().copied();
     let why = format!("{} strays run on cores of jobs: jobs hold every core", excluded.len());
     let remedy = "housekeeping = \"1\" keeps a core for what belongs to no job";

@@ -2,7 +2,7 @@
 //! command that widens them: the program itself may have chosen such a mask.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Uid, enclosing_paths, prelude::*};
-use crate::phases::draft::Draft;
+use crate::phases::draft::CycleDraft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
 use crate::state::{KnownProcess, MaskEntry, MaskWriter, Member, WardenState};
 use crate::terms::{
@@ -18,7 +18,7 @@ const MAX_NAMED_MASKS: usize = 4096;
 /// record explains. Does nothing unless a search was requested and the scan is full. Must be called before the jobs of
 /// processes are determined, because until then the state contains only the members that the journal names. After a
 /// restart, must also be called before cores are granted.
-pub(crate) fn begin_search(draft: &mut Draft<'_>) {
+pub(crate) fn begin_search(draft: &mut CycleDraft<'_>) {
     if draft.state.unknown_masks.is_list_changed() {
         avoid_cpus_of_found(draft.state);
     }
@@ -33,7 +33,7 @@ pub(crate) fn begin_search(draft: &mut Draft<'_>) {
 
 /// Finds processes whose affinity masks may have been set by an earlier daemon, and adds a warning about these
 /// processes as long as they have these masks.
-pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
+pub(crate) fn update_and_report(draft: &mut CycleDraft<'_>) {
     continue_search(draft);
     find_descendants(draft);
     find_orphans_of_root(draft);
@@ -53,13 +53,13 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 
 /// Applies `record` to the list of affinity masks of unknown origin in the state, and adds `record` to the records for
 /// the journal (pjwd's files).
-pub(super) fn apply_and_journal(draft: &mut Draft<'_>, record: UnknownMaskRecord) {
+pub(super) fn apply_and_journal(draft: &mut CycleDraft<'_>, record: UnknownMaskRecord) {
     draft.state.unknown_masks.apply_record(record.clone());
     draft.out.records.push(Record::UnknownMasks(record));
 }
 
 /// Adds masks of unknown origin to those that the list has of a process.
-fn add_found(draft: &mut Draft<'_>, pid: Pid, mut mask: UnknownMask) {
+fn add_found(draft: &mut CycleDraft<'_>, pid: Pid, mut mask: UnknownMask) {
     let Some(process) = draft.state.process(pid).map(|known| known.id) else { return };
     if let Some((known, noted)) = draft.state.unknown_masks.mask_of(pid)
         && known == process
@@ -77,7 +77,7 @@ fn add_found(draft: &mut Draft<'_>, pid: Pid, mut mask: UnknownMask) {
 
 /// The search has two steps. The full scan that begins it chooses the processes. The next scan reads their threads and the cpusets
 /// around them: a mask that a cpuset limits is not of unknown origin.
-fn continue_search(draft: &mut Draft<'_>) {
+fn continue_search(draft: &mut CycleDraft<'_>) {
     if draft.full && draft.state.unknown_masks.is_choice_pending() {
         let known = draft.state.processes.values();
         let chosen = known.filter(|known| is_to_read(draft.state, draft.policy, known));
@@ -95,7 +95,7 @@ fn continue_search(draft: &mut Draft<'_>) {
         let unreadable = draft.state.unknown_masks.note_full_scan();
         unreadable.into_iter().for_each(|pid| add_first_thread(draft, pid));
     }
-    let Some(ended) = draft.state.unknown_masks.end_search() else { return };
+    let Some(ended) = draft.state.unknown_masks.end_search_if_complete() else { return };
     ended.children.into_iter().for_each(|pid| find_descendant(draft, pid, true));
     // Fork events may have been lost. Parents first, because a process is found by its parent.
     let known = draft.state.processes.values();
@@ -110,7 +110,7 @@ fn continue_search(draft: &mut Draft<'_>) {
 }
 
 /// Adds the mask of the first thread of a process outside of all jobs whose threads can't be read, if it lacks an online PU.
-fn add_first_thread(draft: &mut Draft<'_>, pid: Pid) {
+fn add_first_thread(draft: &mut CycleDraft<'_>, pid: Pid) {
     let online = draft.state.pool.online_cpus();
     let process = draft.state.process(pid).filter(|_| draft.state.tracked(pid).is_none());
     let mask = process.and_then(|process| process.first_thread_mask.clone());
@@ -137,7 +137,7 @@ fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> boo
 }
 
 /// The masks of unknown origin of a process that the search reads. `None` if the process is not read yet.
-fn read_mask(draft: &Draft<'_>, pid: Pid) -> Option<UnknownMask> {
+fn read_mask(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownMask> {
     let state = &*draft.state;
     let Some(known) = state.processes.get(&pid) else { return Some(UnknownMask::default()) };
     let online = state.pool.online_cpus();
@@ -223,7 +223,7 @@ fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) ->
 }
 
 /// Finds the descendants of processes with masks of unknown origin among the scanned processes.
-fn find_descendants(draft: &mut Draft<'_>) {
+fn find_descendants(draft: &mut CycleDraft<'_>) {
     if draft.state.unknown_masks.is_idle() {
         return;
     }
@@ -233,7 +233,7 @@ fn find_descendants(draft: &mut Draft<'_>) {
 
 /// Notes the mask of a process if the process inherited it from a process with a mask of unknown origin. A process outside of all
 /// jobs that an earlier scan read may have requested such a mask itself, unless `was_searched`: the search found its parent later.
-fn find_descendant(draft: &mut Draft<'_>, pid: Pid, was_searched: bool) {
+fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     let state = &*draft.state;
     let Some(known) = state.processes.get(&pid) else { return };
     let process = &known.process;
@@ -282,7 +282,7 @@ fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> O
     found.flat_map(|(_, found)| found.all()).find(|found| is_same(&online, found, mask)).cloned()
 }
 
-fn find_orphans_of_root(draft: &mut Draft<'_>) {
+fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
     let scanned = draft.scanned_pids().filter_map(|pid| draft.state.processes.get(&pid));
     let orphans = scanned.filter(|known| may_inherit_from_root(draft.state, known));
     let orphans: Vec<(Pid, Option<CpuSet>)> =
@@ -294,7 +294,7 @@ fn find_orphans_of_root(draft: &mut Draft<'_>) {
 
 /// Finds the masks that a cpuset without a record had hidden. While the earlier daemon made a cpuset, masks may have kept the job on
 /// the same PUs. Inside the cpuset, such a mask looks like no mask. It shows when the process is outside after the release.
-fn find_hidden_masks(draft: &mut Draft<'_>) {
+fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     if state.unknown_masks.found_cpusets().is_empty() && state.unknown_masks.released_mut().is_empty() {
         return;
@@ -334,7 +334,7 @@ fn find_hidden_masks(draft: &mut Draft<'_>) {
 }
 
 /// Drops the processes that have ended, and the masks that were changed, among the processes that the scan covers.
-fn update_found(draft: &mut Draft<'_>) {
+fn update_found(draft: &mut CycleDraft<'_>) {
     let found = draft.state.unknown_masks.found().iter();
     let found = found.filter(|(process, _)| draft.full || draft.seen.processes.contains_key(&process.pid));
     let changed: Vec<(ProcessId, UnknownMask)> = found
@@ -364,7 +364,7 @@ fn avoid_cpus_of_found(state: &mut WardenState) {
 }
 
 /// The noted masks of a process that it still has, or that its release puts back. What the scan did not read is unchanged.
-fn mask_left(draft: &Draft<'_>, process: ProcessId, noted: &UnknownMask) -> UnknownMask {
+fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownMask) -> UnknownMask {
     let state = &*draft.state;
     let Some(known) = state.process(process.pid) else {
         return if draft.full { UnknownMask::default() } else { noted.clone() };
@@ -413,7 +413,7 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
         return false;
     };
     let has_mask_of_job = || {
-        state.jobs.of_owner(Uid::ROOT).any(|job| {
+        state.jobs.jobs_of_owner(Uid::ROOT).any(|job| {
             let members = || state.members_of(&job.id).filter(|member| member.id.start <= process.id.start);
             let entries = members()
                 .flat_map(|member| member.threads.values())

@@ -11,7 +11,7 @@ pub(crate) type AffinityRequesters = BTreeSet<(ProcessId, Tid)>;
 /// The number of sched_setaffinity(2) calls for PUs (logical CPUs) outside one job that pjw has reported in the current
 /// minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ReportedCount {
+pub(crate) struct ReportedAttemptCount {
     /// When the minute began, since boot.
     pub(crate) since: Nanos,
     /// The number of reported attempts.

@@ -9,11 +9,11 @@ use crate::terms::Policy;
 /// The demand of a thread for CPU time, in permille of one PU (logical CPU). The demand is the share of time in which
 /// the thread ran or waited for a PU, smoothed over several readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Demand {
+pub struct ThreadDemand {
     /// The smoothed demand, in permille of one PU.
     pub permille: u32,
     /// The smoothed share of time in which the thread was runnable and waited on a run queue, in permille of
-    /// the elapsed time. The field [`Demand::permille`] is the sum of the running time and this waiting time.
+    /// the elapsed time. The field [`ThreadDemand::permille`] is the sum of the running time and this waiting time.
     pub waiting_permille: u32,
     /// Whether the thread is hot (busy): it runs or waits for a PU most of the time. A thread becomes hot
     /// at the demand `hot_threshold_permille` of the policy, and is no longer hot at the lower demand
@@ -34,8 +34,8 @@ struct Reading {
 /// would look like a full PU.
 const MIN_INTERVAL_NS: u64 = 100_000_000;
 
-impl Demand {
-    /// Returns the time at which pjw last read the CPU time of the thread that this `Demand` describes, in ns since
+impl ThreadDemand {
+    /// Returns the time at which pjw last read the CPU time of the thread that this `ThreadDemand` describes, in ns since
     /// boot. `None` if the CPU time was never read.
     #[must_use]
     pub fn last_read_at(&self) -> Option<Nanos> {
@@ -48,7 +48,7 @@ impl Demand {
         self.last.map_or(0, |last| last.waited_ns)
     }
 
-    /// Returns the demand after one more reading of the CPU time of the thread that this `Demand` describes. The new
+    /// Returns the demand after one more reading of the CPU time of the thread that this `ThreadDemand` describes. The new
     /// demand is the weighted mean of the earlier demand and the share of time in which the thread ran or waited for a
     /// PU (logical CPU) since the last reading.
     ///
@@ -113,7 +113,7 @@ mod tests {
 
     fn run(demands: &[u64]) -> Vec<(u32, bool)> {
         let policy = Policy::default();
-        let mut demand = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
+        let mut demand = ThreadDemand::default().with_reading(0, 0, Nanos(0), None, &policy);
         let mut total = 0;
         demands
             .iter()
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn waiting_time_counts_as_demand() {
         let policy = Policy { smoothing_weight_permille: 1000, ..Policy::default() };
-        let demand = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
+        let demand = ThreadDemand::default().with_reading(0, 0, Nanos(0), None, &policy);
         let demand = demand.with_reading(SECOND / 4, SECOND / 2, Nanos(SECOND), None, &policy);
         assert_eq!((demand.permille, demand.is_hot), (750, true));
         assert_eq!(demand.waiting_permille, 500);
@@ -148,14 +148,14 @@ mod tests {
     #[test]
     fn two_readings_at_the_same_time_change_nothing() {
         let policy = Policy::default();
-        let first = Demand::default().with_reading(5, 0, Nanos(SECOND), None, &policy);
+        let first = ThreadDemand::default().with_reading(5, 0, Nanos(SECOND), None, &policy);
         assert_eq!(first.with_reading(1_000_000, 0, Nanos(SECOND + 1_000_000), None, &policy), first);
     }
 
     #[test]
     fn a_thread_that_was_idle_is_measured_from_its_wakeup() {
         let policy = Policy { smoothing_weight_permille: 1000, ..Policy::default() };
-        let idle = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
+        let idle = ThreadDemand::default().with_reading(0, 0, Nanos(0), None, &policy);
         let awake = idle.with_reading(SECOND, 0, Nanos(60 * SECOND), Some(Nanos(59 * SECOND)), &policy);
         assert!(awake.is_hot && awake.permille == 1000, "{awake:?}");
     }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_reused_thread_number_resets_the_demand() {
         let policy = Policy { smoothing_weight_permille: 1000, ..Policy::default() };
-        let hot = Demand::default().with_reading(0, 0, Nanos(0), None, &policy).with_reading(
+        let hot = ThreadDemand::default().with_reading(0, 0, Nanos(0), None, &policy).with_reading(
             SECOND,
             0,
             Nanos(SECOND),

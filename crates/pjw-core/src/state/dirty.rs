@@ -92,7 +92,7 @@ impl DirtySet {
     }
 
     /// Returns which processes of the job `job` are in the set. `None` if the set contains nothing of the job.
-    pub(crate) fn part_of(&self, job: &JobId) -> Option<&DirtyScope> {
+    pub(crate) fn dirty_scope_of(&self, job: &JobId) -> Option<&DirtyScope> {
         if self.everything { Some(&WHOLE) } else { self.jobs.get(job) }
     }
 }

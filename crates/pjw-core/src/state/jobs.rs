@@ -22,9 +22,9 @@ pub struct Jobs {
     by_cgroup: BTreeMap<String, BTreeSet<JobId>>,
     by_session: BTreeMap<Pid, BTreeSet<JobId>>,
     /// The jobs that hold no cores.
-    without_cores: BTreeSet<JobId>,
+    jobs_without_cores: BTreeSet<JobId>,
     /// The jobs that have no process.
-    without_processes: BTreeSet<JobId>,
+    jobs_without_processes: BTreeSet<JobId>,
     /// The jobs of the class besteffort, which borrow cores.
     borrowers: BTreeSet<JobId>,
     /// The jobs of the class guaranteed, whose idle cores may be lent.
@@ -146,8 +146,8 @@ impl Jobs {
             self.by_session.entry(session).or_default().insert(id.clone());
         }
         for (index, is_in) in [
-            (&mut self.without_cores, job.active_grant().is_none()),
-            (&mut self.without_processes, job.empty_since.is_some()),
+            (&mut self.jobs_without_cores, job.active_grant().is_none()),
+            (&mut self.jobs_without_processes, job.empty_since.is_some()),
             (&mut self.borrowers, job.is_borrower()),
             (&mut self.guaranteed_jobs, job.has_class(PriorityClass::Guaranteed)),
             (&mut self.provisions, job.provision.is_some()),
@@ -183,8 +183,8 @@ impl Jobs {
             remove_from(&mut self.by_session, session, id);
         }
         for index in [
-            &mut self.without_cores,
-            &mut self.without_processes,
+            &mut self.jobs_without_cores,
+            &mut self.jobs_without_processes,
             &mut self.borrowers,
             &mut self.guaranteed_jobs,
             &mut self.provisions,
@@ -210,7 +210,7 @@ impl Jobs {
     }
 
     /// Iterates over the jobs that belong to the user `user`.
-    pub fn of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
+    pub fn jobs_of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
         self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
@@ -220,12 +220,12 @@ impl Jobs {
     }
 
     /// Iterates over the jobs for which a batch system made the cgroup at the path `path`.
-    pub(crate) fn at_cgroup(&self, path: &str) -> impl Iterator<Item = &Job> {
+    pub(crate) fn jobs_of_cgroup(&self, path: &str) -> impl Iterator<Item = &Job> {
         self.by_cgroup.get(path).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the jobs to which all processes of the session `session` (setsid(2)) belong.
-    pub(crate) fn with_session(&self, session: Pid) -> impl Iterator<Item = &Job> {
+    pub(crate) fn jobs_of_session(&self, session: Pid) -> impl Iterator<Item = &Job> {
         self.by_session.get(&session).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
@@ -235,13 +235,13 @@ impl Jobs {
     }
 
     /// Iterates over the jobs that hold no cores: jobs that wait for cores, and jobs that a command has released.
-    pub(crate) fn without_cores(&self) -> impl Iterator<Item = &Job> {
-        self.without_cores.iter().filter_map(|id| self.get(id))
+    pub(crate) fn jobs_without_cores(&self) -> impl Iterator<Item = &Job> {
+        self.jobs_without_cores.iter().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the jobs that have no known processes.
-    pub(crate) fn without_processes(&self) -> impl Iterator<Item = &Job> {
-        self.without_processes.iter().filter_map(|id| self.get(id))
+    pub(crate) fn jobs_without_processes(&self) -> impl Iterator<Item = &Job> {
+        self.jobs_without_processes.iter().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the jobs of the class besteffort, in ascending order of their ids. Such a job has no cores

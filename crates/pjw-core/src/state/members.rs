@@ -14,7 +14,7 @@ use crate::basics::{
     BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, ids::TASK_HOST_NAME,
     prelude::*,
 };
-use crate::state::demand::Demand;
+use crate::state::demand::ThreadDemand;
 use crate::state::dirty::{DirtyScope, DirtySet};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
@@ -164,7 +164,7 @@ pub struct MemberThread {
     pub effective_mask: CpuSet,
     /// The demand of the thread for CPU time: the share of time in which the thread ran or waited for a PU,
     /// smoothed over the last scans.
-    pub demand: Demand,
+    pub demand: ThreadDemand,
     /// The affinity masks that were requested for the thread, and the original mask (the mask before pjw
     /// changed it), which pjw restores when the job ends. `None` until a scan has read the cgroup with the
     /// cpuset that limits the thread.
@@ -233,20 +233,20 @@ impl Members {
     }
 
     /// Iterates over the pids of the active processes of a job. A process is active if at least one of its threads has
-    /// a [`Demand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose threads
+    /// a [`ThreadDemand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose threads
     /// no scan has read is active too.
     pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
     /// Iterates over the pids of the active processes of all jobs. A process is active if at least one of its threads
-    /// has a [`Demand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose
+    /// has a [`ThreadDemand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose
     /// threads no scan has read is active too.
     pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.active.iter().copied()
     }
 
-    /// Iterates over the idle processes of a job. A process is idle if all its threads have a [`Demand`] of 0: no
+    /// Iterates over the idle processes of a job. A process is idle if all its threads have a [`ThreadDemand`] of 0: no
     /// thread recently ran or waited for a PU (logical CPU). A process whose threads no scan has read is not idle.
     pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
@@ -259,7 +259,7 @@ impl Members {
     /// `dirty` contains only some processes of the job, the active processes of the job are included. `None` if `dirty`
     /// contains nothing of the job.
     pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
-        let DirtyScope::Processes(pids) = dirty.part_of(job)? else {
+        let DirtyScope::Processes(pids) = dirty.dirty_scope_of(job)? else {
             return Some(self.of_job(job).collect());
         };
         let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_pids_of(job)).collect();
@@ -352,7 +352,7 @@ impl Members {
         let is_busy = |tid: &Tid| threads.get(tid).is_some_and(MemberThread::is_busy);
         let is_one_idle = busy.note_reading(is_busy, at);
         if !is_complete {
-            busy.expire();
+            busy.force_full_reading();
         }
         let active = !busy.tids.is_empty();
         self.busy_threads.extend(active.then_some((pid, busy)));
@@ -365,7 +365,7 @@ impl Members {
     /// threads are left out.
     pub(crate) fn busy_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
         let is_dirty = |pid: &Pid| {
-            let part = self.members.get(pid).and_then(|member| dirty.part_of(&member.job));
+            let part = self.members.get(pid).and_then(|member| dirty.dirty_scope_of(&member.job));
             part.is_some_and(|part| part.contains_whole_process(*pid))
         };
         let may = self.busy_threads.iter().filter(|(pid, busy)| busy.can_be_read_alone() && !is_dirty(pid));
@@ -375,14 +375,14 @@ impl Members {
     /// Returns the ids of the busy threads of `member`, if only their affinity masks must be planned again according to
     /// `dirty`. `None` if the masks of all threads of `member` must be planned again.
     pub(crate) fn busy_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
-        let part = dirty.part_of(&member.job)?;
+        let part = dirty.dirty_scope_of(&member.job)?;
         if part.contains_whole_process(member.id.pid) {
             return None;
         }
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if its [`Demand`] is not 0: it
+    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if its [`ThreadDemand`] is not 0: it
     /// recently ran or waited for a PU (logical CPU). To save time, some scans read only these threads of the process.
     /// Returns `None` if every scan must read all threads, in each of these cases:
     ///
@@ -402,16 +402,16 @@ impl Members {
 
     /// Requests another scan in this cycle of the daemon that reads all threads of the process `pid`. Has no effect if
     /// the last scan already read all threads, or if the thread `tid` is busy.
-    pub(crate) fn read_all_threads(&mut self, pid: Pid, tid: Tid) {
+    pub(crate) fn request_full_reading(&mut self, pid: Pid, tid: Tid) {
         if let Some(busy) = self.busy_threads.get_mut(&pid).filter(|busy| !busy.tids.contains(&tid)) {
-            busy.expire();
+            busy.force_full_reading();
             self.unread.extend(busy.read_alone_at().map(|_| pid));
         }
     }
 
     /// Returns the pids of the processes of which another scan in this cycle must read all threads, and clears the list
     /// of these pids.
-    pub(crate) fn take_unread(&mut self) -> BTreeSet<Pid> {
+    pub(crate) fn take_pids_to_reread(&mut self) -> BTreeSet<Pid> {
         core::mem::take(&mut self.unread)
     }
 

@@ -8,7 +8,7 @@ use crate::terms::JobId;
 /// The holder of a PU (logical CPU): a job, the system (for a housekeeping PU, which is reserved for the system), or
 /// nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
+pub enum PuHolder {
     /// No job holds the PU, and it is not reserved. pjw can grant it to a job if it is online.
     Free,
     /// The PU is reserved for the system. It is not granted to jobs.
@@ -17,7 +17,7 @@ pub enum Holder {
     Job(JobId),
 }
 
-impl Holder {
+impl PuHolder {
     /// Returns the job that holds the PU (logical CPU). `None` if the PU is free or reserved for the system.
     pub(crate) fn job(&self) -> Option<&JobId> {
         match self {
@@ -27,10 +27,10 @@ impl Holder {
     }
 }
 
-/// The index of [`Holder::Free`] in the list of holders.
+/// The index of [`PuHolder::Free`] in the list of holders.
 const FREE: usize = 0;
 
-/// The index of [`Holder::Housekeeping`] in the list of holders.
+/// The index of [`PuHolder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
 /// The pool of PUs (logical CPUs): all PUs of the machine, each with its holder. The holder is a job, the system (for a
@@ -41,14 +41,14 @@ pub struct PuPool {
     /// For each PU number, the index of the holder of the PU in `holders`. `None` if the machine does not
     /// have the PU.
     entries: Vec<Option<usize>>,
-    /// The holders: index 0 is [`Holder::Free`], index 1 is [`Holder::Housekeeping`], the others are jobs.
+    /// The holders: index 0 is [`PuHolder::Free`], index 1 is [`PuHolder::Housekeeping`], the others are jobs.
     /// The entry of a job that holds no PU any longer may be reused for another job.
-    holders: Vec<Holder>,
+    holders: Vec<PuHolder>,
     /// Every PU of the machine.
     cpus: CpuSet,
     /// The PUs of the machine that are offline. No job can get such a PU, but a job that holds it keeps it.
     offline: CpuSet,
-    /// The number of changes of the pool so far. An [`Offer`] (PUs that the allocator chose for a job) is
+    /// The number of changes of the pool so far. An [`PuOffer`] (PUs that the allocator chose for a job) is
     /// valid only until the next change.
     version: u64,
     /// The PUs that are reserved for the system, including those that a job still holds. Such a PU becomes a
@@ -92,23 +92,23 @@ impl PuPool {
             let holder = if housekeeping.contains(pu) { HOUSEKEEPING } else { FREE };
             entries[pu.0 as usize] = Some(holder);
         }
-        let holders = vec![Holder::Free, Holder::Housekeeping];
+        let holders = vec![PuHolder::Free, PuHolder::Housekeeping];
         let (cpus, reserved) = (topology.cpus().clone(), housekeeping.clone());
         let (offline, avoided, borrowers) = (CpuSet::new(), CpuSet::new(), BTreeMap::new());
         Self { entries, holders, cpus, offline, version: 0, reserved, borrowers, avoided }
     }
 
-    /// Returns the holder of a PU (logical CPU). The holder of a free PU is [`Holder::Free`]. Returns `None` if the
+    /// Returns the holder of a PU (logical CPU). The holder of a free PU is [`PuHolder::Free`]. Returns `None` if the
     /// machine does not have the PU.
     #[must_use]
-    pub fn holder(&self, pu: Pu) -> Option<&Holder> {
+    pub fn holder(&self, pu: Pu) -> Option<&PuHolder> {
         let place = *self.entries.get(pu.0 as usize)?;
         self.holders.get(place?)
     }
 
     /// Iterates over all PUs (logical CPUs) of the machine with their holders, in ascending order of the kernel's PU
     /// numbers.
-    pub fn holders(&self) -> impl Iterator<Item = (Pu, &Holder)> {
+    pub fn holders(&self) -> impl Iterator<Item = (Pu, &PuHolder)> {
         self.places().filter_map(|(pu, place)| Some((pu, self.holders.get(place)?)))
     }
 
@@ -192,7 +192,7 @@ impl PuPool {
     /// borrows stays with the other job. Returns the PUs of `cpus` that stay with other jobs.
     ///
     /// A job of the class besteffort borrows PUs that are free or that another job leaves idle. The holders of the PUs
-    /// do not change, and offers of the allocator ([`Offer`]) stay valid.
+    /// do not change, and offers of the allocator ([`PuOffer`]) stay valid.
     pub fn set_borrowed(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         self.borrowers.retain(|_, borrower| borrower != job);
         let mut taken = CpuSet::new();
@@ -204,7 +204,7 @@ impl PuPool {
         taken
     }
 
-    /// Returns the number of changes of the pool since its creation. An [`Offer`] is valid only if this
+    /// Returns the number of changes of the pool since its creation. An [`PuOffer`] is valid only if this
     /// number is the same as when the offer was made.
     #[must_use]
     pub fn change_count(&self) -> u64 {
@@ -213,7 +213,7 @@ impl PuPool {
 
     /// Sets which PUs (logical CPUs) of the machine are online. pjw does not grant an offline PU to a job. A job that
     /// holds a PU that goes offline keeps the PU. If the set of online PUs changes, all earlier offers of the allocator
-    /// ([`Offer`]) become invalid.
+    /// ([`PuOffer`]) become invalid.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -228,7 +228,7 @@ impl PuPool {
     /// # Errors
     /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer.
     /// The pool is then unchanged.
-    pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
+    pub fn commit(&mut self, job: &JobId, offer: &PuOffer) -> Result<(), StaleOffer> {
         if offer.pool_change_count != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
         }
@@ -242,7 +242,7 @@ impl PuPool {
     /// other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by another job, is
     /// reserved for the system, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::commit`], this function needs no [`Offer`] from the allocator. For example, it is used for PUs
+    /// Unlike [`PuPool::commit`], this function needs no [`PuOffer`] from the allocator. For example, it is used for PUs
     /// that a batch system chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
@@ -268,7 +268,7 @@ impl PuPool {
     /// Sets the housekeeping PUs (logical CPUs), which are reserved for the system. A free PU in `housekeeping` becomes
     /// a housekeeping PU at once. A PU in `housekeeping` that a job holds becomes a housekeeping PU when the job
     /// releases it. A housekeeping PU that is not in `housekeeping` becomes free. All earlier offers of the allocator
-    /// ([`Offer`]) become invalid.
+    /// ([`PuOffer`]) become invalid.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -319,7 +319,7 @@ impl PuPool {
     }
 
     fn place_of(&self, job: &JobId) -> Option<usize> {
-        self.holders.iter().position(|holder| matches!(holder, Holder::Job(held) if held == job))
+        self.holders.iter().position(|holder| matches!(holder, PuHolder::Job(held) if held == job))
     }
 
     /// Returns the index of a job in `holders`: its present index, else an unused one, else a new one.
@@ -334,8 +334,8 @@ impl PuPool {
         let unused = used.iter().skip(HOUSEKEEPING + 1).position(|&used| !used);
         let place = unused.map_or(self.holders.len(), |after| after + HOUSEKEEPING + 1);
         match self.holders.get_mut(place) {
-            Some(holder) => *holder = Holder::Job(job.clone()),
-            None => self.holders.push(Holder::Job(job.clone())),
+            Some(holder) => *holder = PuHolder::Job(job.clone()),
+            None => self.holders.push(PuHolder::Job(job.clone())),
         }
         place
     }
@@ -352,7 +352,7 @@ impl PuPool {
 /// The PUs (logical CPUs) that the allocator chose for a job, with the reasons. The PUs are not granted to the job
 /// until [`PuPool::commit`] is called with the offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
+pub struct PuOffer {
     /// The PUs that the job is to get.
     pub cpus: CpuSet,
     /// The reasons why these PUs were chosen, one sentence each.
@@ -374,8 +374,8 @@ mod tests {
         PuPool::new(&regular_topology(1, 1, 1, 8, 1), &set(housekeeping))
     }
 
-    fn offer(pool: &PuPool, cpus: &str) -> Offer {
-        Offer {
+    fn offer(pool: &PuPool, cpus: &str) -> PuOffer {
+        PuOffer {
             cpus: set(cpus),
             reasons: Vec::new(),
             second_best: String::new(),
@@ -443,7 +443,7 @@ mod tests {
             let pu = Pu(round.rem_euclid(8).try_into().unwrap());
             pool.release(&going);
             assert_eq!(pool.claim(&coming, &pu.into()), CpuSet::new());
-            assert_eq!(pool.holder(pu), Some(&Holder::Job(coming)));
+            assert_eq!(pool.holder(pu), Some(&PuHolder::Job(coming)));
         }
         assert!(pool.holders.len() <= 6, "{} places", pool.holders.len());
         assert_eq!(pool.allocated_cpus(), set("6-7"));
@@ -466,7 +466,7 @@ mod tests {
     fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
         let mut pool = PuPool::new(&regular_topology(8, 4, 16, 8, 2), &set("0,4096"));
         assert_eq!(pool.claim(&job("a"), &set("0-5000,8191,9000")), set("0,4096,9000"));
-        assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&Holder::Job(job("a"))), None));
+        assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&PuHolder::Job(job("a"))), None));
         assert_eq!(pool.free_cpus(), set("5001-8190"));
         assert_eq!(pool.release(&job("a")), set("1-4095,4097-5000,8191"));
         assert_eq!(pool.free_cpus(), set("1-4095,4097-8191"));

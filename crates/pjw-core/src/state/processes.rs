@@ -66,7 +66,7 @@ impl Processes {
         for mark in &known.job_marks.marks {
             self.by_marked_job.entry(mark.job.clone()).or_default().insert(pid);
         }
-        for (_, unit) in known.job_marks.own_units() {
+        for (_, unit) in known.job_marks.jobs_with_own_scope() {
             self.by_own_unit.entry(unit_of(&known.process, unit)).or_default().insert(pid);
         }
         self.processes.insert(pid, known);
@@ -84,7 +84,7 @@ impl Processes {
         for mark in &known.job_marks.marks {
             remove_from(&mut self.by_marked_job, &mark.job, pid);
         }
-        for (_, unit) in known.job_marks.own_units() {
+        for (_, unit) in known.job_marks.jobs_with_own_scope() {
             remove_from(&mut self.by_own_unit, &unit_of(&known.process, unit), pid);
         }
         Some(known)
@@ -96,7 +96,7 @@ impl Processes {
     }
 
     /// Iterates over the processes in the cgroup at the path `path` and in the cgroups below this cgroup.
-    pub(crate) fn within_cgroup(&self, path: &str) -> impl Iterator<Item = &KnownProcess> {
+    pub(crate) fn processes_in_cgroup(&self, path: &str) -> impl Iterator<Item = &KnownProcess> {
         let from = (Bound::Included(path), Bound::Unbounded);
         let named_alike =
             self.by_cgroup.range::<str, _>(from).take_while(move |(cgroup, _)| cgroup.starts_with(path));
@@ -106,13 +106,17 @@ impl Processes {
 
     /// Iterates over the pids of the processes that have an attribute with the id of the job `job`, such as a cgroup
     /// path or an environment variable.
-    pub(crate) fn marked_for(&self, job: &JobId) -> impl Iterator<Item = Pid> {
+    pub(crate) fn pids_naming_job(&self, job: &JobId) -> impl Iterator<Item = Pid> {
         self.by_marked_job.get(job).into_iter().flatten().copied()
     }
 
     /// Iterates over the pids of the processes in the session or process group with the leader `leader`, if a batch
     /// system made this session or process group for one job. `unit` says whether it is a session or a process group.
-    pub(crate) fn with_own_unit(&self, unit: JobProcessScope, leader: Pid) -> impl Iterator<Item = Pid> {
+    pub(crate) fn pids_in_session_or_group(
+        &self,
+        unit: JobProcessScope,
+        leader: Pid,
+    ) -> impl Iterator<Item = Pid> {
         self.by_own_unit.get(&(unit, leader)).into_iter().flatten().copied()
     }
 

@@ -66,7 +66,7 @@ impl WardenState {
 
     /// The cgroups of jobs that may end or get cores soon, and the cgroups that are to be removed.
     fn pending_cgroups(&self) -> BTreeSet<String> {
-        let pending = self.jobs.without_processes().chain(self.jobs.without_cores());
+        let pending = self.jobs.jobs_without_processes().chain(self.jobs.jobs_without_cores());
         let of_jobs = pending.flat_map(|job| self.cgroups_of(&job.id));
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
@@ -122,7 +122,7 @@ impl WardenState {
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, no mask or cpuset is to be
     /// restored or tried again, and every release is settled.
     fn is_settled(&self) -> bool {
-        let are_served = self.jobs.without_cores().next().is_none();
+        let are_served = self.jobs.jobs_without_cores().next().is_none();
         let is_open = !self.processes_to_restore.is_empty()
             || !self.released_masks.is_empty()
             || !self.cpusets.has_nothing_pending()

@@ -46,7 +46,7 @@ struct Choice {
 
 /// The result of a completed search for affinity masks of unknown origin: the processes that were forked during the
 /// search and may have inherited such a mask.
-pub(crate) struct EndedSearch {
+pub(crate) struct MaskSearchResult {
     /// The processes that were forked by found processes, parents first.
     pub(crate) children: Vec<Pid>,
     /// The time of the scan from which the processes of the search were chosen. The search did not read a process that was
@@ -219,7 +219,7 @@ impl MasksOfUnknownOrigin {
 
     /// Ends the search for affinity masks of unknown origin if scans have read all processes that it must read. Returns
     /// the result of the search. `None` if the search does not end, or if no search is in progress.
-    pub(crate) fn end_search(&mut self) -> Option<EndedSearch> {
+    pub(crate) fn end_search_if_complete(&mut self) -> Option<MaskSearchResult> {
         let chosen_at = match &self.search {
             Search::Running { choice: Some(choice), .. } if choice.unread.is_empty() => choice.chosen_at,
             _ => return None,
@@ -227,7 +227,7 @@ impl MasksOfUnknownOrigin {
         self.search = Search::Done;
         let forks = core::mem::take(&mut self.forks_during_search);
         let forks = forks.into_iter().filter(|&(parent, child)| self.inherit(parent, child));
-        Some(EndedSearch { children: forks.map(|(_, child)| child).collect(), chosen_at })
+        Some(MaskSearchResult { children: forks.map(|(_, child)| child).collect(), chosen_at })
     }
 
     /// Whether the list of the processes with affinity masks of unknown origin has changed since the last call of
@@ -328,9 +328,9 @@ mod tests {
         let _ = masks.begin_search(BTreeSet::new);
         masks.choose(BTreeSet::from([Pid(7)]), Nanos(1));
         for scan in 0..=MAX_SEARCH_SCANS {
-            assert!(masks.end_search().is_none());
+            assert!(masks.end_search_if_complete().is_none());
             assert_eq!(masks.note_full_scan().contains(&Pid(7)), scan == MAX_SEARCH_SCANS);
         }
-        assert!(masks.end_search().is_some() && !masks.is_search_pending());
+        assert!(masks.end_search_if_complete().is_some() && !masks.is_search_pending());
     }
 }

@@ -10,7 +10,7 @@ use crate::basics::{
 };
 use crate::machine::topology::Topology;
 use crate::state::address_spaces::AddressSpaceGroups;
-use crate::state::attempts::{AffinityRequesters, ReportedCount};
+use crate::state::attempts::{AffinityRequesters, ReportedAttemptCount};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
@@ -34,8 +34,7 @@ pub struct WardenState {
     pub pool: PuPool,
     /// All jobs on this machine, including the jobs to which no PUs are granted.
     pub jobs: Jobs,
-    /// For each job whose idle cores may be lent: how many of its cores it uses. Also the borrowed PUs that pjw
-    /// takes back soon.
+    /// For each job whose idle cores may be lent: how many of its cores it uses. Also the borrowed PUs that pjw takes back soon.
     pub lending: LendingState,
     /// What each running job has used so far.
     pub usage: UsageState,
@@ -103,7 +102,7 @@ pub struct WardenState {
     /// scanned since.
     pub(crate) affinity_requesters: AffinityRequesters,
     /// The number of affinity attempts of each job that were reported in the current minute.
-    pub(crate) attempts: BTreeMap<JobId, ReportedCount>,
+    pub(crate) attempts: BTreeMap<JobId, ReportedAttemptCount>,
     /// The time since which pjwd has received every fork event of the kernel, in ns since boot. pjwd knows
     /// the parent of each process that was forked after this time. `None` if pjwd does not receive fork
     /// events, or if fork events are being lost.
@@ -176,7 +175,7 @@ impl WardenState {
 
     /// Iterates over the processes of the job `job`, and the processes of the job whose original masks pjw must restore after their
     /// release.
-    pub(crate) fn tracked_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
+    pub(crate) fn tracked_processes_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
         self.members
             .of_job(job)
             .chain(self.processes_to_restore.values().filter(move |member| member.job == *job))
@@ -184,10 +183,14 @@ impl WardenState {
 
     /// Iterates over the processes whose affinity masks may change when the cpuset of the job `job` at the cgroup path `path` changes:
     /// the processes of the job, and processes of other jobs inside this cgroup. Only processes whose masks pjw sets or must restore.
-    pub(crate) fn concerned_by_cpuset(&self, job: &JobId, path: &str) -> impl Iterator<Item = &Member> {
-        let inside = self.processes.within_cgroup(path).map(|known| known.process.id.pid);
+    pub(crate) fn processes_affected_by_cpuset(
+        &self,
+        job: &JobId,
+        path: &str,
+    ) -> impl Iterator<Item = &Member> {
+        let inside = self.processes.processes_in_cgroup(path).map(|known| known.process.id.pid);
         let inside = inside.filter_map(|pid| self.tracked(pid));
-        self.tracked_of(job).chain(inside.filter(move |member| member.job != *job))
+        self.tracked_processes_of(job).chain(inside.filter(move |member| member.job != *job))
     }
 
     /// Returns the PUs (logical CPUs) that limit the affinity masks of the process `pid` at present: the PUs that are online and in its
@@ -203,9 +206,7 @@ impl WardenState {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
         let (seen, read_at) = (&thread.effective_mask, entry.last_read_at());
-        let is_moving =
-            self.process(pid).is_some_and(|known| self.cpusets.delayed_changes.is_moving(known.id));
-        if is_moving {
+        if self.process(pid).is_some_and(|known| self.cpusets.delayed_changes.is_moving(known.id)) {
             return true;
         }
         let limits = self.present_mask_limits(pid);
@@ -407,7 +408,7 @@ impl WardenState {
                 is_restored: false,
             });
             match action.kind {
-                MaskActionKind::Rebind => entry.note_rebound(),
+                MaskActionKind::Rebind => entry.record_binding_restored(),
                 MaskActionKind::Restore => entry.note_lifted(None),
                 _ if lifted.is_some() => entry.note_lifted(lifted),
                 _ => {}

@@ -12,7 +12,7 @@ use crate::terms::job::JobId;
 /// The value of the config key `enforcement`: whether pjw restricts jobs to their cores by cpusets or by
 /// affinity masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Enforcement {
+pub enum EnforcementMethod {
     /// By a cpuset if the job can have a cpuset, else by affinity masks.
     #[default]
     Auto,
@@ -35,7 +35,7 @@ pub struct CpusetSupport {
     /// Whether jobs of the class besteffort can run at idle priority (`cpu.idle`). Such a job runs on cores
     /// that another job, the owner, leaves idle. At idle priority, the kernel gives the PU back to the owner
     /// as soon as a thread of the owner becomes runnable.
-    pub idle_priority: IdlePriority,
+    pub idle_priority: IdlePrioritySupport,
     /// Whether pjw can freeze the processes of a job cpuset.
     pub can_freeze: bool,
 }
@@ -50,7 +50,7 @@ pub struct CpusetSupport {
 /// threads in the same cgroup. The cgroup of the thread still competes with all other cgroups at its normal
 /// priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum IdlePriority {
+pub enum IdlePrioritySupport {
     /// A job can run at idle priority.
     Available,
     /// No job can run at idle priority.
@@ -87,7 +87,7 @@ impl Default for CpusetSupport {
                 why: "the cpusets of this node were not probed".to_owned(),
             },
             affinity_persists: true,
-            idle_priority: IdlePriority::Unavailable {
+            idle_priority: IdlePrioritySupport::Unavailable {
                 why: "the idle priority of this node was not probed".to_owned(),
             },
             can_freeze: false,

@@ -49,7 +49,7 @@ impl MaskAction {
     /// - `current_mask` is the effective mask of the thread, as the last scan read it.
     /// - `reason` is the reason for the change, in one sentence for users.
     #[must_use]
-    pub fn new_requesting_target(
+    pub fn with_exact_mask(
         kind: MaskActionKind,
         job: &JobId,
         thread: ThreadId,

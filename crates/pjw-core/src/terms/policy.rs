@@ -4,14 +4,14 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
-use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
+use crate::terms::cpuset_group::{CpusetSupport, EnforcementMethod};
 use crate::terms::job::JobSource;
 use crate::terms::own_cgroups::OwnCgroupNames;
 
 /// The mode of the daemon. The daemon either makes the changes of affinity masks and cpusets that it has
 /// decided, or only shows these changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum DaemonMode {
     /// The daemon decides which changes it would make, and shows them. It makes no change.
     Observe,
     /// The daemon decides which changes to make, and makes them.
@@ -115,7 +115,7 @@ pub enum StarvedPolicy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Whether pjw carries out its plans, or only makes and shows them.
-    pub mode: Mode,
+    pub mode: DaemonMode,
     /// The housekeeping PUs, which are reserved for the system. No job gets them from pjw. They are computed
     /// from the config key `housekeeping` and the topology of the machine.
     pub housekeeping_cpus: CpuSet,
@@ -139,7 +139,7 @@ pub struct Policy {
     /// say how many cores it needs. If a source has no entry, such a job gets no cores.
     pub source_cores: BTreeMap<JobSource, u32>,
     /// Whether pjw restricts jobs to their cores by cpusets or by affinity masks.
-    pub enforcement: Enforcement,
+    pub enforcement: EnforcementMethod,
     /// Whether pjw keeps the affinity masks that programs request for their own threads.
     pub bindings: BindingPolicy,
     /// Whether pjw can create cpusets on this machine, and in which cgroup hierarchy.
@@ -205,7 +205,7 @@ impl Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            mode: Mode::default(),
+            mode: DaemonMode::default(),
             housekeeping_cpus: CpuSet::new(),
             share_smt: false,
             exhaustion_policy: ExhaustionPolicy::default(),
@@ -214,7 +214,7 @@ impl Default for Policy {
             first_person_uid: 1000,
             sources: JobSource::ALL.iter().copied().collect(),
             source_cores: BTreeMap::new(),
-            enforcement: Enforcement::default(),
+            enforcement: EnforcementMethod::default(),
             bindings: BindingPolicy::default(),
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroupNames::default(),

@@ -91,7 +91,7 @@ pub struct ReleasedMasks {
     #[serde(rename = "users")]
     pub user_ids: BTreeSet<Uid>,
     /// The masks that the threads of the job had from pjw, each with the original mask, which pjw restores.
-    pub masks: BTreeSet<ReleasedMask>,
+    pub masks: BTreeSet<ReleasedJobMask>,
     /// The earliest time at which a process can have had one of these masks, in ns since boot. It is the time
     /// of the grant or the time of pjw's first mask request for the job, whichever is earlier.
     #[serde(rename = "since")]
@@ -115,7 +115,7 @@ impl ReleasedMasks {
     }
 
     /// Adds `masks` to this list of the masks that pjw had given to the threads of the released job.
-    pub(crate) fn extend(&mut self, masks: impl Iterator<Item = ReleasedMask>) {
+    pub(crate) fn extend(&mut self, masks: impl Iterator<Item = ReleasedJobMask>) {
         self.masks.extend(masks);
     }
 }
@@ -124,7 +124,7 @@ impl ReleasedMasks {
 /// released, with the original mask of these threads (the mask before pjw changed it). A job is released when it
 /// ends or when a command releases it. pjw then restores the original mask.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ReleasedMask {
+pub struct ReleasedJobMask {
     /// The mask that the threads had at the release. It is the mask that pjw had requested, or only those PUs
     /// of the requested mask that the cpuset of the job contains.
     #[serde(rename = "set")]
@@ -267,7 +267,7 @@ pub enum Record {
 impl Record {
     /// Returns the process that becomes a member of a job by this record ([`Record::Joined`]), or the process whose
     /// original affinity masks pjw is going to restore ([`Record::Left`]). `None` for all other records.
-    pub(crate) fn tracked_process(&self) -> Option<ProcessId> {
+    pub(crate) fn joined_or_left_process(&self) -> Option<ProcessId> {
         match self {
             Record::Joined(membership) | Record::Left(membership) => Some(membership.process),
             _ => None,

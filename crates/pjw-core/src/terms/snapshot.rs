@@ -226,7 +226,7 @@ impl JobMarks {
 
     /// Iterates over the jobs that environment variables of the process name and that have a process group or a session of their
     /// own. Each item says which of the two the job has.
-    pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobProcessScope)> {
+    pub(crate) fn jobs_with_own_scope(&self) -> impl Iterator<Item = (&JobId, JobProcessScope)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
             JobIdAttribute::Environment { process_scope: own } if own != JobProcessScope::Neither => {
                 Some((&mark.job, own))

@@ -6,7 +6,7 @@ use pjw_core::devices::{Device, DeviceClass, MachineDetails};
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::{CpuRequest, EndCondition, PriorityClass};
 use pjw_core::plan::Plan;
-use pjw_core::policy::{ExhaustionPolicy, Mode};
+use pjw_core::policy::{DaemonMode, ExhaustionPolicy};
 use pjw_core::refusal::{CpuUnit, Refusal};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{RegularShape, Topology};
@@ -174,7 +174,7 @@ fn with_on_exhausted_share_grants_overlap_and_name_the_overlap() {
 #[test]
 fn a_warden_that_observes_refuses_changes() {
     let mut m = machine();
-    m.policy.mode = Mode::Observe;
+    m.policy.mode = DaemonMode::Observe;
     assert_eq!(m.assign("a", 1, &[]).unwrap_err(), Refusal::ObserveOnly);
 }
 

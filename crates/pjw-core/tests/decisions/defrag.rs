@@ -4,7 +4,7 @@ use pjw_core::allocate::defrag::DefragPlan;
 use pjw_core::command::{Command, Reply};
 use pjw_core::event::EventKind;
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::Mode;
+use pjw_core::policy::DaemonMode;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
@@ -116,7 +116,7 @@ fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
 fn only_administrators_defragment_and_only_in_enforce_mode() {
     let mut m = fragmented();
     assert_eq!(m.command(Command::Defrag { caller: ALICE }), Err(Refusal::DefragNeedsAdmin));
-    m.policy.mode = Mode::Observe;
+    m.policy.mode = DaemonMode::Observe;
     assert_eq!(m.command(Command::Defrag { caller: ROOT }), Err(Refusal::ObserveOnly));
     assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
 }

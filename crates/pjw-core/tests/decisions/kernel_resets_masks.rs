@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, EnforcementMethod};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::{ExhaustionPolicy, Policy};
@@ -237,7 +237,7 @@ fn a_mask_that_was_requested_shortly_before_the_process_is_moved_into_a_cpuset_s
     let mut m = waiting_in_the_cpuset_of_another_job();
     m.release("a").unwrap();
     m.release("b").unwrap();
-    m.policy.enforcement = Enforcement::Affinity;
+    m.policy.enforcement = EnforcementMethod::Affinity;
     m.assign("a", 8, &[]).unwrap();
     m.assign("b", 4, &[9]).unwrap();
     assert_eq!((m.grant("b"), m.effective_mask(9, 9)), ("-".into(), "1".into()));
@@ -245,7 +245,7 @@ fn a_mask_that_was_requested_shortly_before_the_process_is_moved_into_a_cpuset_s
     m.bind(9, 9, "0-7");
     m.settle();
     m.advance(SECOND);
-    m.policy.enforcement = Enforcement::Auto;
+    m.policy.enforcement = EnforcementMethod::Auto;
     m.release("a").unwrap();
     m.settle();
     assert!(m.process(9).cgroup.starts_with("/pjw/"));

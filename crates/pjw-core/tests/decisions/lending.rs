@@ -15,7 +15,7 @@ use pjw_core::audit::audit_grants;
 use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::core_map::core_map;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement, IdlePriority};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, EnforcementMethod, IdlePrioritySupport};
 use pjw_core::event::EventKind;
 use pjw_core::explain::explain_job;
 use pjw_core::ids::Pid;
@@ -36,7 +36,7 @@ fn lending_policy() -> Policy {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unified,
         affinity_persists: true,
-        idle_priority: IdlePriority::Available,
+        idle_priority: IdlePrioritySupport::Available,
         can_freeze: true,
     };
     Policy {
@@ -141,7 +141,7 @@ fn a_borrower_that_wants_no_core_is_not_frozen_while_one_is_free() {
 #[test]
 fn threads_that_run_leave_a_core_before_threads_that_sleep() {
     let mut m = lending_machine();
-    m.policy.enforcement = Enforcement::Affinity;
+    m.policy.enforcement = EnforcementMethod::Affinity;
     m.spawn(20, 1, 0);
     assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
     (21..26).for_each(|tid| m.clone_thread(20, tid));
@@ -374,7 +374,8 @@ fn cores_of_owners_are_not_lent_without_idle_priority() {
     let mut m = web_and_batch();
     web_uses(&mut m, 0, 3);
     assert_eq!(lent(&m), "2-5");
-    m.policy.cpuset_support.idle_priority = IdlePriority::Unavailable { why: "no cpu controller".to_owned() };
+    m.policy.cpuset_support.idle_priority =
+        IdlePrioritySupport::Unavailable { why: "no cpu controller".to_owned() };
     m.settle();
     assert_eq!(
         (lent(&m).as_str(), m.grant("batch").as_str()),

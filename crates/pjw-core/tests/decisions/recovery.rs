@@ -7,7 +7,7 @@ use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::{CpuRequest, EndCondition, PriorityClass};
 use pjw_core::plan::Warning;
-use pjw_core::policy::{Mode, Policy};
+use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::testing::regular_topology;
 
 use super::machine::{Machine, assign_of, job, machine_with, set};
@@ -248,11 +248,11 @@ fn every_mask_of_unknown_origin_is_named_with_one_command_for_all() {
 #[test]
 fn a_daemon_that_only_observes_leaves_the_cpusets_until_it_enforces() {
     let mut machine = with_job_a();
-    machine.policy.mode = Mode::Observe;
+    machine.policy.mode = DaemonMode::Observe;
     machine.lose_state();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 7).as_str()), ("-", "/pjw/a"));
-    machine.policy.mode = Mode::Enforce;
+    machine.policy.mode = DaemonMode::Enforce;
     machine.settle();
     assert_eq!(machine.grant("a"), "0-1");
 }

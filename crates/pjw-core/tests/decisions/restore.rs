@@ -6,7 +6,7 @@ use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::plan::{MaskAction, MaskActionKind};
-use pjw_core::policy::{ExhaustionPolicy, Mode, Policy};
+use pjw_core::policy::{DaemonMode, ExhaustionPolicy, Policy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
@@ -363,7 +363,7 @@ fn in_observe_mode_nothing_is_released() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
-    m.policy.mode = Mode::Observe;
+    m.policy.mode = DaemonMode::Observe;
     assert_eq!(m.release("a"), Err(Refusal::ObserveOnly));
     assert_eq!(m.command(Command::ReleaseAll { caller: ROOT }), Err(Refusal::ObserveOnly));
     assert_eq!(m.grant("a"), "0-1");

@@ -83,8 +83,8 @@ fn one_thread_on_four_cores_is_a_serial_phase() {
     run(&mut machine, 30, &[20]);
     let report = end(&mut machine);
     assert_eq!((report.usage.serial_phases, report.usage.serial_longest_ns), (1, report.usage.serial_ns));
-    assert!((900..=1000).contains(&report.mean_threads_permille()), "{report:?}");
-    let longest = report.use_levels().into_iter().max_by_key(|&(_, ns)| ns).unwrap();
+    assert!((900..=1000).contains(&report.mean_hot_threads_permille()), "{report:?}");
+    let longest = report.time_by_used_pus().into_iter().max_by_key(|&(_, ns)| ns).unwrap();
     assert!(longest.0 == 1 && seconds(longest.1) >= 25, "{report:?}");
     assert!((25..=30).contains(&seconds(report.usage.serial_ns)), "{report:?}");
     let verdict = judge_ended_job(&report).unwrap();

@@ -3,7 +3,7 @@
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::core_map::core_map;
 use pjw_core::job::{CpuRequest, Job, PriorityClass};
-use pjw_core::policy::Mode;
+use pjw_core::policy::DaemonMode;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 
@@ -67,7 +67,7 @@ fn only_the_owner_and_administrators_say_what_a_job_wants() {
     assert!(matches!(want(&mut m, "a", Some(1), stranger), Err(Refusal::NotYourJob { .. })));
     assert!(want(&mut m, "a", Some(1), ALICE).is_ok(), "she owns it");
     assert!(matches!(want(&mut m, "b", Some(1), ROOT), Err(Refusal::NoSuchJob { .. })));
-    m.policy.mode = Mode::Observe;
+    m.policy.mode = DaemonMode::Observe;
     assert!(matches!(want(&mut m, "a", Some(1), ROOT), Err(Refusal::ObserveOnly)));
 }
 
@@ -79,9 +79,9 @@ fn a_core_map_has_the_cores_of_the_grant_that_are_online_and_only_where_pjw_enfo
     let map = |m: &Machine| core_map(&m.state, &m.policy, &m.state.jobs[&job("a")]);
     let shown = map(&m).unwrap();
     assert_eq!((&shown.own, shown.core_count, &shown.cpus()), (&set("0-3"), 4, &set("0-3")));
-    m.policy.mode = Mode::Observe;
+    m.policy.mode = DaemonMode::Observe;
     assert_eq!(map(&m), None);
-    m.policy.mode = Mode::Enforce;
+    m.policy.mode = DaemonMode::Enforce;
     m.state.pool.set_online(&set("0-2,4-7"));
     let shown = map(&m).unwrap();
     assert_eq!((&shown.own, shown.core_count), (&set("0-2"), 3));

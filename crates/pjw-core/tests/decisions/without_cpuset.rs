@@ -2,7 +2,7 @@
 //! is already in a cpuset of the warden has one.
 
 use pjw_core::command::{AssignCommand, Command};
-use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport, Enforcement};
+use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport, EnforcementMethod};
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::explain;
 use pjw_core::ids::Pid;
@@ -21,7 +21,7 @@ fn with_v1_cpusets() -> Machine {
 }
 
 /// A machine with v1 cpusets, where process 7 of `manual:a` lives in a service's cgroup.
-fn with_a_service(enforcement: Enforcement) -> Machine {
+fn with_a_service(enforcement: EnforcementMethod) -> Machine {
     let mut machine = with_v1_cpusets();
     machine.policy.enforcement = enforcement;
     machine.spawn(7, 1, 0).cgroup = "/system.slice/x.service".into();
@@ -35,7 +35,7 @@ fn kept(machine: &Machine) -> EffectiveEnforcement {
 
 #[test]
 fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_required() {
-    let mut machine = with_a_service(Enforcement::Cpuset);
+    let mut machine = with_a_service(EnforcementMethod::Cpuset);
     machine.settle();
     assert_eq!(machine.effective_mask(7, 7), "0-1");
     let warnings = &machine.last.as_ref().unwrap().warnings;
@@ -46,7 +46,7 @@ fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_requ
 
 #[test]
 fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
-    let mut machine = with_a_service(Enforcement::Auto);
+    let mut machine = with_a_service(EnforcementMethod::Auto);
     let isolated = AssignCommand { isolated: Some(true), ..assign_of("a", Some(CpuRequest::Cores(2))) };
     machine.command(Command::Assign(isolated)).unwrap();
     let warnings = &machine.last.as_ref().unwrap().warnings;
@@ -56,7 +56,7 @@ fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
 
 #[test]
 fn a_missing_cpuset_is_explained_by_the_cgroup_of_the_process() {
-    let mut machine = with_a_service(Enforcement::Auto);
+    let mut machine = with_a_service(EnforcementMethod::Auto);
     machine.settle();
     assert!(machine.warnings().is_empty(), "masks alone do not need a warning");
     let EffectiveEnforcement::Affinity { why } = kept(&machine) else { panic!("{:?}", kept(&machine)) };
@@ -65,7 +65,7 @@ fn a_missing_cpuset_is_explained_by_the_cgroup_of_the_process() {
 
 #[test]
 fn explain_names_the_enforcement_of_a_job_and_its_process() {
-    let mut machine = with_a_service(Enforcement::Auto);
+    let mut machine = with_a_service(EnforcementMethod::Auto);
     machine.settle();
     let Machine { state, policy, .. } = &machine;
     let explanations = [
@@ -105,7 +105,7 @@ fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
 #[test]
 fn a_process_of_a_schedulers_job_is_confined_as_soon_as_the_schedulers_cgroup_is_read() {
     let mut machine = with_v1_cpusets();
-    machine.policy.enforcement = Enforcement::Affinity;
+    machine.policy.enforcement = EnforcementMethod::Affinity;
     machine.settle();
     let cgroup = "/slurmstepd.scope/job_4";
     in_cgroup(machine.spawn(7, 1, 1001), "slurm:4", cgroup, Some(CpuRequest::Cores(2)));

@@ -12,7 +12,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest, time::Nanos};
 
 use super::fault::{AffinityMonitorUnavailable, TaskScanUnavailable};
-use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};
+use super::object::{BpfPlatform, load_program, refusal_error, take_map, unavailable_reason};
 use super::record::{comm, u32_at, u64_at};
 use super::task::DrainedRequests;
 use crate::sys::affinity;
@@ -72,21 +72,24 @@ impl AffinityMonitor {
     pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));
-            loaded.map_err(|error| match unavailable("verifying", &error) {
-                TaskScanUnavailable::KernelTooOld(_) => refused("finding the function", &error),
+            loaded.map_err(|error| match unavailable_reason("verifying", &error) {
+                TaskScanUnavailable::KernelTooOld(_) => refusal_error("finding the function", &error),
                 other => other,
             })
         })?;
-        let mut orders: Array<MapData, MonitorValue> =
-            take_map(&mut object, "LISTENING")?.try_into().map_err(|error| refused("LISTENING", &error))?;
+        let mut orders: Array<MapData, MonitorValue> = take_map(&mut object, "LISTENING")?
+            .try_into()
+            .map_err(|error| refusal_error("LISTENING", &error))?;
         let configure = |orders: &mut Array<MapData, MonitorValue>, check: bool| {
             let order = [std::process::id().into(), check.into(), platform.mask_bytes as u64, 0];
-            orders.set(0, order, 0).map_err(|error| refused("configuring", &error))
+            orders.set(0, order, 0).map_err(|error| refusal_error("configuring", &error))
         };
         configure(&mut orders, true)?;
         let attach = |program: &mut FExit| program.attach().and_then(|link| program.take_link(link));
-        let link = program(&mut object).and_then(attach).map_err(|error| unavailable("attaching", &error))?;
-        let ring = take_map(&mut object, "ASKS")?.try_into().map_err(|error| refused("ASKS", &error))?;
+        let link =
+            program(&mut object).and_then(attach).map_err(|error| unavailable_reason("attaching", &error))?;
+        let ring =
+            take_map(&mut object, "ASKS")?.try_into().map_err(|error| refusal_error("ASKS", &error))?;
         let mut monitor = Self { ring, orders, lost: 0, _link: link };
         monitor.check()?;
         configure(&mut monitor.orders, false)?;
@@ -128,7 +131,9 @@ impl AffinityMonitor {
         };
         let done = std::thread::scope(|scope| scope.spawn(set_own_mask).join());
         let (tid, mask) = match done {
-            Ok(done) => done.map_err(|errno| refused("setting our own mask", &io::Error::from(errno)))?,
+            Ok(done) => {
+                done.map_err(|errno| refusal_error("setting our own mask", &io::Error::from(errno)))?
+            }
             Err(_) => {
                 let failed = String::from("nothing: the thread of the check failed");
                 return Err(AffinityMonitorUnavailable::SelfCheckFailed(failed));

@@ -47,7 +47,7 @@ impl BpfPlatform {
             return Err(TaskScanUnavailable::BigEndian);
         }
         let namespace =
-            fs::read_link("/proc/self/ns/pid").map_err(|error| refused("/proc/self/ns/pid", &error))?;
+            fs::read_link("/proc/self/ns/pid").map_err(|error| refusal_error("/proc/self/ns/pid", &error))?;
         if namespace.as_os_str() != FIRST_PID_NAMESPACE {
             return Err(TaskScanUnavailable::PidNamespace);
         }
@@ -56,12 +56,13 @@ impl BpfPlatform {
             let cause = String::from("this process lacks CAP_BPF or CAP_PERFMON");
             return Err(TaskScanUnavailable::NotPermitted(BpfStepError { step: "capabilities", cause }));
         }
-        let possible = online::possible_pu_count().map_err(|error| refused("the possible PUs", &error))?;
+        let possible =
+            online::possible_pu_count().map_err(|error| refusal_error("the possible PUs", &error))?;
         let mask_bytes = possible.div_ceil(64) as usize * 8;
         if mask_bytes > MASK_BYTES {
             return Err(TaskScanUnavailable::TooManyPus(possible));
         }
-        let btf = Btf::from_sys_fs().map_err(|error| TaskScanUnavailable::NoBtf(chain(&error)))?;
+        let btf = Btf::from_sys_fs().map_err(|error| TaskScanUnavailable::NoBtf(error_chain_text(&error)))?;
         Ok(Self { btf, mask_bytes })
     }
 
@@ -96,7 +97,7 @@ impl BpfPlatform {
                 .btf(Some(&self.btf))
                 .map_max_entries(map, entries)
                 .load(file)
-                .map_err(|error| unavailable("loading", &error))?;
+                .map_err(|error| unavailable_reason("loading", &error))?;
             verify(&mut object, &self.btf)?;
             Ok(object)
         };
@@ -128,7 +129,7 @@ fn may_load(status: &str) -> bool {
 /// # Errors
 /// If the object file has no map with this name.
 pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, TaskScanUnavailable> {
-    program.take_map(name).ok_or_else(|| refused(name, &io::Error::other("the object has no such map")))
+    program.take_map(name).ok_or_else(|| refusal_error(name, &io::Error::other("the object has no such map")))
 }
 
 /// Calls `load`, which must load a BPF program into the kernel with the system call `bpf(BPF_PROG_LOAD)`. If a signal
@@ -154,7 +155,7 @@ fn has_errno(error: &(dyn Error + 'static), errno: i32) -> bool {
 /// Returns the reason why the BPF programs can't be used, after a step of loading them failed. `step` is the name of
 /// the step, such as `attaching`, and `error` is its error. The reason is, for example, a missing permission or a
 /// kernel that is too old.
-pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
+pub(super) fn unavailable_reason(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
     let denied = has_errno(error, libc::EPERM);
     let unknown = errors(error).filter_map(|error| error.downcast_ref::<BtfError>());
     let too_old = unknown.into_iter().any(|error| matches!(error, BtfError::UnknownBtfTypeName { .. }));
@@ -166,24 +167,24 @@ pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> 
     } else if denied {
         TaskScanUnavailable::NotPermitted(failed(step, error))
     } else {
-        refused(step, error)
+        refusal_error(step, error)
     }
 }
 
 /// Returns [`TaskScanUnavailable::Refused`]: the kernel refused a step of loading the BPF programs. `step` is the
 /// name of the step, and `error` is its error.
-pub(super) fn refused(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
+pub(super) fn refusal_error(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
     TaskScanUnavailable::Refused(failed(step, error))
 }
 
 /// Returns [`TaskScanError::Kernel`]: a step of running a loaded BPF program failed. `step` is the name of the step,
 /// and `error` is its error.
-pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanError {
+pub(super) fn scan_error(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanError {
     TaskScanError::Kernel(failed(step, error))
 }
 
 fn failed(step: &'static str, error: &(dyn Error + 'static)) -> BpfStepError {
-    BpfStepError { step, cause: chain(error) }
+    BpfStepError { step, cause: error_chain_text(error) }
 }
 
 fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
@@ -198,7 +199,7 @@ fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 /// Returns the messages of `error` and of its causes as one line of text. A text of more than 72 words is shortened:
 /// only the first 12 and the last 60 words are kept. An error of the kernel's BPF verifier contains a long log, and
 /// the cause is at the end of the log.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+pub(super) fn error_chain_text(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for error in errors(error) {
         let part = error.to_string();
@@ -219,12 +220,12 @@ mod tests {
     #[test]
     fn a_verifier_log_is_cut_in_the_middle() {
         let words = |count: usize| (0..count).map(|n| n.to_string()).collect::<Vec<_>>().join("\n ");
-        let shown = chain(&io::Error::other(words(1000)));
+        let shown = error_chain_text(&io::Error::other(words(1000)));
         assert!(
             shown.starts_with("0 1 2 3 ") && shown.contains(" 11 … 940 ") && shown.ends_with(" 998 999"),
             "{shown}"
         );
-        assert_eq!(chain(&io::Error::other(words(30))), words(30).replace('\n', ""));
+        assert_eq!(error_chain_text(&io::Error::other(words(30))), words(30).replace('\n', ""));
     }
 
     #[test]
@@ -256,10 +257,13 @@ mod tests {
     #[test]
     fn missing_capabilities_differ_from_other_errors() {
         let eperm = io::Error::from_raw_os_error(libc::EPERM);
-        assert!(matches!(unavailable("loading", &eperm), TaskScanUnavailable::NotPermitted { .. }));
+        assert!(matches!(unavailable_reason("loading", &eperm), TaskScanUnavailable::NotPermitted { .. }));
         let einval = io::Error::from_raw_os_error(libc::EINVAL);
-        assert!(matches!(unavailable("loading", &einval), TaskScanUnavailable::Refused { .. }));
+        assert!(matches!(unavailable_reason("loading", &einval), TaskScanUnavailable::Refused { .. }));
         let unknown = BtfError::UnknownBtfTypeName { type_name: String::from("bpf_iter_task") };
-        assert!(matches!(unavailable("verifying", &unknown), TaskScanUnavailable::KernelTooOld { .. }));
+        assert!(matches!(
+            unavailable_reason("verifying", &unknown),
+            TaskScanUnavailable::KernelTooOld { .. }
+        ));
     }
 }

@@ -30,7 +30,7 @@ const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
 /// A parsed record of the task scan (the BPF program that reports the state of threads). Contains the state of one
 /// thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Record<'a> {
+pub(super) struct BpfRecord<'a> {
     /// The task, without its mask.
     pub(super) task: TaskRecord<'static>,
     /// The kernel's affinity mask, in the machine's words.
@@ -39,23 +39,23 @@ pub(super) struct Record<'a> {
 
 /// Error: a record that a BPF program wrote has an invalid length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) struct MalformedRecord;
 
 /// Parses the first record in `bytes`. Returns the record and the bytes behind it. `None` if the record is not
 /// complete, because `bytes` ends before its end.
 ///
 /// # Errors
 /// If the record has an invalid length.
-pub(super) fn first(bytes: &[u8]) -> Result<Option<(Record<'_>, &[u8])>, Malformed> {
+pub(super) fn parse_first_record(bytes: &[u8]) -> Result<Option<(BpfRecord<'_>, &[u8])>, MalformedRecord> {
     let Some(length) = bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) else {
         return Ok(None);
     };
     if !(HEADER_BYTES..=HEADER_BYTES + MASK_BYTES).contains(&length) || !length.is_multiple_of(8) {
-        return Err(Malformed);
+        return Err(MalformedRecord);
     }
     let whole = bytes.split_at_checked(length);
     let parts = whole.and_then(|(record, rest)| Some((record.split_first_chunk()?, rest)));
-    Ok(parts.map(|((header, mask), rest)| (Record { task: task(header), mask }, rest)))
+    Ok(parts.map(|((header, mask), rest)| (BpfRecord { task: task(header), mask }, rest)))
 }
 
 fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
@@ -144,24 +144,24 @@ mod tests {
     fn an_incomplete_record_is_not_parsed() {
         let both = [bytes(128, 1), bytes(120, 0)].concat();
         for end in 0..128 {
-            assert_eq!(first(&both[..end]), Ok(None), "{end}");
+            assert_eq!(parse_first_record(&both[..end]), Ok(None), "{end}");
         }
-        let (Record { task, mask }, rest) = first(&both).unwrap().unwrap();
+        let (BpfRecord { task, mask }, rest) = parse_first_record(&both).unwrap().unwrap();
         assert_eq!(task.tid, Tid(u32::from_ne_bytes([4, 5, 6, 7])));
         assert_eq!(mask, [120, 121, 122, 123, 124, 125, 126, 127]);
         for end in 0..120 {
-            assert_eq!(first(&rest[..end]), Ok(None), "{end}");
+            assert_eq!(parse_first_record(&rest[..end]), Ok(None), "{end}");
         }
-        let (last, rest) = first(rest).unwrap().unwrap();
+        let (last, rest) = parse_first_record(rest).unwrap().unwrap();
         assert_eq!((last.mask, rest), (&[][..], &[][..]));
     }
 
     #[test]
     fn an_invalid_length_is_rejected_before_the_record_is_complete() {
         for length in [0, 1, 7, 8, 16, 112, 119, 121, 127, 1152, u32::MAX] {
-            assert_eq!(first(&length.to_ne_bytes()), Err(Malformed), "{length}");
+            assert_eq!(parse_first_record(&length.to_ne_bytes()), Err(MalformedRecord), "{length}");
         }
-        assert_eq!(first(&1144_u32.to_ne_bytes()), Ok(None));
+        assert_eq!(parse_first_record(&1144_u32.to_ne_bytes()), Ok(None));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use aya::programs::{Iter, ProgramError};
 use pjw_core::ids::Pid;
 
 use super::fault::{TaskScanError, TaskScanUnavailable};
-use super::object::{BpfPlatform, load_program, refused, stopped, take_map, unavailable};
+use super::object::{BpfPlatform, load_program, refusal_error, scan_error, take_map, unavailable_reason};
 use super::task::{MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 use super::{record, self_check};
 use crate::sys::online::Online;
@@ -67,18 +67,18 @@ impl TaskScan {
     /// # Errors
     /// If the kernel refuses the program, or the test of the program fails.
     pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, TaskScanUnavailable> {
-        let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
+        let online = Online::open().map_err(|error| refusal_error("the online PUs", &error))?;
         let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {
             let loaded = iterator(object).and_then(|iterator| load_program(|| iterator.load("task", btf)));
-            loaded.map_err(|error| unavailable("verifying", &error))
+            loaded.map_err(|error| unavailable_reason("verifying", &error))
         })?;
         let mut scan = Self {
             pass: Array::try_from(take_map(&mut program, "PASS")?)
-                .map_err(|error| refused("PASS", &error))?,
+                .map_err(|error| refusal_error("PASS", &error))?,
             watched: Watched::new(
                 take_map(&mut program, "WATCHED_TGIDS")?
                     .try_into()
-                    .map_err(|error| refused("WATCHED_TGIDS", &error))?,
+                    .map_err(|error| refusal_error("WATCHED_TGIDS", &error))?,
             ),
             program,
             mask_bytes: platform.mask_bytes,
@@ -87,7 +87,7 @@ impl TaskScan {
             buffer: vec![0; BUFFER_BYTES],
             words: Vec::new(),
         };
-        self_check::run(|scope, each| scan.for_each_task(scope, &mut |task| each(task)))?;
+        self_check::check_task_scan(|scope, each| scan.for_each_task(scope, &mut |task| each(task)))?;
         Ok(scan)
     }
 
@@ -103,7 +103,7 @@ impl TaskScan {
         scope: TaskScope<'_>,
         handle_task: &mut impl FnMut(TaskRecord<'_>),
     ) -> Result<TaskScanSummary, TaskScanError> {
-        self.online.read().map_err(|error| stopped("the online PUs", &error))?;
+        self.online.read().map_err(|error| scan_error("the online PUs", &error))?;
         let (mode, processes) = match scope {
             TaskScope::AllProcessesAndThreadsOf(processes) => (0, processes),
             TaskScope::ThreadsOf(processes) => (1, processes),
@@ -111,11 +111,11 @@ impl TaskScan {
         self.watched.set(processes)?;
         let [first_key, second_key] = self.keys;
         let order = [mode, self.mask_bytes as u64, 0, 0, first_key, second_key];
-        self.pass.set(0, order, 0).map_err(|error| stopped("starting", &error))?;
-        let file = self.open().map_err(|error| stopped("opening", &error))?;
+        self.pass.set(0, order, 0).map_err(|error| scan_error("starting", &error))?;
+        let file = self.open().map_err(|error| scan_error("opening", &error))?;
         self.read(file, handle_task)?;
         let [_, _, reported_tasks, skipped_tasks, _, _] =
-            self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
+            self.pass.get(&0, 0).map_err(|error| scan_error("ending", &error))?;
         Ok(TaskScanSummary { reported_tasks, skipped_tasks })
     }
 
@@ -137,12 +137,14 @@ impl TaskScan {
                 // After a million skipped tasks in a row, the kernel interrupts the read.
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                Err(error) => return Err(stopped("reading", &error)),
+                Err(error) => return Err(scan_error("reading", &error)),
             }
             let mut rest = &self.buffer[..filled];
-            while let Some((record, others)) = record::first(rest).map_err(|_| TaskScanError::Malformed)? {
+            while let Some((record, others)) =
+                record::parse_first_record(rest).map_err(|_| TaskScanError::Malformed)?
+            {
                 rest = others;
-                record::decode_mask(record.mask, self.online.set().words(), &mut self.words);
+                record::decode_mask(record.mask, self.online.online_pus().words(), &mut self.words);
                 each(TaskRecord { mask_words: &self.words, ..record.task });
             }
             // Each read returns complete records, unless the buffer is too short.
@@ -184,7 +186,7 @@ impl Watched {
         for pid in gone {
             match self.map.remove(&pid.0) {
                 Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(error) => return Err(stopped("watching", &error)),
+                Err(error) => return Err(scan_error("watching", &error)),
             }
             self.pids.remove(&pid);
         }
@@ -192,7 +194,7 @@ impl Watched {
             if self.pids.contains(&pid) {
                 continue;
             }
-            self.map.insert(pid.0, 0, 0).map_err(|error| stopped("watching", &error))?;
+            self.map.insert(pid.0, 0, 0).map_err(|error| scan_error("watching", &error))?;
             self.pids.insert(pid);
         }
         Ok(())

@@ -14,7 +14,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid, Uid};
 
 use super::fault::{TaskScanError, TaskScanUnavailable};
-use super::object::refused;
+use super::object::refusal_error;
 use super::task::{TaskRecord, TaskScanSummary, TaskScope};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::{cgroup::CgroupMounts, sys::affinity};
@@ -46,7 +46,7 @@ struct Facts {
 ///
 /// # Errors
 /// If a task scan fails, if `/proc` can't be read, or if the states differ in each of the 5 attempts.
-pub(super) fn run(
+pub(super) fn check_task_scan(
     mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
 ) -> Result<(), TaskScanUnavailable> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
@@ -78,7 +78,7 @@ fn attempt(
         }
     };
     pass(TaskScope::ThreadsOf(&BTreeSet::from([us])), &mut compare)
-        .map_err(|error| refused("scanning our own process", &error))?;
+        .map_err(|error| refusal_error("scanning our own process", &error))?;
     if seen != 1 {
         return Ok(Some(differs("number of records", seen, 1)));
     }
@@ -171,5 +171,5 @@ fn cgroup(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
 }
 
 fn unread(what: &'static str, errno: Errno) -> TaskScanUnavailable {
-    refused(what, &io::Error::from(errno))
+    refusal_error(what, &io::Error::from(errno))
 }

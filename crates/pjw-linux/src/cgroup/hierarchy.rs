@@ -60,7 +60,7 @@ impl CpusetMount {
     /// this process's cgroup namespace.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
-        CgroupDir::below(&self.mount_point, path, self.is_unified)
+        CgroupDir::from_path(&self.mount_point, path, self.is_unified)
     }
 
     /// Returns the v2 hierarchy that is mounted at the directory `mount_point`.
@@ -71,14 +71,14 @@ impl CpusetMount {
     /// Returns the cgroup at `path` in the v1 hierarchy with the cpu controller. The cgroup need not exist. `None` if
     /// no such hierarchy is mounted, or if `path` is not the path of a cgroup, as for [`CpusetMount::cgroup`].
     pub(crate) fn cpu_twin(&self, path: &str) -> Option<CgroupDir> {
-        CgroupDir::below(self.v1_cpu_mount_point.as_ref()?, path, false)
+        CgroupDir::from_path(self.v1_cpu_mount_point.as_ref()?, path, false)
     }
 
     /// Returns the cgroup at `path` in the v1 hierarchy with the freezer controller. The cgroup need not exist.
     /// `None` if no such hierarchy is mounted, or if `path` is not the path of a cgroup, as for
     /// [`CpusetMount::cgroup`].
     pub(crate) fn freezer_twin(&self, path: &str) -> Option<CgroupDir> {
-        CgroupDir::below(self.v1_freezer_mount_point.as_ref()?, path, false)
+        CgroupDir::from_path(self.v1_freezer_mount_point.as_ref()?, path, false)
     }
 
     /// Returns the kind of this hierarchy: v1, v2, or v2 with systemd. `with_systemd` says whether systemd manages
@@ -131,7 +131,7 @@ impl CgroupDir {
     /// Returns the cgroup at `path` in the hierarchy that is mounted at `mount_point`. `unified` says whether this is
     /// the v2 hierarchy. The cgroup need not exist. `None` if `path` does not begin with `/`, or contains a component
     /// `.` or `..`.
-    pub(super) fn below(mount_point: &Path, path: &str, unified: bool) -> Option<Self> {
+    pub(super) fn from_path(mount_point: &Path, path: &str, unified: bool) -> Option<Self> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
         if climbs || !path.starts_with('/') {
             return None;

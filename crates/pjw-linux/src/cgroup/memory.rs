@@ -67,7 +67,7 @@ impl MemoryControllerMount {
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let is_root = path.trim_matches('/').is_empty();
-        CgroupDir::below(&self.mount_point, path, self.is_unified).filter(|_| !is_root)
+        CgroupDir::from_path(&self.mount_point, path, self.is_unified).filter(|_| !is_root)
     }
 }
 

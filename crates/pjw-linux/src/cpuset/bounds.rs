@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, CpusetSpec};
 
-use super::context::{Result, refused};
+use super::context::{Result, refused_outcome};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::{errno::is_gone, online};
 
@@ -14,7 +14,7 @@ const PARTITION: &str = "cpuset.cpus.partition";
 /// the PUs that the kernel grants. Settings that are already right are not written, because older kernels reset the
 /// affinity masks of all threads in the cgroup at each write. If `spec` has no NUMA nodes, `keep_mems` says whether
 /// the cgroup keeps its present nodes or gets all nodes.
-pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet> {
+pub(super) fn write_cpuset(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet> {
     let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     if !spec.isolated {
         end_partition(group, &now)?;
@@ -42,14 +42,14 @@ fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Opt
     let cpus = spec.cpus.intersection(&files.cpus);
     let mems = spec.mems.as_ref().unwrap_or(&files.mems).intersection(&files.mems);
     if cpus.is_empty() {
-        return Err(refused(format!(
+        return Err(refused_outcome(format!(
             "the cgroup {} has none of the CPUs {}: it has {}",
             above.path, spec.cpus, files.cpus
         )));
     }
     if mems.is_empty() {
         let wanted = spec.mems.clone().unwrap_or_default();
-        return Err(refused(format!(
+        return Err(refused_outcome(format!(
             "the cgroup {} has none of the memory nodes {wanted}: it has {}",
             above.path, files.mems
         )));
@@ -97,7 +97,7 @@ pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<()>
 /// If the kernel has no such file, refuses the write, or reports afterwards that the partition is invalid.
 pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
     let now = group.read_file(PARTITION).map_err(|_| {
-        refused(format!(
+        refused_outcome(format!(
             "the cgroup {} can't be isolated: this kernel or hierarchy has no {PARTITION}",
             group.path
         ))
@@ -110,7 +110,10 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
     if state == "isolated" {
         Ok(())
     } else {
-        Err(refused(format!("the cgroup {} can't be isolated: the kernel reports {state}", group.path)))
+        Err(refused_outcome(format!(
+            "the cgroup {} can't be isolated: the kernel reports {state}",
+            group.path
+        )))
     }
 }
 
@@ -124,7 +127,7 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
     if !holds(&cpus, &spec.cpus) {
         let above = group.parent();
         let has = above.effective_cpus().unwrap_or_default();
-        return Err(refused(format!(
+        return Err(refused_outcome(format!(
             "the cgroup {} requests the CPUs {}, but the kernel grants {cpus}: its parent {} has {has}",
             group.path, spec.cpus, above.path
         )));
@@ -132,7 +135,7 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
     if let Some(requested) = &spec.mems {
         let mems = group.effective_mems().map_err(refusal(group, "be read"))?;
         if !holds(&mems, requested) {
-            return Err(refused(format!(
+            return Err(refused_outcome(format!(
                 "the cgroup {} requests the memory nodes {requested}, but the kernel grants {mems}",
                 group.path
             )));
@@ -202,6 +205,6 @@ pub(super) fn refusal(group: &CgroupDir, what: &str) -> impl FnOnce(Errno) -> Cp
             Errno::EINVAL => "another cgroup has them exclusively, or this machine does not have them",
             other => other.desc(),
         };
-        refused(format!("the cgroup {} can't {what}: {why} ({errno:?})", group.path))
+        refused_outcome(format!("the cgroup {} can't {what}: {why} ({errno:?})", group.path))
     }
 }

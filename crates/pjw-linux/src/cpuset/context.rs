@@ -19,13 +19,13 @@ pub(crate) struct CpusetContext<'a> {
 pub(super) type Result<T, E = CpusetOutcome> = std::result::Result<T, E>;
 
 /// Returns the outcome of a cpuset change that was refused. `reason` is a sentence for users.
-pub(super) fn refused(reason: String) -> CpusetOutcome {
+pub(super) fn refused_outcome(reason: String) -> CpusetOutcome {
     CpusetOutcome::Refused { reason }
 }
 
 /// Returns the outcome of a cpuset change that was made. `effective` are the PUs (logical CPUs) that the kernel
 /// grants the cgroup after the change.
-pub(super) fn done(effective: CpuSet) -> CpusetOutcome {
+pub(super) fn done_outcome(effective: CpuSet) -> CpusetOutcome {
     CpusetOutcome::Done { effective: Some(effective) }
 }
 
@@ -47,7 +47,7 @@ impl CpusetContext<'_> {
     pub(super) fn cgroup(&self, path: &str) -> Result<CgroupDir> {
         self.hierarchy
             .cgroup(path)
-            .ok_or_else(|| refused(format!("the cgroup {path} is of another cgroup namespace")))
+            .ok_or_else(|| refused_outcome(format!("the cgroup {path} is of another cgroup namespace")))
     }
 
     /// Returns the cgroup of the cpuset `job_cpuset`. The cgroup need not exist.
@@ -57,7 +57,7 @@ impl CpusetContext<'_> {
     pub(super) fn job_cgroup(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir> {
         let group = self.cgroup(&job_cpuset.path)?;
         if group.path == "/" {
-            Err(refused(format!("{}: the root cgroup can't be the cpuset of a job", job_cpuset.job)))
+            Err(refused_outcome(format!("{}: the root cgroup can't be the cpuset of a job", job_cpuset.job)))
         } else {
             Ok(group)
         }

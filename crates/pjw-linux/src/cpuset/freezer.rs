@@ -10,7 +10,7 @@ use pjw_core::ids::{Pid, ProcessId, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::refusal;
-use super::context::{CpusetContext, Result, refused};
+use super::context::{CpusetContext, Result, refused_outcome};
 use super::{moving, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
@@ -21,7 +21,7 @@ const FREEZER: &str = "freezer";
 
 /// Freezes the processes in the cgroup `group` of a job if `frozen` is true, and thaws them if it is false. pjw must
 /// have created the cgroup.
-pub(super) fn apply(context: &mut CpusetContext<'_>, group: &CgroupDir, frozen: bool) -> Result<()> {
+pub(super) fn set_frozen(context: &mut CpusetContext<'_>, group: &CgroupDir, frozen: bool) -> Result<()> {
     if frozen { freeze(context, group) } else { thaw(context.hierarchy, group) }
 }
 
@@ -30,9 +30,10 @@ fn freeze(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
         return match group.read_file(FREEZE).as_deref() {
             Ok("1") => Ok(()),
             Ok(_) => group.write_file(FREEZE, "1").map_err(refusal(group, "be frozen")),
-            Err(Errno::ENOENT) if group.exists() => {
-                Err(refused(format!("the cgroup {} can't be frozen: that needs Linux 5.2", group.path)))
-            }
+            Err(Errno::ENOENT) if group.exists() => Err(refused_outcome(format!(
+                "the cgroup {} can't be frozen: that needs Linux 5.2",
+                group.path
+            ))),
             Err(errno) => Err(refusal(group, "be frozen")(*errno)),
         };
     }
@@ -47,10 +48,10 @@ fn freeze(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
 
 fn twin_of(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<CgroupDir> {
     if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
-        return Err(refused(format!("the cgroup {} is not in a place for frozen jobs", group.path)));
+        return Err(refused_outcome(format!("the cgroup {} is not in a place for frozen jobs", group.path)));
     }
     hierarchy.freezer_twin(&group.path).ok_or_else(|| {
-        refused(format!(
+        refused_outcome(format!(
             "the cgroup {} can't be frozen: no v1 hierarchy with the freezer is mounted",
             group.path
         ))
@@ -78,7 +79,7 @@ fn gather(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &CgroupDir) 
                     move_in(twin, pid)?;
                 }
                 Some(here) => {
-                    return Err(refused(format!(
+                    return Err(refused_outcome(format!(
                         "process {pid} can't be frozen: another program has put it into {here} of the freezer"
                     )));
                 }
@@ -88,7 +89,7 @@ fn gather(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &CgroupDir) 
             return Ok(());
         }
     }
-    Err(refused(format!("the cgroup {} can't be frozen: its processes fork too fast", group.path)))
+    Err(refused_outcome(format!("the cgroup {} can't be frozen: its processes fork too fast", group.path)))
 }
 
 /// Whether no other program uses the freezer for a process in this cgroup of the freezer.
@@ -150,9 +151,13 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
 /// Moves the process also in the v1 hierarchy with the freezer controller, so that the process is frozen exactly if
 /// the job of the cgroup `to` is frozen. A process that another program has put into a cgroup of the freezer stays
 /// there.
-pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
+pub(super) fn update_freezer_cgroup(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    to: &str,
+) -> Result<()> {
     let twin = context.hierarchy.freezer_twin(to).filter(|_| twins::besteffort_job_path(to).is_some());
-    let Some(twin) = twin.filter(CgroupDir::exists) else { return leave(context, process) };
+    let Some(twin) = twin.filter(CgroupDir::exists) else { return leave_freezer_cgroup(context, process) };
     match moving::cgroup_in(context.proc, process, FREEZER) {
         Some(here) if is_free(&here) && !is_cgroup_within(&here, &twin.path) => move_in(&twin, process.pid),
         _ => Ok(()),
@@ -162,7 +167,7 @@ pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &s
 /// Thaws `process` if it is in the frozen cgroup of a job in the v1 hierarchy with the freezer controller: moves the
 /// process to the root cgroup of this hierarchy. Has no effect if another program has put the process into a cgroup
 /// of this hierarchy.
-pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
+pub(super) fn leave_freezer_cgroup(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
     let here = moving::cgroup_in(context.proc, process, FREEZER);
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {
         return Ok(());

@@ -12,7 +12,7 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, is_cgroup_within};
 
 use super::bounds::refusal;
-use super::context::{CpusetContext, Result, refused};
+use super::context::{CpusetContext, Result, refused_outcome};
 use super::{marks, moving, own, twins};
 use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::proc::procfs::ProcDir;
@@ -41,16 +41,17 @@ pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
     group.write_file(IDLE, "1").map_err(refusal(group, "get idle priority"))?;
     match group.read_file(IDLE) {
         Ok(now) if now == "1" => Ok(()),
-        Ok(now) => {
-            Err(refused(format!("the cgroup {} can't get idle priority: {IDLE} stays {now}", group.path)))
-        }
+        Ok(now) => Err(refused_outcome(format!(
+            "the cgroup {} can't get idle priority: {IDLE} stays {now}",
+            group.path
+        ))),
         Err(errno) => Err(no_idle(group, errno)),
     }
 }
 
 fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
     if errno == Errno::ENOENT && group.exists() {
-        refused(format!(
+        refused_outcome(format!(
             "the cgroup {} can't get idle priority: it has no {IDLE}, which needs Linux 5.15 and the cpu controller",
             group.path
         ))
@@ -62,9 +63,12 @@ fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
 /// Gives the jobs of the class besteffort idle priority. `group` is the cgroup of such a job, and must exist. In
 /// cgroup v2, its parent gets idle priority. In v1, this function creates a twin, which is a cgroup at the same path
 /// in the hierarchy with the cpu controller. Then the parent of the twin gets idle priority.
-pub(super) fn ensure(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
+pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
-        return Err(refused(format!("the cgroup {} is not in a place for idle priority", group.path)));
+        return Err(refused_outcome(format!(
+            "the cgroup {} is not in a place for idle priority",
+            group.path
+        )));
     }
     if hierarchy.is_unified {
         let above = group.parent();
@@ -72,7 +76,7 @@ pub(super) fn ensure(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
         return set_idle(&above);
     }
     let twin = hierarchy.cpu_twin(&group.path).ok_or_else(|| {
-        refused(
+        refused_outcome(
             "no v1 hierarchy with the cpu controller and without cpusets is mounted, so there is no idle priority: \
              mount one, or boot with cgroup v2"
                 .to_owned(),
@@ -90,7 +94,7 @@ pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Resu
         return Ok(());
     }
     let failed =
-        |fault: &SystemdError| refused(format!("the slice {slice} can't get idle priority: {fault}"));
+        |fault: &SystemdError| refused_outcome(format!("the slice {slice} can't get idle priority: {fault}"));
     let started = match start_slice(context, slice, IDLE_WEIGHT) {
         // Before version 252 systemd knows no idle weight. It then enables the controller for the least weight.
         Err(SystemdError::Refused { .. }) => start_slice(context, slice, MIN_WEIGHT),
@@ -134,7 +138,11 @@ fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
 /// with the cpu controller, and gives the process idle priority. Records the present cgroup of the process in this
 /// hierarchy, for its return. Returns whether the process was moved. Returns false if there is no twin, or if the
 /// process is already in it.
-pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<bool> {
+pub(super) fn enter_idle_cgroup(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    to: &str,
+) -> Result<bool> {
     let Some(twin) = twin_of(context.hierarchy, to) else { return Ok(false) };
     let here = moving::cgroup_in(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
     if is_cgroup_within(&here, &twin.path) {
@@ -149,7 +157,7 @@ pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &st
     match twin.write_file("cgroup.procs", &process.pid.to_string()) {
         Ok(()) => Ok(true),
         Err(Errno::ESRCH) => Err(CpusetOutcome::Gone),
-        Err(Errno::EINVAL) => Err(refused(format!(
+        Err(Errno::EINVAL) => Err(refused_outcome(format!(
             "process {process} can't get idle priority: it has a real-time policy, or is bound to its cgroup (EINVAL)"
         ))),
         Err(errno) => Err(refusal(&twin, &format!("take process {process}"))(errno)),
@@ -159,13 +167,17 @@ pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &st
 /// Must be called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. If
 /// this cgroup has no idle priority (no twin in the v1 hierarchy with the cpu controller), ends the idle priority of
 /// the process.
-pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
-    if twin_of(context.hierarchy, to).is_some() { Ok(()) } else { leave(context, process) }
+pub(super) fn leave_outdated_idle_cgroup(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    to: &str,
+) -> Result<()> {
+    if twin_of(context.hierarchy, to).is_some() { Ok(()) } else { leave_idle_cgroup(context, process) }
 }
 
 /// Ends the idle priority of `process` in cgroup v1: moves the process back to its original cgroup in the hierarchy
 /// with the cpu controller. Has no effect if the process is not in a cgroup of a besteffort job in this hierarchy.
-pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
+pub(super) fn leave_idle_cgroup(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
     let Some(here) = moving::cgroup_in(context.proc, process, CPU) else { return Ok(()) };
     let Some(twin) = twin_around(context.hierarchy, &here) else { return Ok(()) };
     let origin = Origins::read(&twin).of(process);
@@ -204,8 +216,9 @@ struct Origins {
 
 impl Origins {
     fn read(twin: &CgroupDir) -> Self {
-        let usual = marks::read(&twin.dir, marks::ORIGIN).filter(|path| path.starts_with('/'));
-        let text = marks::read(&twin.dir, ORIGINS).unwrap_or_default();
+        let usual =
+            marks::read_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE).filter(|path| path.starts_with('/'));
+        let text = marks::read_attribute(&twin.dir, ORIGINS).unwrap_or_default();
         let entry = |line: &str| {
             let mut words = line.splitn(3, ' ');
             let pid = Pid(words.next()?.parse().ok()?);
@@ -223,7 +236,7 @@ impl Origins {
     /// Adds a process to the attributes of the twin. Drops those that have ended.
     fn add(mut self, proc: &mut ProcDir, twin: &CgroupDir, process: ProcessId, origin: String) {
         let Some(usual) = &self.usual else {
-            marks::write(&twin.dir, marks::ORIGIN, &origin);
+            marks::write_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE, &origin);
             return;
         };
         let is_known = self.others.iter().any(|(other, path)| *other == process && *path == origin);
@@ -236,8 +249,8 @@ impl Origins {
         let line =
             |(process, path): &(ProcessId, String)| format!("{} {} {path}\n", process.pid.0, process.start.0);
         let text: String = self.others.iter().map(line).collect();
-        if text.len() <= marks::MAX_VALUE {
-            marks::write(&twin.dir, ORIGINS, &text);
+        if text.len() <= marks::MAX_ATTRIBUTE_BYTES {
+            marks::write_attribute(&twin.dir, ORIGINS, &text);
         } else {
             tracing::warn!(cgroup = twin.path, %process, "the cgroup of the process in the cpu hierarchy can't be noted: there are too many");
         }

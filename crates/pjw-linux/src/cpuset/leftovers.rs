@@ -23,8 +23,12 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
         isolated.filter(|group| own_cgroups.is_own_path(&group.path) && !above.contains(&group.path));
     let mut found: Vec<LeftoverCpuset> = below.chain(isolated).map(|group| found_cpuset(&group)).collect();
     // The origin of a twin is a cgroup of another hierarchy.
-    let orphans = twins::orphans(hierarchy, own_cgroups).into_iter();
-    found.extend(orphans.map(|twin| LeftoverCpuset { path: twin.path, owner: None, origin_cgroup: None }));
+    let orphaned_twins = twins::orphaned_twins(hierarchy, own_cgroups).into_iter();
+    found.extend(orphaned_twins.map(|twin| LeftoverCpuset {
+        path: twin.path,
+        owner: None,
+        origin_cgroup: None,
+    }));
     found.sort_by(|one, other| one.path.cmp(&other.path));
     found.dedup_by(|one, other| one.path == other.path);
     found
@@ -32,7 +36,10 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
 
 /// The cgroup with its attributes.
 fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
-    let owner = marks::read(&group.dir, marks::OWNER).and_then(|owner| owner.parse().ok()).map(Uid);
-    let origin_cgroup = marks::read(&group.dir, marks::ORIGIN).filter(|origin| origin.starts_with('/'));
+    let owner = marks::read_attribute(&group.dir, marks::OWNER_ATTRIBUTE)
+        .and_then(|owner| owner.parse().ok())
+        .map(Uid);
+    let origin_cgroup =
+        marks::read_attribute(&group.dir, marks::ORIGIN_ATTRIBUTE).filter(|origin| origin.starts_with('/'));
     LeftoverCpuset { path: group.path.clone(), owner, origin_cgroup }
 }

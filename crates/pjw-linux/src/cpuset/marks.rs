@@ -14,17 +14,17 @@ use crate::cgroup::CgroupDir;
 /// `CAP_SYS_ADMIN`.
 const NAMESPACES: [&str; 2] = ["user", "trusted"];
 /// The name of the extended attribute of a job's cgroup that contains the user id of the job's owner.
-pub(super) const OWNER: &str = "pjw.owner";
+pub(super) const OWNER_ATTRIBUTE: &str = "pjw.owner";
 /// The name of the extended attribute of a job's cgroup that contains the path of the cgroup from which pjw moved the
 /// processes.
-pub(super) const ORIGIN: &str = "pjw.origin";
+pub(super) const ORIGIN_ATTRIBUTE: &str = "pjw.origin";
 /// The maximum size of the value of an extended attribute, in bytes (`XATTR_SIZE_MAX` in the kernel).
-pub(super) const MAX_VALUE: usize = 1 << 16;
+pub(super) const MAX_ATTRIBUTE_BYTES: usize = 1 << 16;
 
 /// Reads the extended attribute `name` of the cgroup directory `dir`. `None` if the attribute does not exist, can't
 /// be read, or is not UTF-8.
-pub(super) fn read(dir: &Path, name: &str) -> Option<String> {
-    let mut buffer = vec![0u8; MAX_VALUE];
+pub(super) fn read_attribute(dir: &Path, name: &str) -> Option<String> {
+    let mut buffer = vec![0u8; MAX_ATTRIBUTE_BYTES];
     let length = NAMESPACES
         .iter()
         .find_map(|namespace| getxattr(dir, format!("{namespace}.{name}"), &mut buffer[..]).ok())?;
@@ -34,7 +34,7 @@ pub(super) fn read(dir: &Path, name: &str) -> Option<String> {
 
 /// Writes `value` to the extended attribute `name` of the cgroup directory `dir`. An error is only logged, because
 /// pjwd reads the attributes only if it has lost its journal.
-pub(super) fn write(dir: &Path, name: &str, value: &str) {
+pub(super) fn write_attribute(dir: &Path, name: &str, value: &str) {
     let set = |namespace: &str| {
         setxattr(dir, format!("{namespace}.{name}"), value.as_bytes(), XattrFlags::empty()).is_ok()
     };
@@ -43,30 +43,30 @@ pub(super) fn write(dir: &Path, name: &str, value: &str) {
     }
 }
 
-/// Writes the user id `owner` to the extended attribute [`OWNER`] of the cgroup `group`.
+/// Writes the user id `owner` to the extended attribute [`OWNER_ATTRIBUTE`] of the cgroup `group`.
 pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
     let value = owner.0.to_string();
-    if read(&group.dir, OWNER).as_ref() != Some(&value) {
-        write(&group.dir, OWNER, &value);
+    if read_attribute(&group.dir, OWNER_ATTRIBUTE).as_ref() != Some(&value) {
+        write_attribute(&group.dir, OWNER_ATTRIBUTE, &value);
     }
 }
 
 /// Must be called before a process is moved from the cgroup `from` to the cgroup `group` of a job. Writes the path of
-/// `from` to the extended attribute [`ORIGIN`] of `group`. If `from` has this attribute itself, copies the path from
+/// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` has this attribute itself, copies the path from
 /// there. If processes come from different cgroups, the attribute becomes empty.
 pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
-    let from = read(&from.dir, ORIGIN).unwrap_or_else(|| from.path.clone());
-    match read(&group.dir, ORIGIN) {
+    let from = read_attribute(&from.dir, ORIGIN_ATTRIBUTE).unwrap_or_else(|| from.path.clone());
+    match read_attribute(&group.dir, ORIGIN_ATTRIBUTE) {
         Some(known) if known == from || known.is_empty() => {}
-        Some(_) => write(&group.dir, ORIGIN, ""),
-        None => write(&group.dir, ORIGIN, &from),
+        Some(_) => write_attribute(&group.dir, ORIGIN_ATTRIBUTE, ""),
+        None => write_attribute(&group.dir, ORIGIN_ATTRIBUTE, &from),
     }
 }
 
-/// Removes the extended attribute [`OWNER`] of the cgroup `group`. Must be called before the limits of its cpuset are
+/// Removes the extended attribute [`OWNER_ATTRIBUTE`] of the cgroup `group`. Must be called before the limits of its cpuset are
 /// removed, so that the cgroup never looks like the cgroup of a job without limits.
 pub(super) fn remove_owner(group: &CgroupDir) {
     for namespace in NAMESPACES {
-        let _ = removexattr(&group.dir, format!("{namespace}.{OWNER}"));
+        let _ = removexattr(&group.dir, format!("{namespace}.{OWNER_ATTRIBUTE}"));
     }
 }

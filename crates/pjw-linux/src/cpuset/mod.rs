@@ -22,7 +22,7 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetS
 use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use context::{Result, changed_cpuset, done, refused};
+use context::{Result, changed_cpuset, done_outcome, refused_outcome};
 
 pub(crate) use context::CpusetContext;
 pub use freezer::thaw_jobs;
@@ -54,13 +54,13 @@ pub(crate) fn apply_change(
 fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
     let result = match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
-            create(context, job_cpuset, *owner, initial_processes).map(done)
+            create(context, job_cpuset, *owner, initial_processes).map(done_outcome)
         }
         CpusetChange::MoveIn { process, from, to } => {
             note_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
         }
         CpusetChange::MoveBack { process, from, to } => move_back(context, *process, from, to),
-        CpusetChange::RemoveLimits { job_cpuset } => widen(context, job_cpuset).map(done),
+        CpusetChange::RemoveLimits { job_cpuset } => widen(context, job_cpuset).map(done_outcome),
         CpusetChange::Remove { job_cpuset } => {
             remove(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
         }
@@ -84,16 +84,16 @@ fn move_in(
     from: &str,
     to: &str,
 ) -> Result<CpusetOutcome> {
-    let has_entered = idle::enter(context, process, to)?;
+    let has_entered = idle::enter_idle_cgroup(context, process, to)?;
     let moved = moving::move_between(context, process, from, to);
     if !matches!(moved, Ok(CpusetOutcome::Done { .. })) {
         if has_entered {
-            idle::leave(context, process)?;
+            idle::leave_idle_cgroup(context, process)?;
         }
         return moved;
     }
-    freezer::follow(context, process, to)?;
-    idle::follow(context, process, to)?;
+    freezer::update_freezer_cgroup(context, process, to)?;
+    idle::leave_outdated_idle_cgroup(context, process, to)?;
     moved
 }
 
@@ -104,9 +104,9 @@ fn move_back(
     from: &str,
     to: &str,
 ) -> Result<CpusetOutcome> {
-    freezer::leave(context, process)?;
+    freezer::leave_freezer_cgroup(context, process)?;
     let moved = moving::move_between(context, process, from, to)?;
-    idle::follow(context, process, to)?;
+    idle::leave_outdated_idle_cgroup(context, process, to)?;
     Ok(moved)
 }
 
@@ -119,7 +119,7 @@ fn create(
     let group = context.job_cgroup(job_cpuset)?;
     let CpusetSpec { idle, frozen, .. } = job_cpuset.spec;
     if job_cpuset.creator == CgroupCreator::Scheduler && (idle || frozen) {
-        return Err(refused(format!(
+        return Err(refused_outcome(format!(
             "the cgroup {} belongs to the batch system: it gets no idle priority and is not frozen",
             group.path
         )));
@@ -127,7 +127,7 @@ fn create(
     let before = group.exists().then(|| group.read_cpuset());
     let created = match job_cpuset.creator {
         CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
-        CgroupCreator::Scheduler => bounds::apply(&group, &job_cpuset.spec, true),
+        CgroupCreator::Scheduler => bounds::write_cpuset(&group, &job_cpuset.spec, true),
         CgroupCreator::Warden => create_own(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
             return scope::create(context, job_cpuset, owner, &group, initial_processes);
@@ -145,7 +145,7 @@ fn create(
                 let _ = undo_twins(context, &group);
                 let _ = group.remove();
                 if let Some(base) = own::directory_of(context.hierarchy, &group) {
-                    own::clean_up(context.hierarchy, &base);
+                    own::remove_unused_directory(context.hierarchy, &base);
                 }
             }
         }
@@ -163,7 +163,7 @@ fn undo_twins(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> 
 /// in the v1 hierarchy of another controller, at the same path as the cpuset of a job. Only twins whose cpuset no
 /// longer exists are removed. `own_cgroups` has the names of the cgroups that this pjwd creates for jobs.
 pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups: &OwnCgroupNames) {
-    for twin in twins::orphans(context.hierarchy, own_cgroups) {
+    for twin in twins::orphaned_twins(context.hierarchy, own_cgroups) {
         let removed = context.cgroup(&twin.path).and_then(|group| undo_twins(context, &group));
         if let Err(CpusetOutcome::Refused { reason }) = removed {
             tracing::warn!(reason, "a cgroup that an earlier pjwd left behind could not be removed");
@@ -180,14 +180,14 @@ fn create_own(context: &mut CpusetContext<'_>, group: &CgroupDir, job_cpuset: &J
     let once = || {
         own::create(hierarchy, group)?;
         if spec.idle {
-            idle::ensure(hierarchy, group)?;
+            idle::ensure_idle_priority(hierarchy, group)?;
         }
-        bounds::apply(group, spec, false)
+        bounds::write_cpuset(group, spec, false)
     };
     match (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)) {
-        Some(Ok(effective)) => freezer::apply(context, group, spec.frozen).map(|()| effective),
+        Some(Ok(effective)) => freezer::set_frozen(context, group, spec.frozen).map(|()| effective),
         Some(refused) => refused,
-        None => Err(refused(format!(
+        None => Err(refused_outcome(format!(
             "the cgroup {} can't be created: its parent is removed again and again",
             group.path
         ))),
@@ -223,18 +223,19 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()>
         }
         CgroupCreator::Warden => {
             let Some(base) = own::directory_of(context.hierarchy, &group) else {
-                return Err(refused(format!(
+                return Err(refused_outcome(format!(
                     "the cgroup {} does not belong to pjwd and is not removed",
                     group.path
                 )));
             };
             undo_twins(context, &group)?;
             let removed = group.remove();
-            own::clean_up(context.hierarchy, &base);
+            own::remove_unused_directory(context.hierarchy, &base);
             removed.map_err(|errno| match errno {
-                nix::errno::Errno::EBUSY => {
-                    refused(format!("the cgroup {} can't be removed: processes are still in it", group.path))
-                }
+                nix::errno::Errno::EBUSY => refused_outcome(format!(
+                    "the cgroup {} can't be removed: processes are still in it",
+                    group.path
+                )),
                 other => bounds::refusal(&group, "be removed")(other),
             })
         }

@@ -5,7 +5,7 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{ProcessId, Tid, is_cgroup_within};
 
 use super::bounds::refusal;
-use super::context::{CpusetContext, Result, refused};
+use super::context::{CpusetContext, Result, refused_outcome};
 use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 
 /// Moves `process` with all its threads to the cgroup at the path `to`. The process must be in the cgroup at the path
@@ -32,7 +32,7 @@ pub(super) fn move_between(
         return Err(CpusetOutcome::Gone);
     }
     if !to.exists() {
-        return Err(refused(format!(
+        return Err(refused_outcome(format!(
             "process {process} can't move to the cgroup {}: the cgroup no longer exists",
             to.path
         )));
@@ -56,7 +56,7 @@ fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno
         Errno::EINVAL => "the kernel does not let this process move",
         _ => return refusal(to, &format!("take process {process}"))(errno),
     };
-    refused(format!("process {process} can't move to the cgroup {}: {why} ({errno:?})", to.path))
+    refused_outcome(format!("process {process} can't move to the cgroup {}: {why} ({errno:?})", to.path))
 }
 
 /// Returns the path of the cgroup of `process` in the hierarchy with the cpuset controller. `None` if the process has

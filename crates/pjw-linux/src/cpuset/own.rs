@@ -16,7 +16,7 @@ use rustix::fs::XattrFlags;
 
 use super::{
     bounds::refusal,
-    context::{Result, refused},
+    context::{Result, refused_outcome},
 };
 use crate::cgroup::{CgroupDir, CpusetMount, SUBTREE_CONTROL};
 
@@ -35,7 +35,7 @@ const CPU: &str = "cpu";
 /// If the path of the cgroup is not one that pjwd uses for jobs, or if the kernel refuses a step.
 pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
     let Some(base) = directory_of(hierarchy, job_cpuset) else {
-        return Err(refused(format!(
+        return Err(refused_outcome(format!(
             "the cgroup {} does not belong to pjwd and is not created",
             job_cpuset.path
         )));
@@ -127,7 +127,7 @@ pub(super) fn enable_controller(
             Errno::EBUSY => "the cgroup holds processes itself",
             other => other.desc(),
         };
-        refused(format!("the controller {controller} can't be enabled below {}: {why} ({errno:?})", group.path))
+        refused_outcome(format!("the controller {controller} can't be enabled below {}: {why} ({errno:?})", group.path))
     })
 }
 
@@ -141,7 +141,7 @@ fn mark(base: &CgroupDir) {
 /// Must be called after the cpuset of a job was removed. `base` is the top cgroup of this pjwd, such as `/pjw`. If no
 /// other job has a cpuset, removes this cgroup. In cgroup v2, also disables the cpuset controller again if pjw
 /// enabled it and no other program uses it.
-pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
+pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
         let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory_path());
         besteffort.iter().for_each(|besteffort| clean_up_besteffort(hierarchy, besteffort));
@@ -225,6 +225,6 @@ fn uses_cpu_controller(group: &CgroupDir) -> bool {
 /// of pjwd leaves such a cgroup behind if it is killed.
 pub(super) fn remove_empty_directories(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) {
     if let Some(base) = hierarchy.cgroup(&own_cgroups.directory_path()) {
-        clean_up(hierarchy, &base);
+        remove_unused_directory(hierarchy, &base);
     }
 }

@@ -8,7 +8,7 @@ use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::context::{CpusetContext, Result, refused};
+use super::context::{CpusetContext, Result, refused_outcome};
 use super::{bounds, freezer, idle, marks, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
@@ -51,7 +51,9 @@ pub(super) fn create(
         .collect();
     let created = match &before {
         Some(now) => update(context, job_cpuset, group, unit, now),
-        None if group.exists() => Err(refused(format!("the scope {} exists and has no cpuset", group.path))),
+        None if group.exists() => {
+            Err(refused_outcome(format!("the scope {} exists and has no cpuset", group.path)))
+        }
         None if initial.is_empty() => return Err(CpusetOutcome::Gone),
         None => {
             let scope = TransientScope {
@@ -72,7 +74,7 @@ pub(super) fn create(
                 // The slice may have been stopped as an empty one just before.
                 idle::ensure_slice(context, &slice)?;
             }
-            freezer::apply(context, group, job_cpuset.spec.frozen).map(|()| effective)
+            freezer::set_frozen(context, group, job_cpuset.spec.frozen).map(|()| effective)
         });
     if outcome.is_ok() {
         marks::write_owner(group, owner);
@@ -117,7 +119,7 @@ fn names(group: &CgroupDir) -> Result<(&str, String)> {
         let name = unit.strip_prefix(directory.trim_start_matches('/'))?;
         (is_below && name.starts_with('-') && name.ends_with(".scope")).then_some((unit, slice))
     });
-    found.ok_or_else(|| refused(format!("the cgroup {} is no scope of pjwd", group.path)))
+    found.ok_or_else(|| refused_outcome(format!("the cgroup {} is no scope of pjwd", group.path)))
 }
 
 /// Enables the controller above a scope if another program disabled it there. systemd does not notice that,
@@ -130,7 +132,7 @@ fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, s
     }
     for slice in BTreeSet::from(["-.slice", slice]) {
         if context.systemd.slice_disables_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
-            return Err(refused(format!(
+            return Err(refused_outcome(format!(
                 "systemd disables cpusets for all scopes of {slice}: remove cpuset from the slice's DisableControllers="
             )));
         }
@@ -209,7 +211,7 @@ fn wait_until_applied(
         }
         if Instant::now() >= deadline {
             let what = if inside { "did not get its CPUs" } else { "did not get its processes" };
-            return Err(refused(format!(
+            return Err(refused_outcome(format!(
                 "the scope {} {what} within {} s after systemd accepted the change: check whether pjwd runs in a container or the scope was changed by hand",
                 group.path,
                 TIMEOUT.as_secs()
@@ -258,7 +260,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
             return group.effective_cpus().map_err(bounds::refusal(group, "be read"));
         }
         if Instant::now() >= deadline {
-            return Err(refused(format!(
+            return Err(refused_outcome(format!(
                 "the scope {} keeps its cpuset though systemd accepted the change",
                 group.path
             )));
@@ -282,7 +284,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
             if has_no_cpuset(group) {
                 return Ok(());
             }
-            return Err(refused(format!(
+            return Err(refused_outcome(format!(
                 "the scope {} can't be removed: processes are still in it",
                 group.path
             )));
@@ -307,5 +309,5 @@ fn has_no_cpuset(group: &CgroupDir) -> bool {
 }
 
 fn refusal(unit: &str, what: &str, fault: &SystemdError) -> CpusetOutcome {
-    refused(format!("the scope {unit} can't {what}: {fault}"))
+    refused_outcome(format!("the scope {unit} can't {what}: {fault}"))
 }

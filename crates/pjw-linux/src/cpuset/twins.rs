@@ -12,7 +12,7 @@ use pjw_core::ids::Pid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::refusal;
-use super::context::{Result, refused};
+use super::context::{Result, refused_outcome};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
 /// The maximum number of passes in which all processes are moved out of a cgroup. Each pass lists the processes and
@@ -37,7 +37,7 @@ pub(super) fn create(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()
     let once = || create_dir(&above).and_then(|()| prepare(&above)).and_then(|()| create_dir(twin));
     (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)).unwrap_or_else(
         || {
-            Err(refused(format!(
+            Err(refused_outcome(format!(
                 "the cgroup {} can't be created: its parent is removed again and again",
                 twin.path
             )))
@@ -76,9 +76,10 @@ pub(super) fn remove(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<(
         left.into_iter().try_for_each(&mut move_out)?;
     }
     twin.remove().map_err(|errno| match errno {
-        Errno::EBUSY => {
-            refused(format!("the cgroup {} can't be removed: processes are still in it", twin.dir.display()))
-        }
+        Errno::EBUSY => refused_outcome(format!(
+            "the cgroup {} can't be removed: processes are still in it",
+            twin.dir.display()
+        )),
         other => refusal(twin, "be removed")(other),
     })?;
     remove_empty_parent(twin);
@@ -97,7 +98,7 @@ pub(super) fn remove_empty_parent(twin: &CgroupDir) {
 /// Returns the twins whose cpuset does not exist. A twin is a cgroup at the same path as the cpuset of a besteffort
 /// job, in the v1 hierarchy with the cpu or freezer controller. `hierarchy` is the hierarchy with the cpuset
 /// controller, and `own_cgroups` has the names of the cgroups that this pjwd creates.
-pub(super) fn orphans(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
+pub(super) fn orphaned_twins(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
     let above = own_cgroups.besteffort_directory_path();
     let above = [hierarchy.cpu_twin(&above), hierarchy.freezer_twin(&above)];
     let twins = above.iter().flatten().flat_map(CgroupDir::children);

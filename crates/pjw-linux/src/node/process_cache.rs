@@ -143,7 +143,11 @@ impl ProcessCache {
             None => self.proc.thread_stat(pid, Tid(pid.0))?,
         };
         let id = ProcessId { pid, start: stat.start };
-        self.address_spaces.note(pid, &stat, scanned.as_ref().and_then(|scanned| scanned.address_space));
+        self.address_spaces.record_process(
+            pid,
+            &stat,
+            scanned.as_ref().and_then(|scanned| scanned.address_space),
+        );
         let is_known = self.processes.get(&pid).is_some_and(|known| known.id == id);
         if !is_known {
             self.insert(id);

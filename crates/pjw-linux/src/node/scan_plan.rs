@@ -100,14 +100,14 @@ impl LinuxMachine {
     /// Plans a full scan.
     fn plan_full(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
         let planned = idle_check.planned_masks(&scan_request.idle_watch);
-        let idle = idle_check.unobserved();
+        let idle = idle_check.idle_pids();
         let with_threads: BTreeSet<Pid> =
             scan_request.pids_to_read_threads_of.difference(&idle).chain(planned.keys()).copied().collect();
         let mut pass = self
             .run_pass(TaskScope::AllProcessesAndThreadsOf(&with_threads), |pid| planned.get(&pid).copied());
         self.check_masks(idle_check, &planned, &mut pass);
         let wanted =
-            scan_request.pids_to_read_threads_of.difference(&idle_check.unobserved()).copied().collect();
+            scan_request.pids_to_read_threads_of.difference(&idle_check.idle_pids()).copied().collect();
         ScanPlan { wanted, pids: self.all_pids(&pass), pass }
     }
 
@@ -131,10 +131,10 @@ impl LinuxMachine {
         let pids = self.cache.address_spaces.pids_to_scan(at);
         if !pids.is_empty() {
             let pass = self.run_pass(TaskScope::ThreadsOf(&pids), |_| None);
-            self.cache.address_spaces.take_pass(&pass, at);
+            self.cache.address_spaces.record_task_scan(&pass, at);
         }
         let ProcessCache { address_spaces, proc, .. } = &mut self.cache;
         address_spaces.compare_candidates(at, |parent| proc.may_wait_in_vfork(parent));
-        address_spaces.list(at)
+        address_spaces.shared_address_spaces(at)
     }
 }

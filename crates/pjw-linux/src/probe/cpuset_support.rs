@@ -1,7 +1,7 @@
 //! Finds the cpuset hierarchy of this machine, and its manager.
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, CpusetSupport, IdlePriority};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::cpuset_test::{self, TestResult};
@@ -16,15 +16,15 @@ const FIRST_WITH_FREEZE: (u32, u32) = (5, 2);
 /// Determines whether and how pjwd can use cpusets on this machine, by a test with a temporary cpuset. Also returns
 /// sentences for users that describe the result. `own_cgroups` has the names of the cgroups in which the temporary
 /// cpuset is created.
-pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>) {
+pub(super) fn find_cpuset_support(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>) {
     let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
         let creator = if is_systemd { CgroupCreator::Systemd } else { CgroupCreator::Warden };
         let TestResult { affinity_persists, measured, idle, can_freeze } =
-            cpuset_test::run(&mount, own_cgroups, creator)?;
+            cpuset_test::test_cpusets(&mount, own_cgroups, creator)?;
         let idle_priority = match idle_obstacle(&mount).or(idle.err()) {
-            None => IdlePriority::Available,
-            Some(why) => IdlePriority::Unavailable { why },
+            None => IdlePrioritySupport::Available,
+            Some(why) => IdlePrioritySupport::Unavailable { why },
         };
         let sentences = vec![
             describe_cpusets(&hierarchy, own_cgroups),
@@ -37,7 +37,7 @@ pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>)
         let hierarchy = CpusetHierarchy::Unavailable { why: why.clone() };
         let sentence = format!("{}: {why}", describe_cpusets(&hierarchy, own_cgroups));
         let affinity_persists = version::affinity_survives_by_version();
-        let idle_priority = IdlePriority::Unavailable { why };
+        let idle_priority = IdlePrioritySupport::Unavailable { why };
         (CpusetSupport { hierarchy, affinity_persists, idle_priority, can_freeze: false }, vec![sentence])
     })
 }
@@ -117,13 +117,13 @@ fn describe_masks(affinity_persists: bool, measured: bool) -> String {
     }
 }
 
-fn describe_idle_priority(idle_priority: &IdlePriority, can_freeze: bool) -> String {
+fn describe_idle_priority(idle_priority: &IdlePrioritySupport, can_freeze: bool) -> String {
     let freezing = if can_freeze { "can" } else { "can't" };
     match idle_priority {
-        IdlePriority::Available => {
+        IdlePrioritySupport::Available => {
             format!("best-effort jobs run at idle priority (cpu.idle), and {freezing} be frozen")
         }
-        IdlePriority::Unavailable { why } => {
+        IdlePrioritySupport::Unavailable { why } => {
             format!("best-effort jobs can't run at idle priority, and {freezing} be frozen: {why}")
         }
     }

@@ -46,7 +46,7 @@ pub(super) struct TestResult {
 ///
 /// # Errors
 /// The reason why no cpuset can be created, as text for users.
-pub(super) fn run(
+pub(super) fn test_cpusets(
     hierarchy: &CpusetMount,
     own_cgroups: &OwnCgroupNames,
     creator: CgroupCreator,

@@ -38,7 +38,7 @@ pub struct KernelSupport {
 pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
-    let (cpuset_support, about_cpusets) = cpuset_support::find(own_cgroups);
+    let (cpuset_support, about_cpusets) = cpuset_support::find_cpuset_support(own_cgroups);
     let mut descriptions = vec![
         if can_set_all_masks {
             "runs as root: processes of all users can be confined".to_owned()
@@ -63,7 +63,7 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
 /// cpusets of jobs. The function creates the temporary cpusets in the same cgroups.
 #[must_use]
 pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
-    cpuset_support::find(own_cgroups).0
+    cpuset_support::find_cpuset_support(own_cgroups).0
 }
 
 /// Opens the socket on which the kernel reports process events (fork, exec and exit). From these events, pjwd
@@ -92,7 +92,7 @@ pub fn open_process_events() -> Result<ProcEventSocket, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pjw_core::cpuset_group::{CpusetHierarchy, IdlePriority};
+    use pjw_core::cpuset_group::{CpusetHierarchy, IdlePrioritySupport};
 
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
@@ -111,8 +111,8 @@ mod tests {
         {
             assert_eq!(support.can_freeze, has_freezer(mount), "{about}");
             match &support.idle_priority {
-                IdlePriority::Available => assert_eq!(idle_obstacle(mount), None),
-                IdlePriority::Unavailable { why } => {
+                IdlePrioritySupport::Available => assert_eq!(idle_obstacle(mount), None),
+                IdlePrioritySupport::Unavailable { why } => {
                     // The files do not say whether a thread with a real-time policy is in the way.
                     assert!(idle_obstacle(mount).is_some() || why.contains("real-time"), "{about}");
                 }

@@ -124,7 +124,8 @@ impl MemoryFiles {
 /// priority, so it waits for CPUs anyway.
 fn may_wait(proc: &mut ProcDir, pid: Pid) -> Result<bool, Errno> {
     // The thread id 0 is the calling thread.
-    Ok(realtime::scheduling_policy(Tid(0)) != Ok(SchedulingPolicy::RoundRobin) || proc.sleeps_alone(pid)?)
+    Ok(realtime::scheduling_policy(Tid(0)) != Ok(SchedulingPolicy::RoundRobin)
+        || proc.has_one_sleeping_thread(pid)?)
 }
 
 fn read_files(proc: &mut ProcDir, pid: Pid, wanted: &BTreeSet<&'static str>) -> Contents {

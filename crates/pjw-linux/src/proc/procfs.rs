@@ -161,7 +161,7 @@ impl ProcDir {
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
-    pub(crate) fn sleeps_alone(&mut self, pid: Pid) -> Result<bool, Errno> {
+    pub(crate) fn has_one_sleeping_thread(&mut self, pid: Pid) -> Result<bool, Errno> {
         self.read_at_once(format_args!("{pid}/task/{pid}/stat"))?;
         Ok(parse_sleeps_alone(&self.buffer))
     }

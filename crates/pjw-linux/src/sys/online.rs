@@ -86,7 +86,7 @@ impl Online {
 
     /// Returns the PUs (logical CPUs) that were online at the last call of [`Online::read`].
     #[cfg(feature = "bpf")]
-    pub(crate) fn set(&self) -> &CpuSet {
+    pub(crate) fn online_pus(&self) -> &CpuSet {
         &self.set
     }
 }

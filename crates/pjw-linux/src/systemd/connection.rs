@@ -21,14 +21,14 @@ const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 const MAX_LINE_BYTES: usize = 1024;
 
 /// A D-Bus method call to systemd: the object path, the interface, the method and its arguments.
-pub(super) struct Request {
+pub(super) struct MethodCall {
     path: String,
     interface: &'static str,
     method: &'static str,
     body: Body,
 }
 
-impl Request {
+impl MethodCall {
     /// Returns a call of the method `method` of systemd's manager object (`org.freedesktop.systemd1.Manager`). `body`
     /// contains the arguments.
     pub(super) fn manager(method: &'static str, body: Body) -> Self {
@@ -49,7 +49,7 @@ impl Request {
 ///
 /// # Errors
 /// If systemd can't be reached, does not reply in time, or refuses the request.
-pub(super) fn call(address: &Address, request: &Request, within: Duration) -> Reply {
+pub(super) fn call(address: &Address, request: &MethodCall, within: Duration) -> Reply {
     let (socket, name) = match address {
         Address::Bus(socket) => (socket, Some(NAME)),
         Address::Direct(socket) => (socket, None),
@@ -62,7 +62,7 @@ pub(super) fn call(address: &Address, request: &Request, within: Duration) -> Re
         let hello = Call { to: Some(bus), path: "/org/freedesktop/DBus", interface: bus, method: "Hello" };
         connection.call(&hello, &Body::default())?;
     }
-    let Request { path, interface, method, body } = request;
+    let MethodCall { path, interface, method, body } = request;
     connection.call(&Call { to: name, path, interface, method }, body)
 }
 
@@ -116,11 +116,12 @@ impl<'a> Connection<'a> {
         loop {
             let mut prefix = [0; wire::PREFIX_BYTES];
             self.receive(&mut prefix)?;
-            let rest = wire::rest(&prefix).ok_or_else(|| self.broken("the peer sent a malformed message"))?;
+            let remaining_size = wire::remaining_size(&prefix)
+                .ok_or_else(|| self.broken("the peer sent a malformed message"))?;
             let mut message = prefix.to_vec();
-            message.resize(wire::PREFIX_BYTES + rest, 0);
+            message.resize(wire::PREFIX_BYTES + remaining_size, 0);
             self.receive(&mut message[wire::PREFIX_BYTES..])?;
-            if let Some(answer) = wire::reply(&message, self.serial) {
+            if let Some(answer) = wire::parse_reply(&message, self.serial) {
                 return answer;
             }
         }

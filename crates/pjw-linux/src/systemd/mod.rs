@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::{cpuset::CpuSet, ids::Pid};
 
-use connection::Request;
+use connection::MethodCall;
 use request::{Property, PropertyValue, Reply};
 use wire::Body;
 
@@ -107,7 +107,7 @@ impl SystemdClient {
         let newer = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
         let request = |properties: &[Property]| {
             let body = Body::default().text(&scope.unit).text("fail");
-            Request::manager("StartTransientUnit", body.properties(properties).no_auxiliary_units())
+            MethodCall::manager("StartTransientUnit", body.properties(properties).no_auxiliary_units())
         };
         match self.call(&request(&[properties.as_slice(), &[newer]].concat())) {
             Err(SystemdError::Refused { name, .. })
@@ -135,7 +135,7 @@ impl SystemdClient {
     ) -> Result<(), SystemdError> {
         // True: the change lasts until the next boot.
         let body = Body::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
-        self.call(&Request::manager("SetUnitProperties", body)).map(drop)
+        self.call(&MethodCall::manager("SetUnitProperties", body)).map(drop)
     }
 
     /// Starts a new slice: a group of systemd units with a cgroup. `slice` is the name of the slice.
@@ -151,7 +151,7 @@ impl SystemdClient {
             ("CPUWeight", PropertyValue::Number(weight)),
         ];
         let body = Body::default().text(slice).text("fail").properties(&properties).no_auxiliary_units();
-        self.call(&Request::manager("StartTransientUnit", body)).map(drop)
+        self.call(&MethodCall::manager("StartTransientUnit", body)).map(drop)
     }
 
     /// Sets the CPU weight (`CPUWeight=`, systemd.resource-control(5)) of the systemd unit named `unit` to
@@ -163,7 +163,7 @@ impl SystemdClient {
     pub fn set_cpu_weight(&mut self, unit: &str, weight: u64) -> Result<(), SystemdError> {
         let property = ("CPUWeight", PropertyValue::Number(weight));
         let body = Body::default().text(unit).boolean_true().properties(&[property]);
-        self.call(&Request::manager("SetUnitProperties", body)).map(drop)
+        self.call(&MethodCall::manager("SetUnitProperties", body)).map(drop)
     }
 
     /// Stops the systemd unit named `unit`. systemd kills all processes of the unit, so the caller must make
@@ -174,7 +174,7 @@ impl SystemdClient {
     /// can't be reached, or does not reply in time.
     pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdError> {
         let body = Body::default().text(unit).text("replace");
-        self.call(&Request::manager("StopUnit", body)).map(drop)
+        self.call(&MethodCall::manager("StopUnit", body)).map(drop)
     }
 
     /// Returns whether the systemd slice (a group of units) named `slice` disables the cpuset controller for
@@ -184,11 +184,11 @@ impl SystemdClient {
     /// If systemd refuses the request, can't be reached, or does not reply in time.
     pub fn slice_disables_cpusets(&mut self, slice: &str) -> Result<bool, SystemdError> {
         let kind = "org.freedesktop.systemd1.Slice";
-        let disabled = self.call(&Request::property(slice, kind, "DisableControllers"))?;
+        let disabled = self.call(&MethodCall::property(slice, kind, "DisableControllers"))?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
     }
 
-    fn call(&mut self, request: &Request) -> Reply {
+    fn call(&mut self, request: &MethodCall) -> Reply {
         // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
             return Err(SystemdError::NoReply);
@@ -200,7 +200,7 @@ impl SystemdClient {
 
     /// Tries each address, with an equal share of the time. A request that was processed at the first address
     /// is harmless at the second: it has no further effect, or fails as already existing.
-    fn call_each(&self, request: &Request) -> Reply {
+    fn call_each(&self, request: &MethodCall) -> Reply {
         let until = Instant::now() + CALL_TIMEOUT;
         let mut last = SystemdError::Unreachable("no address is known".to_owned());
         let mut was_silent = false;

@@ -186,7 +186,7 @@ pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
 
 /// Returns the size of the rest of a D-Bus message in bytes, from `prefix`, the first part of the message. `None` if
 /// the message is malformed, or if its header or its body is larger than 1 MiB.
-pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
+pub(super) fn remaining_size(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
     let reader = Reader::new(prefix)?;
     let body = usize::try_from(reader.number_at(4)?).ok()?;
     let fields = usize::try_from(reader.number_at(12)?).ok()?;
@@ -199,7 +199,7 @@ pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
 /// Parses `message`, a D-Bus message, as the reply to the call with the serial number `serial`. Returns `None` if the
 /// message is no reply to this call, for example a signal. A reply that is an error of systemd becomes a
 /// [`SystemdError`]. If the reply is a list of strings, returns this list. Otherwise the list is empty.
-pub(super) fn reply(message: &[u8], serial: u32) -> Option<Reply> {
+pub(super) fn parse_reply(message: &[u8], serial: u32) -> Option<Reply> {
     let mut reader = Reader::new(message)?;
     let kind = *message.get(1)?;
     let end = PREFIX_BYTES + usize::try_from(reader.number_at(12)?).ok()?;
@@ -384,7 +384,10 @@ mod tests {
             \x08\x01g\0\x02sb\0\
             \x01\0\0\0x\0\0\0\x01\0\0\0";
         assert_eq!(bytes, expected);
-        assert_eq!(rest(bytes[..PREFIX_BYTES].try_into().unwrap()), Some(bytes.len() - PREFIX_BYTES));
+        assert_eq!(
+            remaining_size(bytes[..PREFIX_BYTES].try_into().unwrap()),
+            Some(bytes.len() - PREFIX_BYTES)
+        );
     }
 
     #[test]
@@ -406,14 +409,14 @@ mod tests {
 
     #[test]
     fn a_reply_differs_from_an_error_and_from_a_reply_to_another_call() {
-        assert_eq!(reply(&written(REPLY, 2, None), 2), Some(Ok(Vec::new())));
-        assert_eq!(reply(&written(REPLY, 3, None), 2), None);
-        let error = |name, text| reply(&written(ERROR, 2, Some((name, text))), 2);
+        assert_eq!(parse_reply(&written(REPLY, 2, None), 2), Some(Ok(Vec::new())));
+        assert_eq!(parse_reply(&written(REPLY, 3, None), 2), None);
+        let error = |name, text| parse_reply(&written(ERROR, 2, Some((name, text))), 2);
         assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(SystemdError::NoSuchUnit)));
         assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(SystemdError::NoReply)));
         let refused = SystemdError::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
         assert_eq!(error("a.B", "no"), Some(Err(refused)));
-        assert_eq!(reply(&written(4, 2, None), 2), None, "a signal");
+        assert_eq!(parse_reply(&written(4, 2, None), 2), None, "a signal");
     }
 
     #[test]
@@ -425,14 +428,14 @@ mod tests {
     fn a_property_with_a_list_of_strings_is_parsed() {
         for strings in [&[][..], &["cpuset"], &["io", "memory", "cpuset"]] {
             let read: Vec<String> = strings.iter().map(|text| (*text).to_owned()).collect();
-            assert_eq!(reply(&property(strings), 2), Some(Ok(read)));
+            assert_eq!(parse_reply(&property(strings), 2), Some(Ok(read)));
         }
         let whole = property(&["io", "cpuset"]);
         for (at, byte) in (0..whole.len()).flat_map(|at| [0, 1, 0x7f, 0xff].map(|byte| (at, byte))) {
             let mut broken = whole.clone();
             broken[at] = byte;
-            let _ = reply(&broken, 2);
-            let _ = reply(&whole[..at], 2);
+            let _ = parse_reply(&broken, 2);
+            let _ = parse_reply(&whole[..at], 2);
         }
     }
 
@@ -441,17 +444,17 @@ mod tests {
         let whole = written(ERROR, 2, Some(("a.B", "no")));
         for end in 0..whole.len() {
             // A truncated message does not panic. An error without its text is still an error.
-            let _ = reply(&whole[..end], 2);
+            let _ = parse_reply(&whole[..end], 2);
         }
         for at in 0..whole.len() {
             for byte in [0, 1, 0x7f, 0xff] {
                 let mut broken = whole.clone();
                 broken[at] = byte;
-                let _ = reply(&broken, 2);
-                let _ = rest(broken[..PREFIX_BYTES].try_into().unwrap());
+                let _ = parse_reply(&broken, 2);
+                let _ = remaining_size(broken[..PREFIX_BYTES].try_into().unwrap());
             }
         }
-        assert_eq!(rest(b"HTTP/1.1 400 Bad"), None);
-        assert_eq!(rest(b"l\x02\0\x01\xff\xff\xff\x7f\0\0\0\0\0\0\0\0"), None, "too long");
+        assert_eq!(remaining_size(b"HTTP/1.1 400 Bad"), None);
+        assert_eq!(remaining_size(b"l\x02\0\x01\xff\xff\xff\x7f\0\0\0\0\0\0\0\0"), None, "too long");
     }
 }

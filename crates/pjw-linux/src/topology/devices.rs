@@ -9,7 +9,7 @@ use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes};
 use hwlocality::object::types::{OSDeviceType, ObjectType};
 use pjw_core::devices::{Device, DeviceClass};
 
-use super::convert::{pus_of, trimmed};
+use super::convert::{pus_of, trimmed_text};
 
 /// Returns the devices in hwloc's topology, such as GPUs and network cards. First the PCI cards, then the other
 /// devices, each in the order of hwloc.
@@ -20,7 +20,7 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
         on_bus.filter_map(|object| Some((Some(identity(object)), card(object)?))).collect();
     for object in hwloc.objects_with_type(ObjectType::OSDevice) {
         let Some(class) = class_of_name(object) else { continue };
-        let name = object.name().map(trimmed).filter(|name| !name.is_empty());
+        let name = object.name().map(trimmed_text).filter(|name| !name.is_empty());
         let card = card_of(object);
         let known = card.and_then(|card| devices.iter_mut().find(|(own, _)| *own == Some(identity(card))));
         if let Some((_, device)) = known {
@@ -102,7 +102,7 @@ fn class_of_name(object: &TopologyObject) -> Option<DeviceClass> {
 
 /// Vendor and model, such as `NVIDIA Corporation GK210GL [Tesla K80]`. Empty if unknown.
 fn model(object: &TopologyObject) -> String {
-    let info = |key: &str| object.info(key).map(trimmed).filter(|text| !text.is_empty());
+    let info = |key: &str| object.info(key).map(trimmed_text).filter(|text| !text.is_empty());
     let parts = [info("PCIVendor").or_else(|| info("Vendor")), info("PCIDevice").or_else(|| info("Model"))];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     parts.join(" ")

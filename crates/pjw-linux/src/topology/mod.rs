@@ -123,7 +123,7 @@ pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyLoa
             (made, format!("{shown:?}"))
         }
     };
-    plain::machine(&hwloc).map_err(|why| TopologyLoadError::Unusable { what, why })
+    plain::convert_topology(&hwloc).map_err(|why| TopologyLoadError::Unusable { what, why })
 }
 
 /// Why hwloc rejects a synthetic description that was checked.

@@ -6,20 +6,20 @@ use hwlocality::object::attributes::ObjectAttributes;
 use hwlocality::object::types::ObjectType;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::devices::{CoreKind, Die, MachineDetails};
-use pjw_core::topology::{Core, Domain, Level, Topology, TopologyError};
+use pjw_core::topology::{Core, Domain, Topology, TopologyError, TopologyLevel};
 
-use super::convert::{numbers, pus_of, trimmed};
+use super::convert::{pus_from_numbers, pus_of, trimmed_text};
 use super::devices;
 
 /// Converts the topology of a machine from hwloc's type to the type [`Topology`] of pjw.
 ///
 /// # Errors
 /// If pjw can't use the topology, for example because it has no core.
-pub(super) fn machine(hwloc: &Hwloc) -> Result<Topology, TopologyError> {
+pub(super) fn convert_topology(hwloc: &Hwloc) -> Result<Topology, TopologyError> {
     let kinds = kinds(hwloc);
-    let all = numbers(hwloc.cpuset().iter_set().map(usize::from));
-    let complete = numbers(hwloc.complete_cpuset().iter_set().map(usize::from));
-    let allowed = numbers(hwloc.allowed_cpuset().iter_set().map(usize::from));
+    let all = pus_from_numbers(hwloc.cpuset().iter_set().map(usize::from));
+    let complete = pus_from_numbers(hwloc.complete_cpuset().iter_set().map(usize::from));
+    let allowed = pus_from_numbers(hwloc.allowed_cpuset().iter_set().map(usize::from));
     let die = |object| Die { number: os_number(object), cpus: pus_of(object) };
     let dies = hwloc.objects_with_type(ObjectType::Die).map(die);
     let devices = MachineDetails {
@@ -48,15 +48,15 @@ fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
 fn domains(hwloc: &Hwloc) -> Vec<Domain> {
     let mut domains = Vec::new();
     for (kind, level) in [
-        (ObjectType::L3Cache, Level::L3),
-        (ObjectType::NUMANode, Level::NumaNode),
-        (ObjectType::Package, Level::Package),
+        (ObjectType::L3Cache, TopologyLevel::L3),
+        (ObjectType::NUMANode, TopologyLevel::NumaNode),
+        (ObjectType::Package, TopologyLevel::Package),
     ] {
         for object in hwloc.objects_with_type(kind) {
-            let number = if level == Level::L3 { logical_number(object) } else { os_number(object) };
+            let number = if level == TopologyLevel::L3 { logical_number(object) } else { os_number(object) };
             let cpus = pus_of(object);
             // A memory node may have no PUs. A cache or package without PUs is offline.
-            if level == Level::NumaNode || !cpus.is_empty() {
+            if level == TopologyLevel::NumaNode || !cpus.is_empty() {
                 domains.push(Domain { level, number, cpus, memory_bytes: memory_of(object) });
             }
         }
@@ -86,8 +86,8 @@ fn kinds(hwloc: &Hwloc) -> Vec<CoreKind> {
     let mut kinds: Vec<CoreKind> = found
         .map(|kind| {
             let own = kind.infos.iter().find(|info| info.name() == c"CoreType");
-            let name = own.map_or_else(String::new, |info| trimmed(info.value()));
-            CoreKind { name, cpus: numbers(kind.cpuset.iter_set().map(usize::from)) }
+            let name = own.map_or_else(String::new, |info| trimmed_text(info.value()));
+            CoreKind { name, cpus: pus_from_numbers(kind.cpuset.iter_set().map(usize::from)) }
         })
         .collect();
     let two = kinds.len() == 2;

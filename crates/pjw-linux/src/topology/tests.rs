@@ -1,6 +1,6 @@
 //! Synthetic machines, and invalid input.
 
-use pjw_core::topology::Level;
+use pjw_core::topology::TopologyLevel;
 
 use super::*;
 
@@ -10,7 +10,8 @@ fn synthetic(text: &str) -> Topology {
 
 fn counts(topology: &Topology) -> [usize; 5] {
     let count = |level| topology.domains(level).count();
-    let (packages, nodes, l3) = (count(Level::Package), count(Level::NumaNode), count(Level::L3));
+    let (packages, nodes, l3) =
+        (count(TopologyLevel::Package), count(TopologyLevel::NumaNode), count(TopologyLevel::L3));
     [packages, nodes, l3, topology.cores().len(), topology.cpus().len()]
 }
 

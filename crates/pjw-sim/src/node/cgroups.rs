@@ -44,7 +44,7 @@ pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
 /// cgroup controllers and the path of a cgroup. If `hierarchy` is cgroup v1, the line of the controller `cpuset` has
 /// the present cgroup, and the line of the controller `freezer` has the original cgroup: pjw moves processes only for
 /// `cpuset`.
-pub(super) fn cgroups_of(process: &SimProcess, hierarchy: &CpusetHierarchy) -> Vec<(String, String)> {
+pub(super) fn cgroup_file_lines(process: &SimProcess, hierarchy: &CpusetHierarchy) -> Vec<(String, String)> {
     let line = |controllers: &str, path: &String| (controllers.to_owned(), path.clone());
     match hierarchy {
         CpusetHierarchy::Legacy => {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pjw_core::topology::Level;
+use pjw_core::topology::TopologyLevel;
 
 use super::cells::{Cell, all_cells};
 use crate::locality::{ProcessorUnit, PuLocations};
@@ -17,7 +17,7 @@ type Domain = Option<u32>;
 /// Chooses `n` of the cells in `free` by the rules of the kubelet's static CPU manager. `free` must contain at least
 /// `n` cells. `unit` says whether a cell is a core or a PU (logical CPU). `locality` has the location of each PU. If
 /// `by_l3` is true, cells in the same L3 cache are preferred.
-pub(super) fn take(
+pub(super) fn choose_cells(
     n: u32,
     unit: ProcessorUnit,
     free: Vec<Cell>,
@@ -28,10 +28,13 @@ pub(super) fn take(
     let count = |level| {
         all.iter().filter_map(|cell| cell.location.domain_index(level)).collect::<BTreeSet<_>>().len()
     };
-    let numa_first = count(Level::Package) >= count(Level::NumaNode);
-    let (outer, inner) =
-        if numa_first { (Level::NumaNode, Level::Package) } else { (Level::Package, Level::NumaNode) };
-    let l3s = count(Level::L3);
+    let numa_first = count(TopologyLevel::Package) >= count(TopologyLevel::NumaNode);
+    let (outer, inner) = if numa_first {
+        (TopologyLevel::NumaNode, TopologyLevel::Package)
+    } else {
+        (TopologyLevel::Package, TopologyLevel::NumaNode)
+    };
+    let l3s = count(TopologyLevel::L3);
     let average_l3 = all.len().checked_div(l3s).unwrap_or(0);
     let mut taker = Taker { all, free, outer, inner, taken: Vec::new(), needed: n as usize };
     taker.full_domains(&[outer]);
@@ -47,15 +50,15 @@ pub(super) fn take(
 struct Taker {
     all: Vec<Cell>,
     free: Vec<Cell>,
-    outer: Level,
-    inner: Level,
+    outer: TopologyLevel,
+    inner: TopologyLevel,
     taken: Vec<Cell>,
     needed: usize,
 }
 
 impl Taker {
     /// Takes free domains of the last of these levels, as long as the request is as large as one.
-    fn full_domains(&mut self, levels: &[Level]) {
+    fn full_domains(&mut self, levels: &[TopologyLevel]) {
         let Some(&level) = levels.last() else { return };
         for domain in self.order(levels).into_iter().filter(Option::is_some) {
             self.take_whole(|cell| cell.location.domain_index(level) == domain);
@@ -73,7 +76,7 @@ impl Taker {
 
     /// Takes free L3s while at least an average one is needed, then a part of the first that has enough.
     fn l3s(&mut self, average: usize) {
-        let levels = [self.outer, self.inner, Level::L3];
+        let levels = [self.outer, self.inner, TopologyLevel::L3];
         for l3 in self.order(&levels) {
             if self.needed >= average {
                 self.full_domains(&levels);
@@ -147,7 +150,7 @@ impl Taker {
     }
 
     /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
-    fn order(&self, levels: &[Level]) -> Vec<Domain> {
+    fn order(&self, levels: &[TopologyLevel]) -> Vec<Domain> {
         match levels {
             [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain_index(*outer)),
             [_, _] => self.pairs().into_iter().map(|(_, inner)| inner).collect(),

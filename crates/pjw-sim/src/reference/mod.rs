@@ -54,8 +54,8 @@ impl ReferencePolicy {
         }
         let chosen = match self {
             ReferencePolicy::FirstFit => cells.into_iter().take(count as usize).collect(),
-            ReferencePolicy::Kubelet => kubelet::take(count, unit, cells, locality, false),
-            ReferencePolicy::KubeletL3 => kubelet::take(count, unit, cells, locality, true),
+            ReferencePolicy::Kubelet => kubelet::choose_cells(count, unit, cells, locality, false),
+            ReferencePolicy::KubeletL3 => kubelet::choose_cells(count, unit, cells, locality, true),
         };
         Some(chosen.iter().flat_map(|cell| cell.pus.iter()).collect())
     }

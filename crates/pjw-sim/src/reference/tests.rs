@@ -88,17 +88,17 @@ fn single_pus_come_last_and_of_cores_in_use_first() {
 #[test]
 fn where_nodes_hold_packages_nodes_are_the_outer_domains() {
     use pjw_core::cpuset::Pu;
-    use pjw_core::topology::{Core, Domain, Level};
+    use pjw_core::topology::{Core, Domain, TopologyLevel};
     let cores = (0..8).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     let domain =
         |level, number, cpus: &str| Domain { level, number, cpus: cpus.parse().unwrap(), memory_bytes: 0 };
     let domains = vec![
-        domain(Level::NumaNode, 0, "0-3"),
-        domain(Level::NumaNode, 1, "4-7"),
-        domain(Level::Package, 0, "0-1"),
-        domain(Level::Package, 1, "2-3"),
-        domain(Level::Package, 2, "4-5"),
-        domain(Level::Package, 3, "6-7"),
+        domain(TopologyLevel::NumaNode, 0, "0-3"),
+        domain(TopologyLevel::NumaNode, 1, "4-7"),
+        domain(TopologyLevel::Package, 0, "0-1"),
+        domain(TopologyLevel::Package, 1, "2-3"),
+        domain(TopologyLevel::Package, 2, "4-5"),
+        domain(TopologyLevel::Package, 3, "6-7"),
     ];
     let locality = PuLocations::from_topology(&Topology::new(cores, domains).unwrap());
     gives(ReferencePolicy::Kubelet, 2, ProcessorUnit::Core, "1-3,4-7", &locality, "2-3");

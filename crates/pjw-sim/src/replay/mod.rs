@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::allocate::offer::{LargestRequests, allocate, largest_requests};
 use pjw_core::job::{CpuRequest, JobId, JobRequest, JobSource, Placement};
-use pjw_core::state::pool::{Offer, PuPool};
+use pjw_core::state::pool::{PuOffer, PuPool};
 use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
 use crate::locality::{LocalityCounts, PuLocations};
@@ -191,7 +191,7 @@ fn instants(log: &JobLog) -> impl Iterator<Item = u64> + use<> {
 /// A choice: the offer of the allocator, or the cores of a reference policy without an offer.
 struct Choice {
     cpus: CpuSet,
-    offer: Option<Offer>,
+    offer: Option<PuOffer>,
 }
 
 struct Machine<'r> {
@@ -228,7 +228,7 @@ impl<'r> Machine<'r> {
                     ProcessorUnit::Core => CpuRequest::Cores(n),
                     ProcessorUnit::Pu => CpuRequest::Pus(n),
                 };
-                let request = JobRequest { cpu_request, placement, ..JobRequest::of_cores(n) };
+                let request = JobRequest { cpu_request, placement, ..JobRequest::with_core_count(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }

@@ -11,7 +11,7 @@ use libc::pid_t;
 use nix::errno::Errno;
 use spawn::farm::{FarmError, ItemResult, NextResult, RunningFarm};
 
-use crate::failure::{self, Failure, returned};
+use crate::failure::{self, Failure, to_c_result};
 pub use types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmProgress, PjwFarmResult};
 
 /// The C type `pjw_farm_t`: a started farm, whose worker processes compute items. C programs only use pointers to it.
@@ -61,7 +61,7 @@ impl From<FarmError> for Failure {
 /// or `read` returns. `bytes` must be NULL or point to `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_void, size: usize) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller guarantees NULL or such a pointer.
         let to = unsafe { to.as_mut() }.ok_or_else(|| Failure::invalid("to is NULL"))?;
         if size == 0 {
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut PjwFarm {
     let mut farm = ptr::null_mut();
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller guarantees the same.
         let running = unsafe { options::start(options) }?;
         farm = Box::into_raw(Box::new(PjwFarm { running, last: None }));
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn pjw_farm_next(
     result: *mut PjwFarmResult,
     timeout_ms: c_int,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller guarantees NULL or a farm.
         let farm = unsafe { farm.as_mut() }.ok_or_else(farm_is_null)?;
         if result.is_null() {
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn pjw_farm_get_progress(
     farm: *const PjwFarm,
     progress: *mut PjwFarmProgress,
 ) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller guarantees NULL or a farm.
         let farm = unsafe { farm.as_ref() }.ok_or_else(farm_is_null)?;
         if progress.is_null() {
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn pjw_farm_get_progress(
 /// point to memory for `count` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_workers(farm: *const PjwFarm, pids: *mut pid_t, count: c_uint) -> c_int {
-    returned(|| {
+    to_c_result(|| {
         // SAFETY: the caller guarantees NULL or a farm.
         let farm = unsafe { farm.as_ref() }.ok_or_else(farm_is_null)?;
         if pids.is_null() && count > 0 {
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn pjw_farm_end(farm: *mut PjwFarm) {
 /// message is empty if no function failed. The pointer is valid until the next failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pjw_farm_error() -> *const c_char {
-    failure::last_text()
+    failure::last_failure_message()
 }
 
 fn farm_is_null() -> Failure {

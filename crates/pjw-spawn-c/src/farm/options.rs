@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use spawn::farm::{Farm, Item, RunningFarm, WorkerCpus};
 
-use super::types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmResult, Read, Work};
+use super::types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmResult, ReadFunction, WorkFunction};
 use crate::failure::Failure;
 
 const IN_ORDER: i32 = 1;
@@ -128,7 +128,10 @@ fn with_bytes<T>(bytes: &mut Vec<u8>, call: impl FnOnce(*mut PjwFarmBytes) -> T)
     returned
 }
 
-fn work_of(work: Work, data: *mut c_void) -> impl FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
+fn work_of(
+    work: WorkFunction,
+    data: *mut c_void,
+) -> impl FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
     move |item, result| {
         let item = PjwFarmItem::of(&item);
         match with_bytes(result, |result| work(data, &raw const item, result)) {
@@ -138,7 +141,10 @@ fn work_of(work: Work, data: *mut c_void) -> impl FnMut(Item<'_>, &mut Vec<u8>) 
     }
 }
 
-fn read_of(read: Read, data: *mut c_void) -> impl FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'static {
+fn read_of(
+    read: ReadFunction,
+    data: *mut c_void,
+) -> impl FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'static {
     move |number, bytes| match with_bytes(bytes, |bytes| read(data, number, bytes)) {
         0 => Ok(false),
         code if code < 0 => Err(code),

@@ -81,14 +81,14 @@ impl PjwFarmProgress {
 /// The C function `work(data, item, result)` of the program, which computes the item `item` in a worker process. The
 /// function appends the result to `result`. Returns 0, or an error code of the program. `data` is the pointer from
 /// [`PjwFarmOptions`].
-pub(crate) type Work = extern "C" fn(*mut c_void, *const PjwFarmItem, *mut PjwFarmBytes) -> c_int;
+pub(crate) type WorkFunction = extern "C" fn(*mut c_void, *const PjwFarmItem, *mut PjwFarmBytes) -> c_int;
 /// The C function `read(data, number, item)` of the program, which reads the item with the number `number` in the
 /// reader process. The function appends the bytes of the item to `item`. Returns 1, or 0 if there is no such item, or a
 /// negative error code of the program. `data` is the pointer from [`PjwFarmOptions`].
-pub(crate) type Read = extern "C" fn(*mut c_void, u64, *mut PjwFarmBytes) -> c_int;
+pub(crate) type ReadFunction = extern "C" fn(*mut c_void, u64, *mut PjwFarmBytes) -> c_int;
 /// The C function `write(data, result)` of the program, which writes the result of an item in the writer process.
 /// Returns 0, or an error code of the program. `data` is the pointer from [`PjwFarmOptions`].
-pub(crate) type Write = extern "C" fn(*mut c_void, *const PjwFarmResult) -> c_int;
+pub(crate) type WriteFunction = extern "C" fn(*mut c_void, *const PjwFarmResult) -> c_int;
 /// The C function `writer_end(data)` of the program, which the writer process calls after the last result, before the
 /// process ends. Returns 0, or an error code of the program. `data` is the pointer from [`PjwFarmOptions`].
 pub(crate) type WriterEndFunction = extern "C" fn(*mut c_void) -> c_int;
@@ -98,7 +98,7 @@ pub(crate) type WorkerFunction = extern "C" fn(*mut c_void, c_uint);
 /// The C function `fork_process(data)` of the program, which the farm calls instead of fork(2). Like fork(2), the
 /// function returns 0 in the new process, and the process id or -1 in the calling process. `data` is the pointer from
 /// [`PjwFarmOptions`].
-pub(crate) type Fork = extern "C" fn(*mut c_void) -> pid_t;
+pub(crate) type ForkFunction = extern "C" fn(*mut c_void) -> pid_t;
 
 /// The C type `pjw_farm_options_t`: the options of a farm (a group of worker processes that compute items), such as
 /// the number of its workers, and the functions of the program that the processes of the farm call.
@@ -116,11 +116,11 @@ pub struct PjwFarmOptions {
     pub(crate) attempts: c_uint,
     pub(crate) cpus: *const c_char,
     pub(crate) data: *mut c_void,
-    pub(crate) work: Option<Work>,
-    pub(crate) read: Option<Read>,
-    pub(crate) write: Option<Write>,
+    pub(crate) work: Option<WorkFunction>,
+    pub(crate) read: Option<ReadFunction>,
+    pub(crate) write: Option<WriteFunction>,
     pub(crate) worker_start: Option<WorkerFunction>,
     pub(crate) worker_end: Option<WorkerFunction>,
-    pub(crate) fork_process: Option<Fork>,
+    pub(crate) fork_process: Option<ForkFunction>,
     pub(crate) writer_end: Option<WriterEndFunction>,
 }

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 
-use super::memory::Shared;
+use super::memory::SharedMemory;
 use super::result::{ItemResult, Outcome, Progress};
 use super::ring::ResultHeader;
-use super::window::{State, Status, Window};
+use super::window::{ItemQueue, ItemState, ItemStatus};
 use super::writer;
 
 /// The results that the master process of a farm has received from the workers. The master puts the results into order
 /// if requested, sends them to the writer process if the farm has one, and keeps them until the program takes them.
 #[derive(Debug, Default)]
-pub(crate) struct Delivery {
+pub(crate) struct ResultQueue {
     is_in_order: bool,
     has_reader: bool,
     pub(crate) has_writer: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Delivery {
     pub(crate) progress: Progress,
 }
 
-impl Delivery {
+impl ResultQueue {
     /// Makes the value without results. If `is_in_order` is true, the results are returned in the order of their items.
     /// `has_reader` and `has_writer` say whether the farm has a process that reads the items, and a process that writes
     /// the results.
@@ -51,7 +51,7 @@ impl Delivery {
     }
 
     /// Returns whether a result, or a part of a result, must still be sent to the writer process. After
-    /// [`Delivery::send`], this means that the ring buffer to the writer process is full.
+    /// [`ResultQueue::send_to_writer`], this means that the ring buffer to the writer process is full.
     pub(crate) fn waits_for_writer(&self) -> bool {
         !self.outgoing.is_empty()
     }
@@ -64,12 +64,18 @@ impl Delivery {
     /// Records `outcome` as the result of the item `number`, which the worker with the index `owner` has computed.
     /// Returns `false`, and records nothing, if the item was not assigned to this worker. `shared` is the shared memory
     /// of the farm.
-    pub(crate) fn complete(&mut self, shared: &Shared, owner: u32, number: u64, outcome: Outcome) -> bool {
-        let window = Window(shared);
-        if window.state(number) != (State { position: number, owner, status: Status::Claimed }) {
+    pub(crate) fn record_result(
+        &mut self,
+        shared: &SharedMemory,
+        owner: u32,
+        number: u64,
+        outcome: Outcome,
+    ) -> bool {
+        let window = ItemQueue(shared);
+        if window.state(number) != (ItemState { position: number, owner, status: ItemStatus::Claimed }) {
             return false;
         }
-        window.set(State::new(number, Status::Returned));
+        window.set(ItemState::new(number, ItemStatus::Returned));
         if !self.is_in_order {
             self.emit(shared, ItemResult { number, outcome });
             return true;
@@ -82,7 +88,7 @@ impl Delivery {
         true
     }
 
-    fn emit(&mut self, shared: &Shared, result: ItemResult) {
+    fn emit(&mut self, shared: &SharedMemory, result: ItemResult) {
         if self.has_writer {
             self.outgoing.push_back(result);
         } else {
@@ -92,11 +98,11 @@ impl Delivery {
 
     /// Copies results into the ring buffer to the writer process, until all are copied or the buffer is full. Returns
     /// whether anything was copied. `shared` is the shared memory of the farm.
-    pub(crate) fn send(&mut self, shared: &Shared) -> bool {
+    pub(crate) fn send_to_writer(&mut self, shared: &SharedMemory) -> bool {
         let mut is_any_sent = false;
         while let Some(result) = self.outgoing.front() {
             let ring = writer::ring(shared);
-            let label = ResultHeader::of(result.number, &result.outcome);
+            let label = ResultHeader::from_outcome(result.number, &result.outcome);
             let rest = result.outcome.bytes().get(self.sent_bytes..).unwrap_or_default();
             let Some((length, is_last)) = ring.put(label, rest) else { break };
             is_any_sent = true;
@@ -114,7 +120,7 @@ impl Delivery {
 
     /// Makes the results available to the program that the writer process has written since the last call. Returns
     /// whether there were any.
-    pub(crate) fn take_written(&mut self, shared: &Shared) -> bool {
+    pub(crate) fn deliver_written(&mut self, shared: &SharedMemory) -> bool {
         let written = shared.control().written.load(Ordering::SeqCst);
         let news = written != self.written;
         while self.written < written {
@@ -129,8 +135,8 @@ impl Delivery {
     /// Prepares the results for a new writer process after the old one was killed. Empties the ring buffer, and puts
     /// the results that the old process had not written back into the queue of results to send. Must be called while no
     /// process uses the ring buffer.
-    pub(crate) fn send_again(&mut self, shared: &Shared) {
-        self.take_written(shared);
+    pub(crate) fn requeue_unwritten(&mut self, shared: &SharedMemory) {
+        self.deliver_written(shared);
         writer::ring(shared).reset();
         self.sent_bytes = 0;
         while let Some(result) = self.unwritten.pop_back() {
@@ -138,21 +144,21 @@ impl Delivery {
         }
     }
 
-    fn deliver(&mut self, shared: &Shared, result: ItemResult) {
+    fn deliver(&mut self, shared: &SharedMemory, result: ItemResult) {
         self.progress.delivered += 1;
         self.progress.failed += u64::from(!matches!(result.outcome, Outcome::Done(_)));
-        Window(shared).set(State::new(result.number, Status::Delivered));
+        ItemQueue(shared).set(ItemState::new(result.number, ItemStatus::Delivered));
         self.ready.push_back(result);
         self.move_window(shared);
     }
 
     /// Gives the words of the lowest delivered positions to later positions.
-    fn move_window(&self, shared: &Shared) {
-        let (window, control) = (Window(shared), shared.control());
+    fn move_window(&self, shared: &SharedMemory) {
+        let (window, control) = (ItemQueue(shared), shared.control());
         let total = control.total.load(Ordering::SeqCst);
         let mut lowest = control.lowest.load(Ordering::SeqCst);
         let mut is_any_free = false;
-        while window.state(lowest) == State::new(lowest, Status::Delivered) {
+        while window.state(lowest) == ItemState::new(lowest, ItemStatus::Delivered) {
             let next = lowest + window.len();
             if let Some(payload) = shared.payloads().get(usize::try_from(lowest % window.len()).unwrap_or(0))
             {
@@ -162,8 +168,8 @@ impl Delivery {
             lowest += 1;
             control.lowest.store(lowest, Ordering::SeqCst);
             if next < total {
-                let status = if self.has_reader { Status::Free } else { Status::Ready };
-                window.set(State::new(next, status));
+                let status = if self.has_reader { ItemStatus::Free } else { ItemStatus::Ready };
+                window.set(ItemState::new(next, status));
                 is_any_free = true;
             }
         }

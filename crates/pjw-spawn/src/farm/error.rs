@@ -77,7 +77,7 @@ pub enum FarmError {
     #[error("no process can be forked: {}; {}", .0.desc(), remedy_for_fork(*.0))]
     Fork(Errno),
     /// A worker died several times one after the other, and computed no item at these moments.
-    #[error("worker {worker} died {deaths} times without an item, at last {}", ended(end))]
+    #[error("worker {worker} died {deaths} times without an item, at last {}", exit_phrase(end))]
     WorkerDies {
         /// The index of the worker, from 0.
         worker: u32,
@@ -87,7 +87,7 @@ pub enum FarmError {
         end: ExitStatus,
     },
     /// The reader or the writer died several times at the same item.
-    #[error("the {process} died {deaths} times at item {number}, at last {}", ended(end))]
+    #[error("the {process} died {deaths} times at item {number}, at last {}", exit_phrase(end))]
     IoProcessDies {
         /// Which process.
         process: IoProcess,
@@ -103,7 +103,7 @@ pub enum FarmError {
     #[error(
         "worker {worker} ended {} after its last item: all results were delivered, but what it does at its end may be \
          incomplete",
-        ended(end)
+        exit_phrase(end)
     )]
     EndFailed {
         /// The index of the worker, from 0.
@@ -115,7 +115,7 @@ pub enum FarmError {
     #[error(
         "the {process} ended {} after its last item: all results were delivered, but what it does at its end may be \
          incomplete",
-        ended(end)
+        exit_phrase(end)
     )]
     IoProcessEndFailed {
         /// Which process.
@@ -165,7 +165,7 @@ fn remedy_for_fork(errno: Errno) -> &'static str {
 }
 
 /// Returns a phrase for messages that says how a process ended: `by signal 9` or `with exit status 1`.
-pub(crate) fn ended(end: &ExitStatus) -> String {
+pub(crate) fn exit_phrase(end: &ExitStatus) -> String {
     match end {
         ExitStatus::Signal(signal) => format!("by signal {signal}"),
         ExitStatus::Code(code) => format!("with exit status {code}"),

@@ -6,14 +6,14 @@ use super::result::{Item, ItemResult};
 
 /// The type of the program's function that computes an item. The function appends the bytes of the result to the
 /// vector, or returns an error code whose meaning the program defines.
-pub(crate) type Work<'a> = Box<dyn FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a>;
+pub(crate) type WorkFunction<'a> = Box<dyn FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a>;
 /// The type of the program's function that reads an item. The arguments are the number of the item, and the vector to
 /// which the function appends the bytes of the item. Returns `false` if there is no item with this number, or an error
 /// code whose meaning the program defines.
-pub(crate) type Read<'a> = Box<dyn FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'a>;
+pub(crate) type ReadFunction<'a> = Box<dyn FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'a>;
 /// The type of the program's function that writes the result of an item. An error is a code whose meaning the program
 /// defines.
-pub(crate) type Write<'a> = Box<dyn FnMut(&ItemResult) -> Result<(), i32> + 'a>;
+pub(crate) type WriteFunction<'a> = Box<dyn FnMut(&ItemResult) -> Result<(), i32> + 'a>;
 /// The type of the program's function that the writer process calls after the last result, for example to write
 /// buffered data. An error is a code whose meaning the program defines.
 pub(crate) type WriterEndFunction<'a> = Box<dyn FnMut() -> Result<(), i32> + 'a>;
@@ -22,16 +22,16 @@ pub(crate) type WriterEndFunction<'a> = Box<dyn FnMut() -> Result<(), i32> + 'a>
 pub(crate) type WorkerFunction<'a> = Box<dyn FnMut(u32) + 'a>;
 /// The type of the program's function that forks the calling process, and that is called instead of fork(2). Returns 0
 /// in the new process, and the process id of the new process in the calling process.
-pub(crate) type Fork<'a> = Box<dyn FnMut() -> Result<libc::pid_t, Errno> + 'a>;
+pub(crate) type ForkFunction<'a> = Box<dyn FnMut() -> Result<libc::pid_t, Errno> + 'a>;
 
 /// The functions of the program that the processes of a farm call, such as the function that computes an item. A farm
 /// is a group of worker processes that compute numbered items.
-pub(crate) struct Functions<'a> {
-    pub(crate) work: Work<'a>,
+pub(crate) struct FarmFunctions<'a> {
+    pub(crate) work: WorkFunction<'a>,
     pub(crate) worker_start: Option<WorkerFunction<'a>>,
     pub(crate) worker_end: Option<WorkerFunction<'a>>,
-    pub(crate) read: Option<Read<'a>>,
-    pub(crate) write: Option<Write<'a>>,
+    pub(crate) read: Option<ReadFunction<'a>>,
+    pub(crate) write: Option<WriteFunction<'a>>,
     pub(crate) writer_end: Option<WriterEndFunction<'a>>,
-    pub(crate) fork: Option<Fork<'a>>,
+    pub(crate) fork: Option<ForkFunction<'a>>,
 }

@@ -5,7 +5,7 @@ use crate::child::Child;
 /// The role of a process of a farm, other than the master: a worker with its index, the reader of the items, or the
 /// writer of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum ProcessRole {
     Worker(usize),
     Reader,
     Writer,
@@ -14,7 +14,7 @@ pub(crate) enum Role {
 /// A worker, the reader or the writer of a farm: its process if one runs, whether a process is needed, and how many
 /// processes have died one after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Member {
+pub(crate) struct FarmProcess {
     pub(crate) child: Option<Child>,
     /// Whether a process is to run in this place.
     pub(crate) is_wanted: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Member {
     pub(crate) died_at: u64,
 }
 
-impl Member {
+impl FarmProcess {
     /// Makes the value without a process. `is_wanted` says whether a process must be started.
     pub(crate) fn new(is_wanted: bool) -> Self {
         Self { is_wanted, ..Self::default() }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use nix::errno::Errno;
 
-use super::signal::Condition;
+use super::signal::FutexCondition;
 
-/// The value of [`Control::total`], the number of items of a farm, while this number is unknown: the reader process has
+/// The value of [`FarmControl::total`], the number of items of a farm, while this number is unknown: the reader process has
 /// not yet reached the end of the input.
 pub(crate) const UNKNOWN_TOTAL: u64 = u64::MAX;
 
@@ -21,7 +21,7 @@ unsafe trait Shareable {}
 /// items.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Control {
+pub(crate) struct FarmControl {
     /// The number of all items, or [`UNKNOWN_TOTAL`].
     pub(crate) total: AtomicU64,
     /// The lowest position that is not free yet. Only the master writes it.
@@ -31,17 +31,17 @@ pub(crate) struct Control {
     /// The position from which workers search for an item. All items before it are taken.
     pub(crate) next: CacheLine<AtomicU64>,
     /// There are items for workers, or there will be no more.
-    pub(crate) items: CacheLine<Condition>,
+    pub(crate) items: CacheLine<FutexCondition>,
     /// There is room for another item, for the reader.
-    pub(crate) room: Condition,
+    pub(crate) room: FutexCondition,
     /// 1 while the master sleeps.
     pub(crate) is_master_sleeping: CacheLine<AtomicU32>,
     /// The number of items that the reader has published. It may be one too small if the reader was killed.
     pub(crate) filled: AtomicU64,
     /// What is wrong with the reader: see `reader.rs`.
-    pub(crate) reader_failure: Failure,
+    pub(crate) reader_failure: IoFailure,
     /// What is wrong with the writer.
-    pub(crate) writer_failure: Failure,
+    pub(crate) writer_failure: IoFailure,
     /// The number of results that the writer has written since the start of the farm.
     pub(crate) written: AtomicU64,
     /// The words of the way to the writer.
@@ -58,7 +58,7 @@ pub(crate) struct CacheLine<T>(pub(crate) T);
 /// the program has returned an error code, or an item is too large.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Failure {
+pub(crate) struct IoFailure {
     /// 0 for none.
     pub(crate) kind: AtomicU32,
     pub(crate) code: AtomicI32,
@@ -75,9 +75,9 @@ pub(crate) struct RingControl {
     /// The bytes that were taken out since the beginning.
     pub(crate) tail: CacheLine<AtomicU64>,
     /// There is room, for the process that puts in.
-    pub(crate) room: Condition,
+    pub(crate) room: FutexCondition,
     /// There is something, for the writer. The master is woken by its eventfd.
-    pub(crate) filled: Condition,
+    pub(crate) filled: FutexCondition,
 }
 
 /// The variables of one worker process in the shared memory of a farm, such as the number of the item that the worker
@@ -103,7 +103,7 @@ pub(crate) struct Payload {
 }
 
 // SAFETY: each consists of atomic numbers.
-unsafe impl Shareable for Control {}
+unsafe impl Shareable for FarmControl {}
 // SAFETY: each consists of atomic numbers.
 unsafe impl Shareable for WorkerControl {}
 // SAFETY: each consists of atomic numbers.
@@ -113,7 +113,7 @@ unsafe impl Shareable for AtomicU64 {}
 
 /// The sizes of the parts of a farm's shared memory, from which the layout of the memory is computed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct MemorySizes {
     pub(crate) workers: usize,
     /// The number of positions in the window, a power of two.
     pub(crate) window: usize,
@@ -127,10 +127,10 @@ pub(crate) struct Sizes {
 /// The shared memory of a farm, which is a group of worker processes that compute numbered items. The memory has the
 /// same address in all processes of the farm.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedMemory {
     start: NonNull<u8>,
     length: usize,
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: MemorySizes,
     /// Where each part begins.
     workers_at: usize,
     states_at: usize,
@@ -139,13 +139,13 @@ pub(crate) struct Shared {
     input_at: usize,
 }
 
-impl Shared {
+impl SharedMemory {
     /// Maps shared memory with parts of the sizes `sizes`. Must be called before the processes of the farm are forked,
     /// because they inherit the mapping.
     ///
     /// # Errors
     /// The error of mmap(2). `ENOMEM` also if the sum of the sizes overflows.
-    pub(crate) fn map(sizes: Sizes) -> Result<Self, Errno> {
+    pub(crate) fn map(sizes: MemorySizes) -> Result<Self, Errno> {
         let mut length = 0_usize;
         let mut part = |bytes: Option<usize>| {
             let at = length;
@@ -153,7 +153,7 @@ impl Shared {
             length = bytes.and_then(|bytes| length.checked_add(bytes)).ok_or(Errno::ENOMEM)?;
             Ok::<usize, Errno>(at)
         };
-        part(Some(size_of::<Control>()))?;
+        part(Some(size_of::<FarmControl>()))?;
         let workers_at = part(sizes.workers.checked_mul(size_of::<WorkerControl>()))?;
         let states_at = part(sizes.window.checked_mul(size_of::<AtomicU64>()))?;
         let payloads = if sizes.input > 0 { sizes.window } else { 0 };
@@ -173,7 +173,7 @@ impl Shared {
     }
 
     /// # Panics
-    /// Never: all places are computed in [`Shared::map`].
+    /// Never: all places are computed in [`SharedMemory::map`].
     fn part<T: Shareable>(&self, at: usize, count: usize) -> &[T] {
         debug_assert!(at + count * size_of::<T>() <= self.length);
         // SAFETY: the part lies inside of the mapping, which lives as long as `self`, and begins at a page. All bytes
@@ -182,7 +182,7 @@ impl Shared {
     }
 
     /// Returns the variables that are used by all processes of the farm.
-    pub(crate) fn control(&self) -> &Control {
+    pub(crate) fn control(&self) -> &FarmControl {
         &self.part(0, 1)[0]
     }
 
@@ -192,7 +192,7 @@ impl Shared {
     }
 
     /// Returns one state word for each position in the window, which is the range of items in the shared memory.
-    /// [`super::window::State`] describes the content of a state word.
+    /// [`super::window::ItemState`] describes the content of a state word.
     pub(crate) fn states(&self) -> &[AtomicU64] {
         self.part(self.states_at, self.sizes.window)
     }
@@ -206,24 +206,24 @@ impl Shared {
     /// Returns the memory of the ring buffer with the index `index`. If `index` is the index of a worker, the ring
     /// buffer transfers results from this worker to the master. The number of workers is the index of the ring buffer
     /// that transfers results from the master to the writer process.
-    pub(crate) fn ring(&self, index: usize) -> Bytes {
+    pub(crate) fn ring(&self, index: usize) -> RingMemory {
         debug_assert!(index < self.sizes.workers + usize::from(self.sizes.has_writer));
         self.bytes(self.rings_at + index * self.sizes.ring, self.sizes.ring)
     }
 
     /// Returns the memory of the ring buffer into which the reader process writes the bytes of the items.
-    pub(crate) fn input(&self) -> Bytes {
+    pub(crate) fn input(&self) -> RingMemory {
         self.bytes(self.input_at, self.sizes.input)
     }
 
-    fn bytes(&self, at: usize, length: usize) -> Bytes {
+    fn bytes(&self, at: usize, length: usize) -> RingMemory {
         debug_assert!(at + length <= self.length);
         // SAFETY: the place lies inside of the mapping.
-        Bytes { start: unsafe { self.start.add(at) }, length }
+        RingMemory { start: unsafe { self.start.add(at) }, length }
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping is from mmap(2), and no reference to it outlives `self`.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
@@ -233,12 +233,12 @@ impl Drop for Shared {
 /// The memory of a ring buffer, which is a range of the shared memory of a farm. The position `p` in the transferred
 /// data is the byte `p % length` of the range.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bytes {
+pub(crate) struct RingMemory {
     start: NonNull<u8>,
     length: usize,
 }
 
-impl Bytes {
+impl RingMemory {
     /// Returns the length of the ring buffer in bytes.
     pub(crate) fn len(self) -> usize {
         self.length
@@ -305,9 +305,9 @@ mod tests {
 
     #[test]
     fn more_shared_memory_than_the_machine_can_address_is_refused() {
-        let sizes = Sizes { workers: 1, window: 8, ring: 4096, input: 1 << 50, has_writer: false };
-        assert_eq!(Shared::map(sizes).map(drop), Err(Errno::ENOMEM));
-        let sizes = Sizes { input: usize::MAX, ..sizes };
-        assert_eq!(Shared::map(sizes).map(drop), Err(Errno::ENOMEM));
+        let sizes = MemorySizes { workers: 1, window: 8, ring: 4096, input: 1 << 50, has_writer: false };
+        assert_eq!(SharedMemory::map(sizes).map(drop), Err(Errno::ENOMEM));
+        let sizes = MemorySizes { input: usize::MAX, ..sizes };
+        assert_eq!(SharedMemory::map(sizes).map(drop), Err(Errno::ENOMEM));
     }
 }

@@ -4,11 +4,13 @@ use nix::errno::Errno;
 
 use super::cpus::WorkerCpus;
 use super::error::FarmError;
-use super::functions::{Fork, Functions, Work, WorkerFunction, Write, WriterEndFunction};
+use super::functions::{
+    FarmFunctions, ForkFunction, WorkFunction, WorkerFunction, WriteFunction, WriterEndFunction,
+};
 use super::master::RunningFarm;
 use super::process::check_master;
 use super::result::{Item, ItemResult};
-use super::settings::Settings;
+use super::settings::FarmSettings;
 
 /// The options of a farm: a group of worker processes that compute numbered items. [`Farm::start`] or
 /// [`Farm::start_with_reader`] forks the workers from the calling process. A worker shares the memory that the calling
@@ -36,12 +38,12 @@ use super::settings::Settings;
 /// # Ok::<(), pjw_spawn::farm::FarmError>(())
 /// ```
 pub struct Farm<'a> {
-    settings: Settings,
+    settings: FarmSettings,
     worker_start: Option<WorkerFunction<'a>>,
     worker_end: Option<WorkerFunction<'a>>,
-    write: Option<Write<'a>>,
+    write: Option<WriteFunction<'a>>,
     writer_end: Option<WriterEndFunction<'a>>,
-    fork: Option<Fork<'a>>,
+    fork: Option<ForkFunction<'a>>,
 }
 
 impl std::fmt::Debug for Farm<'_> {
@@ -55,7 +57,7 @@ impl<'a> Farm<'a> {
     /// defaults. The number is checked when the farm is started.
     #[must_use]
     pub fn new(workers: u32) -> Self {
-        let settings = Settings::new(workers);
+        let settings = FarmSettings::new(workers);
         Self { settings, worker_start: None, worker_end: None, write: None, writer_end: None, fork: None }
     }
 
@@ -244,14 +246,14 @@ impl<'a> Farm<'a> {
     fn start_processes(
         self,
         items: Option<u64>,
-        read: Option<super::functions::Read<'a>>,
-        work: Work<'a>,
+        read: Option<super::functions::ReadFunction<'a>>,
+        work: WorkFunction<'a>,
     ) -> Result<RunningFarm<'a>, FarmError> {
         let Self { settings, worker_start, worker_end, write, writer_end, fork } = self;
         settings.check(items)?;
         let masks = settings.cpus.masks()?;
         check_master(settings.allows_threads)?;
-        let functions = Functions { work, worker_start, worker_end, read, write, writer_end, fork };
+        let functions = FarmFunctions { work, worker_start, worker_end, read, write, writer_end, fork };
         RunningFarm::start(settings, masks, functions, items)
     }
 }

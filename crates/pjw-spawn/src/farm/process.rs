@@ -10,7 +10,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::ids::Pid;
 
 use super::error::FarmError;
-use super::functions::Fork;
+use super::functions::ForkFunction;
 use crate::child::Child;
 use crate::signals::child_status_is_discarded;
 
@@ -43,7 +43,7 @@ pub(crate) enum Forked {
 ///
 /// # Errors
 /// The error of the fork. `EINVAL` if `function` returned a negative number, or returned 0 in the calling process.
-pub(crate) fn fork(function: &mut Option<Fork<'_>>) -> Result<Forked, Errno> {
+pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<Forked, Errno> {
     // Another thread may hold the lock, and in the new process it would never release it.
     let _stdout = std::io::stdout().lock();
     flush_streams();
@@ -89,7 +89,7 @@ fn pidfd_of(pid: libc::pid_t) -> Result<OwnedFd, Errno> {
 ///
 /// The process runs no handlers of atexit(3) and no destructors of the program. These would write to pages that the
 /// process shares copy-on-write with the other processes of the farm, while all workers end at the same time.
-pub(crate) fn run_and_end(function: impl FnOnce() -> i32) -> ! {
+pub(crate) fn run_and_exit(function: impl FnOnce() -> i32) -> ! {
     let status = catch_unwind(AssertUnwindSafe(function)).unwrap_or(PANICKED);
     flush_streams();
     end(status)

@@ -2,26 +2,26 @@
 
 use std::sync::atomic::Ordering;
 
-use super::functions::Read;
-use super::memory::{Failure, Payload, Shared, UNKNOWN_TOTAL};
+use super::functions::ReadFunction;
+use super::memory::{IoFailure, Payload, SharedMemory, UNKNOWN_TOTAL};
 use super::signal::MasterWaker;
-use super::window::{MAX_ITEMS, State, Status, Window};
+use super::window::{ItemQueue, ItemState, ItemStatus, MAX_ITEMS};
 
-/// A value of [`Failure::kind`]: the function of the program that reads an item, or writes a result, returned an error.
-pub(crate) const FAILED: u32 = 1;
-/// A value of [`Failure::kind`]: an item does not fit into the shared memory.
+/// A value of [`IoFailure::kind`]: the function of the program that reads an item, or writes a result, returned an error.
+pub(crate) const FUNCTION_FAILED: u32 = 1;
+/// A value of [`IoFailure::kind`]: an item does not fit into the shared memory.
 pub(crate) const TOO_LARGE: u32 = 2;
 
 /// The reader process of a farm: reads the items, and puts their bytes into the shared memory for the workers.
 pub(crate) struct Reader<'f> {
-    pub(crate) shared: &'f Shared,
+    pub(crate) shared: &'f SharedMemory,
     pub(crate) waker: &'f MasterWaker,
 }
 
 impl Reader<'_> {
     /// Reads items by calling `read` until there are no more items or an error occurs. Returns the exit status for the
     /// process: 0, or 1 after an error.
-    pub(crate) fn run(&self, read: &mut Read<'_>) -> i32 {
+    pub(crate) fn run(&self, read: &mut ReadFunction<'_>) -> i32 {
         let control = self.shared.control();
         // A reader before this one may have been killed before it woke the workers.
         control.items.0.notify_always();
@@ -31,9 +31,9 @@ impl Reader<'_> {
             control.filled.store(number, Ordering::SeqCst);
             bytes.clear();
             match read(number, &mut bytes) {
-                Err(code) => return fail(&control.reader_failure, FAILED, code, 0),
+                Err(code) => return store_failure(&control.reader_failure, FUNCTION_FAILED, code, 0),
                 Ok(true) if bytes.len() > self.shared.sizes.input => {
-                    return fail(&control.reader_failure, TOO_LARGE, 0, bytes.len() as u64);
+                    return store_failure(&control.reader_failure, TOO_LARGE, 0, bytes.len() as u64);
                 }
                 Ok(true) if number < MAX_ITEMS => self.publish(number, &bytes),
                 Ok(_) => control.total.store(number, Ordering::SeqCst),
@@ -47,11 +47,11 @@ impl Reader<'_> {
 
     /// The number of the first item that no reader has published.
     fn first_unpublished(&self) -> u64 {
-        let window = Window(self.shared);
+        let window = ItemQueue(self.shared);
         let mut number = self.shared.control().filled.load(Ordering::SeqCst);
         loop {
             let state = window.state(number);
-            if state.position < number || state == State::new(number, Status::Free) {
+            if state.position < number || state == ItemState::new(number, ItemStatus::Free) {
                 return number;
             }
             number += 1;
@@ -70,12 +70,12 @@ impl Reader<'_> {
         let payload = self.payload(number);
         payload.start.store(start, Ordering::SeqCst);
         payload.length.store(bytes.len() as u64, Ordering::SeqCst);
-        Window(self.shared).set(State::new(number, Status::Ready));
+        ItemQueue(self.shared).set(ItemState::new(number, ItemStatus::Ready));
     }
 
     /// Where an item of this length can be written now, in one piece.
     fn place(&self, number: u64, length: usize) -> Option<u64> {
-        if Window(self.shared).state(number) != State::new(number, Status::Free) {
+        if ItemQueue(self.shared).state(number) != ItemState::new(number, ItemStatus::Free) {
             return None;
         }
         let control = self.shared.control();
@@ -93,9 +93,9 @@ impl Reader<'_> {
 }
 
 /// Stores in `failure`, which is in the shared memory, why the reader or writer process ends, so that the master can
-/// report the reason. `kind` is [`FAILED`] or [`TOO_LARGE`]. `code` is the error code of the program. `size` is the
+/// report the reason. `kind` is [`FUNCTION_FAILED`] or [`TOO_LARGE`]. `code` is the error code of the program. `size` is the
 /// size of the item in bytes (reader), or the number of the item (writer). Returns 1, the exit status for the process.
-pub(crate) fn fail(failure: &Failure, kind: u32, code: i32, size: u64) -> i32 {
+pub(crate) fn store_failure(failure: &IoFailure, kind: u32, code: i32, size: u64) -> i32 {
     failure.code.store(code, Ordering::SeqCst);
     failure.size.store(size, Ordering::SeqCst);
     failure.kind.store(kind, Ordering::SeqCst);

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::{Bytes, RingControl};
+use super::memory::{RingControl, RingMemory};
 use super::result::Outcome;
 use crate::child::ExitStatus;
 
@@ -28,7 +28,7 @@ pub(crate) struct ResultHeader {
 
 impl ResultHeader {
     /// Returns the header for a result: `position` is the number of the item, and `outcome` is its outcome.
-    pub(crate) fn of(position: u64, outcome: &Outcome) -> Self {
+    pub(crate) fn from_outcome(position: u64, outcome: &Outcome) -> Self {
         let (kind, code, attempts) = match outcome {
             Outcome::Done(_) => (DONE, 0, 0),
             Outcome::Failed { code, .. } => (FAILED, *code, 0),
@@ -102,7 +102,7 @@ pub(crate) enum Received {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ring<'a> {
     pub(crate) control: &'a RingControl,
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: RingMemory,
 }
 
 impl Ring<'_> {
@@ -173,16 +173,16 @@ impl Ring<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::farm::memory::{Shared, Sizes};
+    use crate::farm::memory::{MemorySizes, SharedMemory};
 
     const CAPACITY: usize = 4096;
 
-    fn shared() -> Shared {
-        let sizes = Sizes { workers: 1, window: 8, ring: CAPACITY, input: 0, has_writer: false };
-        Shared::map(sizes).unwrap()
+    fn shared() -> SharedMemory {
+        let sizes = MemorySizes { workers: 1, window: 8, ring: CAPACITY, input: 0, has_writer: false };
+        SharedMemory::map(sizes).unwrap()
     }
 
-    fn ring(shared: &Shared) -> Ring<'_> {
+    fn ring(shared: &SharedMemory) -> Ring<'_> {
         Ring { control: &shared.workers()[0].results, bytes: shared.ring(0) }
     }
 

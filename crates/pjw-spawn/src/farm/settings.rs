@@ -12,7 +12,7 @@ const WINDOW: u64 = 4096;
 
 /// The options of a farm, such as the number of workers and the sizes of the buffers.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub(crate) struct FarmSettings {
     pub(crate) workers: u32,
     pub(crate) chunk: u64,
     pub(crate) attempts: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Settings {
     pub(crate) allows_threads: bool,
 }
 
-impl Settings {
+impl FarmSettings {
     /// Returns the default options for a farm with `workers` worker processes.
     pub(crate) fn new(workers: u32) -> Self {
         Self {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_window_has_room_for_all_chunks_and_not_more_positions_than_items() {
-        let mut settings = Settings::new(64);
+        let mut settings = FarmSettings::new(64);
         assert_eq!(settings.window(Some(100)), 128);
         assert_eq!(settings.window(Some(1 << 30)), UNORDERED_WINDOW);
         settings.is_in_order = true;
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(settings.window(None), 8);
     }
 
-    type Change = fn(&mut Settings);
+    type Change = fn(&mut FarmSettings);
 
     #[test]
     fn each_number_has_limits_that_its_message_names() {
@@ -100,11 +100,11 @@ mod tests {
             (|settings| settings.ring_bytes = 8, "ring_bytes is 8: give a number from 4096 to 1073741824"),
         ];
         for (change, message) in wrong {
-            let mut settings = Settings::new(2);
+            let mut settings = FarmSettings::new(2);
             change(&mut settings);
             assert_eq!(settings.check(Some(1)).unwrap_err().to_string(), message);
         }
-        let too_many = Settings::new(1).check(Some(u64::MAX)).unwrap_err();
+        let too_many = FarmSettings::new(1).check(Some(u64::MAX)).unwrap_err();
         assert!(matches!(too_many, FarmError::InvalidOption { option: "items", .. }));
     }
 }

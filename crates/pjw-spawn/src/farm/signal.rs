@@ -17,14 +17,14 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// A condition variable in the shared memory of a farm, implemented by futex(2).
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(crate) struct Condition {
+pub(crate) struct FutexCondition {
     /// The number of changes. It may wrap.
     version: AtomicU32,
     /// 1 if a process may be waiting.
     is_awaited: AtomicU32,
 }
 
-impl Condition {
+impl FutexCondition {
     /// Waits until `look` returns a value, and returns this value. `look` is called first at once, and again each time
     /// the process has slept.
     pub(crate) fn wait_until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
@@ -51,7 +51,7 @@ impl Condition {
     }
 
     /// Wakes all processes that wait for this condition variable. Calls futex(2) even if no process seems to wait,
-    /// unlike [`Condition::notify`]. This is necessary if another process may have been killed during its own call of
+    /// unlike [`FutexCondition::notify`]. This is necessary if another process may have been killed during its own call of
     /// `notify`, before it had woken the waiting processes.
     pub(crate) fn notify_always(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);

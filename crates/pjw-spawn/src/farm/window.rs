@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::memory::{Shared, UNKNOWN_TOTAL};
+use super::memory::{SharedMemory, UNKNOWN_TOTAL};
 
 /// The largest number of items of a farm. A state word, which has 64 bits, contains the number of an item in 44 bits.
 pub(crate) const MAX_ITEMS: u64 = 1 << 43;
@@ -21,7 +21,7 @@ const OWNER_SHIFT: u32 = 4;
 
 /// The status of an item in the queue of a farm, from not yet read to delivered to the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum ItemStatus {
     /// The reader has not filled it.
     Free = 0,
     /// It can be taken.
@@ -37,16 +37,16 @@ pub(crate) enum Status {
 /// The content of a state word in the shared memory, which describes one item of a farm: the number of the item
 /// (`position`), the index of the worker that has taken the item (`owner`), and the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct ItemState {
     pub(crate) position: u64,
     pub(crate) owner: u32,
-    pub(crate) status: Status,
+    pub(crate) status: ItemStatus,
 }
 
-impl State {
+impl ItemState {
     /// Returns the state of the item with the number `position` and the status `status`, without a worker: `owner` is
     /// 0.
-    pub(crate) fn new(position: u64, status: Status) -> Self {
+    pub(crate) fn new(position: u64, status: ItemStatus) -> Self {
         Self { position, owner: 0, status }
     }
 
@@ -56,18 +56,18 @@ impl State {
 
     fn of_word(word: u64) -> Self {
         let status = match word & 0xF {
-            0 => Status::Free,
-            1 => Status::Ready,
-            2 => Status::Claimed,
-            3 => Status::Returned,
-            _ => Status::Delivered,
+            0 => ItemStatus::Free,
+            1 => ItemStatus::Ready,
+            2 => ItemStatus::Claimed,
+            3 => ItemStatus::Returned,
+            _ => ItemStatus::Delivered,
         };
         let owner = u32::try_from(word >> OWNER_SHIFT & 0xFFFF).unwrap_or(0);
         Self { position: word >> POSITION_SHIFT, owner, status }
     }
 }
 
-/// The result of the attempt of a worker to take an item from the queue ([`Window::take`]).
+/// The result of the attempt of a worker to take an item from the queue ([`ItemQueue::take`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TakenItem {
     /// The worker has taken the item at this position.
@@ -81,9 +81,9 @@ pub(crate) enum TakenItem {
 /// The queue of the items of a farm. The shared memory contains the states of a limited number of successive items, the
 /// window. The window advances when results are delivered.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Window<'a>(pub(crate) &'a Shared);
+pub(crate) struct ItemQueue<'a>(pub(crate) &'a SharedMemory);
 
-impl<'a> Window<'a> {
+impl<'a> ItemQueue<'a> {
     fn word(self, position: u64) -> &'a AtomicU64 {
         let states = self.0.states();
         // The window is a power of two.
@@ -92,12 +92,12 @@ impl<'a> Window<'a> {
 
     /// Returns the state of the item with the number `position`. If this item is not in the window, returns the state
     /// of an earlier or later item, which has a different number.
-    pub(crate) fn state(self, position: u64) -> State {
-        State::of_word(self.word(position).load(Ordering::SeqCst))
+    pub(crate) fn state(self, position: u64) -> ItemState {
+        ItemState::of_word(self.word(position).load(Ordering::SeqCst))
     }
 
     /// Stores `state` as the state of the item with the number `state.position`.
-    pub(crate) fn set(self, state: State) {
+    pub(crate) fn set(self, state: ItemState) {
         self.word(state.position).store(state.word(), Ordering::SeqCst);
     }
 
@@ -117,12 +117,12 @@ impl<'a> Window<'a> {
             }
             let word = self.word(position);
             let seen = word.load(Ordering::SeqCst);
-            let state = State::of_word(seen);
-            if state.position < position || state == State::new(position, Status::Free) {
+            let state = ItemState::of_word(seen);
+            if state.position < position || state == ItemState::new(position, ItemStatus::Free) {
                 return TakenItem::NothingYet;
             }
-            if state == State::new(position, Status::Ready) {
-                let claimed = State { position, owner, status: Status::Claimed };
+            if state == ItemState::new(position, ItemStatus::Ready) {
+                let claimed = ItemState { position, owner, status: ItemStatus::Claimed };
                 let taken = word.compare_exchange(seen, claimed.word(), Ordering::SeqCst, Ordering::SeqCst);
                 if taken.is_ok() {
                     control.next.0.fetch_max(position + 1, Ordering::SeqCst);
@@ -145,7 +145,7 @@ impl<'a> Window<'a> {
         let lowest = control.lowest.load(Ordering::SeqCst);
         let end = control.next.0.load(Ordering::SeqCst) + self.0.sizes.workers as u64;
         let is_own = |position: &u64| {
-            self.state(*position) == State { position: *position, owner, status: Status::Claimed }
+            self.state(*position) == ItemState { position: *position, owner, status: ItemStatus::Claimed }
         };
         let claimed: Vec<u64> = (lowest..end.min(lowest + self.len())).filter(is_own).collect();
         if let Some(last) = claimed.last() {
@@ -161,7 +161,7 @@ impl<'a> Window<'a> {
         let mut position = control.next.0.load(Ordering::SeqCst);
         let total = control.total.load(Ordering::SeqCst);
         while position < total && self.state(position).position >= position {
-            if matches!(self.state(position).status, Status::Free | Status::Ready) {
+            if matches!(self.state(position).status, ItemStatus::Free | ItemStatus::Ready) {
                 return false;
             }
             position += 1;
@@ -173,24 +173,24 @@ impl<'a> Window<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::farm::memory::Sizes;
+    use crate::farm::memory::MemorySizes;
 
-    fn shared() -> Shared {
-        let sizes = Sizes { workers: 3, window: 8, ring: 4096, input: 0, has_writer: false };
-        Shared::map(sizes).unwrap()
+    fn shared() -> SharedMemory {
+        let sizes = MemorySizes { workers: 3, window: 8, ring: 4096, input: 0, has_writer: false };
+        SharedMemory::map(sizes).unwrap()
     }
 
     #[test]
     fn a_word_holds_position_owner_and_status() {
-        let state = State { position: MAX_ITEMS, owner: MAX_WORKERS, status: Status::Returned };
-        assert_eq!(State::of_word(state.word()), state);
+        let state = ItemState { position: MAX_ITEMS, owner: MAX_WORKERS, status: ItemStatus::Returned };
+        assert_eq!(ItemState::of_word(state.word()), state);
     }
 
     #[test]
     fn items_are_taken_in_order_and_once() {
         let shared = shared();
-        let window = Window(&shared);
-        (0..8).for_each(|position| window.set(State::new(position, Status::Ready)));
+        let window = ItemQueue(&shared);
+        (0..8).for_each(|position| window.set(ItemState::new(position, ItemStatus::Ready)));
         assert_eq!(window.take(0), TakenItem::Item(0));
         assert_eq!(window.take(1), TakenItem::Item(1));
         assert_eq!(window.take(0), TakenItem::Item(2));
@@ -204,11 +204,11 @@ mod tests {
     #[test]
     fn a_worker_that_is_killed_right_after_taking_an_item_hides_none() {
         let shared = shared();
-        let window = Window(&shared);
-        (0..4).for_each(|position| window.set(State::new(position, Status::Ready)));
+        let window = ItemQueue(&shared);
+        (0..4).for_each(|position| window.set(ItemState::new(position, ItemStatus::Ready)));
         // Two workers took an item each, and were killed before they moved `next`.
-        window.set(State { position: 0, owner: 1, status: Status::Claimed });
-        window.set(State { position: 1, owner: 2, status: Status::Claimed });
+        window.set(ItemState { position: 0, owner: 1, status: ItemStatus::Claimed });
+        window.set(ItemState { position: 1, owner: 2, status: ItemStatus::Claimed });
         assert_eq!(window.claimed_by(1), [0]);
         assert_eq!(window.claimed_by(2), [1]);
         assert_eq!(window.take(0), TakenItem::Item(2));
@@ -219,11 +219,11 @@ mod tests {
     #[test]
     fn a_worker_that_is_killed_again_and_again_right_after_taking_an_item_hides_none() {
         let shared = shared();
-        let window = Window(&shared);
-        (0..8).for_each(|position| window.set(State::new(position, Status::Ready)));
+        let window = ItemQueue(&shared);
+        (0..8).for_each(|position| window.set(ItemState::new(position, ItemStatus::Ready)));
         // More often than there are workers, before `next` was moved.
         for position in 0..8 {
-            window.set(State { position, owner: 1, status: Status::Claimed });
+            window.set(ItemState { position, owner: 1, status: ItemStatus::Claimed });
             assert_eq!(window.claimed_by(1), Vec::from_iter(0..=position));
         }
     }
@@ -231,15 +231,15 @@ mod tests {
     #[test]
     fn a_position_that_is_not_filled_is_waited_for() {
         let shared = shared();
-        let window = Window(&shared);
-        (0..8).for_each(|position| window.set(State::new(position, Status::Free)));
+        let window = ItemQueue(&shared);
+        (0..8).for_each(|position| window.set(ItemState::new(position, ItemStatus::Free)));
         assert_eq!(window.take(0), TakenItem::NothingYet);
-        window.set(State::new(0, Status::Ready));
+        window.set(ItemState::new(0, ItemStatus::Ready));
         assert_eq!(window.take(0), TakenItem::Item(0));
         // The window is full: position 8 has the word of position 0.
-        (1..8).for_each(|position| window.set(State { position, owner: 1, status: Status::Claimed }));
+        (1..8).for_each(|position| window.set(ItemState { position, owner: 1, status: ItemStatus::Claimed }));
         assert_eq!(window.take(0), TakenItem::NothingYet);
-        window.set(State::new(8, Status::Ready));
+        window.set(ItemState::new(8, ItemStatus::Ready));
         assert_eq!(window.take(0), TakenItem::Item(8));
     }
 }

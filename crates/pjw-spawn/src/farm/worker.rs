@@ -2,27 +2,27 @@
 
 use std::sync::atomic::Ordering;
 
-use super::functions::Functions;
-use super::memory::{Shared, UNKNOWN_TOTAL};
+use super::functions::FarmFunctions;
+use super::memory::{SharedMemory, UNKNOWN_TOTAL};
 use super::result::Item;
 use super::ring::{ResultHeader, Ring};
 use super::signal::MasterWaker;
-use super::window::{TakenItem, Window};
+use super::window::{ItemQueue, TakenItem};
 
 /// A worker process of a farm: takes items from the queue, computes them, and puts the results into the ring buffer of
 /// the worker.
 pub(crate) struct Worker<'f, 'a> {
     pub(crate) index: u32,
     pub(crate) chunk: u64,
-    pub(crate) shared: &'f Shared,
+    pub(crate) shared: &'f SharedMemory,
     pub(crate) waker: &'f MasterWaker,
-    pub(crate) functions: &'f mut Functions<'a>,
+    pub(crate) functions: &'f mut FarmFunctions<'a>,
 }
 
 impl<'f> Worker<'f, '_> {
     /// Computes items until there are no more. Returns 0, the exit status for the process.
     pub(crate) fn run(&mut self) -> i32 {
-        let window = Window(self.shared);
+        let window = ItemQueue(self.shared);
         if let Some(start) = &mut self.functions.worker_start {
             start(self.index);
         }
@@ -45,7 +45,7 @@ impl<'f> Worker<'f, '_> {
     }
 
     /// Takes items, and waits for the first. Returns `false` if there are no more.
-    fn take(&self, window: Window<'_>, taken: &mut Vec<u64>) -> bool {
+    fn take(&self, window: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
         let found = || match window.take(self.index) {
             TakenItem::NothingYet => None,
             found => Some(found),

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::functions::{Write, WriterEndFunction};
-use super::memory::Shared;
-use super::reader::{FAILED, fail};
+use super::functions::{WriteFunction, WriterEndFunction};
+use super::memory::SharedMemory;
+use super::reader::{FUNCTION_FAILED, store_failure};
 use super::result::{ItemResult, Outcome};
 use super::ring::{PartialResult, Received, ResultHeader, Ring};
 use super::signal::MasterWaker;
@@ -14,15 +14,15 @@ const END: u64 = u64::MAX;
 
 /// Returns the ring buffer that transfers results from the master to the writer process. `shared` is the shared memory
 /// of the farm.
-pub(crate) fn ring(shared: &Shared) -> Ring<'_> {
+pub(crate) fn ring(shared: &SharedMemory) -> Ring<'_> {
     Ring { control: &shared.control().to_writer, bytes: shared.ring(shared.sizes.workers) }
 }
 
 /// Tells the writer process, by a message in its ring buffer, that there are no more results. The ring buffer must be
 /// empty.
-pub(crate) fn send_end(shared: &Shared) {
+pub(crate) fn send_end(shared: &SharedMemory) {
     let ring = ring(shared);
-    let _ = ring.put(ResultHeader::of(END, &Outcome::Done(Vec::new())), &[]);
+    let _ = ring.put(ResultHeader::from_outcome(END, &Outcome::Done(Vec::new())), &[]);
     ring.control.filled.notify();
 }
 
@@ -30,9 +30,9 @@ pub(crate) fn send_end(shared: &Shared) {
 /// results, and then calls `end`. Wakes the master by `waker` after each result. Returns the exit status for the
 /// process: 0, or another value after an error.
 pub(crate) fn run(
-    shared: &Shared,
+    shared: &SharedMemory,
     waker: &MasterWaker,
-    write: &mut Write<'_>,
+    write: &mut WriteFunction<'_>,
     end: &mut Option<WriterEndFunction<'_>>,
 ) -> i32 {
     let (control, ring) = (shared.control(), ring(shared));
@@ -48,7 +48,7 @@ pub(crate) fn run(
             }
             Received::Result(number, outcome) => {
                 if let Err(code) = write(&ItemResult { number, outcome }) {
-                    return fail(&control.writer_failure, FAILED, code, number);
+                    return store_failure(&control.writer_failure, FUNCTION_FAILED, code, number);
                 }
                 control.written.fetch_add(1, Ordering::SeqCst);
             }

@@ -10,7 +10,7 @@ const MAGIC: u64 = 0x3153_4b53_4154_4a50;
 const NAMES: usize = 4096;
 /// The name of the environment variable that contains the address of the directory of an address space. By this
 /// variable, a task (a process in the address space) finds the table of all tasks.
-pub(crate) const VARIABLE: &str = "PJW_TASKS";
+pub(crate) const TASKS_VARIABLE: &str = "PJW_TASKS";
 
 /// The directory of an address space: a table in the shared memory, in which tasks (processes with the same memory)
 /// find each other and publish addresses. The type is `struct pjw_tasks_space_` of `pjw_tasks.h`. In memory, the

@@ -12,24 +12,24 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::descriptors::{close_between, close_on_exec, copy_above, move_above};
 use super::directory::Directory;
-use super::image::Shape;
+use super::image::ProgramLayout;
 use super::map;
 use super::own_memory::{OwnRanges, free_heap, map_anonymous};
 use super::request::{Answer, MAX_POSTED, send};
 use super::slot::SlotShape;
-use super::stack::Auxiliary;
+use super::stack::AuxiliaryVector;
 use super::task_start::TaskStart;
-use crate::clone::end_with_launcher;
+use crate::clone::request_parent_death_signal;
 use crate::failure::SpawnStep;
 
 /// The number of the socket in the epoll set. Slots have the numbers from 0.
 const SOCKET: u64 = u64::MAX;
 /// The value of [`Slot::pidfd`] while no task uses the slot.
-pub(super) const FREE: RawFd = -1;
+pub(super) const SLOT_FREE: RawFd = -1;
 /// The value of [`Slot::pidfd`] if the host can't detect the end of the task in the slot. The slot is never used again.
-pub(super) const LOST: RawFd = -2;
+pub(super) const SLOT_LOST: RawFd = -2;
 /// The value of [`Slot::pidfd`] while the program is mapped in the slot, but the task is not started yet.
-pub(super) const TAKEN: RawFd = -4;
+pub(super) const SLOT_MAPPED: RawFd = -4;
 /// The task in the slot has ended, and its memory is still mapped.
 const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay. Tasks of one group often end together: then one call unmaps them all, or
@@ -40,8 +40,8 @@ const MAX_EVENTS: i32 = 16;
 
 /// The parameters of the host: the process that owns the address space of the tasks and starts the tasks. The host has
 /// no heap, so this value does not use the heap.
-pub(super) struct Plan {
-    pub(super) shape: Shape,
+pub(super) struct HostParameters {
+    pub(super) shape: ProgramLayout,
     pub(super) slot: SlotShape,
     /// The file of the program.
     pub(super) file: RawFd,
@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub(super) heap_begin: u64,
     /// The highest descriptor that may be open.
     pub(super) highest_descriptor: RawFd,
-    pub(super) auxiliary: Auxiliary,
+    pub(super) auxiliary: AuxiliaryVector,
     /// Whether a core dump of one task would end all tasks: Linux before 5.16.
     pub(super) must_not_dump: bool,
     /// Whether the kernel gives huge pages to stacks (`MAP_STACK`) unless madvise(2) forbids it: Linux before 6.7. A huge page at the
@@ -70,7 +70,7 @@ pub(super) struct Plan {
 /// The state of a slot: the address range for the stack and the program of one task (a process in the shared address
 /// space).
 pub(super) struct Slot {
-    /// The pidfd of the task, or [`FREE`], [`TAKEN`], [`LOST`] or [`ENDED`].
+    /// The pidfd of the task, or [`SLOT_FREE`], [`SLOT_MAPPED`], [`SLOT_LOST`] or [`ENDED`].
     pub(super) pidfd: RawFd,
     pub(super) pid: u32,
 }
@@ -78,7 +78,7 @@ pub(super) struct Slot {
 /// The host: the process that owns the address space of the tasks. It starts tasks on request, and frees the memory of
 /// tasks that have ended.
 pub(super) struct Host<'a> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a HostParameters,
     pub(super) socket: BorrowedFd<'a>,
     pub(super) file: OwnedFd,
     epoll: OwnedFd,
@@ -101,7 +101,7 @@ pub(super) type Failed = (SpawnStep, Errno);
 
 /// Runs the calling process as the host: the process that owns the address space of the tasks. The host starts tasks on
 /// request, and exits when the last task has ended and no more requests can come.
-pub(super) fn run(plan: &Plan) -> ! {
+pub(super) fn run(plan: &HostParameters) -> ! {
     let code = match leave_parent(plan) {
         Ok((first_own, socket)) => serve_requests(plan, first_own, socket.as_fd()),
         Err(failed) => {
@@ -116,9 +116,9 @@ pub(super) fn run(plan: &Plan) -> ! {
 
 /// Separates the host from its parent: its name, its core dumps, its descriptors. Returns the lowest number of a
 /// descriptor that may be the host's own, and the socket, which has such a number then.
-fn leave_parent(plan: &Plan) -> Result<(RawFd, OwnedFd), Failed> {
+fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), Failed> {
     if plan.launcher != 0 {
-        end_with_launcher(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
+        request_parent_death_signal(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
     }
     // SAFETY: the name ends with a NUL byte.
     unsafe { libc::prctl(libc::PR_SET_NAME, TASK_HOST_NAME.as_ptr()) };
@@ -135,7 +135,7 @@ fn leave_parent(plan: &Plan) -> Result<(RawFd, OwnedFd), Failed> {
 }
 
 /// Tells the parent that the host is ready, and serves its requests until their end. Returns the exit code.
-fn serve_requests(plan: &Plan, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 {
+fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 {
     match Host::prepare(plan, first_own, socket) {
         Ok(mut host) => {
             let directory = (&raw const *host.directory).expose_provenance() as u64;
@@ -153,7 +153,7 @@ fn refuse(socket: BorrowedFd<'_>, (step, errno): Failed) -> i32 {
 }
 
 impl<'a> Host<'a> {
-    fn prepare(plan: &'a Plan, first_own: RawFd, socket: BorrowedFd<'a>) -> Result<Self, Failed> {
+    fn prepare(plan: &'a HostParameters, first_own: RawFd, socket: BorrowedFd<'a>) -> Result<Self, Failed> {
         let of_clone = |errno| (SpawnStep::Clone, errno);
         // SAFETY: the host has a table of descriptors of its own, in which nothing else uses this one.
         let file = move_above(unsafe { OwnedFd::from_raw_fd(plan.file) }, first_own).map_err(of_clone)?;
@@ -167,7 +167,7 @@ impl<'a> Host<'a> {
         let table = map_anonymous(plan.capacity * size_of::<Slot>()).map_err(of_clone)?.cast::<Slot>();
         for index in 0..plan.capacity {
             // SAFETY: the memory has room for so many slots.
-            unsafe { table.add(index).write(Slot { pidfd: FREE, pid: 0 }) };
+            unsafe { table.add(index).write(Slot { pidfd: SLOT_FREE, pid: 0 }) };
         }
         // SAFETY: all of them were written, and nothing else uses the memory.
         let slots = unsafe { std::slice::from_raw_parts_mut(table, plan.capacity) };
@@ -302,7 +302,7 @@ impl<'a> Host<'a> {
                     (self.slots_at + first * self.plan.slot.bytes, count * self.plan.slot.bytes);
                 // SAFETY: no task lives in these slots. If the call fails, the memory stays until a slot is used again.
                 let _ = unsafe { map::reserve_again(at, bytes) };
-                run.iter_mut().for_each(|slot| slot.pidfd = FREE);
+                run.iter_mut().for_each(|slot| slot.pidfd = SLOT_FREE);
             }
             first += count;
         }
@@ -325,7 +325,7 @@ pub(super) fn kill(pid: u32) {
 /// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable at first:
 /// the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2. A later start can
 /// still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the first slot.
-fn reserve_slots(plan: &Plan) -> Result<u64, Errno> {
+fn reserve_slots(plan: &HostParameters) -> Result<u64, Errno> {
     let bytes = plan.slot.bytes_of(plan.capacity as u64).ok_or(Errno::ENOMEM)?;
     let at = map_anonymous(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)?;
     // SAFETY: the range was mapped just now.

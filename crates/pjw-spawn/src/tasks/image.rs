@@ -108,7 +108,7 @@ impl Segment {
 /// The properties of a program that are needed to map its file into memory. This type does not use the heap, because
 /// the host (the process that maps the program) has no heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct ProgramLayout {
     segments: [Segment; MAX_SEGMENTS],
     count: usize,
     /// The bytes from the address where the program is mapped to its end. A multiple of the page size.
@@ -122,7 +122,7 @@ pub(super) struct Shape {
     pub(super) has_executable_stack: bool,
 }
 
-impl Shape {
+impl ProgramLayout {
     /// Iterates over the segments of the program.
     pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().take(self.count)
@@ -132,12 +132,12 @@ impl Shape {
 /// A program that can run as a task (a process that shares its address space with others). Contains the open file of
 /// the program, and how the file is mapped into memory.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct TaskProgram {
     pub(super) file: OwnedFd,
-    pub(super) shape: Shape,
+    pub(super) shape: ProgramLayout,
 }
 
-impl Image {
+impl TaskProgram {
     /// Opens the program at `path`, and reads its ELF headers.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     bytes.iter().skip(at).take(length).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-fn shape(file: &File) -> Result<Shape, ImageError> {
+fn shape(file: &File) -> Result<ProgramLayout, ImageError> {
     let begin: [u8; 4] = read(file, 0)?;
     if begin.starts_with(b"#!") {
         return Err(ImageError::Script);
@@ -194,7 +194,7 @@ fn shape(file: &File) -> Result<Shape, ImageError> {
     if ![ET_EXEC, ET_DYN].contains(&kind) || number(&header, 54, 2) != PROGRAM_HEADER_BYTES as u64 {
         return Err(ImageError::NoElf);
     }
-    let mut shape = Shape {
+    let mut shape = ProgramLayout {
         segments: [Segment::default(); MAX_SEGMENTS],
         count: 0,
         span: 0,
@@ -266,7 +266,7 @@ fn check_dynamic_section(file: &File, section: Option<(u64, u64)>) -> Result<(),
     if is_library { Err(ImageError::Library) } else { Ok(()) }
 }
 
-impl Shape {
+impl ProgramLayout {
     /// Adds the segment of a program header. A segment that ends after the file is refused: the kernel answers an access behind
     /// the end of a mapped file with SIGBUS.
     fn add(&mut self, header: &[u8], size_of_file: u64) -> Result<(), ImageError> {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     fn joined(segments: &[Segment]) -> Vec<Segment> {
-        let mut shape = Shape {
+        let mut shape = ProgramLayout {
             segments: [Segment::default(); MAX_SEGMENTS],
             count: segments.len(),
             span: 0x10_0000,

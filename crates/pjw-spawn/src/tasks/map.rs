@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use nix::errno::Errno;
 
-use super::image::{Segment, Shape};
+use super::image::{ProgramLayout, Segment};
 use super::page::PAGE;
 use super::slot::SlotShape;
 
@@ -44,7 +44,7 @@ const MOST_WRITTEN: u64 = 64 << 10;
 
 /// Returns the begin and the end of the pages that a program writes first: the beginning of its variables, to which it
 /// applies relocations. Both are relative to the address at which the program is mapped.
-pub(super) fn written_first(program: &Shape) -> (u64, u64) {
+pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
     let is_writable = |segment: &&Segment| segment.protection & libc::PROT_WRITE != 0;
     program.segments().find(is_writable).map_or((0, 0), |segment| {
         let begin = segment.address - segment.address % PAGE;
@@ -62,7 +62,7 @@ pub(super) fn written_first(program: &Shape) -> (u64, u64) {
 pub(super) unsafe fn fill_slot(
     address: u64,
     slot: &SlotShape,
-    program: &Shape,
+    program: &ProgramLayout,
     file: RawFd,
     advise: bool,
 ) -> Result<(), Errno> {
@@ -110,7 +110,7 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
 ///
 /// # Safety
 /// The program must have been mapped at `base`, and not have begun.
-pub(super) unsafe fn clear_tails(base: u64, program: &Shape) {
+pub(super) unsafe fn clear_tails(base: u64, program: &ProgramLayout) {
     for segment in program.segments().filter(|segment| segment.file_bytes < segment.memory_bytes) {
         let begin = base + segment.address + segment.file_bytes;
         let end = begin.next_multiple_of(PAGE).min(base + segment.address + segment.memory_bytes);

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use thiserror::Error;
 
-use super::image::{Image, ImageError};
+use super::image::{ImageError, TaskProgram};
 use super::page::PAGE;
 use super::slot::{SlotShape, stack_bytes};
 use crate::failure::SpawnError;
@@ -61,7 +61,7 @@ fn remedy_of_host(errno: Errno) -> &'static str {
 ///
 /// # Errors
 /// [`AddressSpaceError::Room`] if the tasks need more addresses or mappings than a limit allows.
-pub(crate) fn check_room(image: &Image, tasks: usize) -> Result<(), AddressSpaceError> {
+pub(crate) fn check_room(image: &TaskProgram, tasks: usize) -> Result<(), AddressSpaceError> {
     let error = |needed, limit, remedy| AddressSpaceError::Room { tasks, needed, limit, remedy };
     let slot = SlotShape::new(&image.shape, stack_bytes());
     let Some(bytes) = slot.and_then(|slot| slot.bytes_of(tasks as u64)) else {

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::descriptors::{copy_above, move_above};
-use super::host::{FREE, Failed, Host, LOST, Slot, TAKEN, kill};
+use super::host::{Failed, Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, Slot, kill};
 use super::map;
 use super::request::{Answer, MAX_POSTED, Request, send};
 use super::stack::{self, Contents};
@@ -140,7 +140,7 @@ impl<'a> Host<'a> {
         // SAFETY: there is room for so many starts, and no task of another round uses this one.
         unsafe { self.starts.wrapping_add(index).write(start) };
         if let Some(place) = self.slots.get_mut(slot) {
-            place.pidfd = TAKEN;
+            place.pidfd = SLOT_MAPPED;
         }
         Ok(slot)
     }
@@ -160,7 +160,7 @@ impl<'a> Host<'a> {
             Err(failed) => {
                 self.clear(slot);
                 if let Some(place) = self.slots.get_mut(slot) {
-                    place.pidfd = FREE;
+                    place.pidfd = SLOT_FREE;
                 }
                 outcome.failure = Some(failed);
             }
@@ -181,7 +181,7 @@ impl<'a> Host<'a> {
 
     /// Finds a slot without a task. The memory of ended tasks is only unmapped before if there is no other slot.
     fn free_slot(&mut self) -> Option<usize> {
-        let is_free = |slot: &Slot| slot.pidfd == FREE;
+        let is_free = |slot: &Slot| slot.pidfd == SLOT_FREE;
         self.slots.iter().position(is_free).or_else(|| {
             self.unmap_ended();
             self.slots.iter().position(is_free)
@@ -233,7 +233,7 @@ impl<'a> Host<'a> {
         };
         let kept = kept.map(IntoRawFd::into_raw_fd);
         if let Some(place) = self.slots.get_mut(slot) {
-            *place = Slot { pidfd: kept.unwrap_or(LOST), pid };
+            *place = Slot { pidfd: kept.unwrap_or(SLOT_LOST), pid };
         }
         self.living += usize::from(kept.is_ok());
         kept
@@ -257,7 +257,7 @@ impl<'a> Host<'a> {
                 // SAFETY: closes the pidfd of the task, which nothing else uses.
                 unsafe { libc::close(outcome.pidfd) };
                 if let Some(slot) = self.slots.get_mut(outcome.slot) {
-                    slot.pidfd = LOST;
+                    slot.pidfd = SLOT_LOST;
                 }
                 self.living -= 1;
                 (outcome.pidfd, outcome.failure) = (-1, Some((SpawnStep::Clone, errno)));

@@ -5,7 +5,7 @@
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-use super::image::Shape;
+use super::image::ProgramLayout;
 use super::page::{ADDRESSES, PAGE};
 
 /// What a page of the page table covers on x86-64.
@@ -29,7 +29,7 @@ pub(super) struct SlotShape {
 impl SlotShape {
     /// Returns the layout of a slot (the address range of one task) for the program `program` and a stack of
     /// `stack_bytes` bytes, but at least 256 KiB. `None` if the size of the slot does not fit into 64 bits.
-    pub(super) fn new(program: &Shape, stack_bytes: u64) -> Option<Self> {
+    pub(super) fn new(program: &ProgramLayout, stack_bytes: u64) -> Option<Self> {
         let tail = program.span.checked_next_multiple_of(program.alignment)?;
         let alignment = COVERED.max(program.alignment);
         let stack_bytes = stack_bytes.max(MIN_STACK).checked_next_multiple_of(PAGE)?;

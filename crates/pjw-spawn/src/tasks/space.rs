@@ -18,19 +18,19 @@ use rustix::net::{
 };
 
 use super::descriptors::highest_descriptor;
-use super::directory::VARIABLE;
-use super::host::{self, Plan};
+use super::directory::TASKS_VARIABLE;
+use super::host::{self, HostParameters};
 use super::own_memory::heap_begin;
 use super::request::{ANSWER_BYTES, Answer, MAX_POSTED, RequestBuffer, RequestHeader};
 use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
-use super::stack::Auxiliary;
+use super::stack::AuxiliaryVector;
 use crate::child::Child;
 use crate::clone::{CLONE_CLEAR_SIGHAND, CloneArguments};
 use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
-use crate::layout::Layout;
+use crate::layout::ExecArrays;
 use crate::own_policy::MemoryPolicy;
 use crate::setup::Setup;
 use crate::signals;
@@ -67,7 +67,7 @@ pub struct AddressSpace {
 }
 
 /// The size of an address space for tasks (processes that share their memory), and how the address space is used.
-pub(crate) struct Extent {
+pub(crate) struct SpaceParameters {
     /// The most tasks that live at a time.
     pub(crate) capacity: usize,
     /// The number of ranks.
@@ -100,13 +100,13 @@ impl AddressSpace {
         if let Some(image) = &context.setup.image {
             check_room(image, capacity)?;
         }
-        let extent = Extent { capacity, size: rank_count, is_lasting: true, has_own_table: false };
+        let extent = SpaceParameters { capacity, size: rank_count, is_lasting: true, has_own_table: false };
         Self::of_setup(Arc::clone(&context.setup), &extent)
     }
 
     /// Makes an address space for tasks: processes of the program in `setup` that share their memory. The caller must
     /// have checked by [`check_room`] that there is room for the tasks.
-    pub(crate) fn of_setup(setup: Arc<Setup>, extent: &Extent) -> Result<Self, AddressSpaceError> {
+    pub(crate) fn of_setup(setup: Arc<Setup>, extent: &SpaceParameters) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
             return Err(AddressSpaceError::Unsupported("a context without SpawnContext::share_memory"));
@@ -124,7 +124,7 @@ impl AddressSpace {
         let mut nonce = [0; 8];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(of_io)?;
         let nonce = u64::from_ne_bytes(nonce);
-        let plan = Plan {
+        let plan = HostParameters {
             shape: image.shape,
             slot,
             file: image.file.as_raw_fd(),
@@ -137,7 +137,7 @@ impl AddressSpace {
             highest_descriptor: highest_descriptor(extent.has_own_table)
                 .max(socket.as_raw_fd())
                 .max(of_host.as_raw_fd()),
-            auxiliary: Auxiliary::own(),
+            auxiliary: AuxiliaryVector::own(),
             must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
             stacks_need_advice: kernel_version() < STACKS_WITHOUT_HUGE_PAGES,
             frees_leftovers: extent.is_lasting,
@@ -182,7 +182,7 @@ impl AddressSpace {
     /// maximum number of tasks runs already, and `EINVAL` that the rank is too large.
     pub fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         let setup = Arc::clone(&self.setup);
-        let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         self.post(instance, &mut layout)?;
         self.collect()
     }
@@ -193,7 +193,7 @@ impl AddressSpace {
     ///
     /// # Errors
     /// `E2BIG` in the step [`SpawnStep::Exec`] if the buffer has no room for the request. The request is then not sent.
-    pub(crate) fn post(&mut self, instance: &Instance, layout: &mut Layout) -> Result<(), SpawnError> {
+    pub(crate) fn post(&mut self, instance: &Instance, layout: &mut ExecArrays) -> Result<(), SpawnError> {
         let offset = self.write_request(instance, layout)?;
         let sent = self.send(instance, offset);
         sent.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
@@ -226,7 +226,7 @@ impl AddressSpace {
         Err(if answer.errno == 0 { of_clone(Errno::EMFILE) } else { error_of(answer) })
     }
 
-    fn write_request(&mut self, instance: &Instance, layout: &mut Layout) -> Result<usize, SpawnError> {
+    fn write_request(&mut self, instance: &Instance, layout: &mut ExecArrays) -> Result<usize, SpawnError> {
         let setup = &self.setup;
         let policy = instance.placement.preferred_numa_node.map(MemoryPolicy::preferring).transpose();
         let policy = policy.map_err(|errno| SpawnError { step: SpawnStep::Mask, errno })?;
@@ -237,7 +237,7 @@ impl AddressSpace {
         // SAFETY: the layout ends both lists with a null pointer, and each string with a NUL byte.
         let (argument_count, variable_count) =
             unsafe { (append(arguments, &mut strings), append(variables, &mut strings)) };
-        let variable = format!("{VARIABLE}={:x}:{:x}\0", self.directory, self.nonce);
+        let variable = format!("{TASKS_VARIABLE}={:x}:{:x}\0", self.directory, self.nonce);
         strings.extend_from_slice(variable.as_bytes());
         strings.extend_from_slice(setup.program.as_bytes_with_nul());
         let stdio = &instance.stdio;
@@ -370,12 +370,12 @@ fn launcher(setup: &Setup) -> i32 {
 }
 
 fn error_of(answer: Answer) -> SpawnError {
-    let step = SpawnStep::of_number(answer.step as usize).unwrap_or(SpawnStep::Clone);
+    let step = SpawnStep::from_number(answer.step as usize).unwrap_or(SpawnStep::Clone);
     SpawnError { step, errno: Errno::from_raw(answer.errno) }
 }
 
 /// Forks the host. All signals are blocked in it.
-fn fork_host(plan: &Plan) -> Result<Pid, Errno> {
+fn fork_host(plan: &HostParameters) -> Result<Pid, Errno> {
     let arguments = CloneArguments {
         flags: CLONE_CLEAR_SIGHAND,
         exit_signal: libc::SIGCHLD as u64,

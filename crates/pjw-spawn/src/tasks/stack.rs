@@ -17,17 +17,17 @@ const NAME_BYTES: usize = 32;
 /// The auxiliary vector of the calling process, getauxval(3). A task gets a copy in which the entries about the program
 /// are replaced.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Auxiliary {
+pub(super) struct AuxiliaryVector {
     entries: [(u64, u64); MAX_ENTRIES],
     count: usize,
     platform: [u8; NAME_BYTES],
 }
 
-impl Auxiliary {
+impl AuxiliaryVector {
     /// Returns the auxiliary vector of the calling process. The vector is read only once, because it stays the same
     /// while the process executes one program.
     pub(super) fn own() -> Self {
-        static OWN: OnceLock<Auxiliary> = OnceLock::new();
+        static OWN: OnceLock<AuxiliaryVector> = OnceLock::new();
         *OWN.get_or_init(Self::read)
     }
 
@@ -63,7 +63,7 @@ pub(super) struct Contents<'a> {
     pub(super) program_headers: u64,
     pub(super) program_header_count: u64,
     pub(super) entry: u64,
-    pub(super) auxiliary: &'a Auxiliary,
+    pub(super) auxiliary: &'a AuxiliaryVector,
 }
 
 /// Writes words towards higher addresses.

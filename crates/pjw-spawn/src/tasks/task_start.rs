@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicI32, AtomicU32};
 use nix::errno::Errno;
 
 use super::descriptors::close_between;
-use super::image::Shape;
+use super::image::ProgramLayout;
 use super::map;
 use super::request::Request;
 use crate::bare;
 use crate::clone::{
-    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, Failed, clone_and_run, clone_error,
-    end_with_launcher, take_streams,
+    CLONE_CLEAR_SIGHAND, CLONE_INTO_CGROUP, CloneArguments, FailedStep, clone_and_run, clone_error,
+    request_parent_death_signal, set_standard_streams,
 };
 use crate::failure::SpawnStep;
 use crate::signals::{self, KernelSignals};
@@ -48,7 +48,7 @@ pub(super) struct TaskStart<'a> {
 
 /// The program of a task in memory, and the stack pointer with which the program begins.
 pub(super) struct EntryPoint<'a> {
-    pub(super) shape: &'a Shape,
+    pub(super) shape: &'a ProgramLayout,
     /// The address where the program is mapped.
     pub(super) base: u64,
     /// The stack pointer at the first instruction.
@@ -93,7 +93,7 @@ impl<'a> TaskStart<'a> {
             // Killed before it could begin.
             UNDECIDED => Some((SpawnStep::Exec, Errno::ESRCH)),
             step => Some((
-                SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Exec),
+                SpawnStep::from_number(step as usize).unwrap_or(SpawnStep::Exec),
                 Errno::from_raw(self.errno.load(Relaxed)),
             )),
         }
@@ -182,7 +182,7 @@ extern "C" fn run(start: *const ()) -> ! {
     unsafe { enter(start.is_busy.as_ptr(), stack, base + shape.entry) }
 }
 
-fn prepare(start: &TaskStart<'_>) -> Result<(), Failed> {
+fn prepare(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let head = &start.request.head;
     let of_clone = |errno| (SpawnStep::Clone, errno);
     if head.mask_words > 0 {
@@ -198,7 +198,7 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), Failed> {
     populate(&start.entry_point);
     // SAFETY: the program was mapped for this task, and has not begun.
     unsafe { map::clear_tails(start.entry_point.base, start.entry_point.shape) };
-    take_streams(start.streams)?;
+    set_standard_streams(start.streams)?;
     close_between(start.first_own_descriptor, RawFd::MAX).map_err(|errno| (SpawnStep::Stdio, errno))?;
     let directory = start.request.directory();
     if !directory.is_null() {
@@ -207,7 +207,7 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), Failed> {
         changed.map_err(|errno| (SpawnStep::Directory, errno))?;
     }
     if head.launcher != 0 {
-        end_with_launcher(head.launcher)?;
+        request_parent_death_signal(head.launcher)?;
     }
     if let Some((soft, hard)) = head.descriptor_limit {
         let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
@@ -218,7 +218,7 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), Failed> {
     let arguments = [libc::PR_SET_NAME.into(), bare::address(head.name.as_ptr()), 0, 0, 0];
     // SAFETY: the name has 16 bytes, of which the last is NUL. The call can't fail.
     let _ = unsafe { bare::call(libc::SYS_prctl, arguments) };
-    signals::set_default(libc::SIGPIPE);
+    signals::set_default_action(libc::SIGPIPE);
     // SAFETY: has no precondition.
     let pid = unsafe { bare::call(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
     start.pid.store(u32::try_from(pid).unwrap_or(0), Release);
@@ -234,7 +234,7 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), Failed> {
 /// Takes the pages that the program writes first, on the memory node of the task. Without that, the first write to a page that
 /// was read before interrupts all CPUs on which tasks run. Linux before 5.14 has no such call: then each page costs a fault.
 fn populate(entry_point: &EntryPoint<'_>) {
-    let (begin, end) = map::written_first(entry_point.shape);
+    let (begin, end) = map::first_written_range(entry_point.shape);
     let address = (entry_point.base + begin) as i64;
     let arguments = [address, (end - begin) as i64, libc::MADV_POPULATE_WRITE.into(), 0, 0];
     // SAFETY: changes no contents. The kernel refuses what is not mapped.

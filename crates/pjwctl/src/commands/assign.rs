@@ -4,15 +4,15 @@ use std::process::ExitCode;
 
 use pjw_ipc::{call, wire::Job};
 
-use super::connection::{Warden, call_for, job_id};
+use super::connection::{DaemonAddress, call_for_field, parse_job_id};
 use crate::cli::{AssignArgs, CoreCountArg, PolicyArg, value_name};
 use crate::{output, render};
 
 /// Runs `pjwctl assign`: requests cores for a job from the daemon, and adds processes to the job. `request` contains
 /// the command line options.
-pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
-        job: job_id(&request.job)?,
+        job: parse_job_id(&request.job)?,
         cores: request.core_args.cores.and_then(CoreCountArg::core_count),
         all_cores: (request.core_args.cores == Some(CoreCountArg::All)).then_some(true),
         cpus: request.core_args.cpus.as_ref().map(ToString::to_string),
@@ -28,7 +28,7 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
         within_job: request.core_args.within_job.map(|rule| value_name(&rule)),
         ..call::Assign::default()
     };
-    let job: Job = call_for(&mut warden.connect()?, "Assign", &parameters, "job")?;
+    let job: Job = call_for_field(&mut warden.connect()?, "Assign", &parameters, "job")?;
     let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned_job_line(job))?;
     if job.cpus.is_empty() && !request.json.json {
         output::print_error(&render::jobs::no_cores_message(&job));

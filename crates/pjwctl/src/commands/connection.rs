@@ -19,14 +19,14 @@ use crate::{output, render::UserNames};
 /// The address of the daemon: the path of the socket in the option `--socket` of the command line. Without this option,
 /// the daemon's default socket is used.
 #[derive(Debug)]
-pub(super) struct Warden {
+pub(super) struct DaemonAddress {
     pub(super) socket: Option<PathBuf>,
 }
 
-impl Warden {
+impl DaemonAddress {
     /// Returns the path in the command line option `--socket`. `None` if the option was not given, or if the path is
     /// empty.
-    pub(super) fn named_socket(&self) -> Option<&Path> {
+    pub(super) fn socket_option(&self) -> Option<&Path> {
         self.socket.as_deref().filter(|path| !path.as_os_str().is_empty())
     }
 
@@ -34,7 +34,7 @@ impl Warden {
     /// user.
     pub(super) fn path(&self) -> PathBuf {
         let xdg = std::env::var_os("XDG_RUNTIME_DIR");
-        socket_path(self.named_socket(), geteuid().as_raw(), xdg.as_deref().map(Path::new))
+        socket_path(self.socket_option(), geteuid().as_raw(), xdg.as_deref().map(Path::new))
     }
 
     /// Connects to the daemon. Prints a warning if the daemon of the system answers because the user's own daemon does
@@ -43,7 +43,7 @@ impl Warden {
         let path = self.path();
         let client = Client::connect(&path)?;
         let (uid, xdg) = (geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
-        if self.named_socket().is_none()
+        if self.socket_option().is_none()
             && let Some(note) = another_answers(&path, &runtime_dir(uid, xdg.as_deref().map(Path::new)), uid)
         {
             output::print_error(&note);
@@ -53,7 +53,7 @@ impl Warden {
 
     /// Connects to the daemon. `timeout` is the maximum time for the connection attempt, and for each call on the
     /// connection.
-    pub(super) fn connect_for(&self, timeout: Duration) -> Result<Client, ConnectError> {
+    pub(super) fn connect_with_timeout(&self, timeout: Duration) -> Result<Client, ConnectError> {
         Client::connect_with_timeout(&self.path(), timeout)
     }
 }
@@ -73,7 +73,7 @@ fn another_answers(path: &Path, own: &Path, uid: u32) -> Option<String> {
 
 /// Calls the method `method` of the daemon, and returns the field `field` of the reply, parsed as a `T`. All other
 /// fields of the reply are ignored.
-pub(super) fn call_for<T: DeserializeOwned>(
+pub(super) fn call_for_field<T: DeserializeOwned>(
     client: &mut Client,
     method: &str,
     parameters: &impl Serialize,
@@ -86,7 +86,7 @@ pub(super) fn call_for<T: DeserializeOwned>(
 
 /// Requests the status of the daemon (`GetStatus`): the machine, its cores, the jobs and warnings.
 pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientError> {
-    call_for(client, "GetStatus", &NoParameters {}, "status")
+    call_for_field(client, "GetStatus", &NoParameters {}, "status")
 }
 
 /// Returns the directory in which the daemon publishes the core map of the job with the id `job`. `None` if there is no
@@ -112,7 +112,7 @@ pub(super) struct NoParameters {}
 
 /// Returns the full id of the job that the user named `text`: for `make-7`, the id is `manual:make-7`. If `text` is no
 /// valid job id, returns an error.
-pub(super) fn job_id(text: &str) -> anyhow::Result<String> {
+pub(super) fn parse_job_id(text: &str) -> anyhow::Result<String> {
     Ok(text.parse::<JobId>()?.to_string())
 }
 
@@ -133,10 +133,10 @@ mod tests {
         let (own, system) = (dir.path().join("pjwd"), dir.path().join("run/pjwd.sock"));
         assert_eq!(another_answers(&system, &own, uid), None, "there never was an own one");
         std::fs::create_dir(&own).unwrap();
-        let named_socket = another_answers(&system, &own, uid).unwrap();
+        let socket_option = another_answers(&system, &own, uid).unwrap();
         assert!(
-            named_socket.contains(own.to_str().unwrap()) && named_socket.contains(system.to_str().unwrap()),
-            "{named_socket}"
+            socket_option.contains(own.to_str().unwrap()) && socket_option.contains(system.to_str().unwrap()),
+            "{socket_option}"
         );
         assert_eq!(
             another_answers(&own.join("pjwd.sock"), &own, uid),

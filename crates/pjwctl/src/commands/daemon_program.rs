@@ -27,7 +27,7 @@ pub(super) fn command() -> anyhow::Result<Command> {
 
 /// Returns the command line option `name` with its value as one argument: `name=value`. In this form, a value that
 /// begins with a dash is not taken for an option.
-pub(super) fn option(name: &str, value: &OsStr) -> OsString {
+pub(super) fn option_argument(name: &str, value: &OsStr) -> OsString {
     let mut option = OsString::from(name);
     option.push("=");
     option.push(value);
@@ -38,8 +38,8 @@ pub(super) fn option(name: &str, value: &OsStr) -> OsString {
 /// the path of a topology file, and `synthetic` is a description of a synthetic machine. If both are `None`, returns
 /// `None`, which stands for this machine.
 pub(super) fn source_option(input: Option<&Path>, synthetic: Option<&str>) -> Option<OsString> {
-    let file = input.map(|file| option("--input", file.as_os_str()));
-    file.or_else(|| synthetic.map(|description| option("--synthetic", description.as_ref())))
+    let file = input.map(|file| option_argument("--input", file.as_os_str()));
+    file.or_else(|| synthetic.map(|description| option_argument("--synthetic", description.as_ref())))
 }
 
 /// Runs `pjwd --topology-json` with `arguments`, and returns the topology that `pjwd` prints, parsed as a `T`. The last
@@ -47,7 +47,7 @@ pub(super) fn source_option(input: Option<&Path>, synthetic: Option<&str>) -> Op
 ///
 /// hwloc, a C library, reads the topology. A damaged topology file can make hwloc crash. For this reason the file is
 /// read in another process.
-pub(super) fn machine<T: DeserializeOwned>(arguments: &[OsString]) -> anyhow::Result<T> {
+pub(super) fn load_topology_from_pjwd<T: DeserializeOwned>(arguments: &[OsString]) -> anyhow::Result<T> {
     let mut pjwd = command()?;
     let source = arguments.last().map(|argument| argument.to_string_lossy().into_owned()).unwrap_or_default();
     let shown = source.split_once('=').map_or(source.as_str(), |(_, value)| value);
@@ -109,6 +109,6 @@ mod tests {
 
     #[test]
     fn a_value_that_begins_with_a_dash_stays_a_value() {
-        assert_eq!(option("--config", OsStr::new("-x")), "--config=-x");
+        assert_eq!(option_argument("--config", OsStr::new("-x")), "--config=-x");
     }
 }

@@ -5,22 +5,22 @@ use std::process::ExitCode;
 
 use pjw_ipc::call::DefragReply;
 
-use super::connection::{NoParameters, Warden};
+use super::connection::{DaemonAddress, NoParameters};
 use crate::{cli::JsonArg, output, render, render::defrag::DefragStage};
 
 /// Runs `pjwctl plan --defrag`: prints the jobs that must move to other cores so that larger requests for cores fit.
 /// Moves no job.
-pub(super) fn plan(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn plan(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "PlanDefrag", DefragStage::Planned, json)
 }
 
 /// Runs `pjwctl defrag`: makes the daemon move jobs to other cores so that larger requests for cores fit. Prints the
 /// moved jobs.
-pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "Defrag", DefragStage::Done, json)
 }
 
-fn call(warden: &Warden, method: &str, stage: DefragStage, json: JsonArg) -> anyhow::Result<ExitCode> {
+fn call(warden: &DaemonAddress, method: &str, stage: DefragStage, json: JsonArg) -> anyhow::Result<ExitCode> {
     let reply: DefragReply = warden.connect()?.call(method, &NoParameters {})?;
     output::print_reply(json, &reply, |reply, term| render::defrag::defrag_text(reply, stage, term))
 }

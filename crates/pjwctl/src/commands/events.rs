@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use pjw_ipc::{call::Events, wire::Event};
 use serde::Deserialize;
 
-use super::connection::Warden;
+use super::connection::DaemonAddress;
 use crate::{output, render};
 
 #[derive(Deserialize)]
@@ -15,7 +15,7 @@ struct Reply {
 
 /// Runs `pjwctl events`: prints the latest events of the daemon. If `follow` is true, waits for new events and prints
 /// them too, until the user interrupts pjwctl. If `json` is true, prints JSON.
-pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     if follow {
         output::exit_when_stdout_reader_closes();

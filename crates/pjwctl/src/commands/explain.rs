@@ -6,15 +6,15 @@ use anyhow::anyhow;
 use pjw_ipc::call::{ExplainJobReply, ExplainPid, ExplainPidReply, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
 
-use super::connection::{Warden, job_id};
+use super::connection::{DaemonAddress, parse_job_id};
 use crate::{cli::JsonArg, output, render};
 
 /// Runs `pjwctl explain`: prints why a job or a process has its CPUs. `subject` is a process id if it consists of
 /// digits, and a job id otherwise. A job with a number as its name must therefore be given with its source, such as
 /// `slurm:7`.
-pub(super) fn run(warden: &Warden, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
-        let job = job_id(subject)?;
+        let job = parse_job_id(subject)?;
         let reasons: ExplainJobReply = warden.connect()?.call("ExplainJob", &JobParameter { job })?;
         return output::print_reply(json, &reasons, render::explain::job_reasons_text);
     }
@@ -36,7 +36,7 @@ pub(super) fn run(warden: &Warden, subject: &str, json: JsonArg) -> anyhow::Resu
 
 /// The job that `assign` makes of this number, if it exists. For a hint only: without a reply there is no hint.
 fn job_of_that_name(client: &mut Client, number: &str) -> Option<String> {
-    let job = job_id(number).ok()?;
+    let job = parse_job_id(number).ok()?;
     client.call::<ExplainJobReply>("ExplainJob", &JobParameter { job }).ok().map(|reasons| reasons.job)
 }
 

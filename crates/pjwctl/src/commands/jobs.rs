@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
-use super::connection::{NoParameters, Warden, call_for, user_names};
+use super::connection::{DaemonAddress, NoParameters, call_for_field, user_names};
 use crate::{cli::JsonArg, output, render};
 
 /// Runs `pjwctl jobs`: prints a table of all jobs that the daemon knows.
-pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
-    let jobs: Vec<Job> = call_for(&mut warden.connect()?, "ListJobs", &NoParameters {}, "jobs")?;
+pub(super) fn run(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
+    let jobs: Vec<Job> = call_for_field(&mut warden.connect()?, "ListJobs", &NoParameters {}, "jobs")?;
     output::print_reply(json, &jobs, |jobs, term| {
         let names = user_names(jobs.iter().map(|job| job.owner));
         render::jobs::jobs_text(jobs, &names, Timestamp::now(), term)

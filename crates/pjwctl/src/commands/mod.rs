@@ -29,8 +29,8 @@ mod want;
 use std::process::ExitCode;
 
 use crate::cli::{Cli, CliCommand, JobsArgs};
-use connection::Warden;
-pub use hook::after_usage_error;
+use connection::DaemonAddress;
+pub use hook::handle_hook_usage_error;
 
 /// Executes the subcommand of the parsed command line `cli`, and returns the exit code of pjwctl. If `pjwctl run` or
 /// a job starter (`pjwctl hook …-starter`) succeeds, the function does not return, because the process then executes
@@ -40,7 +40,7 @@ pub use hook::after_usage_error;
 /// If the daemon does not run or refuses the request, or if the output cannot be written. The message names the
 /// remedy.
 pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
-    let warden = Warden { socket: cli.socket };
+    let warden = DaemonAddress { socket: cli.socket };
     match cli.command {
         CliCommand::Status(json) => status::run(&warden, json),
         CliCommand::Jobs(JobsArgs { ended: false, json }) => jobs::run(&warden, json),
@@ -51,7 +51,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),
         CliCommand::Want(request) => want::run(&warden, &request),
         CliCommand::Provision(request) => provision::run(&warden, &request),
-        CliCommand::Unprovision { name } => provision::end(&warden, &name),
+        CliCommand::Unprovision { name } => provision::unprovision(&warden, &name),
         CliCommand::Run(request) => run::run(&warden, &request),
         CliCommand::Spawn(request) => spawn::run(&warden, &request),
         CliCommand::Explain { subject, json } => explain::run(&warden, &subject, json),

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use pjw_ipc::call::PlanReply;
 
-use super::connection::{NoParameters, Warden};
+use super::connection::{DaemonAddress, NoParameters};
 use crate::{cli::JsonArg, output, render};
 
 /// Runs `pjwctl plan`: prints the changes of affinity masks and cpusets that the daemon would make next. Makes no
 /// changes.
-pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
     let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;
     output::print_reply(json, &plan, render::plan::plan_text)
 }

@@ -9,23 +9,24 @@ use pjw_core::job::ProvisionRule;
 use pjw_ipc::call::{self, JobParameter};
 use pjw_ipc::wire::Job;
 
-use super::connection::{Warden, call_for, job_id, read_status};
+use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
 use crate::cli::ProvisionArgs;
 use crate::{output, render};
 
 /// Runs `pjwctl provision`: makes the daemon keep cores for a service. Without the name of a service in `request`,
 /// lists the provisions instead. A provision is a job that holds the cores of a service.
-pub(super) fn run(warden: &Warden, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
     let (Some(name), Some(cores)) = (&request.name, request.cores) else { return list(warden, request) };
     let find_user = |name: &str| User::from_name(name).ok().flatten().map(|user| Uid(user.uid.as_raw()));
     let rule = request.rule.as_deref().map(|rule| ProvisionRule::parse(rule, find_user)).transpose();
     let rule = rule.map_err(|error| anyhow!("--match: {error}"))?;
-    let parameters = call::Provision { job: job_id(name)?, cores, rule: rule.map(|rule| rule.to_string()) };
-    let job: Job = call_for(&mut warden.connect()?, "Provision", &parameters, "job")?;
+    let parameters =
+        call::Provision { job: parse_job_id(name)?, cores, rule: rule.map(|rule| rule.to_string()) };
+    let job: Job = call_for_field(&mut warden.connect()?, "Provision", &parameters, "job")?;
     output::print_reply(request.json, &job, |job, _| render::jobs::provision_line(job))
 }
 
-fn list(warden: &Warden, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
+fn list(warden: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
     let status = read_status(&mut warden.connect()?)?;
     let provisions: Vec<Job> = status.jobs.into_iter().filter(|job| job.provision.is_some()).collect();
     output::print_reply(request.json, &provisions, |jobs, _| {
@@ -35,8 +36,8 @@ fn list(warden: &Warden, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
 
 /// Runs `pjwctl unprovision`: ends the provision with the name `name`, so that its cores become free. A provision is a
 /// job that holds the cores of a service.
-pub(super) fn end(warden: &Warden, name: &str) -> anyhow::Result<ExitCode> {
-    let job = job_id(name)?;
+pub(super) fn unprovision(warden: &DaemonAddress, name: &str) -> anyhow::Result<ExitCode> {
+    let job = parse_job_id(name)?;
     let mut client = warden.connect()?;
     let status = read_status(&mut client)?;
     match status.jobs.iter().find(|known| known.id == job) {
@@ -46,7 +47,7 @@ pub(super) fn end(warden: &Warden, name: &str) -> anyhow::Result<ExitCode> {
         }
         Some(_) => {}
     }
-    let released: Vec<String> = call_for(&mut client, "Release", &JobParameter { job }, "released")?;
+    let released: Vec<String> = call_for_field(&mut client, "Release", &JobParameter { job }, "released")?;
     output::print(&render::jobs::released_jobs_text(&released))?;
     Ok(ExitCode::SUCCESS)
 }

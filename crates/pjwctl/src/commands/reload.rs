@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use super::connection::{NoParameters, Warden, call_for};
+use super::connection::{DaemonAddress, NoParameters, call_for_field};
 use crate::{output, render};
 
 /// Runs `pjwctl reload`: makes the daemon load its configuration again.
-pub(super) fn run(warden: &Warden) -> anyhow::Result<ExitCode> {
-    let changes: Vec<String> = call_for(&mut warden.connect()?, "Reload", &NoParameters {}, "changes")?;
+pub(super) fn run(warden: &DaemonAddress) -> anyhow::Result<ExitCode> {
+    let changes: Vec<String> = call_for_field(&mut warden.connect()?, "Reload", &NoParameters {}, "changes")?;
     output::print(&render::text::sentence_lines("the configuration was read: nothing changed", &changes))?;
     Ok(ExitCode::SUCCESS)
 }

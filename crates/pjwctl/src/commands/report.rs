@@ -7,19 +7,19 @@ use jiff::Timestamp;
 use pjw_ipc::call::GetReports;
 use pjw_ipc::report::Report;
 
-use super::connection::{Warden, call_for, job_id, read_status, user_names};
+use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status, user_names};
 use crate::cli::{JsonArg, ReportArgs};
 use crate::output;
 use crate::render::report::{jobstats_line, report_text, reports_text};
 
 /// Runs `pjwctl report`: prints how a job that has ended used its cores. Without a job in `request`, prints a table of
 /// the jobs that have ended.
-pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Result<ExitCode> {
     let Some(job) = &request.job else { return list(warden, request.last, request.json) };
-    let job = job_id(job)?;
+    let job = parse_job_id(job)?;
     let parameters = GetReports { job: Some(job.clone()), last: Some(1) };
     let mut client = warden.connect()?;
-    let reports: Vec<Report> = call_for(&mut client, "GetReports", &parameters, "reports")?;
+    let reports: Vec<Report> = call_for_field(&mut client, "GetReports", &parameters, "reports")?;
     let Some(report) = reports.into_iter().next() else {
         bail!("there is no report of {job}: pjwctl jobs --ended lists the jobs that have one");
     };
@@ -34,9 +34,9 @@ pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitC
 
 /// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs,
 /// from the last ended job backwards. If `last` is `None`, prints all jobs of which the daemon has a report.
-pub(super) fn list(warden: &Warden, last: Option<u32>, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn list(warden: &DaemonAddress, last: Option<u32>, json: JsonArg) -> anyhow::Result<ExitCode> {
     let parameters = GetReports { job: None, last };
-    let reports: Vec<Report> = call_for(&mut warden.connect()?, "GetReports", &parameters, "reports")?;
+    let reports: Vec<Report> = call_for_field(&mut warden.connect()?, "GetReports", &parameters, "reports")?;
     output::print_reply(json, &reports, |reports, _| {
         let names = user_names(reports.iter().map(|report| report.owner));
         reports_text(reports, &names, Timestamp::now())

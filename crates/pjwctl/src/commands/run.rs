@@ -25,7 +25,9 @@ use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
 
-use super::connection::{Warden, call_for, cpu_count_variables, job_directory, job_id, read_status};
+use super::connection::{
+    DaemonAddress, call_for_field, cpu_count_variables, job_directory, parse_job_id, read_status,
+};
 use crate::cli::{CoreCountArg, RunArgs, value_name};
 use crate::output;
 
@@ -43,7 +45,7 @@ pub(super) const NOT_EXECUTABLE: u8 = 126;
 /// Runs `pjwctl run`: makes a job of this process, waits until the job holds cores, and executes the command in
 /// `request`. The command replaces this process. Returns only if the command was not executed. The job is released
 /// then.
-pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = request.command.split_first() else { bail!("no command was given") };
     if program.is_empty() {
         bail!("the name of the command is empty: give a program after --");
@@ -56,7 +58,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
     let core_args = &request.core_args;
     let cores_unit = request.cores_unit;
     let request = Assign {
-        job: job_id(&job)?,
+        job: parse_job_id(&job)?,
         cores: core_args.cores.and_then(CoreCountArg::core_count),
         all_cores: (core_args.cores == Some(CoreCountArg::All)).then_some(true),
         cpus: core_args.cpus.as_ref().map(ToString::to_string),
@@ -70,8 +72,8 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         fresh: Some(true),
         ..Assign::default()
     };
-    let job: Job = call_for(&mut client, "Assign", &request, "job")?;
-    let cpus = match wait_for_granted(warden, &mut client, job.clone()) {
+    let job: Job = call_for_field(&mut client, "Assign", &request, "job")?;
+    let cpus = match wait_for_cores(warden, &mut client, job.clone()) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -125,7 +127,11 @@ fn is_there(program: &OsStr) -> bool {
 ///
 /// # Errors
 /// If the job gets no cores, or if this process can also run on other PUs.
-pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Job) -> anyhow::Result<CpuSet> {
+pub(super) fn wait_for_cores(
+    warden: &DaemonAddress,
+    client: &mut Client,
+    mut job: Job,
+) -> anyhow::Result<CpuSet> {
     // The cores of a borrower may be exchanged between the reply and the check.
     let mut exchanges = 0;
     loop {
@@ -151,7 +157,7 @@ pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Jo
 }
 
 /// Connects to pjwd once more. The job goes on waiting while no pjwd runs: the next pjwd knows it.
-fn connect_again(warden: &Warden, job: &Job) -> anyhow::Result<Client> {
+fn connect_again(warden: &DaemonAddress, job: &Job) -> anyhow::Result<Client> {
     let begin = Instant::now();
     let mut is_reported = false;
     loop {
@@ -220,7 +226,7 @@ pub(super) fn release(client: &mut Client, job: &str) {
 }
 
 /// Returns how many of the cores in `cores` have at least one PU (logical CPU) in `cpus`.
-pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
+pub(super) fn count_cores(cpus: &CpuSet, cores: &[Core]) -> usize {
     let pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default();
     cores.iter().filter(|core| pus(core).intersects(cpus)).count()
 }
@@ -229,7 +235,7 @@ pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
 /// contain all cores of the machine.
 pub(super) fn cpu_counts(cpus: &CpuSet, cores: &[Core]) -> CpuCounts {
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    CpuCounts { cores: number(cores_in(cpus, cores)), pus: number(cpus.len()) }
+    CpuCounts { cores: number(count_cores(cpus, cores)), pus: number(cpus.len()) }
 }
 
 /// Returns the value of the environment variable `name` of this process. Bytes that are not valid UTF-8 are replaced.
@@ -256,7 +262,7 @@ mod tests {
         let long = "x".repeat(5_000);
         for program in ["make", "/usr/bin/make", "./a b:c", "..", "/", "", "é\n[", &long] {
             let name = default_name(OsStr::new(program), 4711);
-            assert_eq!(job_id(&name).unwrap(), format!("manual:{name}"));
+            assert_eq!(parse_job_id(&name).unwrap(), format!("manual:{name}"));
             assert!(name.ends_with("-4711"), "{name}");
         }
         assert_eq!(default_name(OsStr::new("/usr/bin/make"), 7), "make-7");
@@ -266,9 +272,9 @@ mod tests {
     fn cores_are_counted_by_their_pus() {
         let core = |cpus: &str| Core { cpus: cpus.into(), ..Core::default() };
         let cores = [core("0,4"), core("1,5"), core("2,6"), core("")];
-        assert_eq!(cores_in(&"0-1,4-5".parse().unwrap(), &cores), 2);
-        assert_eq!(cores_in(&"5".parse().unwrap(), &cores), 1);
-        assert_eq!(cores_in(&CpuSet::new(), &cores), 0);
+        assert_eq!(count_cores(&"0-1,4-5".parse().unwrap(), &cores), 2);
+        assert_eq!(count_cores(&"5".parse().unwrap(), &cores), 1);
+        assert_eq!(count_cores(&CpuSet::new(), &cores), 0);
     }
 
     #[test]

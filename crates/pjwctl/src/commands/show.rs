@@ -10,7 +10,7 @@ use pjw_ipc::call::{GetJob, GetJobReply, GetMemory};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::Memory;
 
-use super::connection::{Warden, call_for, job_id, user_names};
+use super::connection::{DaemonAddress, call_for_field, parse_job_id, user_names};
 use crate::cli::ShowArgs;
 use crate::output;
 use crate::render::show::{self, JobDetails};
@@ -22,11 +22,11 @@ const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs `pjwctl show`: prints the properties of a job, its memory, its processes and its latest events. `request`
 /// contains the command line options.
-pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     let mut details = read_named(&mut client, &request.job)?;
     let memory = if request.memory {
-        let mut client = warden.connect_for(READING_TIMEOUT)?;
+        let mut client = warden.connect_with_timeout(READING_TIMEOUT)?;
         let words = format!(
             "the memory of {} is being read: 1 TiB takes half a minute of CPU time or more, and the readings that others \
              asked for come first; Ctrl-C ends the waiting",
@@ -50,7 +50,7 @@ pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCod
 
 /// Reads the job that the user named. A number that is no job may be meant as a process.
 fn read_named(client: &mut Client, name: &str) -> anyhow::Result<JobDetails> {
-    read(client, job_id(name)?).map_err(|fault| match fault {
+    read(client, parse_job_id(name)?).map_err(|fault| match fault {
         ClientError::Refused { message, .. } if name.bytes().all(|byte| byte.is_ascii_digit()) => {
             anyhow!("{message}; for the process {name}: pjwctl explain {name}")
         }
@@ -64,7 +64,7 @@ fn read_memory(client: &mut Client, job: &str, request: &ShowArgs) -> Result<Mem
         estimate: (!request.memory).then_some(true),
         nodes: request.nodes.then_some(true),
     };
-    call_for(client, "GetMemory", &parameters, "memory")
+    call_for_field(client, "GetMemory", &parameters, "memory")
 }
 
 /// Does `work`. Calls `say` once if the work takes longer than `timeout`.

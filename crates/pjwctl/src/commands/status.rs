@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use jiff::Timestamp;
 
-use super::connection::{Warden, read_status, user_names};
+use super::connection::{DaemonAddress, read_status, user_names};
 use crate::{cli::JsonArg, output, render};
 
 /// Runs `pjwctl status`: prints the machine, its core map, the jobs and the warnings of the daemon.
-pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
     let status = read_status(&mut warden.connect()?)?;
     output::print_reply(json, &status, |status, term| {
         let names = user_names(status.jobs.iter().map(|job| job.owner));

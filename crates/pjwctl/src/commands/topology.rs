@@ -6,19 +6,19 @@ use std::process::ExitCode;
 
 use pjw_ipc::wire::{Status, Topology};
 
-use super::connection::{NoParameters, Warden, call_for, read_status};
+use super::connection::{DaemonAddress, NoParameters, call_for_field, read_status};
 use super::daemon_program;
 use crate::{cli, file, output, render};
 
 /// Runs `pjwctl topology`: prints the packages, NUMA nodes, caches and cores of the machine as a tree or as a drawing.
 /// `what` contains the command line options.
-pub(super) fn run(warden: &Warden, what: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, what: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
     let (topology, status): (Topology, _) = match source {
-        Some(source) => (daemon_program::machine(&[source])?, None),
+        Some(source) => (daemon_program::load_topology_from_pjwd(&[source])?, None),
         None => {
             let mut client = warden.connect()?;
-            let topology = call_for(&mut client, "GetTopology", &NoParameters {}, "topology")?;
+            let topology = call_for_field(&mut client, "GetTopology", &NoParameters {}, "topology")?;
             (topology, Some(read_status(&mut client)?))
         }
     };

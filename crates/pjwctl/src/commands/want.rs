@@ -4,15 +4,15 @@ use std::process::ExitCode;
 
 use pjw_ipc::{call, wire::Job};
 
-use super::connection::{Warden, call_for, job_id};
+use super::connection::{DaemonAddress, call_for_field, parse_job_id};
 use crate::cli::WantArgs;
 use crate::{output, render};
 
 /// Runs `pjwctl want`: tells the daemon how many cores a job can use at present. `request` contains the job and the
 /// number.
-pub(super) fn run(warden: &Warden, request: &WantArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &WantArgs) -> anyhow::Result<ExitCode> {
     let wanted = request.cores.0;
-    let parameters = call::Want { job: job_id(&request.job)?, cores: wanted };
-    let job: Job = call_for(&mut warden.connect()?, "Want", &parameters, "job")?;
+    let parameters = call::Want { job: parse_job_id(&request.job)?, cores: wanted };
+    let job: Job = call_for_field(&mut warden.connect()?, "Want", &parameters, "job")?;
     output::print_reply(request.json, &job, |job, _| render::jobs::wanted_cores_line(job, wanted))
 }

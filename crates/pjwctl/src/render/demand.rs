@@ -8,7 +8,7 @@ use pjw_core::policy::LendingPolicy;
 use pjw_sim::demand::replay::{DemandReplayResult, OwnerTotals};
 use serde::Serialize;
 
-use super::simulate::time;
+use super::simulate::duration_text;
 use super::{Terminal, style, text::count_with_noun};
 
 const SECONDS_PER_HOUR: f64 = 3600.0;
@@ -157,7 +157,7 @@ pub fn demand_text(result: &DemandResult, term: Terminal) -> String {
         count_with_noun(owners, "owner", "owners"),
         count_with_noun(owned, "core", "cores"),
         result.usable,
-        time(Duration::from_secs_f64(result.duration_s).as_secs())
+        duration_text(Duration::from_secs_f64(result.duration_s).as_secs())
     );
     let mut text = style::apply_style(&heading, style::HEADING, term) + "\n\n";
     let (without, with) = (&result.without_lending, &result.with_lending);

@@ -186,7 +186,8 @@ fn samples(all: &[FragmentationSample]) -> String {
     for costs in 0..rows {
         let Some(sample) = all.get(costs * (all.len() - 1) / (rows - 1).max(1)) else { continue };
         let numbers = [sample.free, sample.largest_l3, sample.largest_numa_node, sample.largest_package];
-        let cells = std::iter::once(time(sample.time_s)).chain(numbers.map(|number| number.to_string()));
+        let cells =
+            std::iter::once(duration_text(sample.time_s)).chain(numbers.map(|number| number.to_string()));
         table.add_row(cells.map(Cell::new));
     }
     for (n, column) in table.column_iter_mut().enumerate() {
@@ -196,7 +197,7 @@ fn samples(all: &[FragmentationSample]) -> String {
 }
 
 /// Returns `seconds` as text with days, hours, minutes and seconds, such as `1d 02:03:04`.
-pub(super) fn time(seconds: u64) -> String {
+pub(super) fn duration_text(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     format!("{days}d {:02}:{:02}:{:02}", rest / 3_600, rest / 60 % 60, rest % 60)
 }

@@ -6,18 +6,21 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use pjw_core::policy::{BindingPolicy, ExhaustionPolicy, Mode, OversubscriptionPolicy, StarvedPolicy};
-use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
+use pjw_core::policy::{BindingPolicy, DaemonMode, ExhaustionPolicy, OversubscriptionPolicy, StarvedPolicy};
+use pjw_core::{cpuset_group::EnforcementMethod, housekeeping::HousekeepingRule, job::JobSource};
 use toml::de::DeValue;
 
 use super::metrics_targets;
 use super::settings::{LogFormat, LogLevel, ScanInterface, Settings};
 use super::values::{self, Choices, ValueError};
 
-const MODES: Choices<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Observe)];
+const MODES: Choices<DaemonMode> = &[("enforce", DaemonMode::Enforce), ("observe", DaemonMode::Observe)];
 const SCANS: Choices<ScanInterface> = &[("auto", ScanInterface::Auto), ("proc", ScanInterface::Proc)];
-const ENFORCEMENTS: Choices<Enforcement> =
-    &[("auto", Enforcement::Auto), ("cpuset", Enforcement::Cpuset), ("affinity", Enforcement::Affinity)];
+const ENFORCEMENTS: Choices<EnforcementMethod> = &[
+    ("auto", EnforcementMethod::Auto),
+    ("cpuset", EnforcementMethod::Cpuset),
+    ("affinity", EnforcementMethod::Affinity),
+];
 const BINDINGS: Choices<BindingPolicy> = &[
     ("respect", BindingPolicy::Respect),
     ("repair", BindingPolicy::Repair),
@@ -61,9 +64,9 @@ const MAX_REPORTS: u32 = 10_000;
 
 /// A configuration key of pjwd, such as `balance.pin`: its name, its parser, and the function that formats its value.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Key {
+pub(super) enum ConfigKey {
     /// A key that exists once.
-    Plain(&'static PlainKey),
+    Plain(&'static KeyDefinition),
     /// `sources.NAME.enabled`
     SourceEnabled(JobSource),
     /// `sources.NAME.cores`
@@ -73,7 +76,7 @@ pub(super) enum Key {
 /// A configuration key that does not depend on a job source (a scheduler such as Slurm). Contains the name of the key,
 /// the parser of its value, and the function that formats the value.
 #[derive(Debug)]
-pub(super) struct PlainKey {
+pub(super) struct KeyDefinition {
     name: &'static str,
     read: fn(&DeValue<'_>, &mut Settings) -> Result<(), ValueError>,
     show: fn(&Settings) -> String,
@@ -82,7 +85,7 @@ pub(super) struct PlainKey {
 /// The definition of a key: its name, its field in [`Settings`], the parser of a value, and its text form.
 macro_rules! key {
     ($name:expr, $($field:ident).+, $parse:expr, $show:expr) => {
-        PlainKey {
+        KeyDefinition {
             name: $name,
             read: |value, settings| {
                 settings.$($field).+ = $parse(value)?;
@@ -96,37 +99,37 @@ macro_rules! key {
 /// A key whose value is one of some words.
 macro_rules! choice {
     ($name:expr, $($field:ident).+, $choices:ident) => {
-        key!($name, $($field).+, |v| values::choice(v, $choices), |v| values::show_choice(v, $choices))
+        key!($name, $($field).+, |v| values::parse_choice(v, $choices), |v| values::show_choice(v, $choices))
     };
 }
 
 /// A key whose value is a duration in a range.
 macro_rules! duration {
     ($name:expr, $($field:ident).+, $range:expr) => {
-        key!($name, $($field).+, |v| values::duration(v, $range), values::show_duration)
+        key!($name, $($field).+, |v| values::parse_duration(v, $range), values::show_duration)
     };
 }
 
 /// A key whose value is a whole number in a range.
 macro_rules! number {
     ($name:expr, $($field:ident).+, $range:expr) => {
-        key!($name, $($field).+, |v| values::number(v, $range), ToString::to_string)
+        key!($name, $($field).+, |v| values::parse_number(v, $range), ToString::to_string)
     };
 }
 
 /// A key whose value is `true` or `false`.
 macro_rules! boolean {
     ($name:expr, $($field:ident).+) => {
-        key!($name, $($field).+, values::boolean, ToString::to_string)
+        key!($name, $($field).+, values::parse_boolean, ToString::to_string)
     };
 }
 
 /// All keys except those of the sources, in the order of the documentation.
-const PLAIN: &[PlainKey] = &[
+const PLAIN: &[KeyDefinition] = &[
     choice!("mode", mode, MODES),
-    key!(HOUSEKEEPING, housekeeping, housekeeping, |rule| format!("\"{rule}\"")),
-    duration!(INTERVAL, scan_interval, Duration::from_millis(10)..=HOUR),
-    duration!(RESCAN_INTERVAL, rescan_interval, Duration::from_millis(10)..=24 * HOUR),
+    key!(HOUSEKEEPING_KEY, housekeeping, housekeeping, |rule| format!("\"{rule}\"")),
+    duration!(SCAN_INTERVAL_KEY, scan_interval, Duration::from_millis(10)..=HOUR),
+    duration!(RESCAN_INTERVAL_KEY, rescan_interval, Duration::from_millis(10)..=24 * HOUR),
     choice!("scan", scan_interface, SCANS),
     number!("cpu_budget_permille", cpu_budget_permille, 10..=1000),
     boolean!("realtime", use_realtime_priority),
@@ -143,8 +146,8 @@ const PLAIN: &[PlainKey] = &[
     choice!("log_level", log_level, LEVELS),
     choice!("log_format", log_format, FORMATS),
     boolean!("balance.pin", pin_hot_threads),
-    number!(HOT_PERMILLE, hot_threshold_permille, 1..=1000),
-    number!(COLD_PERMILLE, cold_threshold_permille, 0..=999),
+    number!(HOT_PERMILLE_KEY, hot_threshold_permille, 1..=1000),
+    number!(COLD_PERMILLE_KEY, cold_threshold_permille, 0..=999),
     number!("balance.smoothing_permille", smoothing_weight_permille, 1..=1000),
     choice!("balance.oversubscribed", oversubscription_policy, OVERSUBSCRIBED),
     boolean!("lending.enabled", lending.enabled),
@@ -160,14 +163,14 @@ const PLAIN: &[PlainKey] = &[
     key!(
         "metrics.textfile",
         metrics.textfile_path,
-        metrics_targets::textfile,
+        metrics_targets::parse_textfile_path,
         metrics_targets::show_textfile
     ),
     duration!("metrics.interval", metrics.write_interval, Duration::from_secs(1)..=HOUR),
     key!(
         "metrics.listen",
         metrics.listen_addresses,
-        metrics_targets::addresses,
+        metrics_targets::parse_listen_addresses,
         metrics_targets::show_addresses
     ),
     number!("metrics.max_jobs", metrics.max_jobs, 0..=MAX_JOBS),
@@ -175,38 +178,38 @@ const PLAIN: &[PlainKey] = &[
 
 /// The name of the configuration key whose value says which PUs (logical CPUs) are reserved for the system and not for
 /// jobs.
-pub(super) const HOUSEKEEPING: &str = "housekeeping";
+pub(super) const HOUSEKEEPING_KEY: &str = "housekeeping";
 /// The name of the tables `[[provision]]` in the configuration file: each table keeps cores free for one service.
-/// [`Key::all`] does not contain this name.
-pub(super) const PROVISION: &str = "provision";
+/// [`ConfigKey::all`] does not contain this name.
+pub(super) const PROVISION_KEY: &str = "provision";
 /// The name of the configuration key for the time between two scans of the processes of jobs.
-pub(super) const INTERVAL: &str = "interval";
+pub(super) const SCAN_INTERVAL_KEY: &str = "interval";
 /// The name of the configuration key for the time between two periodic scans, which also read processes that belong to
 /// no job.
-pub(super) const RESCAN_INTERVAL: &str = "rescan_interval";
+pub(super) const RESCAN_INTERVAL_KEY: &str = "rescan_interval";
 /// The name of the configuration key for the CPU demand at which a thread begins to count as busy, in permille of one
 /// PU (logical CPU).
-pub(super) const HOT_PERMILLE: &str = "balance.hot_permille";
+pub(super) const HOT_PERMILLE_KEY: &str = "balance.hot_permille";
 /// The name of the configuration key for the CPU demand at or below which a busy thread no longer counts as busy, in
 /// permille of one PU (logical CPU).
-pub(super) const COLD_PERMILLE: &str = "balance.cold_permille";
+pub(super) const COLD_PERMILLE_KEY: &str = "balance.cold_permille";
 
-impl Key {
+impl ConfigKey {
     /// Returns all configuration keys, in the order in which `docs/config.md` lists them. The tables `[[provision]]`
     /// are not included.
-    pub(super) fn all() -> impl Iterator<Item = Key> {
+    pub(super) fn all() -> impl Iterator<Item = ConfigKey> {
         let sources = JobSource::ALL.iter().copied().filter(|source| source.is_scheduler());
-        let of_source = |source| [Key::SourceEnabled(source), Key::SourceCores(source)];
-        PLAIN.iter().map(Key::Plain).chain(sources.flat_map(of_source))
+        let of_source = |source| [ConfigKey::SourceEnabled(source), ConfigKey::SourceCores(source)];
+        PLAIN.iter().map(ConfigKey::Plain).chain(sources.flat_map(of_source))
     }
 
     /// Returns the full name of the configuration key: the name of its table, a dot, and the name of the key in the
     /// table. Example: `balance.pin`.
     pub(super) fn name(self) -> String {
         match self {
-            Key::Plain(key) => key.name.to_owned(),
-            Key::SourceEnabled(source) => format!("sources.{source}.enabled"),
-            Key::SourceCores(source) => format!("sources.{source}.cores"),
+            ConfigKey::Plain(key) => key.name.to_owned(),
+            ConfigKey::SourceEnabled(source) => format!("sources.{source}.enabled"),
+            ConfigKey::SourceCores(source) => format!("sources.{source}.cores"),
         }
     }
 
@@ -216,13 +219,13 @@ impl Key {
     /// If the value is not allowed for this key. The error describes the allowed values.
     pub(super) fn read(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), ValueError> {
         match self {
-            Key::Plain(key) => return (key.read)(value, settings),
-            Key::SourceEnabled(source) if values::boolean(value)? => {
+            ConfigKey::Plain(key) => return (key.read)(value, settings),
+            ConfigKey::SourceEnabled(source) if values::parse_boolean(value)? => {
                 settings.enabled_sources.insert(source);
             }
-            Key::SourceEnabled(source) => drop(settings.enabled_sources.remove(&source)),
-            Key::SourceCores(source) => {
-                match values::number(value, 0..=MAX_CORES)? {
+            ConfigKey::SourceEnabled(source) => drop(settings.enabled_sources.remove(&source)),
+            ConfigKey::SourceCores(source) => {
+                match values::parse_number(value, 0..=MAX_CORES)? {
                     0 => settings.source_cores.remove(&source),
                     cores => settings.source_cores.insert(source, cores),
                 };
@@ -234,9 +237,9 @@ impl Key {
     /// Returns the value that this configuration key has in `settings`, in the syntax of the configuration file.
     pub(super) fn show(self, settings: &Settings) -> String {
         match self {
-            Key::Plain(key) => (key.show)(settings),
-            Key::SourceEnabled(source) => settings.enabled_sources.contains(&source).to_string(),
-            Key::SourceCores(source) => settings.source_cores.get(&source).unwrap_or(&0).to_string(),
+            ConfigKey::Plain(key) => (key.show)(settings),
+            ConfigKey::SourceEnabled(source) => settings.enabled_sources.contains(&source).to_string(),
+            ConfigKey::SourceCores(source) => settings.source_cores.get(&source).unwrap_or(&0).to_string(),
         }
     }
 }
@@ -252,7 +255,7 @@ fn sample_interval(value: &DeValue<'_>) -> Result<Option<Duration>, ValueError> 
     if value.as_str() == Some("off") {
         return Ok(None);
     }
-    let read = values::duration(value, Duration::from_secs(1)..=HOUR);
+    let read = values::parse_duration(value, Duration::from_secs(1)..=HOUR);
     read.map(Some).map_err(|error| ValueError { text: format!("{}, or \"off\"", error.text), ..error })
 }
 

@@ -19,7 +19,7 @@ const ADDRESSES_MAX: usize = 8;
 ///
 /// # Errors
 /// If the value is not such a path.
-pub(super) fn textfile(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueError> {
+pub(super) fn parse_textfile_path(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueError> {
     let wanted = "an absolute path that ends in .prom, such as \"/var/lib/prometheus/node-exporter/pjw.prom\", or \"\" for none";
     let text = values::text(value, wanted)?;
     if text.is_empty() {
@@ -30,7 +30,7 @@ pub(super) fn textfile(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueErro
     let is_file = path.extension().is_some_and(|extension| extension == "prom") && !text.ends_with('/');
     let odd = text.len() > PATH_MAX || text.contains(char::is_control);
     if !path.is_absolute() || !is_file || climbs || odd {
-        return Err(ValueError::kind(value, wanted));
+        return Err(ValueError::not_allowed(value, wanted));
     }
     Ok(Some(path.to_owned()))
 }
@@ -47,10 +47,10 @@ pub(super) fn show_textfile(path: &Option<PathBuf>) -> String {
 ///
 /// # Errors
 /// If the value is not a list of such addresses, has too many of them, or has one of them twice.
-pub(super) fn addresses(value: &DeValue<'_>) -> Result<Vec<SocketAddr>, ValueError> {
+pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAddr>, ValueError> {
     let wanted = "a list of addresses with ports, such as [\"127.0.0.1:9844\"], or of ports of the loopback address, \
                   such as [\"9844\"]";
-    let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
+    let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > ADDRESSES_MAX {
         return Err(ValueError::because(format!(
             "{} addresses are too many: list at most {ADDRESSES_MAX}",

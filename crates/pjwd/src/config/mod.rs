@@ -36,7 +36,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 
-use self::keys::Key;
+use self::keys::ConfigKey;
 pub use self::problem::ConfigError;
 use self::problem::Position;
 pub use self::provisions::ProvisionSettings;
@@ -61,7 +61,7 @@ impl Config {
     /// file at `path`: a single error.
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
-            (Some(path), _) => Self::parse(path, &read::text(path)?),
+            (Some(path), _) => Self::parse(path, &read::read_config_file(path)?),
             (None, Some(path)) if read::exists(&path) => Self::load(Some(&path)),
             (None, _) => Ok(Self::default()),
         }
@@ -137,8 +137,10 @@ impl Config {
                 let text = crate::error_text::error_chain_text(&error);
                 let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
                 vec![match &self.housekeeping {
-                    Some(place) => ConfigError::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),
-                    None => ConfigError::of_file(path, text),
+                    Some(place) => {
+                        ConfigError::at_position(path, place.clone(), Some(keys::HOUSEKEEPING_KEY), text)
+                    }
+                    None => ConfigError::for_whole_file(path, text),
                 }]
             })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.
@@ -177,7 +179,7 @@ impl Config {
     /// there are no differences.
     #[must_use]
     pub fn describe_changes(&self, new: &Self) -> Vec<String> {
-        let sentence = |key: Key| {
+        let sentence = |key: ConfigKey| {
             let (old, new) = (key.show(&self.settings), key.show(&new.settings));
             (old != new).then(|| format!("{} is now {new} (was {old})", key.name()))
         };
@@ -186,6 +188,6 @@ impl Config {
         };
         let provisions = (self.settings.provisions != new.settings.provisions)
             .then(|| format!("provision is now [{}] (was [{}])", names(new), names(self)));
-        Key::all().filter_map(sentence).chain(provisions).collect()
+        ConfigKey::all().filter_map(sentence).chain(provisions).collect()
     }
 }

@@ -46,14 +46,19 @@ struct Quote {
 
 impl ConfigError {
     /// Makes an error that concerns the whole configuration file `path`. `text` is the description of the error.
-    pub(super) fn of_file(path: &Path, text: impl Into<String>) -> Self {
+    pub(super) fn for_whole_file(path: &Path, text: impl Into<String>) -> Self {
         Self { file: file_name(path), position: None, key: None, text: text.into() }
     }
 
     /// Makes an error about a mistake at `position` in the configuration file `path`. `key` is the configuration key
     /// that has the mistake, or `None` if no single key has it. `text` is the description of the mistake.
-    pub(super) fn at(path: &Path, position: Position, key: Option<&str>, text: impl Into<String>) -> Self {
-        let key = key.map(|key| visible(key, QUOTED_VALUE));
+    pub(super) fn at_position(
+        path: &Path,
+        position: Position,
+        key: Option<&str>,
+        text: impl Into<String>,
+    ) -> Self {
+        let key = key.map(|key| escape_and_cut(key, QUOTED_VALUE));
         Self { file: file_name(path), position: Some(position), key, text: text.into() }
     }
 
@@ -104,7 +109,7 @@ impl fmt::Display for ConfigError {
 impl Position {
     /// Returns the position in `text`, the content of a configuration file, at which the byte range `span` begins. A
     /// range beyond the end of `text` gives the position of the end.
-    pub(super) fn of(text: &str, span: Range<usize>) -> Self {
+    pub(super) fn from_span(text: &str, span: Range<usize>) -> Self {
         let start = boundary(text, span.start);
         let end = boundary(text, span.end).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
@@ -156,7 +161,7 @@ impl Quote {
 /// Returns `text` in quotation marks, for error messages. Control characters are escaped. A text of more than 60
 /// characters is cut.
 pub(super) fn quoted(text: &str) -> String {
-    format!("\"{}\"", visible(text, QUOTED_VALUE))
+    format!("\"{}\"", escape_and_cut(text, QUOTED_VALUE))
 }
 
 /// Returns the word in `known` that the user probably meant by the misspelled word `wrong`: the word with the smallest
@@ -191,12 +196,12 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 fn file_name(path: &Path) -> String {
-    visible(&path.to_string_lossy(), 4096)
+    escape_and_cut(&path.to_string_lossy(), 4096)
 }
 
 /// Returns `text` with escaped control characters, for error messages. A text of more than `characters` characters is
 /// cut, and gets `…` at its end.
-pub(super) fn visible(text: &str, characters: usize) -> String {
+pub(super) fn escape_and_cut(text: &str, characters: usize) -> String {
     let mut shown: String = text.chars().take(characters).map(escaped).collect();
     if text.chars().nth(characters).is_some() {
         shown.push('…');

@@ -80,7 +80,7 @@ fn provision(table: &DeValue<'_>, max_cores: u32) -> Result<ProvisionSettings, V
                     JobId::new(JobSource::Manual, name).map_err(|error| because(format!("name: {error}")))?;
                 job = Some(id);
             }
-            "cores" => cores = Some(values::number(value.get_ref(), 1..=max_cores)?),
+            "cores" => cores = Some(values::parse_number(value.get_ref(), 1..=max_cores)?),
             "match" => {
                 let text = values::text(value.get_ref(), "a rule such as \"unit=nginx.service\"")?;
                 let parsed = ProvisionRule::parse(text, user_id);

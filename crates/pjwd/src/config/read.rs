@@ -9,7 +9,7 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{self, Key};
+use super::keys::{self, ConfigKey};
 use super::problem::{ConfigError, Position, nearest, quoted};
 use super::provisions;
 use super::settings::Settings;
@@ -29,8 +29,8 @@ pub(super) fn exists(path: &Path) -> bool {
 ///
 /// # Errors
 /// If the file can't be read, is not a regular file, is larger than 1 MiB, or is not UTF-8.
-pub(super) fn text(path: &Path) -> Result<String, Vec<ConfigError>> {
-    let problem = |text: String| vec![ConfigError::of_file(path, text)];
+pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> {
+    let problem = |text: String| vec![ConfigError::for_whole_file(path, text)];
     let unreadable = |error| problem(format!("the configuration can't be read: {error}"));
     // Opening a pipe without a writer must not block a reload.
     let mut options = OpenOptions::new();
@@ -73,7 +73,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Posi
     reader.table("", document.get_ref());
     reader.check_combinations();
     if reader.found.is_empty() {
-        let place = reader.span_of(keys::HOUSEKEEPING).map(|span| Position::of(text, span));
+        let place = reader.span_of(keys::HOUSEKEEPING_KEY).map(|span| Position::from_span(text, span));
         return Ok((reader.settings, place));
     }
     Err(reader.problems(errors.len()))
@@ -102,12 +102,12 @@ impl Reader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
-            if name == keys::PROVISION {
+            if name == keys::PROVISION_KEY {
                 match provisions::read(value.get_ref(), keys::MAX_CORES) {
                     Ok(read) => self.settings.provisions = read,
                     Err(wrong) => self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true),
                 }
-            } else if let Some(known) = Key::all().find(|known| known.name() == name) {
+            } else if let Some(known) = ConfigKey::all().find(|known| known.name() == name) {
                 self.seen.push((name.clone(), value.span()));
                 if let Err(wrong) = known.read(value.get_ref(), &mut self.settings) {
                     self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true);
@@ -138,13 +138,13 @@ impl Reader<'_> {
         if rescan_interval < scan_interval {
             let (one, other) = (show_duration(&scan_interval), show_duration(&rescan_interval));
             let text = format!("rescan_interval ({other}) must not be shorter than interval ({one})");
-            self.note_either(keys::RESCAN_INTERVAL, keys::INTERVAL, text);
+            self.note_either(keys::RESCAN_INTERVAL_KEY, keys::SCAN_INTERVAL_KEY, text);
         }
         if cold_permille >= hot_permille {
             let text = format!(
                 "balance.cold_permille ({cold_permille}) must be below balance.hot_permille ({hot_permille})"
             );
-            self.note_either(keys::COLD_PERMILLE, keys::HOT_PERMILLE, text);
+            self.note_either(keys::COLD_PERMILLE_KEY, keys::HOT_PERMILLE_KEY, text);
         }
     }
 
@@ -174,7 +174,7 @@ impl Reader<'_> {
     /// On the line of a syntax error other problems are uncertain. After the first syntax error, the table of a key
     /// is uncertain.
     fn problems(mut self, syntax: usize) -> Vec<ConfigError> {
-        let place = |found: &Finding| Position::of(self.text, found.span.clone());
+        let place = |found: &Finding| Position::from_span(self.text, found.span.clone());
         let broken: Vec<usize> =
             self.found[..syntax].iter().take(PROBLEMS_MAX).map(|found| place(found).line()).collect();
         let first_broken =
@@ -190,13 +190,16 @@ impl Reader<'_> {
                 omitted += 1;
                 continue;
             }
-            let place = Position::of(self.text, found.span.clone());
+            let place = Position::from_span(self.text, found.span.clone());
             if found.key.is_none() || !broken.contains(&place.line()) {
-                problems.push(ConfigError::at(self.path, place, found.key.as_deref(), found.text));
+                problems.push(ConfigError::at_position(self.path, place, found.key.as_deref(), found.text));
             }
         }
         if omitted > 0 {
-            problems.push(ConfigError::of_file(self.path, format!("{omitted} more problems are not shown")));
+            problems.push(ConfigError::for_whole_file(
+                self.path,
+                format!("{omitted} more problems are not shown"),
+            ));
         }
         problems
     }
@@ -204,19 +207,20 @@ impl Reader<'_> {
 
 fn is_table(name: &str) -> bool {
     let prefix = format!("{name}.");
-    Key::all().any(|key| key.name().starts_with(&prefix))
+    ConfigKey::all().any(|key| key.name().starts_with(&prefix))
 }
 
 /// The message for an unknown key, with the key that was probably meant: the nearest key of the same table, or the
 /// key with that name in another table.
 fn unknown(prefix: &str, name: &str) -> String {
-    let here = |key: &Key| key.name().strip_prefix(prefix).map(str::to_owned);
-    let siblings: Vec<String> = Key::all().filter_map(|key| here(&key)).collect();
+    let here = |key: &ConfigKey| key.name().strip_prefix(prefix).map(str::to_owned);
+    let siblings: Vec<String> = ConfigKey::all().filter_map(|key| here(&key)).collect();
     let last = name.strip_prefix(prefix).unwrap_or(name);
     // For a key in a nested table, suggest the table: `[balanc]` means `[balance]`.
     let mut known: Vec<&str> = siblings.iter().filter_map(|rest| rest.split('.').next()).collect();
     known.dedup();
-    let elsewhere = || Key::all().map(|key| key.name()).find(|known| known.rsplit('.').next() == Some(last));
+    let elsewhere =
+        || ConfigKey::all().map(|key| key.name()).find(|known| known.rsplit('.').next() == Some(last));
     let meant = nearest(last, known.iter().copied()).map(|near| format!("{prefix}{near}")).or_else(elsewhere);
     match meant {
         Some(meant) => format!("there is no such key; did you mean {}?", quoted(&meant)),

@@ -8,9 +8,9 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::policy::{
-    BindingPolicy, ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy,
+    BindingPolicy, DaemonMode, ExhaustionPolicy, LendingPolicy, OversubscriptionPolicy, Policy,
 };
-use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
+use pjw_core::{cpuset_group::EnforcementMethod, housekeeping::HousekeepingRule, job::JobSource};
 
 use super::provisions::ProvisionSettings;
 use crate::memory::MemorySettings;
@@ -98,7 +98,7 @@ impl Default for MetricsSettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `mode`: whether pjwd changes affinity masks and cpusets, or only shows the changes that it would make.
-    pub mode: Mode,
+    pub mode: DaemonMode,
     /// `housekeeping`: the rule that selects the housekeeping PUs, which are reserved for the system.
     /// [`Config::policy`](super::Config::policy) applies the rule to the PUs of the machine.
     pub housekeeping: HousekeepingRule,
@@ -119,7 +119,7 @@ pub struct Settings {
     /// `realtime`: whether pjwd runs with a real-time priority, if the system allows this.
     pub use_realtime_priority: bool,
     /// `enforcement`: whether pjwd restricts jobs to their cores by cpusets or by affinity masks.
-    pub enforcement: Enforcement,
+    pub enforcement: EnforcementMethod,
     /// `affinity`: whether the affinity masks that programs request for their own threads are kept.
     pub binding_policy: BindingPolicy,
     /// `share_smt`: whether the PUs (hardware threads) of one core may belong to two jobs.
@@ -205,7 +205,7 @@ impl Default for Settings {
             scan_interface: ScanInterface::default(),
             cpu_budget_permille: 200,
             use_realtime_priority: true,
-            enforcement: Enforcement::default(),
+            enforcement: EnforcementMethod::default(),
             binding_policy: BindingPolicy::default(),
             share_smt: policy.share_smt,
             exhaustion_policy: policy.exhaustion_policy,

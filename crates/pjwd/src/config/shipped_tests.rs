@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::keys::Key;
+use super::keys::ConfigKey;
 use super::{Config, Settings};
 
 const SHIPPED: &str = include_str!("../../../../config/pjwd.toml");
@@ -44,7 +44,7 @@ fn every_key_is_in_the_shipped_file_with_its_default() {
     let config = Config::parse(Path::new("pjwd.toml"), &text).unwrap();
     assert_eq!(config.settings(), &Settings::default());
     let document: toml::Table = text.parse().unwrap();
-    for key in Key::all() {
+    for key in ConfigKey::all() {
         let name = key.name();
         let found = name
             .split('.')
@@ -57,7 +57,7 @@ fn every_key_is_in_the_shipped_file_with_its_default() {
 #[test]
 fn exactly_all_keys_are_in_the_documentation_with_their_defaults() {
     let known: BTreeSet<(String, String)> =
-        Key::all().map(|key| (key.name(), key.show(&Settings::default()))).collect();
+        ConfigKey::all().map(|key| (key.name(), key.show(&Settings::default()))).collect();
     let rows = rows();
     assert_eq!(rows.len(), known.len(), "a key is listed twice, or one is missing");
     assert_eq!(rows.into_iter().collect::<BTreeSet<_>>(), known);

@@ -5,11 +5,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pjw_core::cpuset_group::Enforcement;
+use pjw_core::cpuset_group::EnforcementMethod;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::JobSource;
 use pjw_core::policy::{
-    BindingPolicy, ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy, StarvedPolicy,
+    BindingPolicy, DaemonMode, ExhaustionPolicy, LendingPolicy, OversubscriptionPolicy, Policy, StarvedPolicy,
 };
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
@@ -79,14 +79,14 @@ fn every_key_is_read() {
     let mut enabled_sources = Settings::default().enabled_sources;
     enabled_sources.remove(&JobSource::Lsf);
     let expected = Settings {
-        mode: Mode::Observe,
+        mode: DaemonMode::Observe,
         housekeeping: "1/l3".parse().unwrap(),
         scan_interval: Duration::from_millis(500),
         rescan_interval: Duration::from_secs(90),
         scan_interface: ScanInterface::Proc,
         cpu_budget_permille: 50,
         use_realtime_priority: false,
-        enforcement: Enforcement::Affinity,
+        enforcement: EnforcementMethod::Affinity,
         binding_policy: BindingPolicy::Override,
         share_smt: true,
         exhaustion_policy: ExhaustionPolicy::Wait,
@@ -421,7 +421,7 @@ fn refused(path: &Path) -> String {
 fn a_valid_file_is_loaded() {
     let (_directory, path) = written(b"\xef\xbb\xbfmode = \"observe\"\r\n");
     let config = Config::load(Some(&path)).unwrap();
-    assert_eq!(config.settings().mode, Mode::Observe);
+    assert_eq!(config.settings().mode, DaemonMode::Observe);
     assert_eq!(config.path(), Some(path.as_path()));
 }
 

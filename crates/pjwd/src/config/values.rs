@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use pjw_core::cpu_count_variables::{CpuCountVariable, MAX_CPU_COUNT_VARIABLES, parse_cpu_count_variables};
 
-use super::problem::{nearest, quoted, visible};
+use super::problem::{escape_and_cut, nearest, quoted};
 
 /// The largest number of groups.
 const GROUPS_MAX: usize = 64;
@@ -41,7 +41,7 @@ impl ValueError {
     }
 
     /// Makes the error that `value` is not allowed. `wanted` describes the allowed values, for example `true or false`.
-    pub(super) fn kind(value: &DeValue<'_>, wanted: &str) -> Self {
+    pub(super) fn not_allowed(value: &DeValue<'_>, wanted: &str) -> Self {
         Self::because(format!("{} is not allowed here: write {wanted}", found(value)))
     }
 }
@@ -50,7 +50,7 @@ impl ValueError {
 ///
 /// # Errors
 /// If the value is none of the words. The error lists the words.
-pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Result<T, ValueError> {
+pub(super) fn parse_choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Result<T, ValueError> {
     let allowed = listed(choices);
     let text = text(value, &allowed)?;
     if let Some((_, meaning)) = choices.iter().find(|(choice, _)| *choice == text) {
@@ -73,39 +73,42 @@ pub(super) fn show_choice<T: PartialEq>(meaning: &T, choices: Choices<T>) -> Str
 /// # Errors
 /// If the value is not a string.
 pub(super) fn text<'v>(value: &'v DeValue<'_>, wanted: &str) -> Result<&'v str, ValueError> {
-    value.as_str().ok_or_else(|| ValueError::kind(value, wanted))
+    value.as_str().ok_or_else(|| ValueError::not_allowed(value, wanted))
 }
 
 /// Parses `value`, which must be `true` or `false`.
 ///
 /// # Errors
 /// If the value is anything else.
-pub(super) fn boolean(value: &DeValue<'_>) -> Result<bool, ValueError> {
-    value.as_bool().ok_or_else(|| ValueError::kind(value, "true or false, without quotation marks"))
+pub(super) fn parse_boolean(value: &DeValue<'_>) -> Result<bool, ValueError> {
+    value.as_bool().ok_or_else(|| ValueError::not_allowed(value, "true or false, without quotation marks"))
 }
 
 /// Parses `value`, which must be a whole number in `range`.
 ///
 /// # Errors
 /// If the value is no such number.
-pub(super) fn number(value: &DeValue<'_>, range: RangeInclusive<u32>) -> Result<u32, ValueError> {
+pub(super) fn parse_number(value: &DeValue<'_>, range: RangeInclusive<u32>) -> Result<u32, ValueError> {
     let wanted = format!("a whole number from {} to {}", range.start(), range.end());
-    let integer = value.as_integer().ok_or_else(|| ValueError::kind(value, &wanted))?;
+    let integer = value.as_integer().ok_or_else(|| ValueError::not_allowed(value, &wanted))?;
     let number = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
-    number.filter(|number| range.contains(number)).ok_or_else(|| ValueError::kind(value, &wanted))
+    number.filter(|number| range.contains(number)).ok_or_else(|| ValueError::not_allowed(value, &wanted))
 }
 
 /// Parses `value`, which must be a duration in `range`, such as `"500ms"` or `"1h 30m"`.
 ///
 /// # Errors
 /// If the value is no such duration.
-pub(super) fn duration(value: &DeValue<'_>, range: RangeInclusive<Duration>) -> Result<Duration, ValueError> {
+pub(super) fn parse_duration(
+    value: &DeValue<'_>,
+    range: RangeInclusive<Duration>,
+) -> Result<Duration, ValueError> {
     let (least, most) = (format_duration(*range.start()), format_duration(*range.end()));
     let wanted = format!("a time from {least} to {most} with its unit (ms, s, m, h), such as \"{least}\"");
     let text = text(value, &wanted)?;
     let parsed: Option<SignedDuration> = text.parse().ok();
     let parsed = parsed.and_then(|duration| Duration::try_from(duration).ok());
-    parsed.filter(|duration| range.contains(duration)).ok_or_else(|| ValueError::kind(value, &wanted))
+    parsed.filter(|duration| range.contains(duration)).ok_or_else(|| ValueError::not_allowed(value, &wanted))
 }
 
 /// Returns `duration` in the syntax of the configuration file: a string in quotation marks, with units.
@@ -120,7 +123,7 @@ pub(super) fn show_duration(duration: &Duration) -> String {
 /// If the value is not such a list, has too many groups, or has a group twice.
 pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
     let wanted = "a list of group names, such as [\"pjw\"]";
-    let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
+    let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > GROUPS_MAX {
         return Err(ValueError::because(format!(
             "{} groups are too many: list at most {GROUPS_MAX}",
@@ -155,7 +158,7 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
 /// If the value is not such a list.
 pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, ValueError> {
     let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
-    let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
+    let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     let texts = items.iter().map(|item| text(item.get_ref(), wanted).map_err(|error| error.at(item.span())));
     let texts: Vec<&str> = texts.collect::<Result<_, _>>()?;
     if texts.len() > MAX_CPU_COUNT_VARIABLES {
@@ -165,7 +168,7 @@ pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVar
         )));
     }
     parse_cpu_count_variables(texts).map_err(|(index, error)| {
-        let error = ValueError::because(visible(&error.to_string(), 300));
+        let error = ValueError::because(escape_and_cut(&error.to_string(), 300));
         match items.get(index) {
             Some(item) => error.at(item.span()),
             None => error,

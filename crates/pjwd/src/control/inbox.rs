@@ -9,7 +9,7 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
-use pjw_core::usage::MemoryFigures;
+use pjw_core::usage::MemoryReading;
 use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
@@ -49,7 +49,7 @@ pub enum Message {
         /// When the job began, as the status shows it. A later job may have the same id.
         since: String,
         /// What the reading found.
-        figures: MemoryFigures,
+        figures: MemoryReading,
     },
     /// The present warnings of another part of the daemon. They replace all earlier warnings of the same part.
     Warnings {

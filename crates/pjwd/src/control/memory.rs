@@ -17,7 +17,7 @@ use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
-use pjw_core::usage::{MemoryFigures, SharedMemory};
+use pjw_core::usage::{MemoryReading, SharedMemory};
 use pjw_ipc::call::{self, CallError, Reply};
 use pjw_ipc::server::Peer;
 use pjw_ipc::wire;
@@ -46,7 +46,7 @@ const MAX_WAITING: usize = 4;
 /// The party that asks for a measurement of a job's memory: a user or pjwd itself. Also says whether the party can
 /// request any number of measurements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reader {
+pub(super) struct MeasurementRequester {
     pub(super) owner: TurnOwner,
     /// Whether the caller may cause any number of readings.
     pub(super) is_admin: bool,
@@ -85,12 +85,12 @@ impl JobRecorder {
 }
 
 /// What the report of a job keeps of a reading.
-fn figures_of(reading: &JobReading) -> MemoryFigures {
+fn figures_of(reading: &JobReading) -> MemoryReading {
     let JobReading { kind, sum, peak, .. } = reading;
     let is_estimate = *kind == ReadingKind::Estimate;
     let shared = SharedMemory { permille: sum.shared_permille, is_estimate };
     let is_by_counters = *kind == ReadingKind::Counters;
-    MemoryFigures {
+    MemoryReading {
         shared: (!is_by_counters).then_some(shared),
         pss: (!is_by_counters && !is_estimate).then_some(sum.pss),
         rss: is_by_counters.then_some(sum.rss),
@@ -126,7 +126,7 @@ impl ControlService {
             (false, true) => ReadingKind::PagesByNode,
         };
         let is_admin = self.caller(peer).await.is_admin;
-        let reader = Reader { owner: TurnOwner::User(peer.uid), is_admin };
+        let reader = MeasurementRequester { owner: TurnOwner::User(peer.uid), is_admin };
         let reading = match self.recent_reading(&id, kind, reader) {
             Some(recent) => recent,
             None => self.read_in_turn(&id, kind, reader).await?,
@@ -145,7 +145,12 @@ impl ControlService {
     }
 
     /// Returns the latest reading for a caller who may not cause any number of them, if it is new enough.
-    fn recent_reading(&self, id: &JobId, kind: ReadingKind, reader: Reader) -> Option<Arc<JobReading>> {
+    fn recent_reading(
+        &self,
+        id: &JobId,
+        kind: ReadingKind,
+        reader: MeasurementRequester,
+    ) -> Option<Arc<JobReading>> {
         let recent = || self.memory_records.borrow().recent_reading(id, kind, clock::now().since_boot);
         (!reader.is_admin).then(recent).flatten()
     }
@@ -180,7 +185,7 @@ impl ControlService {
         &self,
         id: &JobId,
         kind: ReadingKind,
-        reader: Reader,
+        reader: MeasurementRequester,
     ) -> Result<Arc<JobReading>, CallError> {
         let max_waiting = if reader.is_admin { usize::MAX } else { MAX_WAITING };
         let turn = self.memory_reader(kind).turns.wait_for_turn(reader.owner, max_waiting).await;
@@ -288,7 +293,7 @@ impl ControlService {
     /// Reads the memory of all jobs in turns, with these settings. Never returns.
     async fn sample_jobs(&self, memory: MemorySettings) {
         let Some(interval) = memory.sample_interval else { return pending().await };
-        let reader = Reader { owner: TurnOwner::Sampler, is_admin: true };
+        let reader = MeasurementRequester { owner: TurnOwner::Sampler, is_admin: true };
         loop {
             let begin = Instant::now();
             forget_ended_jobs(&self.memory_records, &self.status.borrow());

@@ -14,7 +14,7 @@ use pjw_ipc::wire;
 use pjw_linux::sys::clock;
 use tokio::time::{Instant, sleep};
 
-use super::memory::Reader;
+use super::memory::MeasurementRequester;
 use super::server::ControlService;
 use crate::memory::reading::ReadingKind;
 use crate::memory::turns::TurnOwner;
@@ -95,7 +95,7 @@ impl ControlService {
     /// probably run out. Pauses after each job, so that the estimates use at most the configured share of one PU
     /// (`memory.budget_permille`). Runs until the future is dropped, or the event loop has ended.
     pub async fn estimate_memory(self: Rc<Self>) {
-        let reader = Reader { owner: TurnOwner::Sampler, is_admin: true };
+        let reader = MeasurementRequester { owner: TurnOwner::Sampler, is_admin: true };
         let mut schedule = EstimateSchedule::default();
         let mut status = self.status.clone();
         // Without jobs, nothing wakes up.

@@ -9,7 +9,7 @@ use crate::config::ScanInterface;
 /// Loads the BPF programs for `node`, the interface to the machine, if `scan` allows BPF and the kernel accepts the
 /// programs. One program reads many threads at once, the other reports affinity requests. Without the first program,
 /// `node` reads threads in /proc. Logs which programs are used, and why the others are not.
-pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxMachine) {
+pub(crate) fn load_bpf_programs(scan: ScanInterface, node: &mut LinuxMachine) {
     let (scan, affinity_requests) = match scan {
         ScanInterface::Proc => {
             info!(

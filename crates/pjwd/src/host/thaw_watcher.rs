@@ -61,7 +61,7 @@ impl ThawWatcher {
     /// daemon was started with `--beside`. Starts no process. Returns `None` if systemd started this daemon as the unit
     /// `pjwd.service`: the setting `ExecStopPost=` of this unit thaws the jobs.
     #[must_use]
-    pub fn if_needed(state_dir: &Path, is_second_pjwd: bool) -> Option<Self> {
+    pub fn new_if_needed(state_dir: &Path, is_second_pjwd: bool) -> Option<Self> {
         let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let is_in_unit = std::env::var_os("INVOCATION_ID").is_some() && is_in_unit(&cgroups);
         let state_dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
@@ -211,7 +211,7 @@ mod tests {
     fn a_watcher_that_ends_is_one_warning_and_is_started_again_after_a_minute() {
         let dir = tempfile::tempdir().unwrap();
         // The program of this test is no daemon: it refuses the options and ends.
-        let mut watcher = ThawWatcher::if_needed(dir.path(), true).unwrap();
+        let mut watcher = ThawWatcher::new_if_needed(dir.path(), true).unwrap();
         let start = Instant::now();
         while watcher.failure.is_none() {
             watcher.ensure_running(start);

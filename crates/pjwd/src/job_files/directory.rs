@@ -41,7 +41,10 @@ pub(super) struct FileFault {
 
 /// Returns a function that converts an [`io::Error`] to a [`FileFault`]. `operation` is the failed operation as a verb,
 /// such as `write`. `path` is the path of the file.
-pub(super) fn failed<'a>(operation: &'static str, path: &'a Path) -> impl Fn(io::Error) -> FileFault + 'a {
+pub(super) fn file_fault<'a>(
+    operation: &'static str,
+    path: &'a Path,
+) -> impl Fn(io::Error) -> FileFault + 'a {
     move |source| FileFault { operation, path: path.to_owned(), source }
 }
 
@@ -226,7 +229,7 @@ impl JobDirectory {
         }
         if self.page.is_none() {
             let page = CoreMapWriter::create(&page_path, &self.temporary, &content);
-            self.page = Some(page.map_err(failed("write", &page_path))?);
+            self.page = Some(page.map_err(file_fault("write", &page_path))?);
         }
         files_written?;
         self.published = Some(core_map.clone());
@@ -237,7 +240,7 @@ impl JobDirectory {
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
         self.replace(&cpus_path, format!("{}\n", content.cpus()).as_bytes())?;
         let json = serde_json::to_string(&CoreMapFile::new(content)).map_err(io::Error::other);
-        let json = json.map_err(failed("write", &json_path))? + "\n";
+        let json = json.map_err(file_fault("write", &json_path))? + "\n";
         self.replace(&json_path, json.as_bytes())
     }
 
@@ -247,7 +250,7 @@ impl JobDirectory {
     ///
     /// # Errors
     /// If the file can't be created.
-    pub(super) fn make_want(&self, owner: Uid) -> Result<bool, FileFault> {
+    pub(super) fn create_want_file(&self, owner: Uid) -> Result<bool, FileFault> {
         let path = self.want_path();
         if let Ok(metadata) = std::fs::symlink_metadata(&path) {
             if metadata.is_file() && metadata.uid() == owner.0 && metadata.nlink() == 1 {
@@ -258,11 +261,11 @@ impl JobDirectory {
         remove(&self.temporary);
         let mut options = OpenOptions::new();
         let made = options.write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
-        let file = made.map_err(failed("make", &path))?;
+        let file = made.map_err(file_fault("make", &path))?;
         if owner.0 != UnixUid::effective().as_raw() {
-            fchown(&file, Some(owner.0), None).map_err(failed("give to the owner of the job", &path))?;
+            fchown(&file, Some(owner.0), None).map_err(file_fault("give to the owner of the job", &path))?;
         }
-        std::fs::rename(&self.temporary, &path).map_err(failed("make", &path))?;
+        std::fs::rename(&self.temporary, &path).map_err(file_fault("make", &path))?;
         Ok(false)
     }
 
@@ -276,7 +279,7 @@ impl JobDirectory {
             file.set_permissions(Permissions::from_mode(FILE_MODE))?;
             std::fs::rename(&self.temporary, path)
         });
-        replaced.map_err(failed("write", path))
+        replaced.map_err(file_fault("write", path))
     }
 
     /// Writes into the file `coremap` that pjwd no longer keeps its content up to date, and wakes the programs that
@@ -364,7 +367,7 @@ fn make_directory(path: &Path) -> Result<(), FileFault> {
         // The mask of the process may have taken permissions.
         _ => std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE)),
     }
-    .map_err(failed("make", path))
+    .map_err(file_fault("make", path))
 }
 
 fn is_file(path: &Path) -> bool {

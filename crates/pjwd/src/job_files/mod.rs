@@ -20,7 +20,7 @@ use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use tracing::{debug, warn};
 
-use directory::{FileFault, JobDirectory, JobsDirectory, failed};
+use directory::{FileFault, JobDirectory, JobsDirectory, file_fault};
 use wanted::WantedFile;
 use watch::{FileChange, FileWatch};
 
@@ -116,7 +116,7 @@ impl PublishedJob {
         };
         let directory = self.directory.insert(directory);
         let map_written = directory.write_map(&self.content.core_map);
-        let was_there = directory.make_want(self.content.owner)?;
+        let was_there = directory.create_want_file(self.content.owner)?;
         if !self.is_watched {
             self.is_watched = watch.add(id, directory.path());
         }
@@ -124,7 +124,9 @@ impl PublishedJob {
         let is_to_be_read = was_there && is_new;
         if !is_to_be_read {
             let path = directory.want_path();
-            self.wanted_file.show(&path, self.content.wanted, was_there).map_err(failed("write", &path))?;
+            self.wanted_file
+                .show(&path, self.content.wanted, was_there)
+                .map_err(file_fault("write", &path))?;
         }
         map_written.map(|()| is_to_be_read)
     }
@@ -302,12 +304,12 @@ impl JobFiles {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let Some(directory) = &job.directory else { continue };
             match job.wanted_file.read(&directory.want_path(), job.content.owner) {
-                wanted::Reading::Same => {}
-                wanted::Reading::MayBeUnfinished => {
+                wanted::WantedFileReading::Same => {}
+                wanted::WantedFileReading::MayBeUnfinished => {
                     self.changed.insert(id);
                     self.due = Some(now + EMPTY_TIME);
                 }
-                wanted::Reading::New(cores) => {
+                wanted::WantedFileReading::New(cores) => {
                     debug!(job = %id, ?cores, "a program wrote how many cores it wants");
                     written.push(WantedCoresUpdate { job: id, owner: job.content.owner, cores });
                 }

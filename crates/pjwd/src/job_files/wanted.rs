@@ -29,7 +29,7 @@ pub(super) struct WantedFile {
 
 /// The result of reading the file `want` of a job: whether the number of wanted cores has changed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Reading {
+pub(super) enum WantedFileReading {
     /// Nothing new: the number is the known one, or the content is ignored and the known number stays.
     Same,
     /// The file is empty, and was not at the reading before. A program may have truncated it and be about to
@@ -55,30 +55,30 @@ impl WantedFile {
     /// Reads the file `want` of a job at `path`. Ignores the content if it is not a number, or if the file is not a
     /// regular file, belongs to another user than `owner`, or has a second name (hard link). Also empties a file of
     /// more than 4096 bytes, because the file takes memory.
-    pub(super) fn read(&mut self, path: &Path, owner: Uid) -> Reading {
+    pub(super) fn read(&mut self, path: &Path, owner: Uid) -> WantedFileReading {
         let number = read_text(path, owner).and_then(|text| parse(&text));
         let is_empty = number == Ok(None);
         if is_empty && self.is_emptied {
-            return Reading::Same;
+            return WantedFileReading::Same;
         }
         // A failure leaves the file as it is.
         self.is_emptied = is_too_long(path) && empty(path).is_ok();
         if is_empty && self.last.is_some() && !std::mem::replace(&mut self.was_empty, true) {
-            return Reading::MayBeUnfinished;
+            return WantedFileReading::MayBeUnfinished;
         }
         self.was_empty = is_empty;
         match number {
             Ok(number) => {
                 self.fault = None;
                 if std::mem::replace(&mut self.last, number) == number {
-                    Reading::Same
+                    WantedFileReading::Same
                 } else {
-                    Reading::New(number)
+                    WantedFileReading::New(number)
                 }
             }
             Err(fault) => {
                 self.fault = Some(fault);
-                Reading::Same
+                WantedFileReading::Same
             }
         }
     }
@@ -168,18 +168,18 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             (file.read(&path, owner), file.fault().map(str::to_owned))
         };
-        assert_eq!(read(b"3"), (Reading::New(Some(3)), None));
-        assert_eq!(read(b"3\n"), (Reading::Same, None));
+        assert_eq!(read(b"3"), (WantedFileReading::New(Some(3)), None));
+        assert_eq!(read(b"3\n"), (WantedFileReading::Same, None));
         for (rubbish, why) in
             [(&b"many"[..], "is no number"), (&[0xff, 0xfe], "no text"), (&[b'7'; 40], "40 bytes")]
         {
             let (reading, fault) = read(rubbish);
-            assert_eq!(reading, Reading::Same);
+            assert_eq!(reading, WantedFileReading::Same);
             assert!(fault.unwrap().contains(why), "{why}");
         }
-        assert_eq!(read(b"3"), (Reading::Same, None), "the fault ends with the next number");
-        assert_eq!(read(b""), (Reading::MayBeUnfinished, None));
-        assert_eq!(read(b""), (Reading::New(None), None), "it stayed empty");
+        assert_eq!(read(b"3"), (WantedFileReading::Same, None), "the fault ends with the next number");
+        assert_eq!(read(b""), (WantedFileReading::MayBeUnfinished, None));
+        assert_eq!(read(b""), (WantedFileReading::New(None), None), "it stayed empty");
     }
 
     #[test]
@@ -188,13 +188,13 @@ mod tests {
         let path = directory.path().join("want");
         std::fs::write(&path, vec![b'1'; 1_000_000]).unwrap();
         let mut file = WantedFile::new(Some(4));
-        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), Reading::Same);
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
         assert!(file.fault().unwrap().contains("1000000 bytes"));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
-        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), Reading::Same);
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
         assert!(file.fault().is_some(), "the program did not empty it");
         std::fs::write(&path, "2").unwrap();
-        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), Reading::New(Some(2)));
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::New(Some(2)));
     }
 
     #[test]

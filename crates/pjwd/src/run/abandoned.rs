@@ -12,7 +12,7 @@ use tracing::{debug, info};
 /// Returns the event that `command` was not carried out because its client has closed the connection. `None` for a
 /// command of a user who is not an administrator, because users could fill the event history. Also `None` for a command
 /// that concerns no single job.
-pub(super) fn dropped(command: &Command) -> Option<Event> {
+pub(super) fn dropped_command_event(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {
         Command::Assign(AssignCommand { job, caller, .. })

@@ -243,7 +243,8 @@ impl EventLoop {
             for message in messages {
                 match message {
                     Message::Command { command, reply } if reply.is_closed() => {
-                        self.publisher.publish_events(abandoned::dropped(&command).into_iter().collect());
+                        self.publisher
+                            .publish_events(abandoned::dropped_command_event(&command).into_iter().collect());
                     }
                     Message::Command { command, reply } => pending.push((command, reply)),
                     Message::Query { query, answer } => self.answer(query, answer),
@@ -270,7 +271,7 @@ impl EventLoop {
             }
             self.drain_events();
             let now = Instant::now();
-            self.read_written_wants(readable.job_files, now);
+            self.read_wanted_cores(readable.job_files, now);
             if readable.cgroups && self.warden.machine_interface_mut().has_cgroup_changes() {
                 self.cgroups_changed_at.get_or_insert(now);
             }
@@ -380,7 +381,7 @@ impl EventLoop {
         let waited = due.map(|due| begun.saturating_duration_since(due)).max();
         self.lateness.record(waited.unwrap_or_default(), begun);
 
-        let report = self.run_warden(request, &commands);
+        let report = self.run_reporting_cycle(request, &commands);
         self.note_events_read(None);
         self.meter.end_cycle(running, &report, self.warden.ongoing_failures());
         let now = (Instant::now(), clock::now().since_boot);
@@ -411,7 +412,7 @@ impl EventLoop {
         self.keep_journal(rescanned);
         self.publish_core_maps(&newly_planned, rescanned);
         self.watch_lending(&events, was_timer);
-        plan_warnings.extend(self.own_warnings());
+        plan_warnings.extend(self.event_loop_warnings());
         self.add_new_pus();
         let health = self.loop_status(now);
         let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, &health);

@@ -173,7 +173,7 @@ impl FileJournal {
     ///
     /// # Errors
     /// If a file can't be written. `recovered` contains the added record nevertheless.
-    pub fn begin(&mut self, recovered: &mut RecoveredJournal) -> Result<(), JournalError> {
+    pub fn write_recovered_records(&mut self, recovered: &mut RecoveredJournal) -> Result<(), JournalError> {
         if recovered.has_lost_records {
             let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
             recovered.records.push(lost.clone());

@@ -24,7 +24,7 @@ pub struct CpuDemand {
 /// The numbers of processes and threads of one job or of one process, for the status: all of them, and those with some
 /// property, such as the threads that are pinned to one PU (logical CPU).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct ProcessCounts {
     /// The number of processes.
     pub(crate) processes: u32,
     /// The number of threads of these processes.
@@ -54,14 +54,14 @@ pub(crate) struct JobCounts {
 #[derive(Debug)]
 struct CountedMember {
     job: JobId,
-    counts: Counts,
-    busy_threads: BTreeMap<Tid, Counts>,
+    counts: ProcessCounts,
+    busy_threads: BTreeMap<Tid, ProcessCounts>,
 }
 
 /// The counts of a job, and the processes in them.
 #[derive(Debug, Default)]
 struct CountedJob {
-    sum: Counts,
+    sum: ProcessCounts,
     pids: BTreeSet<Pid>,
 }
 
@@ -96,7 +96,7 @@ impl JobCounts {
     }
 
     /// Returns the numbers of processes and threads of the job `job`. All numbers are zero if the job has no processes.
-    pub(crate) fn of(&self, job: &JobId) -> Counts {
+    pub(crate) fn counts_of(&self, job: &JobId) -> ProcessCounts {
         self.jobs.get(job).map(|known| known.sum).unwrap_or_default()
     }
 
@@ -151,7 +151,7 @@ impl JobCounts {
     }
 }
 
-impl Counts {
+impl ProcessCounts {
     fn change(&mut self, by: Self, how: fn(u32, u32) -> u32, how64: fn(u64, u64) -> u64) {
         self.processes = how(self.processes, by.processes);
         self.threads = how(self.threads, by.threads);
@@ -165,12 +165,12 @@ impl Counts {
     }
 }
 
-fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
-    let mut counts = Counts {
+fn count(state: &WardenState, job: &Job, member: &Member) -> ProcessCounts {
+    let mut counts = ProcessCounts {
         processes: 1,
         strays: u32::from(is_outside(state, job, member)),
         outside_cpuset: u32::from(!state.is_in_job_cpuset(member)),
-        ..Counts::default()
+        ..ProcessCounts::default()
     };
     for (&tid, thread) in &member.threads {
         let of_thread = count_thread(state, job, member, tid, thread);
@@ -180,9 +180,15 @@ fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
 }
 
 /// What one thread adds to the counts.
-fn count_thread(state: &WardenState, job: &Job, member: &Member, tid: Tid, thread: &MemberThread) -> Counts {
+fn count_thread(
+    state: &WardenState,
+    job: &Job,
+    member: &Member,
+    tid: Tid,
+    thread: &MemberThread,
+) -> ProcessCounts {
     let is_outside = job.grant.as_ref().is_some_and(|grant| !thread.effective_mask.is_subset(&grant.cpus));
-    Counts {
+    ProcessCounts {
         threads: 1,
         hot_threads: thread.demand.is_hot.into(),
         pinned_threads: state.pinned_pu_of(member, tid).is_some().into(),
@@ -191,7 +197,7 @@ fn count_thread(state: &WardenState, job: &Job, member: &Member, tid: Tid, threa
             total_permille: thread.demand.permille.into(),
             waiting_permille: thread.demand.waiting_permille.into(),
         },
-        ..Counts::default()
+        ..ProcessCounts::default()
     }
 }
 

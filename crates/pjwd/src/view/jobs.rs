@@ -71,7 +71,7 @@ impl JobViews {
         }
         let users = unassigned.keys().chain(self.unassigned.keys());
         for &user in users.filter(|user| unassigned.get(user) != self.unassigned.get(user)) {
-            changed.extend(state.jobs.of_owner(user).map(|job| &job.id));
+            changed.extend(state.jobs.jobs_of_owner(user).map(|job| &job.id));
         }
         (self.shared, self.unassigned) = (shared, unassigned);
         let mut changes = ViewChanges { is_any: is_all || !changed.is_empty(), ..ViewChanges::default() };
@@ -93,7 +93,7 @@ impl JobViews {
     }
 
     fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> JobView {
-        let mut counts = self.counts.of(&job.id);
+        let mut counts = self.counts.counts_of(&job.id);
         counts.strays += saturating_u32(self.unassigned.get(&job.owner).copied().unwrap_or(0));
         // Processes in the cpuset need no second check, and there may be many.
         let outside_cpuset = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);

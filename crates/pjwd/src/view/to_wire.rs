@@ -12,7 +12,7 @@ use pjw_core::{
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_ipc::wire;
 
-use super::counts::Counts;
+use super::counts::ProcessCounts;
 
 /// The maximum length of the text of an event, in bytes. A longer text is cut.
 pub(super) const MAX_TEXT_BYTES: usize = 1024;
@@ -33,7 +33,12 @@ pub(crate) fn saturating_u32(n: usize) -> u32 {
 /// Converts `job` to the form in which clients receive jobs. `counts` has the numbers of the job's processes and
 /// threads. `state` has the topology and the PUs (logical CPUs) of the machine. `enforcement` says what keeps the job
 /// on its cores: `cpuset`, `affinity` or `none`.
-pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforcement: &str) -> wire::Job {
+pub(crate) fn job_to_wire(
+    job: &Job,
+    counts: ProcessCounts,
+    state: &WardenState,
+    enforcement: &str,
+) -> wire::Job {
     let (topology, pool) = (&state.topology, &state.pool);
     // The PUs of a frozen job have no effect: it waits for cores.
     let grant = job.grant.as_ref().filter(|grant| grant.ownership != Ownership::Frozen);

@@ -10,7 +10,7 @@ use pjw_core::state::WardenState;
 use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 
-use super::counts::Counts;
+use super::counts::ProcessCounts;
 use super::to_wire::status_warning_to_wire;
 use crate::warden::OngoingFailures;
 
@@ -68,7 +68,7 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
 /// Returns the warnings about the cores and threads of `job`: that other jobs hold the same PUs (logical CPUs), that
 /// PUs of the job are reserved for the system, or that the job has more busy threads than PUs. `counts` has the numbers
 /// of the job's processes and threads.
-pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: Counts) -> Vec<wire::Warning> {
+pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let overlap = overlap(job)
         .map(|text| of_job("overlap", text, "release one of the jobs, or set on_exhausted = \"refuse\""));
@@ -122,7 +122,7 @@ fn overlaps_housekeeping(job: &Job, housekeeping: &CpuSet) -> Option<String> {
     (!both.is_empty()).then(|| format!("{} holds {both}, which are configured for housekeeping", job.id))
 }
 
-fn oversubscribed(job: &Job, counts: Counts) -> Option<String> {
+fn oversubscribed(job: &Job, counts: ProcessCounts) -> Option<String> {
     let pus = job.grant.as_ref()?.cpus.len();
     let hot = usize::try_from(counts.hot_threads).unwrap_or(usize::MAX);
     let cpus = if pus == 1 { "1 CPU".to_owned() } else { format!("{pus} CPUs") };

@@ -12,7 +12,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Checks the changes that are planned in `plan`, and the PUs (logical CPUs) that each job holds, for errors of pjw
     /// itself. Returns the plan without the changes for the jobs with an error. The affinity masks and cpusets of these
     /// jobs stay as they are.
-    pub(super) fn audited(&mut self, plan: Plan) -> Plan {
+    pub(super) fn without_unsound_actions(&mut self, plan: Plan) -> Plan {
         self.ongoing_failures.audit_violations.clear();
         self.audit_grants();
         let of_actions = audit_actions(&self.state, &plan, &self.policy);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pjw_core::command::{Command, Reply};
 use pjw_core::ids::{ProcessId, ThreadId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan};
-use pjw_core::policy::{Mode, Policy};
+use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::report::{cpuset_events, mask_events};
@@ -23,9 +23,9 @@ use pjw_core::{
 };
 use pjw_sources::Host;
 
-use super::forks::{defer_scans_of_right_forks, moves_processes, probe};
+use super::forks::{defer_scans_of_right_forks, find_wrong_fork_masks, moves_processes};
 use super::report::{
-    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, all_unrecorded,
+    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, refuse_unrecorded_commands,
 };
 use crate::host::thaw_watcher::ThawWatcher;
 
@@ -270,7 +270,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             // The journal can't be written, and the records of the forked processes must be its next records. So this
             // cycle ends here without the requested scan, and the next rescan is a full scan.
             self.state.full_scan_due = true;
-            report.replies = all_unrecorded(commands, &fault);
+            report.replies = refuse_unrecorded_commands(commands, &fault);
             return report;
         }
         // Not before the forks are confined: that decision reads no cgroups, so it must not know of these changes.
@@ -293,7 +293,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         // Drop the processes that ended before the first scan of all their facts.
         report.confined_new_processes.retain(|fork| self.state.processes.contains_key(&fork.pid));
         self.undo_unenforceable(all_commands, &known, &mut report);
-        report.refuse_ended(all_commands, &self.state);
+        report.refuse_ended_jobs(all_commands, &self.state);
         self.forget_ended_threads();
         report
     }
@@ -323,7 +323,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         if self.ongoing_failures.journal_error.is_some() {
             return None;
         }
-        let snapshot = probe(&mut self.node, &self.state)?;
+        let snapshot = find_wrong_fork_masks(&mut self.node, &self.state)?;
         let _ = self.decide(&snapshot, &[], report);
         let confined_at = Instant::now();
         let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
@@ -386,7 +386,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         commands: &[Command],
         report: &mut CycleReport,
     ) -> Option<ScanRequest> {
-        let mut snapshot = self.observe(request);
+        let mut snapshot = self.scan_processes(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
         self.decide(&snapshot, commands, report)
     }
@@ -409,8 +409,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
         report.newly_planned.extend(&newly_planned);
 
-        let plan = self.audited(plan);
-        if self.policy.mode == Mode::Observe {
+        let plan = self.without_unsound_actions(plan);
+        if self.policy.mode == DaemonMode::Observe {
             records.retain(|record| {
                 !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
             });
@@ -422,13 +422,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                 // These jobs are gone from the state.
                 report.ended_jobs.extend(reports);
             }
-            return self.unrecorded(&fault, before, commands, &plan, report);
+            return self.undo_unrecorded_decision(&fault, before, commands, &plan, report);
         }
         self.drop_applied_claims(snapshot);
         report.add_events(events);
         report.ended_jobs.extend(reports);
         report.replies.extend(replies);
-        if self.policy.mode == Mode::Observe {
+        if self.policy.mode == DaemonMode::Observe {
             return next_scan.filter(|_| plan.mask_actions.is_empty() && plan.cpuset_actions.is_empty());
         }
         let Plan { cpuset_actions, mask_actions } = plan;
@@ -447,7 +447,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Scans the processes in `request`. Adds to each process its CPU times and the jobs that its attributes name, such
     /// as its environment variables.
-    pub(super) fn observe(&mut self, request: &ScanRequest) -> Snapshot {
+    pub(super) fn scan_processes(&mut self, request: &ScanRequest) -> Snapshot {
         let mut snapshot = self.node.scan(request);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };

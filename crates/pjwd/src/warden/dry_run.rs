@@ -14,7 +14,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// warning describes a needed change that the cycle would not make, or a state that needs attention. Scans the
     /// machine, but changes no affinity masks or cpusets.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
-        let mut snapshot = self.observe(&self.state.scan_request(true));
+        let mut snapshot = self.scan_processes(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
         let mut state = self.state.clone();
         let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
@@ -25,7 +25,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         if let Some(mut next_scan) = decision.next_scan.take() {
             next_scan.pids_to_read_threads_of.retain(|pid| !planned.contains(pid));
             next_scan.scope = ScanScope::Partial(next_scan.pids_to_read_threads_of.clone());
-            snapshot = self.observe(&next_scan);
+            snapshot = self.scan_processes(&next_scan);
             self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
             decision = reconcile(&mut state, &snapshot, &[], &self.policy);
             mask_actions.extend(

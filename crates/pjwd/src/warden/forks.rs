@@ -22,7 +22,10 @@ pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, stat
 
 /// Reads the affinity masks of newly forked processes of jobs. Returns a snapshot of those processes whose masks are
 /// wrong. `None` if there are none. `node` is the interface to the machine.
-pub(super) fn probe<N: MachineInterface>(node: &mut N, state: &WardenState) -> Option<Snapshot> {
+pub(super) fn find_wrong_fork_masks<N: MachineInterface>(
+    node: &mut N,
+    state: &WardenState,
+) -> Option<Snapshot> {
     let expected = expected_fork_masks(state);
     if expected.is_empty() {
         return None;

@@ -9,7 +9,7 @@ use pjw_core::snapshot::Snapshot;
 use pjw_core::{cpuset::CpuSet, state::WardenState, usage::JobReport};
 
 use super::cycle::Warden;
-use super::report::{CycleReport, all_unrecorded};
+use super::report::{CycleReport, refuse_unrecorded_commands};
 
 /// The largest number of records for which space is reserved in the journal. For more, the state is copied.
 const MAX_RESERVED_RECORDS: usize = 1000;
@@ -120,7 +120,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// `plan` are not made, and all `commands` are refused. `before` is the state before the commands, and replaces the
     /// present state. If `before` is `None`, the present state stays, and the next cycle writes the whole state to the
     /// journal. Returns no further scan.
-    pub(super) fn unrecorded(
+    pub(super) fn undo_unrecorded_decision(
         &mut self,
         fault: &J::Fault,
         before: Option<WardenState>,
@@ -137,7 +137,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         } else {
             plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
-        report.replies.extend(all_unrecorded(commands, &fault));
+        report.replies.extend(refuse_unrecorded_commands(commands, &fault));
         self.ongoing_failures.journal_error = Some(fault);
         None
     }

@@ -128,7 +128,7 @@ impl CycleReport {
 
     /// Replaces the replies to some of the `commands` by refusals. A command is refused if it made a new job for
     /// processes that have all ended, because the job has then ended too. `state` has the present jobs and processes.
-    pub(super) fn refuse_ended(&mut self, commands: &[Command], state: &WardenState) {
+    pub(super) fn refuse_ended_jobs(&mut self, commands: &[Command], state: &WardenState) {
         for (command, reply) in commands.iter().zip(&mut self.replies) {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
             let Some(&pid) = assign.pids.first() else { continue };
@@ -142,6 +142,6 @@ impl CycleReport {
 
 /// Returns one refusal for each of the `commands`, because the journal could not be written. `fault` is the reason of
 /// the failed write.
-pub(super) fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
+pub(super) fn refuse_unrecorded_commands(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
     commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }

@@ -94,7 +94,7 @@ fn a_daemon_that_is_killed_while_a_change_is_delayed_has_a_successor_that_makes_
     let (mut node, pid) = slow_node();
     assert!(node.bind(pid, "5-6"));
     node.assign("a", 2, &[pid]);
-    node.succeeded_by(Enforcement::Auto);
+    node.succeeded_by(EnforcementMethod::Auto);
     node.cycle(&[]);
     assert_eq!(node.cgroup(pid), WALL);
     node.release("a");
@@ -119,7 +119,7 @@ fn old_node() -> (Node, Pid) {
         affinity_persists: false,
         ..CpusetSupport::default()
     };
-    let node = Node::with(cpuset_support, Enforcement::Auto);
+    let node = Node::with(cpuset_support, EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     assert!(node.bind(pid, "1"));
     (node, pid)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::Pu;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, EnforcementMethod};
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Tid, Uid};
@@ -51,11 +51,11 @@ impl Node {
     fn new(cpusets: CpusetHierarchy) -> Self {
         Self::with(
             CpusetSupport { hierarchy: cpusets, affinity_persists: true, ..CpusetSupport::default() },
-            Enforcement::Auto,
+            EnforcementMethod::Auto,
         )
     }
 
-    fn with(cpuset_support: CpusetSupport, enforcement: Enforcement) -> Self {
+    fn with(cpuset_support: CpusetSupport, enforcement: EnforcementMethod) -> Self {
         let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), cpuset_support.clone());
         let journal = SimJournal::new(Faults::none());
         let policy = Policy { cpuset_support, enforcement, ..Policy::default() };
@@ -64,7 +64,7 @@ impl Node {
     }
 
     /// A new daemon with another `enforcement`, after this one was killed.
-    fn succeeded_by(&mut self, enforcement: Enforcement) {
+    fn succeeded_by(&mut self, enforcement: EnforcementMethod) {
         self.policy.enforcement = enforcement;
         self.world().processes.values_mut().for_each(|process| process.attributes_changed = true);
         self.warden = warden(&self.kernel, &self.journal, &self.policy);
@@ -305,10 +305,10 @@ fn with_enforcement_affinity_the_next_daemon_removes_the_cpusets_and_keeps_the_c
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
-    node.succeeded_by(Enforcement::Affinity);
+    node.succeeded_by(EnforcementMethod::Affinity);
     node.cycle(&[]);
     assert_eq!((node.cgroup(pid), node.mask(pid)), (LOGIN.to_owned(), ("0-1".into(), "0-1".into())));
-    node.succeeded_by(Enforcement::Auto);
+    node.succeeded_by(EnforcementMethod::Auto);
     node.cycle(&[]);
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()));
 }
@@ -320,7 +320,7 @@ fn without_cpusets_jobs_are_kept_by_masks_and_strict_enforcement_warns() {
         affinity_persists: true,
         ..CpusetSupport::default()
     };
-    for (enforcement, warns) in [(Enforcement::Auto, false), (Enforcement::Cpuset, true)] {
+    for (enforcement, warns) in [(EnforcementMethod::Auto, false), (EnforcementMethod::Cpuset, true)] {
         let mut node = Node::with(cpuset_support.clone(), enforcement);
         let pid = node.spawn(Pid(1), LOGIN);
         let report = node.assign("a", 2, &[pid]);
@@ -381,7 +381,7 @@ fn a_widened_cpuset_of_slurm_grants_nothing_while_a_core_is_offline() {
 fn an_adopted_service_manager_of_a_user_is_not_moved() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.policy.adopt_unassigned_processes = true;
-    node.succeeded_by(Enforcement::Auto);
+    node.succeeded_by(EnforcementMethod::Auto);
     let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
     let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
     let fresh = AssignCommand { must_be_new: true, ..assign_command("a", 2, &[run]) };
@@ -423,12 +423,12 @@ fn a_cpuset_is_kept_while_systemd_does_not_answer_the_next_daemon() {
     node.assign("a", 2, &[pid]);
     node.policy.cpuset_support.hierarchy =
         CpusetHierarchy::Unavailable { why: "systemd does not answer".to_owned() };
-    node.succeeded_by(Enforcement::Auto);
+    node.succeeded_by(EnforcementMethod::Auto);
     let report = node.cycle(&[]);
     assert!(report.cpuset_outcomes.is_empty(), "{:?}", report.cpuset_outcomes);
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()));
     node.policy.cpuset_support.hierarchy = CpusetHierarchy::Systemd;
-    node.succeeded_by(Enforcement::Auto);
+    node.succeeded_by(EnforcementMethod::Auto);
     node.release("a");
     assert_eq!((node.cgroup(pid), node.mask(pid).0), (LOGIN.to_owned(), "0-7".into()));
 }
@@ -437,7 +437,7 @@ fn a_cpuset_is_kept_while_systemd_does_not_answer_the_next_daemon() {
 fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_granted_cores() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.policy.adopt_unassigned_processes = true;
-    node.succeeded_by(Enforcement::Auto);
+    node.succeeded_by(EnforcementMethod::Auto);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
     let stray = node.spawn(Pid(1), LOGIN);
     assert!(node.bind(stray, "0-5"));

@@ -9,7 +9,7 @@ fn masks_forgotten_by_older_kernels_are_restored() {
         affinity_persists: false,
         ..CpusetSupport::default()
     };
-    let mut node = Node::with(cpuset_support, Enforcement::Auto);
+    let mut node = Node::with(cpuset_support, EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     assert!(node.bind(pid, "1"));
     node.assign("a", 2, &[pid]);
@@ -27,7 +27,7 @@ fn masks_forgotten_by_older_kernels_in_hotplug_are_restored() {
         affinity_persists: false,
         ..CpusetSupport::default()
     };
-    let mut node = Node::with(cpuset_support, Enforcement::Auto);
+    let mut node = Node::with(cpuset_support, EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     let unbound = node.spawn(pid, "/");
     node.assign("a", 2, &[pid]);
@@ -53,7 +53,7 @@ fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
         affinity_persists: false,
         ..CpusetSupport::default()
     };
-    let mut node = Node::with(cpuset_support, Enforcement::Auto);
+    let mut node = Node::with(cpuset_support, EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
     assert!(node.bind(pid, "0"));
@@ -70,7 +70,7 @@ fn a_child_that_is_born_after_its_parent_was_moved_and_before_a_scan_gets_the_bi
         affinity_persists: false,
         ..CpusetSupport::default()
     };
-    let mut node = Node::with(cpuset_support, Enforcement::Affinity);
+    let mut node = Node::with(cpuset_support, EnforcementMethod::Affinity);
     let parent = node.spawn(Pid(1), LOGIN);
     assert!(node.bind(parent, "5"));
     node.assign("a", 2, &[parent]);

@@ -6,7 +6,7 @@ use super::*;
 fn bound_before(affinity_persists: bool) -> (Node, Pid) {
     let mut node = Node::with(
         CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists, ..CpusetSupport::default() },
-        Enforcement::Auto,
+        EnforcementMethod::Auto,
     );
     let pid = node.spawn(Pid(1), LOGIN);
     assert!(node.bind(pid, "5"));
@@ -58,7 +58,7 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
                 affinity_persists,
                 ..CpusetSupport::default()
             },
-            Enforcement::Auto,
+            EnforcementMethod::Auto,
         );
         let pid = node.spawn(Pid(1), LOGIN);
         assert!(node.bind(pid, "5"));

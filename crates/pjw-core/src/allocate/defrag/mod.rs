@@ -13,8 +13,8 @@ use core::cmp::Reverse;
 
 use crate::allocate::offer::{LargestRequests, allocate, largest_requests};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
-use crate::machine::{AddressSpaceThreads, Level, Topology, keeps_groups_together};
-use crate::state::{Offer, PuPool, WardenState};
+use crate::machine::{AddressSpaceThreads, Topology, TopologyLevel, keeps_groups_together};
+use crate::state::{PuOffer, PuPool, WardenState};
 use crate::terms::{CpuRequest, GrantedBy, Job, JobId, JobRequest, Placement, Policy, PriorityClass};
 
 /// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
@@ -24,7 +24,7 @@ const MAX_JOBS: usize = 64;
 const MAX_STEPS: usize = 32;
 
 /// The levels of the score, largest first.
-const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
+const LEVELS: [TopologyLevel; 3] = [TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3];
 
 /// A planned move of one job to other cores, in order to reduce fragmentation. A machine is fragmented if
 /// jobs lie on more packages, NUMA nodes or L3s than necessary. It is also fragmented if the free cores are
@@ -57,16 +57,16 @@ pub struct DefragPlan {
     /// `largest_requests_before`.
     pub largest_requests_after: LargestRequests,
     /// The changes of the pool, in order. The pool is valid after each step. A job may appear twice.
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<DefragStep>,
 }
 
 /// One step of the defragmentation: one job moves to other cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct DefragStep {
     /// The job that moves.
     pub(crate) job: JobId,
     /// The offer, made for the pool after the job released its cores.
-    pub(crate) offer: Offer,
+    pub(crate) offer: PuOffer,
     why: String,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Movable<'a> {
 
 /// A single move that improves the score.
 struct CandidateMove {
-    offer: Offer,
+    offer: PuOffer,
     /// The pool after the move.
     pool: PuPool,
     score: Score,
@@ -202,7 +202,7 @@ impl<'a> Search<'a> {
         (score < self.score).then_some(CandidateMove { offer, pool, score })
     }
 
-    fn apply(&mut self, job: usize, candidate: CandidateMove) -> Step {
+    fn apply(&mut self, job: usize, candidate: CandidateMove) -> DefragStep {
         let CandidateMove { mut offer, pool, score } = candidate;
         let why = self.why(&self.jobs[job].current, &offer.cpus, &score);
         let job = &mut self.jobs[job];
@@ -211,7 +211,7 @@ impl<'a> Search<'a> {
             .insert(0, format!("moved from {} to reduce fragmentation: {why}", cpus_text(&job.current)));
         job.current = offer.cpus.clone();
         (self.pool, self.score) = (pool, score);
-        Step { job: job.id.clone(), offer, why }
+        DefragStep { job: job.id.clone(), offer, why }
     }
 
     fn why(&self, from: &CpuSet, to: &CpuSet, after: &Score) -> String {
@@ -226,7 +226,7 @@ impl<'a> Search<'a> {
     }
 
     /// Summarises the steps as one move per job, in the order of each job's last step.
-    fn moves(&self, steps: &[Step]) -> Vec<JobMove> {
+    fn moves(&self, steps: &[DefragStep]) -> Vec<JobMove> {
         let last_of_its_job =
             |index: usize| steps[index + 1..].iter().all(|later| later.job != steps[index].job);
         let ends = (0..steps.len()).filter(|&index| last_of_its_job(index)).map(|index| &steps[index]);

@@ -78,7 +78,7 @@ fn moves_text(plan: &DefragPlan) -> Vec<String> {
 #[test]
 fn a_job_on_two_l3s_comes_together_where_one_has_room() {
     let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
-    put(&mut state, 1, JobRequest::of_cores(4), "2-5");
+    put(&mut state, 1, JobRequest::with_core_count(4), "2-5");
     let plan = plan_defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
     assert_eq!((plan.largest_requests_before.l3, plan.largest_requests_after.l3), (2, 4));
@@ -89,8 +89,8 @@ fn a_job_on_two_l3s_comes_together_where_one_has_room() {
 #[test]
 fn small_jobs_are_moved_so_that_a_large_request_fits() {
     let mut state = state(&regular_topology(2, 1, 1, 4, 1), "");
-    put(&mut state, 1, JobRequest::of_cores(2), "0-1");
-    put(&mut state, 2, JobRequest::of_cores(1), "4");
+    put(&mut state, 1, JobRequest::with_core_count(2), "0-1");
+    put(&mut state, 2, JobRequest::with_core_count(1), "4");
     let plan = plan_defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
     assert_eq!((plan.largest_requests_before.l3, plan.largest_requests_after.l3), (3, 4));
@@ -99,22 +99,22 @@ fn small_jobs_are_moved_so_that_a_large_request_fits() {
 #[test]
 fn no_job_moves_without_an_improvement() {
     let mut state = state(&regular_topology(2, 1, 1, 4, 1), "");
-    put(&mut state, 1, JobRequest::of_cores(2), "1-2");
+    put(&mut state, 1, JobRequest::with_core_count(2), "1-2");
     assert_eq!(plan_defrag(&state, &Policy::default()).moves, [], "another pair in the same L3 is no better");
-    put(&mut state, 2, JobRequest::of_cores(4), "4-7");
+    put(&mut state, 2, JobRequest::with_core_count(4), "4-7");
     assert_eq!(plan_defrag(&state, &Policy::default()).moves, []);
 }
 
 #[test]
 fn jobs_with_fixed_cores_are_not_moved() {
-    let packed = JobRequest::of_cores(2);
+    let packed = JobRequest::with_core_count(2);
     let requests = [
         JobRequest { class: PriorityClass::Guaranteed, ..packed.clone() },
         JobRequest { placement: Placement::Spread, ..packed.clone() },
         JobRequest {
             cpu_request: CpuRequest::Exactly("3-4".parse().unwrap()),
             placement: Placement::Explicit,
-            ..JobRequest::of_cores(2)
+            ..JobRequest::with_core_count(2)
         },
     ];
     for request in requests {
@@ -150,7 +150,7 @@ fn a_moved_job_keeps_its_kind_of_core() {
         kind_index: kind,
     };
     let domain = |(number, cpus): (u32, &str)| crate::machine::topology::Domain {
-        level: Level::L3,
+        level: TopologyLevel::L3,
         number,
         cpus: cpus.parse().unwrap(),
         memory_bytes: 0,
@@ -158,7 +158,7 @@ fn a_moved_job_keeps_its_kind_of_core() {
     let cores = [(0, 1), (1, 1), (2, 0), (3, 0)].map(core).to_vec();
     let topology = Topology::new(cores, [(0, "0-1"), (1, "2-3")].map(domain).to_vec()).unwrap();
     let mut state = state(&topology, "");
-    put(&mut state, 1, JobRequest::of_cores(2), "1-2");
+    put(&mut state, 1, JobRequest::with_core_count(2), "1-2");
     assert_eq!(
         plan_defrag(&state, &Policy::default()).moves,
         [],
@@ -175,7 +175,7 @@ fn any_request() -> impl Strategy<Value = JobRequest> {
         cpu_request,
         placement,
         class,
-        ..JobRequest::of_cores(1)
+        ..JobRequest::with_core_count(1)
     })
 }
 

@@ -11,11 +11,11 @@
 //! split no core (unless the policy allows it); they lie in one domain if one holds the request, else on the
 //! fewest packages, then NUMA nodes, then L3s; the same history gives the same grants.
 
-use crate::allocate::{choose::Allocator, reasons, tree::Unit};
+use crate::allocate::{choose::Allocator, reasons, tree::AllocationUnit};
 use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were, prelude::*};
-use crate::machine::{Device, Level, Topology};
+use crate::machine::{Device, Topology, TopologyLevel};
 use crate::state::jobs::grant_counts::GrantCounts;
-use crate::state::{Holder, Offer, PuPool};
+use crate::state::{PuHolder, PuOffer, PuPool};
 use crate::terms::{CpuRequest, CpuUnit, JobId, JobRequest, Placement, Policy, Refusal};
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ pub fn allocate(
     pool: &PuPool,
     topology: &Topology,
     policy: &Policy,
-) -> Result<Offer, Refusal> {
+) -> Result<PuOffer, Refusal> {
     allocate_for_groups(job, request, pool, topology, policy, &[])
 }
 
@@ -59,7 +59,7 @@ pub fn allocate_for_groups(
     topology: &Topology,
     policy: &Policy,
     groups: &[CpuSet],
-) -> Result<Offer, Refusal> {
+) -> Result<PuOffer, Refusal> {
     let present = pool.pus_of(job);
     let available = available_to(job, pool, topology, policy);
     let avoided = pool.avoided_cpus().difference(&present);
@@ -105,9 +105,9 @@ pub fn request_for_all_available(
     let amount =
         |unit| Allocator::new(topology, unit, &available, &pool.online_cpus(), &pool.pus_of(job)).units();
     match unit {
-        CpuUnit::Core => CpuRequest::Cores(amount(Unit::Core)),
-        CpuUnit::Pu if policy.share_smt => CpuRequest::Pus(amount(Unit::AnyPu)),
-        CpuUnit::Pu => CpuRequest::Pus(amount(Unit::Pu)),
+        CpuUnit::Core => CpuRequest::Cores(amount(AllocationUnit::Core)),
+        CpuUnit::Pu if policy.share_smt => CpuRequest::Pus(amount(AllocationUnit::AnyPu)),
+        CpuUnit::Pu => CpuRequest::Pus(amount(AllocationUnit::Pu)),
     }
 }
 
@@ -122,7 +122,7 @@ fn available_to(job: &JobId, pool: &PuPool, topology: &Topology, policy: &Policy
 
 /// Returns the offer near the device, if there is one; else the other offer, with a note that the cores are
 /// not near.
-fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
+fn near_device(device: &Device, anywhere: PuOffer, near: Option<PuOffer>) -> PuOffer {
     let name = device.names.first().unwrap_or(&device.pci_address);
     let local = cpus_text(&device.local_cpus);
     match near {
@@ -159,12 +159,12 @@ pub fn allocate_shared(
     other_grants: &GrantCounts,
     topology: &Topology,
     policy: &Policy,
-) -> Result<Offer, Refusal> {
+) -> Result<PuOffer, Refusal> {
     let free = pool.free_cpus().union(&pool.pus_of(job)).intersection(&pool.online_cpus());
     let everything = pool.online_cpus().difference(&pool.housekeeping_cpus());
     let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
     let least_shared =
-        other_grants.held_by_at_least().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
+        other_grants.cpus_held_by_at_least().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
     let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
@@ -186,7 +186,7 @@ fn make_offer(
     pool: &PuPool,
     topology: &Topology,
     policy: &Policy,
-) -> Result<Offer, Refusal> {
+) -> Result<PuOffer, Refusal> {
     make_offer_for_groups(request, (present, &[]), available, pool, topology, policy)
 }
 
@@ -198,29 +198,34 @@ fn make_offer_for_groups(
     pool: &PuPool,
     topology: &Topology,
     policy: &Policy,
-) -> Result<Offer, Refusal> {
+) -> Result<PuOffer, Refusal> {
     let pool_change_count = pool.change_count();
     let (unit, requested) = match &request.cpu_request {
         CpuRequest::Exactly(cpus) => {
             check_explicit(cpus, available, pool, topology, policy)?;
             let reasons = vec![format!("{} asked for by number", cpus_were(cpus))];
-            return Ok(Offer { cpus: cpus.clone(), reasons, second_best: String::new(), pool_change_count });
+            return Ok(PuOffer {
+                cpus: cpus.clone(),
+                reasons,
+                second_best: String::new(),
+                pool_change_count,
+            });
         }
         CpuRequest::Cores(0) | CpuRequest::Pus(0) => return Err(Refusal::ZeroCores),
-        CpuRequest::Cores(n) => (Unit::Core, *n),
-        CpuRequest::Pus(n) if policy.share_smt => (Unit::AnyPu, *n),
-        CpuRequest::Pus(n) => (Unit::Pu, *n),
+        CpuRequest::Cores(n) => (AllocationUnit::Core, *n),
+        CpuRequest::Pus(n) if policy.share_smt => (AllocationUnit::AnyPu, *n),
+        CpuRequest::Pus(n) => (AllocationUnit::Pu, *n),
     };
     let online = pool.online_cpus();
     let allocator = Allocator::new(topology, unit, available, &online, present).with_groups(groups);
     let Some(choice) = allocator.choose(requested, request.placement == Placement::Spread) else {
         let usable =
             Allocator::new(topology, unit, &online.difference(&pool.housekeeping_cpus()), &online, present);
-        let counted = if unit == Unit::AnyPu { CpuUnit::Pu } else { CpuUnit::Core };
+        let counted = if unit == AllocationUnit::AnyPu { CpuUnit::Pu } else { CpuUnit::Core };
         return Err(not_enough(counted, requested, &usable, &allocator));
     };
     let (reasons, second_best) = reasons::reasons(topology, unit, requested, &choice);
-    Ok(Offer { cpus: choice.cpus, reasons, second_best, pool_change_count })
+    Ok(PuOffer { cpus: choice.cpus, reasons, second_best, pool_change_count })
 }
 
 /// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to
@@ -230,8 +235,8 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
     if topology.cpus().is_subset(&online) {
         return CpuSet::new();
     }
-    let others = |(pu, holder): &(crate::basics::cpuset::Pu, &Holder)| {
-        !online.contains(*pu) && matches!(holder, Holder::Job(other) if other != job)
+    let others = |(pu, holder): &(crate::basics::cpuset::Pu, &PuHolder)| {
+        !online.contains(*pu) && matches!(holder, PuHolder::Job(other) if other != job)
     };
     pool.holders()
         .filter(others)
@@ -244,14 +249,14 @@ fn not_enough(unit: CpuUnit, units: u32, usable: &Allocator<'_>, available: &All
     if requested > most {
         return Refusal::MoreThanMachine { unit, requested, usable: most };
     }
-    let (free, free_cpus) = available.not_held();
+    let (free, free_cpus) = available.available_unheld();
     Refusal::NotEnoughCores {
         unit,
         requested: available.amount_for(units),
         free,
         free_cpus,
         held: available.amount().saturating_sub(free),
-        max_cores_in_one_l3: available.largest(Level::L3),
+        max_cores_in_one_l3: available.largest(TopologyLevel::L3),
     }
 }
 
@@ -274,7 +279,7 @@ fn check_explicit(
         return Err(Refusal::HousekeepingPus { cpus: reserved });
     }
     for pu in cpus.difference(available).iter() {
-        if let Some(Holder::Job(holder)) = pool.holder(pu) {
+        if let Some(PuHolder::Job(holder)) = pool.holder(pu) {
             return Err(Refusal::HeldByOtherJob { pu, holder: holder.clone() });
         }
     }
@@ -310,12 +315,17 @@ pub struct LargestRequests {
 /// package equals the value for the whole machine.
 #[must_use]
 pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
-    let allocator =
-        Allocator::new(topology, Unit::Core, &pool.free_cpus(), &pool.online_cpus(), &CpuSet::new());
+    let allocator = Allocator::new(
+        topology,
+        AllocationUnit::Core,
+        &pool.free_cpus(),
+        &pool.online_cpus(),
+        &CpuSet::new(),
+    );
     LargestRequests {
-        l3: allocator.largest(Level::L3),
-        numa_node: allocator.largest(Level::NumaNode),
-        package: allocator.largest(Level::Package),
+        l3: allocator.largest(TopologyLevel::L3),
+        numa_node: allocator.largest(TopologyLevel::NumaNode),
+        package: allocator.largest(TopologyLevel::Package),
         machine: allocator.amount(),
     }
 }

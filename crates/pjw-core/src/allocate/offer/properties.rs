@@ -30,11 +30,13 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
         let mut next = bench.clone();
         let free = next.topology.whole_core_count(&next.pool.free_cpus());
         let package_fits =
-            holes(&next.topology, Level::Package, &next.pool.free_cpus()).iter().any(|&n| n >= cores);
-        match next.ask(step, &JobRequest::of_cores(cores)) {
+            holes(&next.topology, TopologyLevel::Package, &next.pool.free_cpus()).iter().any(|&n| n >= cores);
+        match next.ask(step, &JobRequest::with_core_count(cores)) {
             Ok(offer) => {
                 check_whole(&next.topology, &offer.cpus, cores);
-                assert!(!package_fits || domains_used(&next.topology, Level::Package, &offer.cpus) == 1);
+                assert!(
+                    !package_fits || domains_used(&next.topology, TopologyLevel::Package, &offer.cpus) == 1
+                );
                 assert_eq!(next.topology.whole_core_count(&next.pool.free_cpus()), free - cores);
                 streams += every_stream(&next, &[alive, &[step]].concat(), step + 1);
             }
@@ -73,11 +75,11 @@ fn check_whole(topology: &Topology, cpus: &CpuSet, cores: u32) {
     assert_eq!(split, None, "a core is split by {cpus}");
 }
 
-fn domains_used(topology: &Topology, level: Level, cpus: &CpuSet) -> usize {
+fn domains_used(topology: &Topology, level: TopologyLevel, cpus: &CpuSet) -> usize {
     topology.domains(level).filter(|domain| domain.cpus.intersects(cpus)).count()
 }
 
-fn holes(topology: &Topology, level: Level, free: &CpuSet) -> Vec<u32> {
+fn holes(topology: &Topology, level: TopologyLevel, free: &CpuSet) -> Vec<u32> {
     let domains = topology.domains(level);
     domains.map(|domain| topology.whole_core_count(&domain.cpus.intersection(free))).collect()
 }
@@ -96,7 +98,7 @@ fn any_request() -> impl Strategy<Value = JobRequest> {
     (amount, placement).prop_map(|(cpu_request, placement)| JobRequest {
         cpu_request,
         placement,
-        ..JobRequest::of_cores(1)
+        ..JobRequest::with_core_count(1)
     })
 }
 
@@ -117,19 +119,19 @@ fn regular() -> impl Strategy<Value = Topology> {
 fn irregular(nested: bool) -> impl Strategy<Value = Topology> {
     let core = (1u32..4, 0u32..2, 0u32..4, 0u32..3, 0u32..3);
     proptest::collection::vec(core, 1..24).prop_map(move |cores| {
-        let mut domains: BTreeMap<(Level, u32), CpuSet> = BTreeMap::new();
+        let mut domains: BTreeMap<(TopologyLevel, u32), CpuSet> = BTreeMap::new();
         let mut list = Vec::new();
         for (first, (count, kind, l3, node, package)) in (0..).step_by(4).zip(cores) {
             let pus: CpuSet = (first..first + count).map(Pu).collect();
             let node_number = if nested { package * 10 + node } else { node };
             let l3_number = if nested { node_number * 10 + l3 } else { l3 };
             let mut add = |level, number| domains.entry((level, number)).or_default().extend(pus.iter());
-            add(Level::Package, package);
+            add(TopologyLevel::Package, package);
             if node > 0 {
-                add(Level::NumaNode, node_number);
+                add(TopologyLevel::NumaNode, node_number);
             }
             if l3 > 0 && (node > 0 || !nested) {
-                add(Level::L3, l3_number);
+                add(TopologyLevel::L3, l3_number);
             }
             list.push(Core { pus, kind_index: kind });
         }
@@ -141,8 +143,9 @@ fn irregular(nested: bool) -> impl Strategy<Value = Topology> {
 /// The same machine with cores of one kind.
 fn alike(topology: &Topology) -> Topology {
     let cores = topology.cores().iter().map(|core| Core { kind_index: 0, ..core.clone() }).collect();
-    let domains =
-        [Level::L3, Level::NumaNode, Level::Package].into_iter().flat_map(|l| topology.domains(l).cloned());
+    let domains = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
+        .into_iter()
+        .flat_map(|l| topology.domains(l).cloned());
     Topology::new(cores, domains.collect()).unwrap()
 }
 
@@ -151,7 +154,7 @@ fn any_machine() -> impl Strategy<Value = Topology> {
 }
 
 /// Runs a sequence of steps, checks every answer, and returns all answers.
-fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
+fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<PuOffer, Refusal>> {
     let usable = bench.pool.free_cpus();
     let mut alive: Vec<usize> = Vec::new();
     let mut answers = Vec::new();
@@ -261,8 +264,8 @@ proptest! {
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
         let free = bench.pool.free_cpus();
-        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
-            for level in [Level::L3, Level::NumaNode, Level::Package] {
+        if let Ok(offer) = bench.ask(1, &JobRequest::with_core_count(cores)) {
+            for level in [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package] {
                 let one = holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
                 prop_assert!(!one || domains_used(&topology, level, &offer.cpus) <= 1, "{level}: {offer:?}");
             }
@@ -277,8 +280,8 @@ proptest! {
     ) {
         let mut bench = Bench::new(topology.clone(), &some_of(&topology, &taken).to_string());
         let free = bench.pool.free_cpus();
-        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
-            let levels = [Level::L3, Level::NumaNode, Level::Package];
+        if let Ok(offer) = bench.ask(1, &JobRequest::with_core_count(cores)) {
+            let levels = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package];
             let smallest = levels.into_iter().find_map(|level| {
                 let sizes = holes(&topology, level, &free).into_iter();
                 sizes.filter(|&size| size >= cores).min().map(|size| (level, size))
@@ -291,11 +294,11 @@ proptest! {
                     let size = topology.whole_core_count(&domain.cpus.intersection(&free));
                     size >= cores && Some(size) < hole
                 });
-                let parts = |cpus: &CpuSet| (domains_used(&topology, Level::NumaNode, cpus), domains_used(&topology, Level::L3, cpus));
+                let parts = |cpus: &CpuSet| (domains_used(&topology, TopologyLevel::NumaNode, cpus), domains_used(&topology, TopologyLevel::L3, cpus));
                 for domain in fuller {
                     let elsewhere = topology.cpus().difference(&domain.cpus.intersection(&free));
                     let mut there = Bench::new(topology.clone(), &elsewhere.to_string());
-                    let other = there.ask(1, &JobRequest::of_cores(cores)).unwrap();
+                    let other = there.ask(1, &JobRequest::with_core_count(cores)).unwrap();
                     prop_assert!(parts(&other.cpus) > parts(&offer.cpus), "{other:?} {offer:?}");
                 }
                 prop_assert!(hole >= Some(size));
@@ -310,7 +313,7 @@ proptest! {
     ) {
         let mut bench = Bench::new(alike(&topology), "");
         let free = bench.pool.free_cpus();
-        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
+        if let Ok(offer) = bench.ask(1, &JobRequest::with_core_count(cores)) {
             let mut levels = topology.levels().iter().rev();
             let holds_it = |level| holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
             let holds = levels.find(|&&level| holds_it(level));
@@ -329,11 +332,11 @@ proptest! {
         cores in 1u32..24,
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
-        let mut sizes = holes(&topology, Level::Package, &bench.pool.free_cpus());
-        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
+        let mut sizes = holes(&topology, TopologyLevel::Package, &bench.pool.free_cpus());
+        if let Ok(offer) = bench.ask(1, &JobRequest::with_core_count(cores)) {
             sizes.sort_unstable_by(|a, b| b.cmp(a));
             let enough = (1..=sizes.len()).find(|&count| sizes[..count].iter().sum::<u32>() >= cores);
-            prop_assert_eq!(Some(domains_used(&topology, Level::Package, &offer.cpus)), enough);
+            prop_assert_eq!(Some(domains_used(&topology, TopologyLevel::Package, &offer.cpus)), enough);
         }
     }
 
@@ -344,10 +347,10 @@ proptest! {
         cores in 1u32..24,
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
-        let request = JobRequest { placement: Placement::Spread, ..JobRequest::of_cores(cores) };
+        let request = JobRequest { placement: Placement::Spread, ..JobRequest::with_core_count(cores) };
         if let Ok(offer) = bench.ask(1, &request) {
-            let got = holes(&topology, Level::Package, &offer.cpus);
-            let left = holes(&topology, Level::Package, &bench.pool.free_cpus());
+            let got = holes(&topology, TopologyLevel::Package, &offer.cpus);
+            let left = holes(&topology, TopologyLevel::Package, &bench.pool.free_cpus());
             let most = got.iter().copied().max().unwrap_or(0);
             for (got, left) in got.iter().zip(left) {
                 prop_assert!(left == 0 || got + 1 >= most, "{offer:?}");
@@ -367,7 +370,7 @@ proptest! {
         let free = bench.pool.free_cpus();
         let usable = topology.cpus().difference(&bench.pool.housekeeping_cpus());
         let held = [&bench.pool.pus_of(&numbered_job(1))].into_iter().collect();
-        match allocate_shared(&numbered_job(2), &JobRequest::of_cores(cores), &bench.pool, &held, &topology, &bench.policy) {
+        match allocate_shared(&numbered_job(2), &JobRequest::with_core_count(cores), &bench.pool, &held, &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));

@@ -22,14 +22,14 @@ impl Bench {
         Self { topology, pool, policy: Policy::default() }
     }
 
-    pub(super) fn ask(&mut self, n: usize, request: &JobRequest) -> Result<Offer, Refusal> {
+    pub(super) fn ask(&mut self, n: usize, request: &JobRequest) -> Result<PuOffer, Refusal> {
         let offer = allocate(&numbered_job(n), request, &self.pool, &self.topology, &self.policy)?;
         self.pool.commit(&numbered_job(n), &offer).unwrap();
         Ok(offer)
     }
 
     fn cores(&mut self, n: usize, cores: u32) -> String {
-        match self.ask(n, &JobRequest::of_cores(cores)) {
+        match self.ask(n, &JobRequest::with_core_count(cores)) {
             Ok(offer) => offer.cpus.to_string(),
             Err(refusal) => format!("{refusal}"),
         }
@@ -37,7 +37,7 @@ impl Bench {
 }
 
 /// A machine of single-PU cores with the given domains.
-fn flat(cores: u32, domains: &[(Level, u32, &str)]) -> Topology {
+fn flat(cores: u32, domains: &[(TopologyLevel, u32, &str)]) -> Topology {
     let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     let domains = domains.iter().map(|&(level, number, cpus)| Domain {
         level,
@@ -56,15 +56,15 @@ fn hybrid() -> Topology {
 }
 
 fn pus(n: u32) -> JobRequest {
-    JobRequest { cpu_request: CpuRequest::Pus(n), ..JobRequest::of_cores(1) }
+    JobRequest { cpu_request: CpuRequest::Pus(n), ..JobRequest::with_core_count(1) }
 }
 
 fn exactly(list: &str) -> JobRequest {
-    JobRequest { cpu_request: CpuRequest::Exactly(list.parse().unwrap()), ..JobRequest::of_cores(1) }
+    JobRequest { cpu_request: CpuRequest::Exactly(list.parse().unwrap()), ..JobRequest::with_core_count(1) }
 }
 
 fn spread(n: u32) -> JobRequest {
-    JobRequest { placement: Placement::Spread, ..JobRequest::of_cores(n) }
+    JobRequest { placement: Placement::Spread, ..JobRequest::with_core_count(n) }
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn the_rest_of_a_divided_request_fills_the_smallest_hole() {
 #[test]
 fn a_fuller_node_is_passed_over_if_the_request_lies_on_fewer_l3s_in_another() {
     let mut bench = Bench::new(regular_topology(1, 2, 3, 5, 1), "0-2,5-7,10-12,22-24,25-29");
-    let offer = bench.ask(1, &JobRequest::of_cores(6)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(6)).unwrap();
     assert_eq!(offer.cpus.to_string(), "15-20", "node 0 has just 6, but on three L3s");
     assert_eq!(offer.reasons[0], "NUMA node 1 holds 7 free cores and would keep 1");
     assert_eq!(offer.second_best, "NUMA node 0 holds 6 free cores and would keep 0");
@@ -137,7 +137,7 @@ fn siblings_may_serve_two_jobs_only_where_the_policy_says() {
 #[test]
 fn a_request_that_no_domain_holds_gets_the_fewest() {
     let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
-    let offer = bench.ask(1, &JobRequest::of_cores(10)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(10)).unwrap();
     assert_eq!(offer.cpus.to_string(), "0-9");
     assert!(
         offer
@@ -151,7 +151,7 @@ fn a_request_that_no_domain_holds_gets_the_fewest() {
 #[test]
 fn the_second_best_choice_is_named() {
     let mut bench = Bench::new(regular_topology(1, 1, 3, 4, 1), "0-1");
-    let offer = bench.ask(1, &JobRequest::of_cores(2)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(2)).unwrap();
     assert_eq!(offer.reasons, ["L3#0 holds 2 free cores and would keep 0"]);
     assert_eq!(offer.second_best, "L3#1 holds 4 free cores and would keep 2");
 }
@@ -214,7 +214,7 @@ fn explicit_lists_are_refused_with_the_reason() {
 fn allocation_works_on_eight_thousand_pus() {
     let mut bench = Bench::new(regular_topology(8, 4, 16, 8, 2), "0,4096");
     assert_eq!(bench.topology.cpus().len(), 8192);
-    let offer = bench.ask(1, &JobRequest::of_cores(8)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(8)).unwrap();
     assert_eq!(offer.cpus.len(), 16);
     assert_eq!(bench.cores(2, 4095 - 8).parse::<CpuSet>().unwrap().len(), 2 * (4095 - 8));
     assert!(bench.pool.free_cpus().is_empty());
@@ -231,17 +231,17 @@ fn nodes_that_hold_packages_are_divided_by_packages() {
     let one_node_over_two_packages = flat(
         12,
         &[
-            (Level::NumaNode, 0, "0-11"),
-            (Level::Package, 0, "0-5"),
-            (Level::Package, 1, "6-11"),
-            (Level::L3, 0, "0-2"),
-            (Level::L3, 1, "3-5"),
-            (Level::L3, 2, "6-8"),
-            (Level::L3, 3, "9-11"),
+            (TopologyLevel::NumaNode, 0, "0-11"),
+            (TopologyLevel::Package, 0, "0-5"),
+            (TopologyLevel::Package, 1, "6-11"),
+            (TopologyLevel::L3, 0, "0-2"),
+            (TopologyLevel::L3, 1, "3-5"),
+            (TopologyLevel::L3, 2, "6-8"),
+            (TopologyLevel::L3, 3, "9-11"),
         ],
     );
     let mut bench = Bench::new(one_node_over_two_packages, "0-1");
-    let offer = bench.ask(1, &JobRequest::of_cores(5)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(5)).unwrap();
     assert_eq!(offer.cpus.to_string(), "6-10");
     let because = [
         "package 1 holds 6 free cores and would keep 1",
@@ -256,13 +256,13 @@ fn nodes_inside_an_l3_are_kept_whole() {
     let nodes_in_l3 = flat(
         12,
         &[
-            (Level::L3, 0, "0-5"),
-            (Level::L3, 1, "6-11"),
-            (Level::NumaNode, 0, "0-2"),
-            (Level::NumaNode, 1, "3-5"),
-            (Level::NumaNode, 2, "6-8"),
-            (Level::NumaNode, 3, "9-11"),
-            (Level::NumaNode, 4, ""),
+            (TopologyLevel::L3, 0, "0-5"),
+            (TopologyLevel::L3, 1, "6-11"),
+            (TopologyLevel::NumaNode, 0, "0-2"),
+            (TopologyLevel::NumaNode, 1, "3-5"),
+            (TopologyLevel::NumaNode, 2, "6-8"),
+            (TopologyLevel::NumaNode, 3, "9-11"),
+            (TopologyLevel::NumaNode, 4, ""),
         ],
     );
     let mut bench = Bench::new(nodes_in_l3, "0");
@@ -277,21 +277,25 @@ fn nodes_inside_an_l3_are_kept_whole() {
 #[test]
 fn nodes_of_slow_and_of_fast_memory_over_the_same_cores_count_once() {
     let domains = [
-        (Level::NumaNode, 0, "0-3"),
-        (Level::NumaNode, 1, "4-7"),
-        (Level::NumaNode, 2, "0-3"),
-        (Level::NumaNode, 3, "4-7"),
+        (TopologyLevel::NumaNode, 0, "0-3"),
+        (TopologyLevel::NumaNode, 1, "4-7"),
+        (TopologyLevel::NumaNode, 2, "0-3"),
+        (TopologyLevel::NumaNode, 3, "4-7"),
     ];
     let mut bench = Bench::new(flat(8, &domains), "");
-    let offer = bench.ask(1, &JobRequest::of_cores(2)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(2)).unwrap();
     assert_eq!(offer.reasons, ["NUMA node 0 holds 4 free cores and would keep 2"]);
     assert_eq!(offer.second_best, "NUMA node 1 holds 4 free cores and would keep 2");
 }
 
 #[test]
 fn equal_holes_go_by_number_and_a_second_domain_is_a_neighbour() {
-    let domains =
-        [(Level::L3, 1, "0-1"), (Level::L3, 0, "2-3"), (Level::L3, 3, "4-5"), (Level::L3, 2, "6-7")];
+    let domains = [
+        (TopologyLevel::L3, 1, "0-1"),
+        (TopologyLevel::L3, 0, "2-3"),
+        (TopologyLevel::L3, 3, "4-5"),
+        (TopologyLevel::L3, 2, "6-7"),
+    ];
     let mut bench = Bench::new(flat(8, &domains), "");
     assert_eq!(bench.cores(1, 1), "2", "L3#0");
     assert_eq!(bench.cores(2, 4), "0-1,4-5", "L3#1, then of two equal ones the nearer");
@@ -300,7 +304,7 @@ fn equal_holes_go_by_number_and_a_second_domain_is_a_neighbour() {
 #[test]
 fn a_machine_that_shows_no_domains_is_one() {
     let mut bench = Bench::new(flat(4, &[]), "");
-    let offer = bench.ask(1, &JobRequest::of_cores(3)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(3)).unwrap();
     assert_eq!(offer.cpus.to_string(), "0-2");
     assert_eq!(
         offer.reasons,
@@ -383,11 +387,11 @@ fn a_full_machine_is_named_in_the_refusal() {
 fn refusals_state_the_request_and_the_available_cores() {
     let mut bench = Bench::new(regular_topology(2, 1, 1, 4, 2), "0,8");
     let refuse = |bench: &mut Bench, request: &JobRequest| bench.ask(9, request).unwrap_err();
-    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(0)), Refusal::ZeroCores);
+    assert_eq!(refuse(&mut bench, &JobRequest::with_core_count(0)), Refusal::ZeroCores);
     assert_eq!(refuse(&mut bench, &pus(0)), Refusal::ZeroCores);
     let too_many = |requested| Refusal::MoreThanMachine { unit: CpuUnit::Core, requested, usable: 7 };
-    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(8)), too_many(8));
-    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(u32::MAX)), too_many(u32::MAX));
+    assert_eq!(refuse(&mut bench, &JobRequest::with_core_count(8)), too_many(8));
+    assert_eq!(refuse(&mut bench, &JobRequest::with_core_count(u32::MAX)), too_many(u32::MAX));
     assert_eq!(refuse(&mut bench, &pus(15)), too_many(8));
     assert_eq!(refuse(&mut bench, &pus(u32::MAX)), too_many(1 << 31));
     assert_eq!(bench.cores(1, 4), "4-7,12-15");
@@ -399,7 +403,7 @@ fn refusals_state_the_request_and_the_available_cores() {
         held: 0,
         max_cores_in_one_l3: 3,
     };
-    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(4)), not_enough);
+    assert_eq!(refuse(&mut bench, &JobRequest::with_core_count(4)), not_enough);
     assert_eq!(refuse(&mut bench, &pus(7)), not_enough);
 }
 
@@ -421,7 +425,7 @@ fn sharing_takes_free_cores_first_and_names_the_overlap() {
     let share = |n| {
         allocate_shared(
             &numbered_job(2),
-            &JobRequest::of_cores(n),
+            &JobRequest::with_core_count(n),
             &bench.pool,
             &held,
             &bench.topology,
@@ -444,7 +448,7 @@ fn sharing_takes_the_cores_that_the_fewest_others_hold() {
     let mut held = GrantCounts::default();
     held.add(&"0-3".parse().unwrap());
     let mut share = |n| {
-        let request = JobRequest::of_cores(n);
+        let request = JobRequest::with_core_count(n);
         let offer =
             allocate_shared(&numbered_job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy)
                 .unwrap();
@@ -458,21 +462,21 @@ fn sharing_takes_the_cores_that_the_fewest_others_hold() {
 fn growing_names_the_kept_and_the_added_cores() {
     let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
     bench.cores(1, 2);
-    let offer = bench.ask(1, &JobRequest::of_cores(6)).unwrap();
+    let offer = bench.ask(1, &JobRequest::with_core_count(6)).unwrap();
     let because = [
         "the job keeps CPUs 0-1, which it held",
         "it gets CPUs 2-5 on L3#0 of package 0, L3#1 of package 0, the nearest that could be had",
     ];
     assert_eq!(offer.reasons, because);
     assert_eq!(
-        bench.ask(1, &JobRequest::of_cores(6)).unwrap().reasons,
+        bench.ask(1, &JobRequest::with_core_count(6)).unwrap().reasons,
         ["the job keeps CPUs 0-5, which it holds already"]
     );
     assert_eq!(
-        bench.ask(1, &JobRequest::of_cores(4)).unwrap().reasons,
+        bench.ask(1, &JobRequest::with_core_count(4)).unwrap().reasons,
         ["of what the job held it keeps CPUs 0-3"]
     );
-    let one = bench.ask(1, &JobRequest::of_cores(1)).unwrap();
+    let one = bench.ask(1, &JobRequest::with_core_count(1)).unwrap();
     assert_eq!(one.reasons, ["of what the job held it keeps CPU 0"], "a CPU number and not a count");
 }
 
@@ -482,8 +486,8 @@ fn a_core_with_an_offline_pu_of_another_job_is_not_granted() {
     let mut pool = PuPool::new(&topology, &CpuSet::new());
     let (a, b): (JobId, JobId) = ("a".parse().unwrap(), "b".parse().unwrap());
     pool.set_online(&"0".parse().unwrap());
-    let offer = allocate(&a, &JobRequest::of_cores(1), &pool, &topology, &Policy::default()).unwrap();
+    let offer = allocate(&a, &JobRequest::with_core_count(1), &pool, &topology, &Policy::default()).unwrap();
     pool.commit(&a, &offer).unwrap();
     pool.set_online(&"1".parse().unwrap());
-    assert!(allocate(&b, &JobRequest::of_cores(1), &pool, &topology, &Policy::default()).is_err());
+    assert!(allocate(&b, &JobRequest::with_core_count(1), &pool, &topology, &Policy::default()).is_err());
 }

@@ -5,7 +5,7 @@ use crate::basics::cpuset::Pu;
 use crate::basics::ids::Comm;
 use crate::basics::ids::Pid;
 use crate::basics::ids::Uid;
-use crate::terms::cpuset_group::{CpusetSupport, IdlePriority};
+use crate::terms::cpuset_group::{CpusetSupport, IdlePrioritySupport};
 use crate::terms::job::GrantedBy;
 use std::borrow::ToOwned;
 use std::collections::BTreeMap;
@@ -220,9 +220,10 @@ fn what_makes_lending_impossible_or_slow_is_a_fact() {
     let fact = |input: &DiagnosisInput| {
         machine_facts(input).into_iter().find(|fact| fact.code == "lending").unwrap().text
     };
-    input.cpuset_support.idle_priority = IdlePriority::Unavailable { why: "no cpu controller".to_owned() };
+    input.cpuset_support.idle_priority =
+        IdlePrioritySupport::Unavailable { why: "no cpu controller".to_owned() };
     assert!(fact(&input).contains("free cores only") && fact(&input).contains("no cpu controller"));
-    input.cpuset_support.idle_priority = IdlePriority::Available;
+    input.cpuset_support.idle_priority = IdlePrioritySupport::Available;
     assert!(fact(&input).contains("the owner's again when it wakes up"));
     input.host.preemption_model = Some("lazy".to_owned());
     input.host.has_btf = false;
@@ -232,7 +233,7 @@ fn what_makes_lending_impossible_or_slow_is_a_fact() {
 #[test]
 fn what_the_daemon_reports_of_lending_comes_before_what_the_machine_has() {
     let mut input = node();
-    input.cpuset_support.idle_priority = IdlePriority::Available;
+    input.cpuset_support.idle_priority = IdlePrioritySupport::Available;
     let mut fact = |reported: DaemonLending| {
         if let DaemonStatus::Responsive { lending, .. } = &mut input.warden {
             *lending = reported;

@@ -13,7 +13,7 @@ use crate::basics::time::UnixMillis;
 use crate::reconcile::reconcile;
 use crate::terms::job::CpuRequest;
 use crate::terms::job::JobSource;
-use crate::terms::policy::Mode;
+use crate::terms::policy::DaemonMode;
 use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::Cgroup;
 use crate::terms::snapshot::CgroupUsage;
@@ -90,8 +90,12 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
 /// The jobs and the unassigned processes from both scans.
 fn watched(first_scan: &Snapshot, second_scan: &Snapshot) -> (Vec<ObservedJob>, Vec<UnassignedProcess>) {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
-    let policy =
-        Policy { mode: Mode::Observe, pin_hot_threads: false, own_pid: Some(Pid(99)), ..Policy::default() };
+    let policy = Policy {
+        mode: DaemonMode::Observe,
+        pin_hot_threads: false,
+        own_pid: Some(Pid(99)),
+        ..Policy::default()
+    };
     for snapshot in [first_scan, first_scan, second_scan] {
         let decision = reconcile(&mut state, snapshot, &[], &policy);
         decision.plan.mask_actions.iter().for_each(|action| state.record_mask_not_attempted(action));

@@ -23,7 +23,7 @@ use crate::machine::devices::{Device, MachineDetails};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
-pub enum Level {
+pub enum TopologyLevel {
     /// The cores that share one L3 cache.
     L3,
     /// The cores that have the same local memory.
@@ -38,7 +38,7 @@ pub enum Level {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Domain {
     /// Whether the domain is an L3 cache, a NUMA node or a package.
-    pub level: Level,
+    pub level: TopologyLevel,
     /// The number of the domain. For a NUMA node or a package, it is the number in the kernel. For an L3,
     /// it is the logical index in hwloc.
     pub number: u32,
@@ -59,20 +59,20 @@ pub struct Core {
     pub kind_index: u32,
 }
 
-impl Level {
+impl TopologyLevel {
     /// Returns the noun for one part of the machine at this level: `L3`, `NUMA node`, `package` or `machine`.
     #[must_use]
     pub fn display_name(self) -> &'static str {
         match self {
-            Level::L3 => "L3",
-            Level::NumaNode => "NUMA node",
-            Level::Package => "package",
-            Level::Machine => "machine",
+            TopologyLevel::L3 => "L3",
+            TopologyLevel::NumaNode => "NUMA node",
+            TopologyLevel::Package => "package",
+            TopologyLevel::Machine => "machine",
         }
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for TopologyLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.display_name())
     }
@@ -84,7 +84,7 @@ impl Domain {
     #[must_use]
     pub fn name(&self) -> String {
         match self.level {
-            Level::L3 => format!("L3#{}", self.number),
+            TopologyLevel::L3 => format!("L3#{}", self.number),
             level => format!("{level} {}", self.number),
         }
     }
@@ -109,7 +109,7 @@ struct Machine {
     /// The index in `order` of the first PU of each core, followed by the length of `order`.
     starts: Vec<usize>,
     /// See [`Topology::levels`].
-    levels: Vec<Level>,
+    levels: Vec<TopologyLevel>,
     /// The position of each PU, indexed by PU number.
     index: Vec<PuPosition>,
     /// See [`Topology::details`].
@@ -129,12 +129,12 @@ impl fmt::Debug for Machine {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct PuPosition {
     core: Option<u32>,
-    /// The domain of each level below [`Level::Machine`], in the order of [`Level`].
+    /// The domain of each level below [`TopologyLevel::Machine`], in the order of [`TopologyLevel`].
     domains: [Option<u32>; 3],
 }
 
 impl PuPosition {
-    fn domain(&self, level: Level) -> Option<u32> {
+    fn domain(&self, level: TopologyLevel) -> Option<u32> {
         self.domains.get(level as usize).copied().flatten()
     }
 }
@@ -219,7 +219,7 @@ impl Topology {
             starts.push(order.len());
         }
         let Some(last) = cpus.last() else { return Err(TopologyError::Empty) };
-        domains.retain(|domain| domain.level != Level::Machine);
+        domains.retain(|domain| domain.level != TopologyLevel::Machine);
         domains.sort_by_key(|domain| domain.level);
         let mut index = vec![PuPosition::default(); last.0 as usize + 1];
         for (core, pus) in (0..).zip(&cores) {
@@ -269,13 +269,16 @@ impl Topology {
                 let cpus = (number * size..(number + 1) * size)
                     .flat_map(|core| pus_of(core).iter().collect::<Vec<_>>())
                     .collect();
-                let memory_bytes = if level == Level::NumaNode { 16 << 30 } else { 0 };
+                let memory_bytes = if level == TopologyLevel::NumaNode { 16 << 30 } else { 0 };
                 domains.push(Domain { level, number, cpus, memory_bytes });
             }
         };
-        split(Level::L3, shape.cores_per_l3);
-        split(Level::NumaNode, shape.cores_per_l3 * shape.l3s_per_numa_node);
-        split(Level::Package, shape.cores_per_l3 * shape.l3s_per_numa_node * shape.numa_nodes_per_package);
+        split(TopologyLevel::L3, shape.cores_per_l3);
+        split(TopologyLevel::NumaNode, shape.cores_per_l3 * shape.l3s_per_numa_node);
+        split(
+            TopologyLevel::Package,
+            shape.cores_per_l3 * shape.l3s_per_numa_node * shape.numa_nodes_per_package,
+        );
         Self::new(cores, domains).unwrap_or_else(|_| Self::single())
     }
 
@@ -301,13 +304,13 @@ impl Topology {
     /// machine is missing. The order differs between machines: usually a package contains NUMA nodes, but on
     /// some machines a NUMA node contains packages.
     #[must_use]
-    pub fn levels(&self) -> &[Level] {
+    pub fn levels(&self) -> &[TopologyLevel] {
         &self.0.levels
     }
 
     /// Iterates over the domains (L3 caches, NUMA nodes or packages) of one level, in hwloc's logical order. Yields
-    /// nothing for [`Level::Machine`].
-    pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
+    /// nothing for [`TopologyLevel::Machine`].
+    pub fn domains(&self, level: TopologyLevel) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
 
@@ -337,19 +340,19 @@ impl Topology {
     }
 
     /// Returns the domain (L3 cache, NUMA node or package) of `level` to which the PU (logical CPU) `pu` belongs.
-    /// `None` if no domain of this level contains `pu`, and for [`Level::Machine`].
+    /// `None` if no domain of this level contains `pu`, and for [`TopologyLevel::Machine`].
     ///
     /// If several domains of this level contain `pu`, the PU belongs to the domain with the fewest PUs. If several
     /// domains have the fewest PUs, the PU belongs to the first of them in hwloc's logical order.
     #[must_use]
-    pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
+    pub fn domain_of(&self, level: TopologyLevel, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
     }
 
     /// Returns the domain of `level` to which the PU (logical CPU) `pu` belongs, as an index into the list of all
     /// domains (L3 caches, NUMA nodes and packages) of the machine. `None` if no domain of this level contains `pu`.
     /// Comparing indexes is cheaper than comparing domains.
-    pub(crate) fn domain_index(&self, level: Level, pu: Pu) -> Option<u32> {
+    pub(crate) fn domain_index(&self, level: TopologyLevel, pu: Pu) -> Option<u32> {
         self.0.index.get(pu.0 as usize)?.domain(level)
     }
 
@@ -439,11 +442,11 @@ impl Topology {
 /// Returns the levels that have PUs, largest domains first. The size of a level is the size of the domain of
 /// each PU, summed over all PUs. A PU in no domain of a level counts with the next larger level, so nested
 /// levels always come out in order.
-fn sort_levels_by_size(domains: &[Domain], index: &[PuPosition]) -> Vec<Level> {
+fn sort_levels_by_size(domains: &[Domain], index: &[PuPosition]) -> Vec<TopologyLevel> {
     let mut sizes = vec![0u64; domains.len()];
     let mut around = vec![index.len() as u64; index.len()];
-    let mut levels: Vec<(u64, Level)> = Vec::new();
-    for level in [Level::Package, Level::NumaNode, Level::L3] {
+    let mut levels: Vec<(u64, TopologyLevel)> = Vec::new();
+    for level in [TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3] {
         let places: Vec<Option<u32>> = index.iter().map(|entry| entry.domain(level)).collect();
         if places.iter().all(Option::is_none) {
             continue;

@@ -7,7 +7,7 @@ use std::string::String;
 use std::string::ToString;
 use std::vec::Vec;
 
-fn domain(level: Level, number: u32, cpus: &str) -> Domain {
+fn domain(level: TopologyLevel, number: u32, cpus: &str) -> Domain {
     Domain { level, number, cpus: set(cpus), memory_bytes: 0 }
 }
 
@@ -33,7 +33,7 @@ fn the_index_agrees_with_the_sets_on_8192_pus() {
     assert_eq!(machine.cpus().len(), 8192);
     for &pu in machine.pus_in_logical_order().iter().step_by(97) {
         assert_eq!(machine.core_cpus(pu), [pu.0 % 4096, pu.0 % 4096 + 4096].map(Pu).into_iter().collect());
-        for level in [Level::L3, Level::NumaNode, Level::Package] {
+        for level in [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package] {
             let by_set = machine.domains(level).find(|domain| domain.cpus.contains(pu));
             assert_eq!(machine.domain_of(level, pu), by_set, "{level} of {pu}");
         }
@@ -46,41 +46,42 @@ fn the_index_agrees_with_the_sets_on_8192_pus() {
 fn an_unknown_pu_has_no_core_and_no_domain() {
     let machine = large();
     assert_eq!(machine.core_cpus(Pu(8192)), CpuSet::new());
-    assert_eq!(machine.domain_of(Level::L3, Pu(8192)), None);
-    assert_eq!(machine.domain_of(Level::Machine, Pu(0)), None);
-    let sparse = flat(2, vec![domain(Level::Package, 0, "0-63")]);
-    assert_eq!(sparse.domain_of(Level::Package, Pu(5)), None, "PU 5 of package 0 is not there");
+    assert_eq!(machine.domain_of(TopologyLevel::L3, Pu(8192)), None);
+    assert_eq!(machine.domain_of(TopologyLevel::Machine, Pu(0)), None);
+    let sparse = flat(2, vec![domain(TopologyLevel::Package, 0, "0-63")]);
+    assert_eq!(sparse.domain_of(TopologyLevel::Package, Pu(5)), None, "PU 5 of package 0 is not there");
 }
 
 #[test]
 fn levels_are_in_the_order_of_this_machine() {
-    assert_eq!(large().levels(), [Level::Package, Level::NumaNode, Level::L3]);
+    assert_eq!(large().levels(), [TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3]);
     let nodes_hold_packages = flat(
         4,
         vec![
-            domain(Level::NumaNode, 0, "0-3"),
-            domain(Level::Package, 0, "0-1"),
-            domain(Level::Package, 1, "2-3"),
+            domain(TopologyLevel::NumaNode, 0, "0-3"),
+            domain(TopologyLevel::Package, 0, "0-1"),
+            domain(TopologyLevel::Package, 1, "2-3"),
         ],
     );
-    assert_eq!(nodes_hold_packages.levels(), [Level::NumaNode, Level::Package]);
+    assert_eq!(nodes_hold_packages.levels(), [TopologyLevel::NumaNode, TopologyLevel::Package]);
     let nodes_in_l3 = flat(
         4,
         vec![
-            domain(Level::L3, 0, "0-3"),
-            domain(Level::NumaNode, 0, "0-1"),
-            domain(Level::NumaNode, 1, "2-3"),
-            domain(Level::NumaNode, 2, ""),
+            domain(TopologyLevel::L3, 0, "0-3"),
+            domain(TopologyLevel::NumaNode, 0, "0-1"),
+            domain(TopologyLevel::NumaNode, 1, "2-3"),
+            domain(TopologyLevel::NumaNode, 2, ""),
         ],
     );
-    assert_eq!(nodes_in_l3.levels(), [Level::L3, Level::NumaNode]);
+    assert_eq!(nodes_in_l3.levels(), [TopologyLevel::L3, TopologyLevel::NumaNode]);
     assert_eq!(flat(3, Vec::new()).levels(), []);
 }
 
 #[test]
 fn of_two_nodes_with_the_same_pus_the_first_is_used() {
-    let fast_memory = flat(2, vec![domain(Level::NumaNode, 0, "0-1"), domain(Level::NumaNode, 8, "0-1")]);
-    assert_eq!(fast_memory.domain_of(Level::NumaNode, Pu(1)).map(|node| node.number), Some(0));
+    let fast_memory =
+        flat(2, vec![domain(TopologyLevel::NumaNode, 0, "0-1"), domain(TopologyLevel::NumaNode, 8, "0-1")]);
+    assert_eq!(fast_memory.domain_of(TopologyLevel::NumaNode, Pu(1)).map(|node| node.number), Some(0));
 }
 
 #[test]
@@ -93,16 +94,19 @@ fn a_pu_in_two_cores_and_an_empty_topology_are_errors() {
 
 #[test]
 fn domains_have_names_for_sentences() {
-    let names = [Level::L3, Level::NumaNode, Level::Package].map(|level| domain(level, 2, "").name());
+    let names = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
+        .map(|level| domain(level, 2, "").name());
     assert_eq!(names, ["L3#2", "NUMA node 2", "package 2"]);
 }
 
 #[test]
 fn a_pu_belongs_to_the_smallest_of_overlapping_numa_nodes() {
     let nodes = [(0, "0-3"), (1, "0-1"), (2, "2-3"), (3, "0-1"), (4, "")];
-    let machine = flat(4, nodes.map(|(number, cpus)| domain(Level::NumaNode, number, cpus)).to_vec());
-    let homes: Vec<String> =
-        machine.domains(Level::NumaNode).map(|node| machine.cpus_belonging_to(node).to_string()).collect();
+    let machine = flat(4, nodes.map(|(number, cpus)| domain(TopologyLevel::NumaNode, number, cpus)).to_vec());
+    let homes: Vec<String> = machine
+        .domains(TopologyLevel::NumaNode)
+        .map(|node| machine.cpus_belonging_to(node).to_string())
+        .collect();
     assert_eq!(homes, ["", "0-1", "2-3", "", ""]);
 }
 

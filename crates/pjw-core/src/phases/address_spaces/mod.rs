@@ -1,13 +1,13 @@
 //! Phase of a cycle: updates the groups of processes that share an address space, and warns where a group is in two jobs.
 
 use crate::basics::{Pid, prelude::*};
-use crate::phases::draft::{Draft, warn};
+use crate::phases::draft::{CycleDraft, warn};
 use crate::state::Member;
 use crate::terms::{JobId, Warning};
 
 /// Updates the groups of processes that share an address space, from the scan of this cycle. If the group of a process
 /// changed, the affinity masks of its job are planned again.
-pub(crate) fn update(draft: &mut Draft<'_>) {
+pub(crate) fn update_address_spaces(draft: &mut CycleDraft<'_>) {
     let Some(list) = &draft.seen.address_spaces else { return };
     let (now, interval) = (draft.now.since_boot, draft.policy.scan_interval);
     let changed = draft.state.address_spaces.update(list, now, interval);
@@ -16,7 +16,7 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
 
 /// Adds a warning for each job of which a process shares its address space with a process of another job. Also adds a
 /// warning if pjw can't find out which processes share an address space.
-pub(crate) fn warn_of_groups(draft: &mut Draft<'_>) {
+pub(crate) fn warn_shared_address_spaces(draft: &mut CycleDraft<'_>) {
     if let Some(reason) = draft.state.address_spaces.unknown_sharing_reason() {
         let remedy = "allow pjwd to call kcmp(2): run it as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_KCMP, \
                       without a seccomp filter that forbids the call";
@@ -33,7 +33,7 @@ pub(crate) fn warn_of_groups(draft: &mut Draft<'_>) {
         planned.iter().flat_map(|job| state.members_of(job)).filter_map(group_of).collect();
     let jobs_of = |group: u32| {
         let mut jobs: BTreeMap<JobId, Pid> = BTreeMap::new();
-        let members = state.address_spaces.pids_of(group).filter_map(|pid| state.members.get(&pid));
+        let members = state.address_spaces.pids_in_group(group).filter_map(|pid| state.members.get(&pid));
         for member in members {
             jobs.entry(member.job.clone()).or_insert(member.id.pid);
         }

@@ -1,22 +1,22 @@
 //! Carries out commands. A command is checked first; then it is carried out completely or refused.
 
 use crate::allocate::defrag::{self, DefragPlan};
-use crate::allocate::{Offer, request_for_all_available};
+use crate::allocate::{PuOffer, request_for_all_available};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
-use crate::phases::{draft::Draft, hotplug, jobs, lending, membership, membership::add_member};
+use crate::phases::{draft::CycleDraft, hotplug, jobs, lending, membership, membership::add_member};
 use crate::terms::{
-    BatchRole, CpuRequest, EndCondition, Event, EventKind, Evidence, ExhaustionPolicy, GrantedBy, Job, JobId,
-    JobRequest, JobSource, Mode, Ownership, Placement, PriorityClass, Refusal, WantedCores,
+    BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, Evidence, ExhaustionPolicy, GrantedBy,
+    Job, JobId, JobRequest, JobSource, Ownership, Placement, PriorityClass, Refusal, WantedCores,
 };
 
 /// Carries out `commands` in order. Returns one result for each command: the reply, or the reason for a refusal.
-pub(crate) fn carry_out_all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
+pub(crate) fn carry_out_all(draft: &mut CycleDraft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
     commands.iter().map(|command| carry_out(draft, command)).collect()
 }
 
-fn carry_out(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal> {
+fn carry_out(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Refusal> {
     let served = match command {
         Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
         Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
@@ -35,7 +35,7 @@ fn carry_out(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal>
     served
 }
 
-fn release(draft: &mut Draft<'_>, id: &JobId, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
+fn release(draft: &mut CycleDraft<'_>, id: &JobId, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
     check_may_change(job, caller)?;
@@ -45,7 +45,7 @@ fn release(draft: &mut Draft<'_>, id: &JobId, caller: &Caller) -> Result<Vec<Job
 
 /// Releases all jobs that the caller may release. A released process may then be found to belong to another
 /// job; that job is released too.
-fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
+fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let mut released = Vec::new();
     loop {
@@ -64,7 +64,7 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
 }
 
 /// Records how many cores a job wants. A number above the limit is kept as it is: the limit may grow.
-fn want(draft: &mut Draft<'_>, id: &JobId, cores: Option<u32>, caller: &Caller) -> Result<Job, Refusal> {
+fn want(draft: &mut CycleDraft<'_>, id: &JobId, cores: Option<u32>, caller: &Caller) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
     check_may_change(job, caller)?;
@@ -81,7 +81,7 @@ fn want(draft: &mut Draft<'_>, id: &JobId, cores: Option<u32>, caller: &Caller) 
 }
 
 /// Moves jobs to reduce fragmentation. Only administrators may do this, because jobs of all users may move.
-fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<DefragPlan, Refusal> {
+fn defragment(draft: &mut CycleDraft<'_>, caller: Caller) -> Result<DefragPlan, Refusal> {
     require_enforce_mode(draft)?;
     if !caller.is_admin {
         return Err(Refusal::DefragNeedsAdmin);
@@ -96,8 +96,8 @@ fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<DefragPlan, Refus
 }
 
 /// Refuses the command in observe mode, in which no mask is changed or restored.
-fn require_enforce_mode(draft: &Draft<'_>) -> Result<(), Refusal> {
-    if draft.policy.mode == Mode::Observe { Err(Refusal::ObserveOnly) } else { Ok(()) }
+fn require_enforce_mode(draft: &CycleDraft<'_>) -> Result<(), Refusal> {
+    if draft.policy.mode == DaemonMode::Observe { Err(Refusal::ObserveOnly) } else { Ok(()) }
 }
 
 fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
@@ -107,7 +107,7 @@ fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     Err(Refusal::NotYourJob { job: job.id.clone(), owner: job.owner })
 }
 
-fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
+fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let existing = draft.state.jobs.get(&args.job).cloned();
     if let Some(job) = &existing {
@@ -162,12 +162,15 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     for pid in new_members {
         add_member(draft, pid, &args.job, Evidence::Registered);
     }
-    lending::update(draft);
+    lending::update_loans(draft);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 
 /// Returns the command with the number of cores in the place of "everything". `None` if the command says a number.
-fn with_counted_request(draft: &Draft<'_>, args: &AssignCommand) -> Result<Option<AssignCommand>, Refusal> {
+fn with_counted_request(
+    draft: &CycleDraft<'_>,
+    args: &AssignCommand,
+) -> Result<Option<AssignCommand>, Refusal> {
     let Some(unit) = args.everything else { return Ok(None) };
     let state = &*draft.state;
     let borrows =
@@ -183,14 +186,14 @@ fn with_counted_request(draft: &Draft<'_>, args: &AssignCommand) -> Result<Optio
     } else {
         request_for_all_available(&args.job, unit, &state.pool, &state.topology, draft.policy)
     };
-    if cpu_request.is_none_requested() {
+    if cpu_request.requests_no_cpus() {
         return Err(Refusal::NothingFree { unit });
     }
     Ok(Some(AssignCommand { cpu_request: Some(cpu_request), everything: None, ..args.clone() }))
 }
 
 /// Promises cores to a service. Processes that run already join when the job is planned.
-fn provision(draft: &mut Draft<'_>, args: &ProvisionCommand) -> Result<Job, Refusal> {
+fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     if !args.caller.is_admin {
         return Err(Refusal::ProvisionNeedsAdmin);
@@ -211,7 +214,7 @@ fn provision(draft: &mut Draft<'_>, args: &ProvisionCommand) -> Result<Job, Refu
     if let Some(other) = draft.state.jobs.provisions().find(same_rule) {
         return Err(Refusal::ProvisionWithSameRule { job: args.job.clone(), other: other.id.clone() });
     }
-    let request = JobRequest { class: PriorityClass::Guaranteed, ..JobRequest::of_cores(args.cores) };
+    let request = JobRequest { class: PriorityClass::Guaranteed, ..JobRequest::with_core_count(args.cores) };
     let has_same_request = |job: &Job| job.request.as_ref() == Some(&request) && job.grant.is_some();
     let offer = if existing.as_ref().is_some_and(has_same_request) {
         None
@@ -241,7 +244,7 @@ fn provision(draft: &mut Draft<'_>, args: &ProvisionCommand) -> Result<Job, Refu
 
 /// Returns the processes that the command adds to the job. If one of them may not join, the whole command is
 /// refused.
-fn new_members(draft: &Draft<'_>, args: &AssignCommand) -> Result<BTreeSet<Pid>, Refusal> {
+fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<Pid>, Refusal> {
     let mut pids: BTreeSet<Pid> = args.pids.iter().copied().collect();
     if let Some(session) = args.session {
         let processes = draft.state.processes.values().map(|known| &known.process);
@@ -253,7 +256,7 @@ fn new_members(draft: &Draft<'_>, args: &AssignCommand) -> Result<BTreeSet<Pid>,
     Ok(pids)
 }
 
-fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &AssignCommand) -> Result<(), Refusal> {
+fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
     let is_schedulers = process.uid == Uid::ROOT && known.job_marks.role != BatchRole::Ordinary;
@@ -288,7 +291,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
     let amount =
         args.cpu_request.clone().or_else(|| before.as_ref().map(|request| request.cpu_request.clone()));
     let cpu_request = amount.ok_or_else(|| Refusal::NoCpuRequest { job: args.job.clone() })?;
-    let before = before.unwrap_or_else(|| JobRequest::of_cores(0));
+    let before = before.unwrap_or_else(|| JobRequest::with_core_count(0));
     let is_explicit = matches!(cpu_request, CpuRequest::Exactly(_));
     // An earlier list of PUs says nothing about the placement of a number of cores.
     let mut named = args.placement.into_iter().chain([before.placement]);
@@ -323,7 +326,7 @@ fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
 /// Returns the owner of the job: the user that the administrator names, else the present owner, else the user
 /// of the first process, else the caller.
 fn owner(
-    draft: &Draft<'_>,
+    draft: &CycleDraft<'_>,
     existing: Option<&Job>,
     args: &AssignCommand,
     new_members: &BTreeSet<Pid>,
@@ -336,12 +339,12 @@ fn owner(
 /// Returns the offer for a request, and whether its cores may overlap with other grants. `None` if the job keeps the cores
 /// that it has, or waits for cores.
 fn offer(
-    draft: &Draft<'_>,
+    draft: &CycleDraft<'_>,
     existing: Option<&Job>,
     args: &AssignCommand,
     request: &JobRequest,
     owner: Uid,
-) -> Result<Option<(Offer, bool)>, Refusal> {
+) -> Result<Option<(PuOffer, bool)>, Refusal> {
     if request.class == PriorityClass::Besteffort {
         if !args.caller.is_admin && draft.policy.user_max_cores == 0 {
             return Err(Refusal::AssignNeedsAdmin);
@@ -391,7 +394,7 @@ fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Refusal> {
     ];
     match properties.into_iter().find(|(is_requested, _)| *is_requested) {
         Some((_, property)) => Err(Refusal::BorrowerWithProperty { job: id.clone(), property }),
-        None if request.cpu_request.is_none_requested() => Err(Refusal::ZeroCores),
+        None if request.cpu_request.requests_no_cpus() => Err(Refusal::ZeroCores),
         None => Ok(()),
     }
 }
@@ -409,13 +412,18 @@ fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
 
 /// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,
 /// and the cores that waiting jobs request.
-fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &JobRequest, owner: Uid) -> Result<(), Refusal> {
+fn check_user_limit(
+    draft: &CycleDraft<'_>,
+    id: &JobId,
+    request: &JobRequest,
+    owner: Uid,
+) -> Result<(), Refusal> {
     let limit = draft.policy.user_max_cores;
     if limit == 0 {
         return Err(Refusal::AssignNeedsAdmin);
     }
     let topology = &draft.state.topology;
-    let others = draft.state.jobs.of_owner(owner).filter(|job| job.id != *id);
+    let others = draft.state.jobs.jobs_of_owner(owner).filter(|job| job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
         // Borrowed cores are not taken from anybody.
         _ if job.is_borrower() => 0,

@@ -15,17 +15,20 @@ mod removal;
 mod warnings;
 
 use crate::basics::{CpuSet, ProcessId, Pu, Uid, prelude::*};
-use crate::machine::Level;
+use crate::machine::TopologyLevel;
 use crate::phases::cpusets::moves::{
-    forked_inside, has_members, in_cpusets_of_borrowers, original_cgroup, outside, why_unmovable,
+    has_members, members_forked_inside, members_in_borrower_cpusets, original_cgroup, outside, why_unmovable,
 };
-use crate::phases::cpusets::planned::{PendingCpusetChanges, keep_masks, move_back, push};
+use crate::phases::cpusets::planned::{
+    PendingCpusetChanges, journal_requested_masks, move_back, push_cpuset_change,
+};
 use crate::phases::cpusets::removal::remove_cpuset;
-use crate::phases::{draft::Draft, observe::make_masks_of};
+use crate::phases::{draft::CycleDraft, observe::add_missing_mask_entries};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    CgroupCreator, Cpuset, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec, Enforcement, GrantedBy,
-    Job, JobCpuset, JobId, Mode, Observed, Ownership, Policy, own_cgroups::CgroupPlace,
+    CgroupCreator, Cpuset, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec, DaemonMode,
+    EnforcementMethod, GrantedBy, Job, JobCpuset, JobId, Observed, Ownership, Policy,
+    own_cgroups::CgroupPlace,
 };
 
 /// The place of a job's cpuset.
@@ -42,7 +45,7 @@ enum CpusetPlacement {
 
 /// Plans changes of cpusets, so that the cpuset of each job contains exactly the PUs (logical CPUs) that the job holds.
 /// Also plans the removal of the cpusets that no job needs.
-pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
+pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     if draft.full {
         draft.state.cpusets.reset_failures();
     }
@@ -54,7 +57,7 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
         draft.jobs_to_plan().into_iter().partition(is_borrower);
     for id in borrowers.into_iter().chain(others) {
         // Only a mask entry can be journaled before the cpuset changes.
-        make_masks_of(draft, &id);
+        add_missing_mask_entries(draft, &id);
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
                 wanted.insert(job_cpuset.path.clone());
@@ -96,7 +99,7 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     let path = &state.cpusets.cpuset_of(id)?.job_cpuset.path;
     let cpuset = state.cgroups.get(path)?.present()?.cpuset.as_ref()?;
     let is_inside = !cpuset.effective_cpus.is_empty() && cpuset.effective_cpus.is_subset(&grant);
-    (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
+    (is_inside && policy.enforcement != EnforcementMethod::Affinity).then(|| path.clone())
 }
 
 /// The mechanism that restricts the processes of a job to the job's cores: a cpuset, affinity masks, or no
@@ -158,7 +161,7 @@ pub fn effective_enforcement_of_members<'a>(
     if grant.granted_by == GrantedBy::Scheduler {
         return EffectiveEnforcement::Cpuset { path: job.cgroup.clone() };
     }
-    if policy.mode == Mode::Observe {
+    if policy.mode == DaemonMode::Observe {
         return EffectiveEnforcement::Nothing;
     }
     match cpuset_of_all(state, policy, job, members) {
@@ -206,7 +209,7 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     if job.cgroup.as_ref().is_some_and(|path| !state.cgroups.contains_key(path)) {
         return CpusetPlacement::Unknown;
     }
-    if policy.enforcement == Enforcement::Affinity {
+    if policy.enforcement == EnforcementMethod::Affinity {
         return CpusetPlacement::Impossible("the configuration says enforcement = \"affinity\"".to_owned());
     }
     if let Some(why) = state.cpusets.cpuset_error(id) {
@@ -264,7 +267,7 @@ fn owner_and_path(
 
 fn spec(state: &WardenState, job: &Job, creator: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
     let request = job.request.as_ref().filter(|_| creator != CgroupCreator::Scheduler);
-    let nodes = state.topology.domains(Level::NumaNode).filter(|node| node.cpus.intersects(&cpus));
+    let nodes = state.topology.domains(TopologyLevel::NumaNode).filter(|node| node.cpus.intersects(&cpus));
     let mems = request.filter(|request| request.bind_memory);
     let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
     let isolated = request.is_some_and(|request| request.isolated);
@@ -282,7 +285,7 @@ fn fits(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
         && cpuset.isolated == spec.isolated
 }
 
-fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
+fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     let JobCpuset { job, path, spec, creator } = job_cpuset;
     let recorded = state.cpusets.cpuset_at(path);
@@ -313,12 +316,12 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // A scheduler moves its processes itself.
     let movable = if *creator == CgroupCreator::Scheduler { &[] } else { &*members };
     let outside = outside(draft, job_cpuset, movable);
-    let born = forked_inside(draft, job_cpuset, movable);
+    let born = members_forked_inside(draft, job_cpuset, movable);
     if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !has_members(state, job_cpuset) {
         return;
     }
     if !is_up_to_date || !outside.is_empty() {
-        keep_masks(draft, job, path);
+        journal_requested_masks(draft, job, path);
     }
     if is_up_to_date {
         draft.state.cpusets.confirm(path);
@@ -329,7 +332,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         let initial_processes = outside.iter().map(|(process, _)| *process).collect();
         let owner = draft.state.jobs.get(job).map_or(Uid::ROOT, |job| job.owner);
         let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), owner, initial_processes };
-        push(changes, job, change, is_same, why);
+        push_cpuset_change(changes, job, change, is_same, why);
     }
     for (process, from) in born {
         draft.record_cpuset(CpusetRecord::Moved { process, from, to: path.clone() });
@@ -347,7 +350,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         if !are_moved_by_systemd {
             let why = format!("{job} is kept in {path}; process {} was in {from}", process.pid);
             let change = CpusetChange::MoveIn { process, from, to: path.clone() };
-            push(changes, job, change, was_moved_before, why);
+            push_cpuset_change(changes, job, change, was_moved_before, why);
         }
     }
 }
@@ -364,7 +367,7 @@ fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
 
 /// Records that a process is about to be moved from the cgroup `from` into the cpuset at `to`. Returns the cgroup that
 /// the process goes back to.
-fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) -> String {
+fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &str) -> String {
     // The original cgroup of a process in another cpuset of pjw is the cgroup before that move.
     let other = draft.state.cpusets.enclosing_cpuset(from);
     let cgroup = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
@@ -375,13 +378,13 @@ fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) 
 
 /// Moves the members of a job without cores out of the cpusets of borrowers, in which they were born. There they run at
 /// idle priority, and are frozen with the borrower.
-fn return_members(draft: &mut Draft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
+fn return_members(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     if state.jobs.get(id).is_none_or(|job| job.grant.is_some() || job.was_released) {
         return;
     }
-    for (process, JobCpuset { job, path, .. }, to) in in_cpusets_of_borrowers(state, id) {
-        keep_masks(draft, id, &path);
+    for (process, JobCpuset { job, path, .. }, to) in members_in_borrower_cpusets(state, id) {
+        journal_requested_masks(draft, id, &path);
         let why = format!("process {} belongs to {id}, which holds no cores, and was in {path}", process.pid);
         move_back(draft, changes, &job, (process, &path, to), why);
     }

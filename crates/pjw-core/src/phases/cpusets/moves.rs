@@ -1,7 +1,7 @@
 //! The cgroups of processes: which process may be moved into a job's cpuset, and to which cgroup it returns.
 
 use crate::basics::{Pid, ProcessId, is_cgroup_within, prelude::*};
-use crate::phases::draft::Draft;
+use crate::phases::draft::CycleDraft;
 use crate::state::{Member, WardenState};
 use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, JobId, JobIdAttribute, Policy, Process};
 
@@ -24,7 +24,7 @@ pub(super) fn has_members(state: &WardenState, job_cpuset: &JobCpuset) -> bool {
 /// the path of its present cgroup. Leaves out processes that can't be moved, and processes that pjw is still moving for
 /// another job.
 pub(super) fn outside(
-    draft: &Draft<'_>,
+    draft: &CycleDraft<'_>,
     job_cpuset: &JobCpuset,
     members: &[&Member],
 ) -> Vec<(ProcessId, String)> {
@@ -77,8 +77,8 @@ fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
 
 /// Returns those of `members` (processes of a job) that were forked in the cgroup of `job_cpuset`, each with its
 /// original cgroup: the cgroup from which pjw moved the nearest ancestor into the cpuset.
-pub(super) fn forked_inside(
-    draft: &Draft<'_>,
+pub(super) fn members_forked_inside(
+    draft: &CycleDraft<'_>,
     job_cpuset: &JobCpuset,
     members: &[&Member],
 ) -> Vec<(ProcessId, String)> {
@@ -110,7 +110,7 @@ pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuse
 /// process back). The cgroup is `None` if it is unknown, if the process can't be moved, or if pjw is still moving the
 /// process for another job.
 pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
-    let inside = state.processes.within_cgroup(path).map(|known| &known.process);
+    let inside = state.processes.processes_in_cgroup(path).map(|known| &known.process);
     let inside = inside.filter(|process| process.id.pid != Pid(1));
     let with_origin = inside.map(|process| {
         let origin = original_cgroup(state, process.id, path);
@@ -124,7 +124,7 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
 
 /// Returns the processes of the job `id` that are in the cpuset of another job and can be moved back, if the other job
 /// borrows cores. Each process has two facts: the cpuset, and the original cgroup to which the process is moved back.
-pub(super) fn in_cpusets_of_borrowers(
+pub(super) fn members_in_borrower_cpusets(
     state: &WardenState,
     id: &JobId,
 ) -> Vec<(ProcessId, JobCpuset, String)> {

@@ -1,7 +1,7 @@
 //! The planned changes of cpusets, and what comes before each change: masks are written to the journal.
 
 use crate::basics::{ProcessId, ThreadId, prelude::*};
-use crate::phases::draft::Draft;
+use crate::phases::draft::CycleDraft;
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{Cgroup, CpusetAction, CpusetChange, CpusetRecord, JobId};
 
@@ -18,13 +18,13 @@ pub(crate) struct PendingCpusetChanges {
 /// Writes the requested affinity masks of threads to the journal. Must be called before a change of the cpuset of `job`
 /// at `path`, because the kernel may change these masks together with the cpuset. The threads are those of `job` and of
 /// all processes in the cpuset.
-pub(super) fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
+pub(super) fn journal_requested_masks(draft: &mut CycleDraft<'_>, job: &JobId, path: &str) {
     let machine = draft.state.topology.cpus();
     // The journal may have an earlier request of a thread that has every PU now.
     let is_kept =
         |entry: &MaskEntry| !machine.is_subset(entry.original_mask()) || entry.journaled_since().is_some();
     let is_bound = |thread: &MemberThread| thread.mask_entry.as_ref().is_some_and(is_kept);
-    let threads = draft.state.concerned_by_cpuset(job, path).flat_map(Member::living_threads);
+    let threads = draft.state.processes_affected_by_cpuset(job, path).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
     bound.into_iter().for_each(|thread| draft.start_journaling(thread));
 }
@@ -33,7 +33,7 @@ pub(super) fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
 /// for users. If pjw has no record that it moved `process` into the cpuset, also writes `to` to the journal: children
 /// that `process` forked in the cpuset have the same original cgroup.
 pub(super) fn move_back(
-    draft: &mut Draft<'_>,
+    draft: &mut CycleDraft<'_>,
     changes: &mut PendingCpusetChanges,
     job: &JobId,
     (process, path, to): (ProcessId, &str, String),
@@ -43,7 +43,7 @@ pub(super) fn move_back(
     if !draft.state.cpusets.was_moved_into_cpuset_at(process, path) {
         draft.record_cpuset(CpusetRecord::Moved { process, from: to.clone(), to: from.clone() });
     }
-    push(changes, job, CpusetChange::MoveBack { process, from, to }, false, why);
+    push_cpuset_change(changes, job, CpusetChange::MoveBack { process, from, to }, false, why);
 }
 
 /// Returns whether `cgroup` restricts its processes to no PUs (logical CPUs): the cgroup has no cpuset, or its cpuset
@@ -58,7 +58,7 @@ pub(crate) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
 /// Adds a change of the cpuset of `job` to `changes`. The affinity masks of the job are then planned only after the
 /// next scan. `is_repair` is true if pjw had made this change before and another program undid it. `reason` is a text
 /// for users.
-pub(super) fn push(
+pub(super) fn push_cpuset_change(
     changes: &mut PendingCpusetChanges,
     job: &JobId,
     change: CpusetChange,

@@ -2,13 +2,15 @@
 
 use crate::basics::prelude::*;
 use crate::phases::cpusets::moves::processes_with_origin;
-use crate::phases::cpusets::planned::{PendingCpusetChanges, allows_every_pu, keep_masks, move_back, push};
-use crate::phases::draft::Draft;
+use crate::phases::cpusets::planned::{
+    PendingCpusetChanges, allows_every_pu, journal_requested_masks, move_back, push_cpuset_change,
+};
+use crate::phases::draft::CycleDraft;
 use crate::terms::{CgroupCreator, CpusetChange, CpusetRecord, Observed};
 
 /// Plans the removal of the cpuset at `path`, which no job needs: removes its limits, moves its processes back to their
 /// original cgroups, and removes its cgroup. If a scheduler made the cgroup, only the limits are removed.
-pub(super) fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetChanges) {
+pub(super) fn remove_cpuset(draft: &mut CycleDraft<'_>, path: &str, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     let Some(managed) = state.cpusets.cpuset_at(path).cloned() else { return };
     let job_cpuset = managed.job_cpuset.clone();
@@ -37,12 +39,12 @@ pub(super) fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut Pen
     let has_limits_to_remove = !is_unlimited && !draft.state.cpusets.has_failed_removal(path);
     // A second attempt, after a refusal, changes the cpuset at another time.
     if !managed.must_be_removed || has_limits_to_remove {
-        keep_masks(draft, &job_cpuset.job, path);
+        journal_requested_masks(draft, &job_cpuset.job, path);
         draft.record_cpuset(CpusetRecord::Unwanted { path: path.to_owned() });
     }
     if has_limits_to_remove {
         let why = format!("{} needs {path} no longer", job_cpuset.job);
-        push(
+        push_cpuset_change(
             changes,
             &job_cpuset.job,
             CpusetChange::RemoveLimits { job_cpuset: job_cpuset.clone() },
@@ -69,6 +71,6 @@ pub(super) fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut Pen
     if will_be_empty && !draft.state.cpusets.has_failed_removal(path) {
         let why = format!("no process is left in {path}");
         let job = job_cpuset.job.clone();
-        push(changes, &job, CpusetChange::Remove { job_cpuset }, false, why);
+        push_cpuset_change(changes, &job, CpusetChange::Remove { job_cpuset }, false, why);
     }
 }

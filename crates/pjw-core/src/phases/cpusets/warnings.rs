@@ -2,25 +2,25 @@
 
 use crate::basics::prelude::*;
 use crate::phases::cpusets::moves::why_unmovable;
-use crate::phases::draft::{Draft, warn};
-use crate::terms::{Enforcement, JobId};
+use crate::phases::draft::{CycleDraft, warn};
+use crate::terms::{EnforcementMethod, JobId};
 
 /// What is reported of a job without a cpuset. `None` if neither the request of the job nor the configuration demands a
 /// cpuset.
-fn missing_cpuset_text(draft: &Draft<'_>, id: &JobId) -> Option<String> {
+fn missing_cpuset_text(draft: &CycleDraft<'_>, id: &JobId) -> Option<String> {
     let request = draft.state.jobs.get(id).and_then(|job| job.request.as_ref());
     if request.is_some_and(|request| request.isolated || request.bind_memory) {
         return Some(format!(
             "{id} asked for --isolated or --bind-memory, which takes a cpuset, and is kept on its cores by masks"
         ));
     }
-    (draft.policy.enforcement == Enforcement::Cpuset)
+    (draft.policy.enforcement == EnforcementMethod::Cpuset)
         .then(|| format!("{id} is kept on its cores by masks, which its threads can undo"))
 }
 
 /// Adds a warning for users that the job `id` has no cpuset, for the reason `why`. Does nothing if neither the
 /// configuration nor the request of the job demands a cpuset.
-pub(super) fn report_no_cpuset(draft: &mut Draft<'_>, id: &JobId, why: &str) {
+pub(super) fn report_no_cpuset(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let Some(text) = missing_cpuset_text(draft, id) else { return };
     let remedy = "the warden repairs masks within one interval; pjwctl doctor says what cpusets need";
     warn(draft, id, "no-wall", format!("{text}: {why}"), remedy);
@@ -28,7 +28,7 @@ pub(super) fn report_no_cpuset(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 
 /// Adds a warning for users if some processes of the job `id` can't be moved into the cpuset of the job. Does nothing
 /// if neither the configuration nor the request of the job demands a cpuset.
-pub(super) fn report_unmovable_members(draft: &mut Draft<'_>, id: &JobId) {
+pub(super) fn report_unmovable_members(draft: &mut CycleDraft<'_>, id: &JobId) {
     if missing_cpuset_text(draft, id).is_none() {
         return;
     }

@@ -8,12 +8,12 @@
 use crate::basics::{CpuSet, Nanos, Pu, cpus_are, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
-use crate::phases::draft::{Draft, warn};
+use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    CpusetHierarchy, Enforcement, Event, EventKind, Grant, GrantedBy, IdlePriority, Job, JobId, Mode,
-    Ownership, Policy, PriorityClass, StarvedPolicy,
+    CpusetHierarchy, DaemonMode, EnforcementMethod, Event, EventKind, Grant, GrantedBy, IdlePrioritySupport,
+    Job, JobId, Ownership, Policy, PriorityClass, StarvedPolicy,
 };
 
 /// The decision about all borrowers.
@@ -61,7 +61,7 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
     if !policy.lending.enabled {
         return Some("the configuration says lending.enabled = false".to_owned());
     }
-    if policy.enforcement == Enforcement::Affinity {
+    if policy.enforcement == EnforcementMethod::Affinity {
         return Some(
             "idle priority needs a cgroup, and the configuration says enforcement = \"affinity\"".to_owned(),
         );
@@ -70,24 +70,24 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
         return Some(why.clone());
     }
     match &policy.cpuset_support.idle_priority {
-        IdlePriority::Available => None,
-        IdlePriority::Unavailable { why } => Some(why.clone()),
+        IdlePrioritySupport::Available => None,
+        IdlePrioritySupport::Unavailable { why } => Some(why.clone()),
     }
 }
 
 /// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
 /// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing.
-pub(crate) fn update(draft: &mut Draft<'_>) {
+pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
     let is_owner = |job: &Job| job.has_class(PriorityClass::Guaranteed) && job.active_grant().is_some();
     state.lending.retain_owners(|id| state.jobs.get(id).is_some_and(is_owner));
     if !state.jobs.has_borrowers() || reason_not_to_lend(draft.policy).is_some() {
-        state.lending.forget_use();
+        state.lending.clear_core_use();
     }
-    if !state.jobs.has_borrowers() || draft.policy.mode != Mode::Enforce {
+    if !state.jobs.has_borrowers() || draft.policy.mode != DaemonMode::Enforce {
         // The borrower may have ended in a grace period.
-        state.lending.set_leaving(BTreeMap::new());
+        state.lending.set_pus_to_return(BTreeMap::new());
         return;
     }
     let now = draft.now.since_boot;
@@ -104,7 +104,7 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
         draft.state.pool.set_borrowed(id, cpus);
         set_borrowed_grant(draft, id, cpus);
     }
-    draft.state.lending.set_leaving(leaving);
+    draft.state.lending.set_pus_to_return(leaving);
 }
 
 fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
@@ -327,7 +327,7 @@ fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bo
 }
 
 /// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back.
-fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving: &BTreeMap<Pu, Nanos>) {
+fn record_moves(draft: &mut CycleDraft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving: &BTreeMap<Pu, Nanos>) {
     let (mut lenders, mut takers) = (BTreeSet::new(), BTreeSet::new());
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
@@ -385,7 +385,7 @@ fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
 }
 
 /// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none.
-fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
+fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     let (ownership, cpus, reason) = if borrowed.is_empty() {
         match starved_grant(draft.state, draft.policy, &job) {
@@ -449,7 +449,7 @@ fn grant_event(
 /// The grant of a borrower that can borrow no core: as the policy says, or in the other way where that is impossible.
 /// `None` if both are: there are no housekeeping PUs, and the job can't be frozen.
 fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
-    let has_cpuset = policy.enforcement != Enforcement::Affinity
+    let has_cpuset = policy.enforcement != EnforcementMethod::Affinity
         && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
         && state.cpusets.cpuset_error(&job.id).is_none();
     let can_freeze = has_cpuset && policy.cpuset_support.can_freeze;

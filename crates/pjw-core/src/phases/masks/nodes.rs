@@ -1,9 +1,9 @@
 //! The NUMA nodes of the processes of a job: which are chosen in a cycle, and which are recorded.
 
-use super::thread_plan::{ThreadPlan, is_isolated};
+use super::thread_plan::{ThreadPlan, has_isolated_partition};
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::{NumaNodeRule, Topology, numa_nodes_of_cpus};
-use crate::phases::draft::Draft;
+use crate::phases::draft::CycleDraft;
 use crate::phases::membership::ancestors;
 use crate::phases::pinning::within_job::{BusyProcess, choose_nodes, node_containing};
 use crate::state::{Member, WardenState};
@@ -23,7 +23,12 @@ impl ChosenNodes {
     /// Chooses a NUMA node for each process of the job `id` that has busy threads and no recorded node. `grant` is the
     /// set of PUs (logical CPUs) that the job holds, and `plans` has its threads. Chooses no nodes if this cycle does
     /// not pin the threads of the job, because the choice would have no effect.
-    pub(super) fn choose(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> Self {
+    pub(super) fn choose(
+        draft: &CycleDraft<'_>,
+        id: &JobId,
+        grant: &CpuSet,
+        plans: &[ThreadPlan<'_>],
+    ) -> Self {
         let state = &*draft.state;
         let request = state.jobs.get(id).and_then(|job| job.request.as_ref());
         let rule = request.map_or(NumaNodeRule::Default, |request| request.within_job);
@@ -56,8 +61,8 @@ impl ChosenNodes {
                 busy_threads: Vec::new(),
                 last_cpu: plan.thread.last_cpu,
             });
-            let pin = plan.pinned(grant).map(CpuSet::from);
-            process.busy_threads.push(pin.unwrap_or_else(|| plan.target(grant).clone()));
+            let pin = plan.pinned_pu(grant).map(CpuSet::from);
+            process.busy_threads.push(pin.unwrap_or_else(|| plan.mask_without_pin(grant).clone()));
         }
         let last = state.members.last_node_of(id);
         let chosen = choose_nodes(&state.topology, grant, rule, busy.into_values().collect(), last);
@@ -71,7 +76,7 @@ impl ChosenNodes {
 
     /// Returns the number of the NUMA node to whose PUs (logical CPUs) pjw pins the threads of the process `member`, as
     /// far as these PUs are free. `None` if the job requested no rule, or if the process has no node.
-    pub(super) fn wanted(&self, member: &Member) -> Option<u32> {
+    pub(super) fn preferred_node(&self, member: &Member) -> Option<u32> {
         let chosen = self.chosen.iter().find(|(pid, _)| *pid == member.id.pid).map(|&(_, node)| node);
         chosen.or(member.numa_node).filter(|_| self.has_rule)
     }
@@ -80,7 +85,7 @@ impl ChosenNodes {
     /// on. This is the chosen node, or another node if the chosen node was full. `pins` has the PU (logical CPU) of
     /// each pinned thread. The result lacks a process if no busy thread of the process is restricted to one node by a
     /// pin or by its program.
-    pub(super) fn used(
+    pub(super) fn nodes_to_record(
         &self,
         topology: &Topology,
         grant: &CpuSet,
@@ -93,7 +98,8 @@ impl ChosenNodes {
         let mut nodes: BTreeMap<Pid, BTreeSet<u32>> = BTreeMap::new();
         for plan in plans.iter().filter(|plan| plan.thread.demand.is_hot) {
             let pin = pins.get(&plan.id).copied().map(CpuSet::from);
-            let node = node_containing(topology, pin.as_ref().unwrap_or_else(|| plan.target(grant)));
+            let node =
+                node_containing(topology, pin.as_ref().unwrap_or_else(|| plan.mask_without_pin(grant)));
             nodes.entry(plan.id.process.pid).or_default().extend(node);
         }
         let used = self.chosen.iter().filter_map(|&(pid, chosen)| {
@@ -106,10 +112,10 @@ impl ChosenNodes {
 }
 
 /// Whether [`super::pins`] pins the hot threads of a job.
-fn is_pinned(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
+fn is_pinned(draft: &CycleDraft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
     let floats = draft.policy.oversubscription == OversubscriptionPolicy::Float && hot.len() > grant.len();
     let is_borrower = draft.state.jobs.get(id).is_some_and(Job::is_borrower);
-    !is_borrower && (is_isolated(draft, id) || (draft.policy.pin_hot_threads && !floats))
+    !is_borrower && (has_isolated_partition(draft, id) || (draft.policy.pin_hot_threads && !floats))
 }
 
 /// The ancestors of a process in the same job, the parent first, each with the NUMA node that was recorded for it.

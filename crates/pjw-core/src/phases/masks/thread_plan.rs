@@ -1,7 +1,7 @@
 //! A thread of a job as input for the choice of its mask.
 
 use crate::basics::{CpuSet, Pu, ThreadId};
-use crate::phases::draft::Draft;
+use crate::phases::draft::CycleDraft;
 use crate::state::masks::lifted::LiftReason;
 use crate::state::{MaskEntry, Member, MemberThread};
 use crate::terms::JobId;
@@ -33,25 +33,25 @@ impl ThreadPlan<'_> {
     /// Returns the affinity mask that the thread should have if pjw does not pin it: the part of `grant` to which the
     /// program bound the thread, or `grant` (all logical CPUs of the job) if the program did not bind the thread or pjw
     /// lifted the binding.
-    pub(super) fn target<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
-        if self.is_unbound() { grant } else { &self.own }
+    pub(super) fn mask_without_pin<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
+        if self.has_lifted_binding() { grant } else { &self.own }
     }
 
     /// Returns whether pjw has lifted the binding of the thread: the program bound the thread to a part of the job's
     /// PUs (logical CPUs), and pjw lets the thread run on all of them. False if the program did not bind the thread.
-    pub(super) fn is_unbound(&self) -> bool {
+    pub(super) fn has_lifted_binding(&self) -> bool {
         self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
     }
 
     /// Returns the PU (logical CPU) to which pjw has pinned the thread. `None` if pjw has not pinned the thread, or if
     /// the program itself bound the thread to this PU. `grant` is the set of PUs that the job holds.
-    pub(super) fn pinned(&self, grant: &CpuSet) -> Option<Pu> {
-        self.entry.pinned_pu().filter(|&pin| self.target(grant).only_pu() != Some(pin))
+    pub(super) fn pinned_pu(&self, grant: &CpuSet) -> Option<Pu> {
+        self.entry.pinned_pu().filter(|&pin| self.mask_without_pin(grant).only_pu() != Some(pin))
     }
 
     /// Returns whether the program replaced the affinity mask that pjw had set for the thread: by a mask with PUs
     /// (logical CPUs) outside of `grant` (the PUs of the job), or by the mask of all PUs.
-    pub(super) fn has_left(&self, grant: &CpuSet) -> bool {
+    pub(super) fn has_left_grant(&self, grant: &CpuSet) -> bool {
         let requested_all = self.in_cpuset && self.own == *grant;
         self.entry.is_overridden_by_program()
             && (requested_all || !self.thread.effective_mask.is_subset(grant))
@@ -60,7 +60,13 @@ impl ThreadPlan<'_> {
     /// Returns the mask to pass to sched_setaffinity(2) so that the thread gets the effective mask `mask`. This is
     /// `machine` (all logical CPUs of the machine) if `mask` contains all `online` PUs (logical CPUs), or if the cpuset
     /// restricts the thread to `grant` and `mask` is `grant`. Otherwise, this is `mask`.
-    pub(super) fn request(&self, mask: &CpuSet, grant: &CpuSet, machine: &CpuSet, online: &CpuSet) -> CpuSet {
+    pub(super) fn mask_to_request(
+        &self,
+        mask: &CpuSet,
+        grant: &CpuSet,
+        machine: &CpuSet,
+        online: &CpuSet,
+    ) -> CpuSet {
         let is_everything = online.is_subset(mask) || (self.follows_cpuset && mask == grant);
         if is_everything { machine.clone() } else { mask.clone() }
     }
@@ -76,6 +82,6 @@ impl ThreadPlan<'_> {
 
 /// Whether the cpuset of the job `id` is an isolated partition, in which the kernel does not balance threads between
 /// PUs (logical CPUs).
-pub(super) fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
+pub(super) fn has_isolated_partition(draft: &CycleDraft<'_>, id: &JobId) -> bool {
     draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
 }

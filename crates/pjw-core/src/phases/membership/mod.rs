@@ -6,7 +6,7 @@
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
 use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
-use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
+use crate::phases::{draft::CycleDraft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
     BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobIdAttribute, JobMark,
@@ -17,7 +17,7 @@ pub(crate) mod released;
 
 /// Makes processes members of the jobs to which they belong. These are processes without a job, and processes for which
 /// a scan found stronger evidence for another job.
-pub(crate) fn update_members(draft: &mut Draft<'_>) {
+pub(crate) fn update_members(draft: &mut CycleDraft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
     loop {
@@ -32,7 +32,7 @@ pub(crate) fn update_members(draft: &mut Draft<'_>) {
 
 /// The processes that may belong to another job than before: the scanned processes, and those that a changed job
 /// concerns.
-fn processes_to_check<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a KnownProcess> + 'a> {
+fn processes_to_check<'a>(draft: &'a CycleDraft<'_>) -> Box<dyn Iterator<Item = &'a KnownProcess> + 'a> {
     let processes = &draft.state.processes;
     if draft.recheck_all {
         return Box::new(processes.values());
@@ -49,7 +49,7 @@ struct FoundJob {
 }
 
 /// The strongest evidence that would change the membership of a process.
-fn evidence_for(draft: &Draft<'_>, known: &KnownProcess) -> Option<FoundJob> {
+fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob> {
     let (state, policy) = (&draft.state, draft.policy);
     let process = &known.process;
     if process.is_kernel_thread || process.id.pid == Pid(1) || policy.is_own_process(process.id.pid) {
@@ -139,7 +139,7 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
             mask.is_subset(&grant.cpus) && !state.pool.online_cpus().is_subset(&grant.cpus)
         }) && state.members_of(&job.id).any(is_older)
     };
-    state.jobs.of_owner(process.uid).find(born_inside).map(|job| &job.id)
+    state.jobs.jobs_of_owner(process.uid).find(born_inside).map(|job| &job.id)
 }
 
 /// The name of the service manager. The one of a user is a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`): it becomes the
@@ -226,10 +226,10 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
 fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let Process { session, process_group: group, .. } = *process;
     let owned = |unit: JobProcessScope, leader: Pid| {
-        let marked = state.processes.with_own_unit(unit, leader);
+        let marked = state.processes.pids_in_session_or_group(unit, leader);
         let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
         let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
-            known.job_marks.own_units().any(|own| own == (&member.job, unit))
+            known.job_marks.jobs_with_own_scope().any(|own| own == (&member.job, unit))
         };
         members.into_iter().find(names_its_job).map(|(_, member)| &member.job)
     };
@@ -237,11 +237,11 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
         |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
     let is_registered = |job: &&Job| state.members_of(&job.id).any(is_inside);
     owned(JobProcessScope::Session, session)
-        .or_else(|| state.jobs.with_session(session).find(is_registered).map(|job| &job.id))
+        .or_else(|| state.jobs.jobs_of_session(session).find(is_registered).map(|job| &job.id))
         .or_else(|| owned(JobProcessScope::ProcessGroup, group))
 }
 
-fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
+fn join(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
     let new_job = || Job::new(found.job.clone(), owner, EndCondition::Members, draft.now.wall_clock);
@@ -259,7 +259,7 @@ fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
 
 /// Makes the process `pid` a member of `job`, and adds the membership to the records for the journal. `evidence` says
 /// why the process belongs to the job. The next scan reads the threads of the process.
-pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
+pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;
     let first_seen = Some(known.first_seen);
@@ -288,13 +288,13 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     // The children of the process, and the other processes of its session, may belong to the job because of it.
     draft.recheck.extend(draft.state.processes.children_of(pid));
     let known = draft.state.processes.get(&pid);
-    draft.recheck_all |= known.is_some_and(|known| known.job_marks.own_units().next().is_some());
+    draft.recheck_all |= known.is_some_and(|known| known.job_marks.jobs_with_own_scope().next().is_some());
     draft.state.remove_unassigned(pid);
     update_threads_of(draft, pid);
 }
 
 /// Updates the threads of a process that has just become tracked, if this scan read them.
-fn update_threads_of(draft: &mut Draft<'_>, pid: Pid) {
+fn update_threads_of(draft: &mut CycleDraft<'_>, pid: Pid) {
     let unknown = draft.state.tracked(pid).is_some_and(|member| member.threads.is_empty());
     if let Some(process) = draft.seen.processes.get(&pid).and_then(Observed::present).filter(|_| unknown) {
         update_threads(draft, process);

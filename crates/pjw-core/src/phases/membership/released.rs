@@ -2,14 +2,14 @@
 //! pjw set for the parent. It is tracked until its original mask is restored.
 
 use crate::basics::{BirthTime, ProcessId, prelude::*};
-use crate::phases::draft::Draft;
+use crate::phases::draft::CycleDraft;
 use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check, update_threads_of};
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
 use crate::terms::{Evidence, JobId, Record};
 
 /// Finds the children of released processes that inherited an affinity mask of pjw, and the descendants of these
 /// children. From now on, pjw keeps track of these processes, in order to restore their original masks.
-pub(crate) fn track_children(draft: &mut Draft<'_>) {
+pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
     loop {
         let state = &*draft.state;
         let persists = draft.policy.cpuset_support.affinity_persists;
@@ -32,7 +32,7 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
         }
         for (child, requests) in children {
             let pid = child.id.pid;
-            draft.state.lineage.note_inherited(&child, requests);
+            draft.state.lineage.set_inherited_requests(&child, requests);
             draft.out.records.push(Record::Left(child.membership()));
             draft.state.processes_to_restore.insert(pid, child);
             update_threads_of(draft, pid);
@@ -43,8 +43,8 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
 /// Removes the recorded affinity masks of each released job if a full scan shows that no process has one of these
 /// masks. Waits for a later scan if fork events were lost, because a process that was forked during the scan may be
 /// unknown.
-pub(crate) fn settle(draft: &mut Draft<'_>) {
-    if !draft.full || draft.state.lineage.take_loss() {
+pub(crate) fn forget_settled_masks(draft: &mut CycleDraft<'_>) {
+    if !draft.full || draft.state.lineage.take_event_loss() {
         return;
     }
     for job in draft.state.settled_releases(draft.now.since_boot) {

@@ -54,7 +54,7 @@ impl<'a> Matching<'a> {
     }
 
     /// Returns the PU (logical CPU) of each assigned thread, in the order in which the threads were added.
-    pub(crate) fn places(&self) -> &[Pu] {
+    pub(crate) fn assigned_pus(&self) -> &[Pu] {
         &self.places
     }
 
@@ -124,7 +124,7 @@ mod tests {
         let (topology, pus) = (regular_topology(2, 1, 1, 2, 2), set("0-7"));
         let mut matching = Matching::new(&topology, &pus);
         let has_place = masks.iter().map(|mask| matching.add(mask)).collect();
-        (has_place, matching.places().to_vec())
+        (has_place, matching.assigned_pus().to_vec())
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The NUMA nodes of the processes of one job, by the rule that the job requested.
 
 use crate::basics::{CpuSet, Pid, Pu, StartTime, prelude::*};
-use crate::machine::{Level, NumaNodeLoad, NumaNodeRule, Topology, choose_numa_node, numa_nodes_of_cpus};
+use crate::machine::{
+    NumaNodeLoad, NumaNodeRule, Topology, TopologyLevel, choose_numa_node, numa_nodes_of_cpus,
+};
 
 /// A process of a job with at least one busy thread, as input for [`choose_nodes`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +85,7 @@ pub(crate) fn node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32>
 /// Returns the kernel's number of the NUMA node that contains the PU (logical CPU) `pu`. `None` if `pu` is in no NUMA
 /// node.
 pub(crate) fn node_of(topology: &Topology, pu: Pu) -> Option<u32> {
-    topology.domain_of(Level::NumaNode, pu).map(|node| node.number)
+    topology.domain_of(TopologyLevel::NumaNode, pu).map(|node| node.number)
 }
 
 #[cfg(test)]

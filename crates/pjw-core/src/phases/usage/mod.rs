@@ -4,9 +4,9 @@
 //! the first cycle that comes at least half a second after its beginning.
 
 use crate::basics::{Moment, Nanos, Pid, ProcessId, UnixMillis, prelude::*};
-use crate::phases::draft::Draft;
-use crate::phases::held::{held, note_held};
-use crate::state::usage::{OpenUsage, is_same_start};
+use crate::phases::draft::CycleDraft;
+use crate::phases::held::{add_held_core_time, held};
+use crate::state::usage::{RunningJobUsage, is_same_start};
 use crate::state::{Member, WardenState};
 use crate::terms::{
     EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessTimes, Record,
@@ -140,7 +140,7 @@ pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(
 /// sample is the CPU use of a job during a time interval. `may_record` says whether the usage may be written to the
 /// journal. This must be false in a cycle with commands: the journal then has reserved space only for the records of
 /// the commands.
-pub(crate) fn update(draft: &mut Draft<'_>, may_record: bool) {
+pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
     let mut jobs_read = read_processes(draft);
     read_cgroups(draft, &mut jobs_read);
     for job in jobs_read {
@@ -152,7 +152,7 @@ pub(crate) fn update(draft: &mut Draft<'_>, may_record: bool) {
 }
 
 /// Takes over the CPU times of processes. Returns their jobs.
-fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
+fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     let (snapshot, full) = (draft.seen, draft.full);
     let state = &mut *draft.state;
     let mut jobs_read = BTreeSet::new();
@@ -226,7 +226,7 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
 }
 
 /// Takes over the CPU times of parents that belong to no job. They tell the rest of the time of a child that ended.
-fn read_outside_parents(draft: &mut Draft<'_>) {
+fn read_outside_parents(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
     let WardenState { usage, members, pool, jobs, .. } = &mut *draft.state;
     let online = pool.online_cpus().len() as u64;
@@ -249,14 +249,14 @@ fn read_outside_parents(draft: &mut Draft<'_>) {
 }
 
 /// Takes over the CPU time and the peak of the memory of the cgroups that the scan read.
-fn read_cgroups(draft: &mut Draft<'_>, jobs_read: &mut BTreeSet<JobId>) {
+fn read_cgroups(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
     let seen = draft.seen;
     let state = &mut *draft.state;
     for (path, cgroup) in &seen.cgroups {
         let Some(cgroup) = cgroup.present() else { continue };
         let of_pjw = state.cpusets.cpuset_at(path).map(|managed| managed.job_cpuset.job.clone());
         let jobs: Vec<JobId> =
-            of_pjw.into_iter().chain(state.jobs.at_cgroup(path).map(|job| job.id.clone())).collect();
+            of_pjw.into_iter().chain(state.jobs.jobs_of_cgroup(path).map(|job| job.id.clone())).collect();
         for job in jobs {
             let Some(open) = state.usage.of_job_mut(&job) else { continue };
             if let Some(ns) = cgroup.usage.cpu_ns {
@@ -286,7 +286,7 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     if length_ns < LONG_SAMPLE_NS {
         return;
     }
-    note_held(state, job, until);
+    add_held_core_time(state, job, until);
     let (cores, pus) = held(state, job);
     if let Some(open) = state.usage.of_job_mut(job) {
         let held_ns = core::mem::take(&mut open.sample_held_ns);
@@ -298,7 +298,7 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
 /// Ends the usage sample of a job if the job is frozen, or is no longer frozen, when its grant becomes `ownership`.
 /// Must be called before this change of the grant. A frozen job holds no cores, so a sample must not include both
 /// states.
-pub(crate) fn end_sample_before_freezing(draft: &mut Draft<'_>, job: &JobId, ownership: Ownership) {
+pub(crate) fn end_sample_before_freezing(draft: &mut CycleDraft<'_>, job: &JobId, ownership: Ownership) {
     let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
     if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {
         end_sample(draft, job, 1);
@@ -306,7 +306,7 @@ pub(crate) fn end_sample_before_freezing(draft: &mut Draft<'_>, job: &JobId, own
 }
 
 /// Ends the sample of a job if it has at least this length.
-fn end_sample(draft: &mut Draft<'_>, job: &JobId, min_ns: u64) {
+fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     let now = draft.now.since_boot;
     let state = &mut *draft.state;
     let Some(open) = state.usage.of_job(job) else { return };
@@ -322,7 +322,7 @@ fn end_sample(draft: &mut Draft<'_>, job: &JobId, min_ns: u64) {
         return;
     }
     let (cpu_ns, wait_ns) = (open.sample_cpu_ns, open.sample_wait_ns);
-    note_held(state, job, now);
+    add_held_core_time(state, job, now);
     let (cores, pus) = held(state, job);
     let (hot_threads, has_bound_waiters) = hot_threads(state, job);
     let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
@@ -359,7 +359,7 @@ fn hot_threads(state: &WardenState, job: &JobId) -> (u32, bool) {
 }
 
 /// Writes the usage of a job to the journal, if that is due.
-fn record(draft: &mut Draft<'_>, job: &JobId) {
+fn record(draft: &mut CycleDraft<'_>, job: &JobId) {
     let now = draft.now.since_boot;
     // The records of very many jobs would make the journal grow fast.
     let interval_ns = RECORD_INTERVAL_NS * (1 + draft.state.jobs.len() as u64 / 100);
@@ -375,7 +375,7 @@ fn record(draft: &mut Draft<'_>, job: &JobId) {
 
 /// Makes the report about the resource use of `job`, which has ended or was released, and removes the usage of the job
 /// from the state.
-pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
+pub(crate) fn report_ended(draft: &mut CycleDraft<'_>, job: &Job) {
     // The last CPU time is read late. In a short sample it would look like more than the job used at once.
     let has_samples = draft.state.usage.of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);
     end_sample(draft, &job.id, if has_samples { MIN_SAMPLE_NS } else { 1 });
@@ -383,7 +383,7 @@ pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
     let open = draft.state.usage.take(&job.id);
     let was_begun = open.is_some();
     let open = open.unwrap_or_default();
-    let OpenUsage { is_unread, recovered_cpu_ns, .. } = open;
+    let RunningJobUsage { is_unread, recovered_cpu_ns, .. } = open;
     let cpu_ns = open.cpu_ns();
     let mut usage = open.usage;
     usage.cpu_ns = cpu_ns;

@@ -60,7 +60,7 @@ impl AddressSpaceGroups {
     /// Iterates over the pids of the processes in the group with the number `group_number`. All processes of a
     /// group share one address space. Processes that belong to no job are included. Yields nothing if there is
     /// no group with this number.
-    pub fn pids_of(&self, group_number: u32) -> impl Iterator<Item = Pid> + '_ {
+    pub fn pids_in_group(&self, group_number: u32) -> impl Iterator<Item = Pid> + '_ {
         self.groups.get(&group_number).into_iter().flatten().copied()
     }
 

@@ -1,7 +1,7 @@
 //! The busy threads of the address spaces that processes of a job share: where they run.
 
 use crate::basics::{CpuSet, prelude::*};
-use crate::machine::{AddressSpaceThreads, Level, ThreadPlace};
+use crate::machine::{AddressSpaceThreads, ThreadPlace, TopologyLevel};
 use crate::state::WardenState;
 use crate::terms::JobId;
 
@@ -53,7 +53,7 @@ impl WardenState {
     }
 
     fn lies_in_one_domain(&self, cpus: &CpuSet) -> bool {
-        [Level::L3, Level::NumaNode].into_iter().any(|level| {
+        [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter().any(|level| {
             let mut domains = cpus.iter().map(|pu| self.topology.domain_index(level, pu));
             let first = domains.next().flatten();
             first.is_some() && domains.all(|domain| domain == first)

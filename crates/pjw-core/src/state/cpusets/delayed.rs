@@ -101,7 +101,7 @@ impl DelayedChanges {
     }
 
     /// Iterates over the paths of the cgroups into which delayed changes move the process `process`.
-    pub(crate) fn moving_to(&self, process: ProcessId) -> impl Iterator<Item = &str> {
+    pub(crate) fn move_destinations_of(&self, process: ProcessId) -> impl Iterator<Item = &str> {
         self.moves.get(&process).into_iter().flatten().map(String::as_str)
     }
 

@@ -160,24 +160,24 @@ impl CpusetRegistry {
 
     /// Removes all leftover cgroups from the registry, and returns them. A leftover cgroup existed when the daemon started, has the name
     /// of a job's cpuset, and is not in the journal.
-    pub(crate) fn take_found(&mut self) -> Vec<LeftoverCpuset> {
+    pub(crate) fn take_leftover_cpusets(&mut self) -> Vec<LeftoverCpuset> {
         core::mem::take(&mut self.found)
     }
 
     /// Records what pjw decided about the leftover cpuset at the cgroup path `path`. An earlier run of the daemon made this cpuset, and
     /// the journal does not contain the cpuset. A warning in `pjwctl status` names the decision.
-    pub(crate) fn note_recovered(&mut self, path: &str, recovered: RecoveredCpuset) {
+    pub(crate) fn add_recovered_cpuset(&mut self, path: &str, recovered: RecoveredCpuset) {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
     /// Removes and returns the leftover cpusets about which pjw has decided and that a warning in `pjwctl status` names. The key of the
     /// map is the cgroup path.
-    pub(crate) fn take_recovered(&mut self) -> BTreeMap<String, RecoveredCpuset> {
+    pub(crate) fn take_recovered_cpusets(&mut self) -> BTreeMap<String, RecoveredCpuset> {
         core::mem::take(&mut self.recovered)
     }
 
     /// Replaces the list of the leftover cpusets that a warning in `pjwctl status` names. The key of the map is the cgroup path.
-    pub(crate) fn put_recovered(&mut self, recovered: BTreeMap<String, RecoveredCpuset>) {
+    pub(crate) fn set_recovered_cpusets(&mut self, recovered: BTreeMap<String, RecoveredCpuset>) {
         self.recovered = recovered;
     }
 
@@ -210,7 +210,7 @@ impl CpusetRegistry {
 
     /// Returns the cgroup path of the cpuset into which pjw last moved the process `process`. `None` if pjw moved the process into no
     /// cpuset, or if the cpuset was removed.
-    pub(crate) fn moved_into(&self, process: ProcessId) -> Option<&str> {
+    pub(crate) fn last_move_destination(&self, process: ProcessId) -> Option<&str> {
         self.moved.get(&process).map(|moved| moved.to.as_str())
     }
 
@@ -219,7 +219,7 @@ impl CpusetRegistry {
     /// cpuset.
     #[must_use]
     pub fn was_moved_into_cpuset_at(&self, process: ProcessId, path: &str) -> bool {
-        self.moved_into(process) == Some(path)
+        self.last_move_destination(process) == Some(path)
     }
 
     /// Returns the nearest cpuset of pjw that contains the cgroup at the path `cgroup`. This is the cpuset at

@@ -36,7 +36,7 @@ impl CpusetRegistry {
     /// Records that the cpuset at `path` still has the PUs that it had before the last write, which was refused.
     fn take_back_write(&mut self, path: &str) {
         if let Some(history) = self.history.get_mut(path) {
-            history.take_back();
+            history.undo_last_replacement();
         }
     }
 

@@ -7,7 +7,7 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Pu, prelude::*};
-use crate::state::demand::Demand;
+use crate::state::demand::ThreadDemand;
 
 /// The time over which the use is averaged.
 const AVERAGING_TIME: Duration = Duration::from_millis(100);
@@ -285,11 +285,11 @@ impl CoreUse {
 ///   for the masks of the waiting threads: threads that are bound to one core wait there for one another.
 /// - `has_smt` says whether the cores of the owner have more than one PU each.
 pub fn cores_wanted_by_waiting_threads<'a>(
-    threads: impl Iterator<Item = (Demand, &'a CpuSet)>,
+    threads: impl Iterator<Item = (ThreadDemand, &'a CpuSet)>,
     count_cores: impl Fn(&CpuSet) -> u32,
     has_smt: bool,
 ) -> u32 {
-    let is_waiting = |demand: &Demand| demand.is_hot && demand.waiting_permille >= MIN_WAITING_PERMILLE;
+    let is_waiting = |demand: &ThreadDemand| demand.is_hot && demand.waiting_permille >= MIN_WAITING_PERMILLE;
     let mut wanted: Millionths = 0;
     let mut within = CpuSet::new();
     for (demand, mask) in threads.filter(|(demand, _)| is_waiting(demand)) {

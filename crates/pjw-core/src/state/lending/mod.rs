@@ -125,7 +125,7 @@ impl LendingState {
 
     /// Replaces the list of the lent PUs (logical CPUs) that pjw is about to take back. Each PU has the time, in ns
     /// since boot, at which pjw takes it back. Until then, the borrower may still use the PU.
-    pub(crate) fn set_leaving(&mut self, leaving: BTreeMap<Pu, Nanos>) {
+    pub(crate) fn set_pus_to_return(&mut self, leaving: BTreeMap<Pu, Nanos>) {
         self.leaving = leaving;
     }
 
@@ -144,7 +144,7 @@ impl LendingState {
 
     /// Removes the recorded core use of all owners. Must be called when sampling stops: the earlier use does not
     /// predict the use after a gap.
-    pub(crate) fn forget_use(&mut self) {
+    pub(crate) fn clear_core_use(&mut self) {
         for known in self.owners.values_mut() {
             (known.used, known.at_most_since, known.runs_on) = (None, Vec::new(), CpuSet::new());
             known.sampled_since = None;

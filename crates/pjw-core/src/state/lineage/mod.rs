@@ -98,7 +98,7 @@ pub struct Lineage {
     /// The forked processes that may descend from a process of a job without being in `descendants`: for one
     /// of their ancestors, no scan had read the ancestor, and no fork event had reported its birth.
     of_unknown_descent: BTreeSet<Pid>,
-    /// Whether events were lost since the last call of [`Lineage::take_loss`].
+    /// Whether events were lost since the last call of [`Lineage::take_event_loss`].
     has_lost_events: bool,
     /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
     pub scan_queue: ScanQueue,
@@ -201,7 +201,7 @@ impl Lineage {
     /// Records that the process `released` inherited its affinity mask by one of the mask requests `requests`. pjw is
     /// restoring the original masks of the process. `requests` replaces the requests that are known from the fork event
     /// of the process.
-    pub(crate) fn note_inherited(&mut self, released: &Member, requests: Vec<MaskRequest>) {
+    pub(crate) fn set_inherited_requests(&mut self, released: &Member, requests: Vec<MaskRequest>) {
         let pid = released.id.pid;
         self.of_unknown_descent.remove(&pid);
         let new = || Descendant::of(released, false, None, Vec::new());
@@ -231,7 +231,7 @@ impl Lineage {
             self.exited.insert(pid);
         }
         if self.descendants.remove(&pid).is_some() || is_tracked {
-            self.scan_queue.exited_of_job(pid);
+            self.scan_queue.record_job_process_exit(pid);
         }
         self.unscanned.remove(&pid);
         self.scan_queue.exited(pid);
@@ -315,7 +315,7 @@ impl Lineage {
     }
 
     /// Returns whether process events were lost since the last call of this method.
-    pub(crate) fn take_loss(&mut self) -> bool {
+    pub(crate) fn take_event_loss(&mut self) -> bool {
         core::mem::take(&mut self.has_lost_events)
     }
 }

@@ -56,7 +56,7 @@ impl ScanQueue {
     /// Records that the first thread of the process `pid` has exited. The scan of the process is no longer urgent. If
     /// the process belongs to no job and has no other threads, it leaves the queue.
     pub(super) fn exited(&mut self, pid: Pid) {
-        self.defer(pid);
+        self.lower_urgency(pid);
         if self.unassigned.get(&pid).is_some_and(|process| !process.has_threads) {
             self.unassigned.remove(&pid);
         }
@@ -64,14 +64,14 @@ impl ScanQueue {
 
     /// Records that the first thread of the process `pid` of a job has exited. Other threads of the process may
     /// continue to run. So scans read the process until one finds that it has ended, but at most a few times.
-    pub(super) fn exited_of_job(&mut self, pid: Pid) {
+    pub(super) fn record_job_process_exit(&mut self, pid: Pid) {
         self.of_jobs.insert(pid);
         self.exiting.insert(pid, SCANS_AFTER_EXIT);
     }
 
     /// Records that a scan has found the process `pid` running. If the first thread of the process has exited, the
     /// process is added to the queue again, so that a scan soon finds the end of the process.
-    pub(crate) fn found_running(&mut self, pid: Pid) {
+    pub(crate) fn record_running(&mut self, pid: Pid) {
         let Some(scans_left) = self.exiting.get_mut(&pid) else { return };
         *scans_left -= 1;
         if *scans_left == 0 {
@@ -115,7 +115,7 @@ impl ScanQueue {
 
     /// Lowers the urgency of the scan of the forked process `pid` from [`ScanUrgency::Immediate`] to
     /// [`ScanUrgency::Batched`], because the affinity mask of the process is right or the process has exited.
-    pub(crate) fn defer(&mut self, pid: Pid) {
+    pub(crate) fn lower_urgency(&mut self, pid: Pid) {
         if self.forked.remove(&pid) {
             self.of_jobs.insert(pid);
         }

@@ -6,7 +6,7 @@ use super::*;
 use crate::basics::cpuset::{CpuSet, Pu};
 use crate::basics::ids::{Comm, ProcessId, StartTime, Uid};
 use crate::basics::time::UnixMillis;
-use crate::state::demand::Demand;
+use crate::state::demand::ThreadDemand;
 use crate::state::lineage::scan_queue::ScanUrgency;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskWriter;
@@ -27,7 +27,7 @@ fn with_a_member() -> WardenState {
         state: 'S',
         last_cpu: Pu(0),
         effective_mask: set(mask),
-        demand: Demand::default(),
+        demand: ThreadDemand::default(),
         mask_entry: Some(MaskEntry::from_record(MaskRequest {
             mask: set(mask),
             original_mask: set("0-7"),
@@ -231,16 +231,16 @@ fn a_process_whose_first_thread_exits_before_the_others_is_scanned_again_until_i
     let mut scans = 0;
     state.apply_process_events(&[exit(10)]);
     while queue(&mut state).contains(&Pid(10)) {
-        state.lineage.scan_queue.found_running(Pid(10));
+        state.lineage.scan_queue.record_running(Pid(10));
         scans += 1;
     }
     assert_eq!(scans, 9, "one for the event, and eight while other threads run");
 
     state.apply_process_events(&[exit(10)]);
     assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
-    state.lineage.scan_queue.found_running(Pid(10));
+    state.lineage.scan_queue.record_running(Pid(10));
     assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
     state.remove_ended(Pid(10));
-    state.lineage.scan_queue.found_running(Pid(10));
+    state.lineage.scan_queue.record_running(Pid(10));
     assert_eq!(queue(&mut state), BTreeSet::new(), "another process has the pid");
 }

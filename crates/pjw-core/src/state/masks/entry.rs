@@ -90,7 +90,7 @@ impl MaskEntry {
     /// that `limits` allows, the entry assumes a request for all PUs of the machine.
     #[must_use]
     pub fn from_first_reading(seen_mask: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
-        Self::of(SmallVec::from_iter([limits.request_of(seen_mask, Nanos(0))]), None, read_at)
+        Self::of(SmallVec::from_iter([limits.assumed_request(seen_mask, Nanos(0))]), None, read_at)
     }
 
     /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its creator.
@@ -262,7 +262,7 @@ impl MaskEntry {
     }
 
     /// Records that pjw restored the binding (the affinity mask by which the program restricted the thread) that pjw had lifted.
-    pub(crate) fn note_rebound(&mut self) {
+    pub(crate) fn record_binding_restored(&mut self) {
         if let Some(lifted) = &mut self.lifted {
             lifted.is_restored = true;
         }
@@ -428,7 +428,7 @@ impl MaskEntry {
             }
             return MaskComparison::Predicted;
         }
-        let request = limits.request_of(seen_mask, last_read_at);
+        let request = limits.assumed_request(seen_mask, last_read_at);
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;

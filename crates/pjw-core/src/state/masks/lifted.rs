@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Nanos};
-use crate::state::demand::Demand;
+use crate::state::demand::ThreadDemand;
 
 /// The time after which a lift is judged: the smoothed demand then has no reading from before the lift.
 const TRIAL: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ impl LiftedBinding {
     /// - Before, the thread waited for a PU for at least a tenth of the time.
     /// - Now, the thread is hot (busy), and its share of waiting time is at least three quarters of the earlier share.
     #[must_use]
-    pub fn has_not_helped(&self, demand: &Demand, now: Nanos) -> bool {
+    pub fn has_not_helped(&self, demand: &ThreadDemand, now: Nanos) -> bool {
         let is_judged = self.reason == LiftReason::Overload
             && !self.is_restored
             && self.waiting_permille_before >= LEAST_WAITING_PERMILLE
@@ -71,8 +71,8 @@ mod tests {
         LiftedBinding { mask, reason, waiting_permille_before, lifted_at, is_restored: false }
     }
 
-    fn demand(waiting_permille: u32, is_hot: bool) -> Demand {
-        let mut demand = Demand::default();
+    fn demand(waiting_permille: u32, is_hot: bool) -> ThreadDemand {
+        let mut demand = ThreadDemand::default();
         (demand.permille, demand.waiting_permille, demand.is_hot) = (1000, waiting_permille, is_hot);
         demand
     }

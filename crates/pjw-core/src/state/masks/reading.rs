@@ -25,13 +25,16 @@ impl WardenState {
         let present = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
         // The daemon before may have moved the process back out of a cpuset.
         let unread = known.filter(|_| read_at == Nanos(0));
-        let left = unread.and_then(|known| self.cpusets.moved_into(known.process.id));
+        let left = unread.and_then(|known| self.cpusets.last_move_destination(known.process.id));
         // The process may be there by now.
         let delayed = &self.cpusets.delayed_changes;
-        let moving_to = known.into_iter().flat_map(|known| delayed.moving_to(known.process.id));
+        let move_destinations_of =
+            known.into_iter().flat_map(|known| delayed.move_destinations_of(known.process.id));
         let is_moving = known.is_some_and(|known| delayed.is_moving(known.process.id));
-        let cgroups =
-            core::iter::once(present).chain(moved.map(|(from, _)| &**from)).chain(left).chain(moving_to);
+        let cgroups = core::iter::once(present)
+            .chain(moved.map(|(from, _)| &**from))
+            .chain(left)
+            .chain(move_destinations_of);
         let mut cpusets = CpusetList::new();
         let mut may_have_changed = moved.is_some() || is_moving;
         for cgroup in cgroups {
@@ -171,7 +174,7 @@ impl WardenState {
         }
         // The limits before this reading are irrelevant for a request that was not inherited.
         let limits = self.mask_limits(pid, now, persists);
-        let of_job = (!limits.are_all_in(seen)).then(|| self.jobs_requests(member, is_first, birth));
+        let of_job = (!limits.is_unrestricted(seen)).then(|| self.jobs_requests(member, is_first, birth));
         let inherited = of_job.and_then(predicted);
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
@@ -211,7 +214,7 @@ impl WardenState {
         if is_known || !member.was_new_at_join {
             return Vec::new();
         }
-        let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
+        let others = self.tracked_processes_of(&member.job).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
         let of_others = of_others.filter(|request| request.writer != MaskWriter::Program);
         // An earlier job may have had the same id, or the same process. Except for a process that is in the cgroup of

@@ -9,7 +9,7 @@ use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::effective_mask;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::warden::WardenState;
-use crate::terms::{Evidence, JobId, Membership, Process, ReleasedMask, ReleasedMasks};
+use crate::terms::{Evidence, JobId, Membership, Process, ReleasedJobMask, ReleasedMasks};
 
 impl WardenState {
     /// Returns the affinity masks that pjw set for processes of the job `job`, which is released at the time `now` (in
@@ -23,7 +23,7 @@ impl WardenState {
             last_pending_restore_at: Some(now),
             ..earlier.unwrap_or_else(new)
         };
-        for member in self.tracked_of(job) {
+        for member in self.tracked_processes_of(job) {
             let scanned = member.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
             let entries = scanned.chain(self.recorded_masks_of(member.id).map(|(_, entry)| entry));
             let cpuset = self.cpusets.cpuset_of(job).filter(|_| self.is_in_job_cpuset(member));
@@ -159,9 +159,9 @@ impl WardenState {
 fn masks_because_of_pjw<'a>(
     request: &'a MaskRequest,
     cpuset: Option<&'a CpuSet>,
-) -> impl Iterator<Item = ReleasedMask> {
+) -> impl Iterator<Item = ReleasedJobMask> {
     let before = &request.original_mask;
     let requested = request.needs_restore().then(|| request.mask.clone());
     let shown = cpuset.map(|cpuset| effective_mask(&request.mask, cpuset)).filter(|shown| shown != before);
-    requested.into_iter().chain(shown).map(|mask| ReleasedMask { mask, original_mask: before.clone() })
+    requested.into_iter().chain(shown).map(|mask| ReleasedJobMask { mask, original_mask: before.clone() })
 }

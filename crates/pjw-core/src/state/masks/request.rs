@@ -94,7 +94,7 @@ impl MaskLimits {
     /// - `seen` contains the sets of possible PUs at all these times. A scan can read such a mask while the cpuset or
     ///   the online PUs change. To contain only one of the sets is not enough: a mask for the earlier cpuset may
     ///   contain the whole present cpuset by chance.
-    pub(crate) fn are_all_in(&self, seen: &CpuSet) -> bool {
+    pub(crate) fn is_unrestricted(&self, seen: &CpuSet) -> bool {
         self.possible_cpus.contains(seen)
             || self.possible_cpus.iter().all(|possible| possible.is_subset(seen))
     }
@@ -102,8 +102,8 @@ impl MaskLimits {
     /// Returns the request that the program probably made, if a scan read the effective mask `seen`. If `seen` has
     /// every PU (logical CPU) that the thread can use, the program probably requested all PUs of the machine. Otherwise
     /// it requested `seen`. `requested_at` is the time of the request, in ns since boot.
-    pub(crate) fn request_of(&self, seen: &CpuSet, requested_at: Nanos) -> MaskRequest {
-        let mask = if self.are_all_in(seen) { self.machine_cpus.clone() } else { seen.clone() };
+    pub(crate) fn assumed_request(&self, seen: &CpuSet, requested_at: Nanos) -> MaskRequest {
+        let mask = if self.is_unrestricted(seen) { self.machine_cpus.clone() } else { seen.clone() };
         MaskRequest { original_mask: mask.clone(), mask, writer: MaskWriter::Program, requested_at }
     }
 }

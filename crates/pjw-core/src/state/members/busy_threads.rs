@@ -67,7 +67,7 @@ impl BusyThreads {
 
     /// Makes the next scan read all threads of the process. Also sets the number of successive full readings with the
     /// same busy threads to 0.
-    pub(super) fn expire(&mut self) {
+    pub(super) fn force_full_reading(&mut self) {
         (self.scans_left, self.same_readings) = (0, 0);
     }
 

@@ -12,18 +12,18 @@
 //! the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
-use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryFigures, ProcessEvent, ProcessTimes};
+use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessEvent, ProcessTimes};
 
 mod processes;
 
 pub(crate) use processes::ProcessUsage;
 pub(crate) use processes::is_same_start;
-use processes::{CUT_NS, OutsideParent, is_born_since};
+use processes::{MAX_ROUNDING_NS, OutsideParent, is_born_since};
 
 /// The CPU usage of all running jobs, and the CPU times of processes from which this usage is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsageState {
-    jobs: BTreeMap<JobId, OpenUsage>,
+    jobs: BTreeMap<JobId, RunningJobUsage>,
     /// The processes of jobs whose CPU time was read, by pid.
     processes: BTreeMap<Pid, ProcessUsage>,
     /// The parents of processes of jobs that belong to no job themselves, by pid.
@@ -51,7 +51,7 @@ struct ExitTimes {
 /// The resource usage of a job that has not ended: the usage so far, and the CPU time in the present sample (the time
 /// interval for which pjw is adding up CPU time).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct OpenUsage {
+pub(crate) struct RunningJobUsage {
     pub(crate) usage: JobUsage,
     /// The beginning of the sample that is being collected, in ns since boot.
     pub(crate) sample_began_at: Nanos,
@@ -74,7 +74,7 @@ pub(crate) struct OpenUsage {
     pub(crate) is_unread: bool,
 }
 
-impl OpenUsage {
+impl RunningJobUsage {
     /// Adds `ns` nanoseconds of CPU time to the job.
     pub(crate) fn add_cpu(&mut self, ns: u64) {
         self.usage.cpu_ns += ns;
@@ -93,11 +93,11 @@ impl UsageState {
     /// Begins to record the usage of the job `job` at the time `now`, in ns since boot. Has no effect if pjw already
     /// records the usage of the job.
     pub(crate) fn begin(&mut self, job: &JobId, now: Nanos) {
-        self.jobs.entry(job.clone()).or_insert_with(|| OpenUsage {
+        self.jobs.entry(job.clone()).or_insert_with(|| RunningJobUsage {
             usage: JobUsage::beginning_at(now),
             sample_began_at: now,
             recorded_at: now,
-            ..OpenUsage::default()
+            ..RunningJobUsage::default()
         });
     }
 
@@ -106,17 +106,20 @@ impl UsageState {
     pub(crate) fn recover(&mut self, job: JobId, usage: JobUsage) {
         let recovered_cpu_ns = Some(usage.cpu_ns);
         let usage = JobUsage { cpu_ns: usage.ended_cpu_ns, ..usage };
-        self.jobs.insert(job, OpenUsage { usage, recovered_cpu_ns, is_unread: true, ..OpenUsage::default() });
+        self.jobs.insert(
+            job,
+            RunningJobUsage { usage, recovered_cpu_ns, is_unread: true, ..RunningJobUsage::default() },
+        );
     }
 
     /// Returns the usage of the running job `job`. `None` if pjw records no usage of this job.
-    pub(crate) fn of_job(&self, job: &JobId) -> Option<&OpenUsage> {
+    pub(crate) fn of_job(&self, job: &JobId) -> Option<&RunningJobUsage> {
         self.jobs.get(job)
     }
 
     /// Returns the usage of the running job `job`, so that the caller can change it. `None` if pjw records no usage of
     /// this job.
-    pub(crate) fn of_job_mut(&mut self, job: &JobId) -> Option<&mut OpenUsage> {
+    pub(crate) fn of_job_mut(&mut self, job: &JobId) -> Option<&mut RunningJobUsage> {
         self.jobs.get_mut(job)
     }
 
@@ -140,7 +143,7 @@ impl UsageState {
 
     /// Removes the usage of the job `job`, which has ended, and the CPU times of its processes. Returns the usage.
     /// `None` if pjw records no usage of the job.
-    pub(crate) fn take(&mut self, job: &JobId) -> Option<OpenUsage> {
+    pub(crate) fn take(&mut self, job: &JobId) -> Option<RunningJobUsage> {
         let open = self.jobs.remove(job)?;
         let of_job = self.processes.iter().filter(|(_, process)| process.job == *job);
         let of_job: Vec<(Pid, Pid)> = of_job.map(|(&pid, process)| (pid, process.parent)).collect();
@@ -223,9 +226,9 @@ impl UsageState {
     /// Stores the result `figures` of a memory measurement of the job `job`, for the report on the job. The report has
     /// the largest stored value of each amount. Of the shared part of the memory, the report has the last stored value,
     /// but an estimate does not replace an exact value. Has no effect if the job has already ended.
-    pub fn note_memory(&mut self, job: &JobId, figures: &MemoryFigures) {
+    pub fn note_memory(&mut self, job: &JobId, figures: &MemoryReading) {
         let Some(open) = self.jobs.get_mut(job) else { return };
-        let MemoryFigures { shared, pss, rss, peak } = *figures;
+        let MemoryReading { shared, pss, rss, peak } = *figures;
         let usage = &mut open.usage;
         usage.largest_pss = usage.largest_pss.max(pss);
         usage.largest_rss = usage.largest_rss.max(rss);
@@ -332,7 +335,7 @@ impl UsageState {
         let of_outside =
             self.outside_parents.get(&parent).and_then(|known| known.growth_of_children_ns(times));
         let growth_ns = of_job.max(of_outside).unwrap_or(0);
-        let most_ns = growth_ns.saturating_add(CUT_NS.unsigned_abs());
+        let most_ns = growth_ns.saturating_add(MAX_ROUNDING_NS.unsigned_abs());
         let fits = move |pid| self.processes.get(&pid).is_some_and(|known| known.total_ns() <= most_ns);
         self.children_of(parent).filter(move |&pid| growth_ns > 0 && fits(pid))
     }
@@ -356,7 +359,7 @@ impl UsageState {
 
     /// Iterates over the jobs with an ended process whose last CPU times are unknown and whose parent belongs to no
     /// job. Each item is a job and its usage.
-    pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, &OpenUsage)> {
+    pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, &RunningJobUsage)> {
         let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));
         let jobs = parents.filter_map(OutsideParent::job_of_unread_child);
         jobs.filter_map(|job| Some((job, self.jobs.get(job)?)))

@@ -90,7 +90,7 @@ struct EndedChild {
 
 /// The maximum rounding error, in ns, of the growth of a CPU time that is the sum of user time and system time. The
 /// kernel reports each of the two in ticks of 10 ms, rounded down.
-pub(super) const CUT_NS: i64 = 20_000_000;
+pub(super) const MAX_ROUNDING_NS: i64 = 20_000_000;
 /// The end of a child is known at the latest this long after it, in ns: the daemon may be behind on a busy machine.
 const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 
@@ -190,9 +190,9 @@ impl OutsideParent {
         let rest_of = |ended: &EndedChild| {
             let recent_ns = other_ns.saturating_sub(ended.recent_ns);
             // If the end was found late, the recent value already has the time of the child.
-            if recent_ns >= -CUT_NS { recent_ns } else { other_ns.saturating_sub(ended.before_ns) }
+            if recent_ns >= -MAX_ROUNDING_NS { recent_ns } else { other_ns.saturating_sub(ended.before_ns) }
         };
-        let ended = self.ended.take_if(|ended| rest_of(ended) >= -CUT_NS);
+        let ended = self.ended.take_if(|ended| rest_of(ended) >= -MAX_ROUNDING_NS);
         let rest_ns = u64::try_from(ended.as_ref().map_or(0, rest_of)).unwrap_or(0);
         let unread = ended.filter(|ended| ended.is_of_no_job || ended.is_unread);
         let of_unread = unread.filter(|_| rest_ns > 0).and_then(|ended| {

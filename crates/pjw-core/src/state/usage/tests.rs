@@ -428,7 +428,7 @@ fn the_report_has_the_last_reading_of_pages_or_else_the_last_estimate() {
     let (mut usage, a) = begun();
     let read = |permille, is_estimate| SharedMemory { permille, is_estimate };
     let note = |usage: &mut UsageState, id: &JobId, shared, pss, peak| {
-        usage.note_memory(id, &MemoryFigures { shared: Some(shared), pss, rss: None, peak });
+        usage.note_memory(id, &MemoryReading { shared: Some(shared), pss, rss: None, peak });
     };
     note(&mut usage, &a, read(500, true), None, Some(7));
     note(&mut usage, &a, read(600, true), None, None);
@@ -443,7 +443,7 @@ fn the_report_has_the_last_reading_of_pages_or_else_the_last_estimate() {
     note(&mut usage, &a, read(100, true), None, Some(9));
     assert_eq!(of_job(&usage), (Some(read(900, false)), Some(9)));
     assert_eq!(usage.of_job(&a).unwrap().usage.largest_pss, Some(4));
-    usage.note_memory(&a, &MemoryFigures { rss: Some(6), ..MemoryFigures::default() });
+    usage.note_memory(&a, &MemoryReading { rss: Some(6), ..MemoryReading::default() });
     assert_eq!(of_job(&usage), (Some(read(900, false)), Some(9)), "a reading without them changes neither");
     assert_eq!(usage.of_job(&a).unwrap().usage.largest_rss, Some(6));
     note(&mut usage, &job("b"), read(1, false), Some(1), Some(1));

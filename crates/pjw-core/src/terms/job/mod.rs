@@ -227,7 +227,7 @@ pub enum CpuRequest {
 
 impl CpuRequest {
     /// Returns whether the request is for no CPU at all: for 0 cores, 0 PUs (logical CPUs) or an empty list of PUs.
-    pub(crate) fn is_none_requested(&self) -> bool {
+    pub(crate) fn requests_no_cpus(&self) -> bool {
         match self {
             CpuRequest::Cores(count) | CpuRequest::Pus(count) => *count == 0,
             CpuRequest::Exactly(cpus) => cpus.is_empty(),
@@ -282,7 +282,7 @@ impl JobRequest {
     /// Makes a request for `core_count` whole cores that are close together. The priority class is normal, and
     /// no further property is requested.
     #[must_use]
-    pub fn of_cores(core_count: u32) -> Self {
+    pub fn with_core_count(core_count: u32) -> Self {
         Self {
             cpu_request: CpuRequest::Cores(core_count),
             placement: Placement::Pack,

@@ -53,7 +53,7 @@ impl UseHistogram {
     /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`. Callers pass the largest
     /// number of PUs that the job held as `upper_limit`. Numbers that the job never used are left out.
     #[must_use]
-    pub fn by_number(&self, step: u64, upper_limit: u64) -> Vec<(u64, u64)> {
+    pub fn time_by_pu_count(&self, step: u64, upper_limit: u64) -> Vec<(u64, u64)> {
         let mut times: BTreeMap<u64, u64> = BTreeMap::new();
         let step_permille = step.max(1).saturating_mul(1000);
         for (&bin, &ns) in &self.times {
@@ -108,14 +108,17 @@ mod tests {
         for (used_permille, ns) in [(0, 5), (400, 1), (990, 20), (1000, 30), (3990, 7), (4000, 2)] {
             levels.add(used_permille, ns);
         }
-        assert_eq!(levels.by_number(1, 4), [(0, 6), (1, 50), (4, 9)]);
-        assert_eq!(levels.by_number(3, 4), [(0, 56), (3, 9)]);
-        assert_eq!(levels.by_number(0, 2), [(0, 6), (1, 50), (2, 9)], "no more than the job had");
-        assert_eq!(UseHistogram::default().by_number(1, 4), []);
+        assert_eq!(levels.time_by_pu_count(1, 4), [(0, 6), (1, 50), (4, 9)]);
+        assert_eq!(levels.time_by_pu_count(3, 4), [(0, 56), (3, 9)]);
+        assert_eq!(levels.time_by_pu_count(0, 2), [(0, 6), (1, 50), (2, 9)], "no more than the job had");
+        assert_eq!(UseHistogram::default().time_by_pu_count(1, 4), []);
         let mut large = UseHistogram::default();
         (0..=256_000).step_by(500).for_each(|used| large.add(used, 1));
-        let by_number = large.by_number(16, 256);
-        assert_eq!((by_number.len(), by_number.iter().map(|(_, ns)| ns).sum::<u64>()), (17, 513));
+        let time_by_pu_count = large.time_by_pu_count(16, 256);
+        assert_eq!(
+            (time_by_pu_count.len(), time_by_pu_count.iter().map(|(_, ns)| ns).sum::<u64>()),
+            (17, 513)
+        );
     }
 
     #[test]

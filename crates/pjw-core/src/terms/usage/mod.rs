@@ -60,7 +60,7 @@ pub struct SharedMemory {
 /// The memory use of a job at one measurement, for the report on the job: the shared part, the sums of the proportional
 /// and of the resident set sizes, and the peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MemoryFigures {
+pub struct MemoryReading {
     /// The shared part of the job's memory. `None` if the reading can't tell it.
     pub shared: Option<SharedMemory>,
     /// The sum of the proportional set sizes (PSS in `/proc/PID/smaps_rollup`) of the job's processes, in bytes. `None` if
@@ -289,7 +289,7 @@ impl JobReport {
     /// Returns the mean number of hot threads of the job, in permille of one thread, over the time that the samples
     /// cover. A hot thread runs or waits for a PU (logical CPU) most of the time. 0 if there are no samples.
     #[must_use]
-    pub fn mean_threads_permille(&self) -> u64 {
+    pub fn mean_hot_threads_permille(&self) -> u64 {
         permille(self.usage.threads_ns, self.usage.sampled_ns)
     }
 
@@ -297,9 +297,9 @@ impl JobReport {
     /// sorted by the number of PUs. Each number is rounded to a multiple of a step, so that there are at most 18 pairs.
     /// The step is 1 for a job that held at most 16 PUs.
     #[must_use]
-    pub fn use_levels(&self) -> Vec<(u64, u64)> {
+    pub fn time_by_used_pus(&self) -> Vec<(u64, u64)> {
         let step = u64::from(self.usage.pus_max).div_ceil(MAX_LEVEL_STEPS).max(1);
-        self.usage.levels.by_number(step, u64::from(self.usage.pus_max))
+        self.usage.levels.time_by_pu_count(step, u64::from(self.usage.pus_max))
     }
 
     /// Returns the mean number of PUs (logical CPUs) that the job held, in permille of one PU. The result is the mean

@@ -47,7 +47,7 @@ fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
 #[test]
 fn a_borrower_that_masks_keep_is_squeezed_although_it_is_to_be_frozen() {
     let mut m = starved_machine("0", StarvedPolicy::Freeze);
-    m.policy.enforcement = Enforcement::Affinity;
+    m.policy.enforcement = EnforcementMethod::Affinity;
     take_all_cores(&mut m);
     assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(Ownership::Squeezed), "0"));
     assert_eq!(m.effective_mask(20, 20), "0", "off the cores of the others");

@@ -15,7 +15,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Tid;
 
 use super::fault::LentCpuMonitorUnavailable;
-use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};
+use super::object::{BpfPlatform, load_program, refusal_error, take_map, unavailable_reason};
 use super::record::u32_at;
 use super::task::OwnerRunTime;
 use crate::sys::{affinity, online};
@@ -94,13 +94,16 @@ impl LentCpuMonitor {
         let count = possible.last().map_or(1, |last| last.0 + 1);
         let mut object = platform.load_object(OBJECT, ("ARMED", count), |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(TRACEPOINT, btf)));
-            loaded.map_err(|error| unavailable("verifying", &error))
+            loaded.map_err(|error| unavailable_reason("verifying", &error))
         })?;
-        let ring = take_map(&mut object, "HEARD")?.try_into().map_err(|error| refused("HEARD", &error))?;
+        let ring =
+            take_map(&mut object, "HEARD")?.try_into().map_err(|error| refusal_error("HEARD", &error))?;
         let orders =
-            take_map(&mut object, "ORDERS")?.try_into().map_err(|error| refused("ORDERS", &error))?;
-        let armed = take_map(&mut object, "ARMED")?.try_into().map_err(|error| refused("ARMED", &error))?;
-        let seen = take_map(&mut object, "SEEN")?.try_into().map_err(|error| refused("SEEN", &error))?;
+            take_map(&mut object, "ORDERS")?.try_into().map_err(|error| refusal_error("ORDERS", &error))?;
+        let armed =
+            take_map(&mut object, "ARMED")?.try_into().map_err(|error| refusal_error("ARMED", &error))?;
+        let seen =
+            take_map(&mut object, "SEEN")?.try_into().map_err(|error| refusal_error("SEEN", &error))?;
         let mut monitor = Self {
             object,
             ring,
@@ -144,7 +147,7 @@ impl LentCpuMonitor {
             let attach =
                 |program: &mut BtfTracePoint| program.attach().and_then(|link| program.take_link(link));
             let link = program(&mut self.object).and_then(attach);
-            self.link = Some(link.map_err(|error| unavailable("attaching", &error))?);
+            self.link = Some(link.map_err(|error| unavailable_reason("attaching", &error))?);
         }
         self.lent.clone_from(lent);
         Ok(())
@@ -215,30 +218,32 @@ impl LentCpuMonitor {
     }
 
     fn arm(&mut self, pu: Pu, at: u64, owner_pus: u32) -> Result<()> {
-        self.armed.set(pu.0, [at, u64::from(owner_pus)], 0).map_err(|error| refused("arming", &error))?;
+        self.armed
+            .set(pu.0, [at, u64::from(owner_pus)], 0)
+            .map_err(|error| refusal_error("arming", &error))?;
         self.armed_at.insert(pu, at);
         Ok(())
     }
 
     fn disarm(&mut self, pu: Pu) -> Result<()> {
-        self.armed.set(pu.0, [0, 0], 0).map_err(|error| refused("arming", &error))?;
+        self.armed.set(pu.0, [0, 0], 0).map_err(|error| refusal_error("arming", &error))?;
         self.armed_at.remove(&pu);
         Ok(())
     }
 
     fn count_threads_except(&mut self, process: u32) -> Result<()> {
-        self.orders.set(0, u64::from(process), 0).map_err(|error| refused("configuring", &error).into())
+        self.orders.set(0, u64::from(process), 0).map_err(|error| refusal_error("configuring", &error).into())
     }
 
     /// Lets a thread of this process run on an armed PU.
     fn check(&mut self) -> Result<()> {
         self.count_threads_except(0)?;
         let own = Tid(gettid().as_raw().cast_unsigned());
-        let allowed =
-            affinity::get_mask(own).map_err(|errno| refused("reading our own mask", &io_error(errno)))?;
+        let allowed = affinity::get_mask(own)
+            .map_err(|errno| refusal_error("reading our own mask", &io_error(errno)))?;
         let pu = allowed
             .first()
-            .ok_or_else(|| refused("reading our own mask", &io::Error::other("it is empty")))?;
+            .ok_or_else(|| refusal_error("reading our own mask", &io::Error::other("it is empty")))?;
         // The thread has one PU.
         self.set_lent_pus(&BTreeMap::from([(pu, 1)]))?;
         let sleep_often = || {
@@ -249,7 +254,7 @@ impl LentCpuMonitor {
         };
         let slept = std::thread::scope(|scope| scope.spawn(sleep_often).join());
         if let Ok(Err(errno)) = slept {
-            return Err(refused("setting our own mask", &io_error(errno)).into());
+            return Err(refusal_error("setting our own mask", &io_error(errno)).into());
         }
         let (reported, times) = (self.take_reported_pus(), self.owner_run_times());
         let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));

@@ -187,12 +187,12 @@ fn a_job_at_idle_priority_leaves_the_cpu_to_an_owner_in_another_cgroup() {
     let original_cgroup = fixture.cgroup_of(borrower);
 
     let usual = job_cpuset("equal", &last);
-    assert_eq!(fixture.create(&usual), done(last.clone()));
+    assert_eq!(fixture.create(&usual), done_outcome(last.clone()));
     assert_eq!(fixture.move_in(borrower, &usual), DONE);
     let equal = share(borrower, owner);
 
     let idle = besteffort("idle", &last);
-    assert_eq!(fixture.create(&idle), done(last));
+    assert_eq!(fixture.create(&idle), done_outcome(last));
     assert_eq!(fixture.move_in(borrower, &idle), DONE);
     assert_eq!(fixture.remove(&usual), DONE);
     let low = share(borrower, owner);
@@ -221,9 +221,9 @@ fn the_cpu_controller_of_v2_is_disabled_again_with_the_last_job_at_idle_priority
     let before = top.read_file("cgroup.subtree_control").unwrap();
     let usual = job_cpuset("usual", &fixture.last());
     let jobs = [besteffort("one", &fixture.first()), besteffort("two", &fixture.first())];
-    assert_eq!(fixture.create(&usual), done(fixture.last()));
+    assert_eq!(fixture.create(&usual), done_outcome(fixture.last()));
     for job_cpuset in &jobs {
-        assert_eq!(fixture.create(job_cpuset), done(fixture.first()));
+        assert_eq!(fixture.create(job_cpuset), done_outcome(fixture.first()));
         assert!(top.enables_controller("cpu"));
         assert_eq!(besteffort_group.read_file("cpu.idle").unwrap(), "1");
     }
@@ -255,7 +255,7 @@ fn each_process_returns_to_its_cgroup_of_the_cpu_controller() {
 
     let job_cpuset = besteffort("origins", &fixture.first());
     for _ in 0..2 {
-        assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
+        assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()));
     }
     for process in [one, two, three, other, one] {
         assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
@@ -271,7 +271,7 @@ fn each_process_returns_to_its_cgroup_of_the_cpu_controller() {
 
     // From one such job to another: the origins are the same.
     let second = besteffort("second", &fixture.first());
-    assert_eq!(fixture.create(&second), done(fixture.first()));
+    assert_eq!(fixture.create(&second), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(two, &second), DONE);
     assert_eq!(place(&mut fixture, two, "cpu"), second.path);
     assert_eq!(fixture.move_back(two, &second, &original_cgroup), DONE);
@@ -296,15 +296,15 @@ fn a_job_that_is_no_longer_best_effort_loses_its_idle_priority_when_it_moves() {
     let Some(mut fixture) = fixture_with_twins() else { return };
     let (_shell, process) = Shell::parent(&mut fixture);
     let (idle, usual) = (besteffort("class", &fixture.first()), job_cpuset("class", &fixture.first()));
-    assert_eq!(fixture.create(&idle), done(fixture.first()));
+    assert_eq!(fixture.create(&idle), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &idle), DONE);
-    assert_eq!(fixture.create(&usual), done(fixture.first()));
+    assert_eq!(fixture.create(&usual), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &usual), DONE);
     assert_eq!(
         [fixture.cgroup_of(process), place(&mut fixture, process, "cpu")],
         [usual.path.clone(), "/".to_owned()]
     );
-    assert_eq!([fixture.remove(&idle), fixture.widen(&usual)], [DONE, done(fixture.all.clone())]);
+    assert_eq!([fixture.remove(&idle), fixture.widen(&usual)], [DONE, done_outcome(fixture.all.clone())]);
     assert_eq!(fixture.move_back(process, &usual, "/"), DONE);
     assert_eq!(fixture.remove(&usual), DONE);
     assert!(is_undone(&fixture, &idle));
@@ -319,7 +319,7 @@ fn a_twin_that_a_killed_warden_left_behind_is_found_and_undone() {
     let (_shell, process) = Shell::parent(&mut fixture);
     origin.take(process);
     let job_cpuset = besteffort("orphan", &fixture.first());
-    assert_eq!(fixture.create(&frozen(&job_cpuset, true)), done(fixture.first()));
+    assert_eq!(fixture.create(&frozen(&job_cpuset, true)), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
     assert_eq!(place(&mut fixture, process, "freezer"), job_cpuset.path);
     let is_listed = |fixture: &Fixture| {
@@ -347,7 +347,7 @@ fn removing_a_cpuset_moves_back_what_is_left_in_its_twin() {
     let (_shell, process) = Shell::parent(&mut fixture);
     origin.take(process);
     let job_cpuset = besteffort("left", &fixture.first());
-    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
     let below = hierarchy.cpu_twin(&format!("{}/made by the job", job_cpuset.path)).unwrap();
     below.create().unwrap();
@@ -370,19 +370,19 @@ fn a_frozen_job_uses_no_cpu_time_until_it_is_thawed() {
     let job_cpuset = JobCpuset { spec: CpusetSpec::from_cpus(last.clone()), ..besteffort("frozen", &last) };
     let freeze = |fixture: &mut Fixture| {
         for _ in 0..2 {
-            assert_eq!(fixture.create(&frozen(&job_cpuset, true)), done(last.clone()));
+            assert_eq!(fixture.create(&frozen(&job_cpuset, true)), done_outcome(last.clone()));
         }
         assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
         until_true("the process stands still", || stands_still(process, runner));
     };
     freeze(&mut fixture);
     for _ in 0..2 {
-        assert_eq!(fixture.create(&job_cpuset), done(last.clone()));
+        assert_eq!(fixture.create(&job_cpuset), done_outcome(last.clone()));
     }
     until_running(process);
 
     freeze(&mut fixture);
-    assert_eq!(fixture.widen(&job_cpuset), done(fixture.all.clone()));
+    assert_eq!(fixture.widen(&job_cpuset), done_outcome(fixture.all.clone()));
     until_running(process);
 
     freeze(&mut fixture);
@@ -406,7 +406,7 @@ fn a_process_that_another_program_put_into_the_freezer_stays_there() {
     let (_shell, process) = Shell::parent(&mut fixture);
     theirs.take(process);
     let job_cpuset = besteffort("theirs", &fixture.first());
-    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
     let why = reason(fixture.create(&frozen(&job_cpuset, true)));
     assert!(why.contains("another program has put it into /made-by-test-slurm"), "{why}");

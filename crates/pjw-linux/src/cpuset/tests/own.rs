@@ -19,7 +19,7 @@ fn no_thread_leaves_its_cpuset_by_setting_a_mask() {
     let original_cgroup = fixture.cgroup_of(process);
     let job_cpuset = job_cpuset("holds", &first);
 
-    assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(first.clone()));
     assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
     assert_eq!(fixture.masks(process), shown(&first));
     for tid in fixture.proc.tids(process.pid).unwrap() {
@@ -30,14 +30,14 @@ fn no_thread_leaves_its_cpuset_by_setting_a_mask() {
     assert_eq!(fixture.masks(process), shown(&first));
 
     let elsewhere = JobCpuset { spec: CpusetSpec::from_cpus(last.clone()), ..job_cpuset.clone() };
-    assert_eq!(fixture.create(&elsewhere), done(last.clone()));
+    assert_eq!(fixture.create(&elsewhere), done_outcome(last.clone()));
     assert_eq!(fixture.masks(process), shown(&last));
     let wider = JobCpuset { spec: CpusetSpec::from_cpus(all.clone()), ..job_cpuset.clone() };
-    assert_eq!(fixture.create(&wider), done(all.clone()));
+    assert_eq!(fixture.create(&wider), done_outcome(all.clone()));
     assert_eq!(fixture.masks(process), shown(&all));
 
-    assert_eq!(fixture.create(&job_cpuset), done(first));
-    assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(first));
+    assert_eq!(fixture.widen(&job_cpuset), done_outcome(all.clone()));
     assert_eq!(fixture.masks(process), shown(&all));
     assert!(reason(fixture.remove(&job_cpuset)).contains("processes are still in it"));
     assert_eq!(fixture.move_back(process, &job_cpuset, &original_cgroup), DONE);
@@ -55,13 +55,16 @@ fn every_change_may_be_repeated() {
     let original_cgroup = fixture.cgroup_of(process);
     let job_cpuset = job_cpuset("twice", &first);
     for _ in 0..2 {
-        assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
+        assert_eq!(fixture.create(&job_cpuset), done_outcome(first.clone()));
     }
     let move_in =
         CpusetChange::MoveIn { process, from: original_cgroup.clone(), to: job_cpuset.path.clone() };
     assert_eq!([fixture.make(&move_in), fixture.make(&move_in)], [DONE, DONE]);
     let all = fixture.all.clone();
-    assert_eq!([fixture.widen(&job_cpuset), fixture.widen(&job_cpuset)], [done(all.clone()), done(all)]);
+    assert_eq!(
+        [fixture.widen(&job_cpuset), fixture.widen(&job_cpuset)],
+        [done_outcome(all.clone()), done_outcome(all)]
+    );
     assert_eq!(
         [
             fixture.move_back(process, &job_cpuset, &original_cgroup),
@@ -84,8 +87,8 @@ fn removing_the_last_cpuset_removes_everything() {
     }
     let switches = fixture.hierarchy.root().read_file("cgroup.subtree_control");
     let (one, two) = (job_cpuset("one", &fixture.first()), job_cpuset("two", &fixture.last()));
-    assert_eq!(fixture.create(&one), done(fixture.first()));
-    assert_eq!(fixture.create(&two), done(fixture.last()));
+    assert_eq!(fixture.create(&one), done_outcome(fixture.first()));
+    assert_eq!(fixture.create(&two), done_outcome(fixture.last()));
     assert_eq!(fixture.remove(&one), DONE);
     assert!(base.exists());
     assert_eq!(fixture.remove(&two), DONE);
@@ -108,7 +111,7 @@ fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
     let path = beside.job_path(&alone.job, CgroupCreator::Warden, CgroupPlace::Usual);
     let cpusets = [alone.clone(), JobCpuset { path, ..alone }];
     for job_cpuset in &cpusets {
-        assert_eq!(fixture.create(job_cpuset), done(fixture.first()));
+        assert_eq!(fixture.create(job_cpuset), done_outcome(fixture.first()));
     }
     assert_eq!(bases.each_ref().map(CgroupDir::exists), [true; 2]);
     assert_eq!(fixture.remove(&cpusets[0]), DONE);
@@ -132,13 +135,13 @@ fn a_controller_that_another_program_enabled_stays_enabled() {
     }
     top.write_file("cgroup.subtree_control", "+cpuset").unwrap();
     let job_cpuset = job_cpuset("guest", &fixture.first());
-    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()));
     assert_eq!(fixture.remove(&job_cpuset), DONE);
     assert!(top.read_file("cgroup.subtree_control").unwrap().contains("cpuset"));
     top.write_file("cgroup.subtree_control", "-cpuset").unwrap();
 
     // The warden enabled the controller, and another cgroup uses it since. So the controller stays enabled.
-    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()));
     let other = fixture.hierarchy.cgroup(&format!("/test-{}-other", std::process::id())).unwrap();
     other.create().unwrap();
     other.write_file("cpuset.cpus", &fixture.last().to_string()).unwrap();
@@ -158,7 +161,7 @@ fn a_cpuset_without_a_cpu_of_this_machine_is_refused_and_leaves_nothing() {
 
     let first = fixture.first();
     let known = job_cpuset("known", &first);
-    assert_eq!(fixture.create(&known), done(first.clone()));
+    assert_eq!(fixture.create(&known), done_outcome(first.clone()));
     let moved = JobCpuset { spec: CpusetSpec::from_cpus(beyond), ..known.clone() };
     reason(fixture.create(&moved));
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), first);
@@ -182,12 +185,12 @@ fn a_cpuset_limits_memory_nodes() {
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
 
-    assert_eq!(fixture.create(&bound), done(fixture.first()));
+    assert_eq!(fixture.create(&bound), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &bound), DONE);
     assert_eq!(group.effective_mems().unwrap(), node);
-    assert_eq!(fixture.create(&open), done(fixture.first()));
+    assert_eq!(fixture.create(&open), done_outcome(fixture.first()));
     assert_eq!(group.effective_mems().unwrap(), nodes, "no longer requested");
-    assert_eq!(fixture.create(&bound), done(fixture.first()));
+    assert_eq!(fixture.create(&bound), done_outcome(fixture.first()));
     fixture.widen(&bound);
     assert_eq!(group.effective_mems().unwrap(), nodes);
     assert_eq!(fixture.move_back(process, &bound, &original_cgroup), DONE);
@@ -284,17 +287,17 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
         group.write_file("cpuset.cpus", &all.to_string()).unwrap();
     }
     let found = group.read_cpuset().unwrap();
-    assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
-    assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(first.clone()));
+    assert_eq!(fixture.widen(&job_cpuset), done_outcome(all.clone()));
     assert_eq!(group.read_cpuset().unwrap(), found);
 
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
     assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
-    assert_eq!(fixture.create(&job_cpuset), done(first));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(first));
     assert_eq!(
         fixture.widen(&job_cpuset),
-        done(all),
+        done_outcome(all),
         "a cgroup with processes in it gets the list of the one above"
     );
     fixture.move_back(process, &job_cpuset, &original_cgroup);
@@ -311,7 +314,7 @@ fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().directory_path()).unwrap();
     let (first, last) = (fixture.first(), fixture.last());
     let one = job_cpuset("before", &first);
-    assert_eq!(fixture.create(&one), done(first.clone()));
+    assert_eq!(fixture.create(&one), done_outcome(first.clone()));
     // The kernel does this when the other CPUs go offline.
     if base.write_file("cpuset.cpus", &first.to_string()).is_err() {
         skip("another warden has cpusets here");
@@ -319,7 +322,7 @@ fn in_v1_the_parent_gets_back_what_hotplug_removed() {
         return;
     }
     let two = job_cpuset("after", &last);
-    assert_eq!(fixture.create(&two), done(last));
+    assert_eq!(fixture.create(&two), done_outcome(last));
     assert_eq!(base.read_number_list("cpuset.cpus").unwrap(), fixture.all);
     assert_eq!([fixture.remove(&one), fixture.remove(&two)], [DONE, DONE]);
 }
@@ -338,7 +341,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
         return;
     }
     for _ in 0..2 {
-        assert_eq!(fixture.create(&job_cpuset), done(last.clone()));
+        assert_eq!(fixture.create(&job_cpuset), done_outcome(last.clone()));
     }
     assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(top.effective_cpus().unwrap(), all.difference(&last));
@@ -354,7 +357,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     assert_eq!(group.effective_cpus().unwrap(), last);
     assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
 
-    assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
+    assert_eq!(fixture.widen(&job_cpuset), done_outcome(all.clone()));
     assert_eq!(fixture.remove(&job_cpuset), DONE);
     assert_eq!(top.effective_cpus().unwrap(), all);
 
@@ -380,7 +383,7 @@ fn a_cgroup_tells_its_owner_and_the_cgroup_of_its_processes_until_it_is_widened(
             .next()
     };
     assert_eq!(found(&fixture, &one), None);
-    assert_eq!(fixture.create(&one), done(first.clone()));
+    assert_eq!(fixture.create(&one), done_outcome(first.clone()));
     if found(&fixture, &one) == Some((None, None)) {
         skip("cgroups have no attributes here");
     } else {
@@ -388,7 +391,7 @@ fn a_cgroup_tells_its_owner_and_the_cgroup_of_its_processes_until_it_is_widened(
         assert_eq!(fixture.move_in(process, &one), DONE);
         assert_eq!(found(&fixture, &one), Some((Some(OWNER), Some(original_cgroup.clone()))));
         // From one job to another: the origin is the same.
-        assert_eq!(fixture.create(&two), done(first));
+        assert_eq!(fixture.create(&two), done_outcome(first));
         assert_eq!(fixture.move_in(process, &two), DONE);
         assert_eq!(found(&fixture, &two), Some((Some(OWNER), Some(original_cgroup.clone()))));
         let elsewhere = fixture.hierarchy.cgroup("/made-by-test-elsewhere").unwrap();
@@ -406,7 +409,7 @@ fn a_cgroup_tells_its_owner_and_the_cgroup_of_its_processes_until_it_is_widened(
         assert_eq!(fixture.move_back(process, &two, &original_cgroup), DONE);
         elsewhere.remove().unwrap();
         let all = fixture.all.clone();
-        assert_eq!(fixture.widen(&two), done(all));
+        assert_eq!(fixture.widen(&two), done_outcome(all));
         assert_eq!(found(&fixture, &two), Some((None, None)));
         assert_eq!(fixture.remove(&two), DONE);
     }

@@ -47,7 +47,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
     let original_cgroup = fixture.cgroup_of(process);
     let job_cpuset = scope("holds", &first);
 
-    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(first.clone()));
     assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
     assert_eq!(fixture.masks(process), shown(&first));
     for tid in fixture.proc.tids(process.pid).unwrap() {
@@ -55,17 +55,17 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
         assert!(affinity::set_mask(tid, &last).is_err());
     }
     assert_eq!(fixture.masks(process), shown(&first));
-    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first), "again");
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(first), "again");
 
     let elsewhere = JobCpuset { spec: CpusetSpec::from_cpus(last.clone()), ..job_cpuset.clone() };
-    assert_eq!(fixture.create(&elsewhere), done(last.clone()));
+    assert_eq!(fixture.create(&elsewhere), done_outcome(last.clone()));
     assert_eq!(fixture.masks(process), shown(&last));
     systemctl(&["daemon-reload"]);
     assert_eq!(fixture.group(&job_cpuset).effective_cpus().unwrap(), last);
 
     assert_eq!(
         [fixture.widen(&job_cpuset), fixture.widen(&job_cpuset)],
-        [done(all.clone()), done(all.clone())]
+        [done_outcome(all.clone()), done_outcome(all.clone())]
     );
     assert_eq!(fixture.masks(process), shown(&all));
     assert!(reason(fixture.remove(&job_cpuset)).contains("processes are still in it"));
@@ -87,8 +87,8 @@ fn the_slice_ends_with_its_last_scope() {
     }
     let (one, two) = (ThreadedProcess::start(&mut fixture), ThreadedProcess::start(&mut fixture));
     let cpusets = [scope("one", &fixture.first()), scope("two", &fixture.last())];
-    assert_eq!(fixture.create_with(&cpusets[0], &[one.1]), done(fixture.first()));
-    assert_eq!(fixture.create_with(&cpusets[1], &[two.1]), done(fixture.last()));
+    assert_eq!(fixture.create_with(&cpusets[0], &[one.1]), done_outcome(fixture.first()));
+    assert_eq!(fixture.create_with(&cpusets[1], &[two.1]), done_outcome(fixture.last()));
     one.0.end();
     gone(&mut fixture, &cpusets[0]);
     assert!(slice.exists());
@@ -102,7 +102,7 @@ fn a_scope_is_delegated_without_limits_and_survives_an_oom_kill() {
     let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let job_cpuset = scope("shape", &fixture.first());
-    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(fixture.first()));
     let unit = unit(&job_cpuset);
     let show = |property: &str| systemctl(&["show", "-P", property, &unit]);
     assert_eq!(
@@ -130,11 +130,11 @@ fn a_scope_takes_more_processes_and_is_not_created_for_ended_ones() {
     assert_eq!(fixture.create_with(&job_cpuset, &[]), CpusetOutcome::Gone);
     assert!(!fixture.group(&job_cpuset).exists());
 
-    assert_eq!(fixture.create_with(&job_cpuset, &[late, first]), done(fixture.first()));
+    assert_eq!(fixture.create_with(&job_cpuset, &[late, first]), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(second, &job_cpuset), DONE);
     assert_eq!(fixture.masks(second), shown(&fixture.first()));
     initial_process.end();
-    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()), "without its first process");
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()), "without its first process");
     guest.end();
     gone(&mut fixture, &job_cpuset);
 }
@@ -151,7 +151,7 @@ fn a_refused_scope_leaves_its_process_in_the_original_cgroup() {
 
     // An existing scope keeps its cpuset.
     let known = scope("known", &fixture.first());
-    assert_eq!(fixture.create_with(&known, &[process]), done(fixture.first()));
+    assert_eq!(fixture.create_with(&known, &[process]), done_outcome(fixture.first()));
     reason(
         fixture.create(&JobCpuset { spec: CpusetSpec::from_cpus(CpuSet::from(Pu(8000))), ..known.clone() }),
     );
@@ -167,11 +167,15 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let (job_cpuset, first, all) = (scope("off", &fixture.first()), fixture.first(), fixture.all.clone());
     let slice = fixture.hierarchy.cgroup(&format!("/{}", own_slice())).unwrap();
-    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(first.clone()));
 
     slice.write_file("cgroup.subtree_control", "-cpuset").unwrap();
     assert!(fixture.group(&job_cpuset).read_cpuset().is_err());
-    assert_eq!(fixture.create(&job_cpuset), done(first.clone()), "systemd has not noticed the change");
+    assert_eq!(
+        fixture.create(&job_cpuset),
+        done_outcome(first.clone()),
+        "systemd has not noticed the change"
+    );
     assert_eq!(fixture.masks(process), shown(&first));
 
     let withhold = |words: &str| {
@@ -180,7 +184,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     withhold("cpuset");
     until_true("systemd takes the controller away", || fixture.group(&job_cpuset).read_cpuset().is_err());
     assert!(reason(fixture.create(&job_cpuset)).contains("DisableControllers"));
-    assert_eq!([fixture.widen(&job_cpuset), fixture.remove(&job_cpuset)], [done(all.clone()), DONE]);
+    assert_eq!([fixture.widen(&job_cpuset), fixture.remove(&job_cpuset)], [done_outcome(all.clone()), DONE]);
     assert_eq!(
         (fixture.cgroup_of(process), fixture.masks(process)),
         (job_cpuset.path.clone(), shown(&all)),
@@ -193,7 +197,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
 
     withhold("");
     assert_eq!(fixture.masks(process), shown(&all), "systemd restores no outdated cpuset");
-    assert_eq!(fixture.create(&job_cpuset), done(first));
+    assert_eq!(fixture.create(&job_cpuset), done_outcome(first));
     systemctl(&["revert", &own_slice()]);
     other.end();
     threaded.end();
@@ -210,12 +214,12 @@ fn a_scope_limits_memory_nodes() {
     let spec = CpusetSpec { mems: Some(node.clone()), ..free.spec.clone() };
     let bound = JobCpuset { spec, ..free.clone() };
     let group = fixture.group(&free);
-    assert_eq!(fixture.create_with(&bound, &[process]), done(fixture.first()));
+    assert_eq!(fixture.create_with(&bound, &[process]), done_outcome(fixture.first()));
     assert_eq!(group.effective_mems().unwrap(), node);
-    assert_eq!(fixture.create(&free), done(fixture.first()));
+    assert_eq!(fixture.create(&free), done_outcome(fixture.first()));
     assert_eq!(group.effective_mems().unwrap(), nodes);
-    assert_eq!(fixture.create(&bound), done(fixture.first()));
-    assert_eq!(fixture.widen(&bound), done(fixture.all.clone()));
+    assert_eq!(fixture.create(&bound), done_outcome(fixture.first()));
+    assert_eq!(fixture.widen(&bound), done_outcome(fixture.all.clone()));
     assert_eq!(group.effective_mems().unwrap(), nodes);
     threaded.end();
     gone(&mut fixture, &bound);
@@ -229,7 +233,7 @@ fn an_isolated_scope_has_exclusive_cpus() {
     let job_cpuset = job_cpuset_of(CgroupCreator::Systemd, "alone", isolated(&last));
     let group = fixture.group(&job_cpuset);
     for _ in 0..2 {
-        assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(last.clone()));
+        assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(last.clone()));
     }
     assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(fixture.hierarchy.root().effective_cpus().unwrap(), all.difference(&last));
@@ -247,8 +251,8 @@ fn an_isolated_scope_has_exclusive_cpus() {
     systemctl(&["daemon-reload"]);
     assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
     let moved = JobCpuset { spec: isolated(&first), ..job_cpuset.clone() };
-    assert_eq!(fixture.create(&moved), done(first));
-    assert_eq!(fixture.widen(&moved), done(all.clone()));
+    assert_eq!(fixture.create(&moved), done_outcome(first));
+    assert_eq!(fixture.widen(&moved), done_outcome(all.clone()));
     assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "member");
     threaded.end();
     gone(&mut fixture, &job_cpuset);
@@ -264,11 +268,11 @@ fn systemd_is_reached_without_a_bus() {
     ]);
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let job_cpuset = scope("direct", &fixture.first());
-    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(fixture.first()));
     // Often enough for systemd to receive several messages in one read.
     for cpus in std::iter::repeat_n([fixture.last(), fixture.first()], 10).flatten() {
         let moved = JobCpuset { spec: CpusetSpec::from_cpus(cpus.clone()), ..job_cpuset.clone() };
-        assert_eq!(fixture.create(&moved), done(cpus));
+        assert_eq!(fixture.create(&moved), done_outcome(cpus));
     }
     threaded.end();
     gone(&mut fixture, &job_cpuset);
@@ -284,7 +288,7 @@ fn a_scope_of_a_best_effort_job_is_in_a_slice_at_idle_priority_and_can_be_frozen
     let slice = OwnCgroupNames::default().besteffort_slice_name();
     let group_of_slice = fixture.hierarchy.cgroup(&format!("/{slice}")).unwrap();
     for _ in 0..2 {
-        assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+        assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(fixture.first()));
     }
     assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
     assert_eq!(group_of_slice.read_file("cpu.idle").unwrap(), "1");
@@ -294,18 +298,18 @@ fn a_scope_of_a_best_effort_job_is_in_a_slice_at_idle_priority_and_can_be_frozen
     // Another program makes the slice a usual one.
     systemctl(&["set-property", "--runtime", &slice, "CPUWeight=100"]);
     until_true("the slice is a usual one", || group_of_slice.read_file("cpu.idle").unwrap() == "0");
-    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(fixture.first()));
     assert_eq!(group_of_slice.read_file("cpu.idle").unwrap(), "1");
 
     let frozen = JobCpuset { spec: CpusetSpec { frozen: true, ..idle }, ..job_cpuset.clone() };
     let events = |fixture: &Fixture| fixture.group(&job_cpuset).read_file("cgroup.events").unwrap();
     for undo in [Fixture::create, Fixture::widen] {
-        assert_eq!(fixture.create(&frozen), done(fixture.first()));
+        assert_eq!(fixture.create(&frozen), done_outcome(fixture.first()));
         until_true("the job is frozen", || events(&fixture).contains("frozen 1"));
         assert!(matches!(undo(&mut fixture, &job_cpuset), CpusetOutcome::Done { .. }));
         until_true("the job is thawed", || events(&fixture).contains("frozen 0"));
     }
-    assert_eq!(fixture.create(&frozen), done(fixture.first()));
+    assert_eq!(fixture.create(&frozen), done_outcome(fixture.first()));
     assert_eq!(fixture.move_back(process, &job_cpuset, &original_cgroup), DONE);
     assert_eq!(fixture.cgroup_of(process), original_cgroup);
     gone(&mut fixture, &job_cpuset);

@@ -78,14 +78,14 @@ fn a_mask_is_restored_when_its_cpus_are_available_again() {
     let original_cgroup = fixture.cgroup_of(process);
     // The effect of a partition on the threads outside it.
     let rest = job_cpuset("rest", &first);
-    assert_eq!(fixture.create(&rest), done(first.clone()));
+    assert_eq!(fixture.create(&rest), done_outcome(first.clone()));
     assert_eq!(fixture.move_in(process, &rest), DONE);
     let were = bound(&mut fixture, process, &last);
     put_back(&mut fixture, were);
     assert_eq!(fixture.masks(process), shown(&first));
 
     let all = fixture.all.clone();
-    assert_eq!(fixture.widen(&rest), done(all));
+    assert_eq!(fixture.widen(&rest), done_outcome(all));
     let raise = CpusetChange::Create {
         job_cpuset: job_cpuset("next", &first),
         owner: OWNER,

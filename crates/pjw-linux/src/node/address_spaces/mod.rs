@@ -133,7 +133,7 @@ impl AddressSpaces {
     /// Records the process `pid` as a scan has read it. `stat` has the values of the first thread of the process.
     /// `scanned` is what the task scan (a BPF program) reported about the address space of the process. `scanned` is
     /// `None` if the process was read in `/proc`.
-    pub(super) fn note(&mut self, pid: Pid, stat: &Stat, scanned: Option<ScannedSpace>) {
+    pub(super) fn record_process(&mut self, pid: Pid, stat: &Stat, scanned: Option<ScannedSpace>) {
         let id = ProcessId { pid, start: stat.start };
         let known = self.processes.get(&pid).copied();
         if stat.is_kernel_thread || stat.readable_stack_start().is_none() {
@@ -267,10 +267,10 @@ impl AddressSpaces {
 
     /// Records `pass`, what a task scan (a run of a BPF program) reported about the processes of
     /// [`AddressSpaces::pids_to_scan`]. `at` is the time of the task scan.
-    pub(super) fn take_pass(&mut self, pass: &PassResult, at: Nanos) {
+    pub(super) fn record_task_scan(&mut self, pass: &PassResult, at: Nanos) {
         self.last_check = at;
         for (&pid, scanned) in &pass.processes {
-            self.note(pid, &scanned.stat, scanned.address_space);
+            self.record_process(pid, &scanned.stat, scanned.address_space);
         }
         // A process that is not reported has exited, or is hidden from BPF programs.
         self.open.retain(|pid| pass.processes.contains_key(pid));
@@ -435,7 +435,7 @@ impl AddressSpaces {
 
     /// Returns the address spaces that several processes share, each with its processes. `at` is the time at which
     /// the present scan began. Must be called exactly once at the end of each scan.
-    pub(super) fn list(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
+    pub(super) fn shared_address_spaces(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
         if let Some(list) = self.list.as_ref().filter(|_| self.open.is_empty()) {
             self.scan += 1;
             return Arc::clone(list);

@@ -59,10 +59,10 @@ fn scan_with(
     waits_in_vfork: impl FnMut(Pid) -> bool,
 ) -> Vec<Vec<(u32, char)>> {
     for &(pid, parent, stack) in processes {
-        spaces.note(Pid(pid), &stat(pid, parent, stack), None);
+        spaces.record_process(Pid(pid), &stat(pid, parent, stack), None);
     }
     spaces.compare_candidates(at(second), waits_in_vfork);
-    show(&spaces.list(at(second)))
+    show(&spaces.shared_address_spaces(at(second)))
 }
 
 fn show(list: &AddressSpaceList) -> Vec<Vec<(u32, char)>> {
@@ -231,7 +231,7 @@ fn a_refused_call_is_told_and_not_repeated() {
             assert!(scan(&mut spaces, second, &[(1, 9, 0x7ff0), (2, 1, 0x7ff0)]).is_empty());
         }
         assert!(spaces.calls < 8, "{}", spaces.calls);
-        let reason = spaces.list(at(20)).unread_reason.clone().unwrap();
+        let reason = spaces.shared_address_spaces(at(20)).unread_reason.clone().unwrap();
         assert!(reason.contains(errno.desc()), "{reason}");
     }
 }
@@ -241,7 +241,7 @@ fn hidden_addresses_and_kernel_threads_are_no_candidates() {
     let mut spaces = AddressSpaces::new(compare);
     (1..=4).for_each(|pid| set_space(pid, Some(7)));
     assert!(scan(&mut spaces, 1, &[(1, 9, 0), (2, 1, 0), (3, 9, 1), (4, 1, 1)]).is_empty());
-    assert_eq!((spaces.calls, spaces.list(at(2)).unread_reason.clone()), (0, None));
+    assert_eq!((spaces.calls, spaces.shared_address_spaces(at(2)).unread_reason.clone()), (0, None));
 }
 
 fn scanned(number: u64, is_in_vfork: bool) -> Option<ScannedSpace> {
@@ -254,11 +254,11 @@ fn the_numbers_of_the_task_scan_need_no_call() {
     spaces.set_source(true);
     for second in 1..4 {
         for (pid, number, is_in_vfork) in [(1, 70, false), (2, 70, false), (3, 70, true), (4, 71, false)] {
-            spaces.note(Pid(pid), &stat(pid, 1, 0x7ff0), scanned(number, is_in_vfork));
+            spaces.record_process(Pid(pid), &stat(pid, 1, 0x7ff0), scanned(number, is_in_vfork));
         }
         assert!(spaces.pids_to_scan(at(second)).is_empty());
         spaces.compare_candidates(at(second), |_| true);
-        assert_eq!(show(&spaces.list(at(second))), [[(1, 's'), (2, 's'), (3, 'v')]]);
+        assert_eq!(show(&spaces.shared_address_spaces(at(second))), [[(1, 's'), (2, 's'), (3, 'v')]]);
     }
     assert_eq!(spaces.calls, 0);
     let open: Vec<u32> = spaces.open.iter().map(|pid| pid.0).collect();
@@ -269,12 +269,12 @@ fn the_numbers_of_the_task_scan_need_no_call() {
 fn candidates_without_a_number_are_scanned_again_at_intervals() {
     let mut spaces = AddressSpaces::new(compare);
     spaces.set_source(true);
-    spaces.note(Pid(1), &stat(1, 9, 0x7ff0), None);
+    spaces.record_process(Pid(1), &stat(1, 9, 0x7ff0), None);
     assert!(spaces.pids_to_scan(at(1)).is_empty(), "a process with an address of its own");
-    spaces.note(Pid(2), &stat(2, 1, 0x7ff0), None);
+    spaces.record_process(Pid(2), &stat(2, 1, 0x7ff0), None);
     assert_eq!(spaces.pids_to_scan(at(1)), BTreeSet::from([Pid(1), Pid(2)]));
-    spaces.take_pass(&PassResult::default(), at(1));
-    spaces.note(Pid(2), &stat(2, 1, 0x7ff0), None);
+    spaces.record_task_scan(&PassResult::default(), at(1));
+    spaces.record_process(Pid(2), &stat(2, 1, 0x7ff0), None);
     assert!(spaces.pids_to_scan(Nanos(at(1).0 + PASS_INTERVAL.0 - 1)).is_empty());
     assert_eq!(spaces.pids_to_scan(at(2)), BTreeSet::from([Pid(1), Pid(2)]));
 }

@@ -100,7 +100,7 @@ pub(super) struct IdleCheck {
 impl IdleCheck {
     /// Returns the processes that did not run since the last scan, without those that must be read for another
     /// reason.
-    pub(super) fn unobserved(&self) -> BTreeSet<Pid> {
+    pub(super) fn idle_pids(&self) -> BTreeSet<Pid> {
         self.idle.iter().filter(|pid| !self.active.contains(pid)).copied().collect()
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
 use pjw_core::ids::Uid;
 use pjw_core::job::{CpuRequest, JobId, JobSource, PriorityClass};
 use pjw_core::lending::would_change_loans;
@@ -152,7 +152,7 @@ impl Machine {
         let cpuset_support = CpusetSupport {
             hierarchy: CpusetHierarchy::Unified,
             affinity_persists: true,
-            idle_priority: IdlePriority::Available,
+            idle_priority: IdlePrioritySupport::Available,
             can_freeze: true,
         };
         let policy = Policy {

@@ -11,16 +11,16 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use super::delivery::Delivery;
+use super::delivery::ResultQueue;
 use super::error::FarmError;
-use super::functions::Functions;
-use super::member::{Member, kill};
-use super::memory::{Shared, Sizes, UNKNOWN_TOTAL};
+use super::functions::FarmFunctions;
+use super::member::{FarmProcess, kill};
+use super::memory::{MemorySizes, SharedMemory, UNKNOWN_TOTAL};
 use super::result::{ItemResult, Progress};
 use super::ring::{PartialResult, Received, Ring};
-use super::settings::Settings;
+use super::settings::FarmSettings;
 use super::signal::{LONGEST_WAIT, MasterWaker};
-use super::window::{State, Status, Window};
+use super::window::{ItemQueue, ItemState, ItemStatus};
 use super::writer;
 use crate::child::Child;
 
@@ -49,19 +49,19 @@ pub enum NextResult {
 /// A worker that dies is replaced only while the caller waits for a result, so the caller should keep waiting for
 /// results. Dropping the value kills all processes of the farm.
 pub struct RunningFarm<'a> {
-    settings: Settings,
+    settings: FarmSettings,
     masks: Vec<CpuSet>,
-    functions: Functions<'a>,
-    shared: Shared,
+    functions: FarmFunctions<'a>,
+    shared: SharedMemory,
     waker: MasterWaker,
     epoll: Epoll,
-    workers: Vec<Member>,
+    workers: Vec<FarmProcess>,
     partials: Vec<PartialResult>,
-    reader: Member,
-    writer: Member,
+    reader: FarmProcess,
+    writer: FarmProcess,
     /// How many workers died at an item.
     attempts: HashMap<u64, u32>,
-    delivery: Delivery,
+    delivery: ResultQueue,
     replaced: u64,
     /// Since when no process can be forked.
     fork_fails_since: Option<Instant>,
@@ -87,9 +87,9 @@ impl<'a> RunningFarm<'a> {
     /// the index `i % length` in `masks`, or keeps that of the calling process if `masks` is empty. `items` is the
     /// number of items. `None` if a reader process reads the items.
     pub(crate) fn start(
-        settings: Settings,
+        settings: FarmSettings,
         masks: Vec<CpuSet>,
-        functions: Functions<'a>,
+        functions: FarmFunctions<'a>,
         items: Option<u64>,
     ) -> Result<Self, FarmError> {
         let failed = |what| move |errno| FarmError::SystemCall { what, errno };
@@ -97,30 +97,32 @@ impl<'a> RunningFarm<'a> {
         let has_writer = functions.write.is_some();
         // More workers than items would find nothing.
         let worker_count = items.unwrap_or(u64::MAX).min(settings.workers.into());
-        let sizes = Sizes {
+        let sizes = MemorySizes {
             workers: number(worker_count),
             window: number(settings.window(items)),
             ring: number(settings.ring_bytes.next_power_of_two()),
             input: if items.is_some() { 0 } else { number(settings.input_bytes).next_multiple_of(4096) },
             has_writer,
         };
-        let shared = Shared::map(sizes).map_err(failed("the shared memory of the farm can't be mapped"))?;
+        let shared =
+            SharedMemory::map(sizes).map_err(failed("the shared memory of the farm can't be mapped"))?;
         if let Some(items) = items {
             shared.control().total.store(items, Ordering::SeqCst);
         }
-        let status = if items.is_some() { Status::Ready } else { Status::Free };
-        (0..sizes.window as u64).for_each(|position| Window(&shared).set(State::new(position, status)));
+        let status = if items.is_some() { ItemStatus::Ready } else { ItemStatus::Free };
+        (0..sizes.window as u64)
+            .for_each(|position| ItemQueue(&shared).set(ItemState::new(position, status)));
         let watch = failed("the processes of the farm can't be watched");
         let waker = MasterWaker::new().map_err(watch)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(watch)?;
         epoll.add(waker.descriptor(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX)).map_err(watch)?;
         let mut farm = Self {
-            workers: (0..sizes.workers).map(|_| Member::new(true)).collect(),
+            workers: (0..sizes.workers).map(|_| FarmProcess::new(true)).collect(),
             partials: (0..sizes.workers).map(|_| PartialResult::default()).collect(),
-            reader: Member::new(items.is_none()),
-            writer: Member::new(has_writer && worker_count > 0),
+            reader: FarmProcess::new(items.is_none()),
+            writer: FarmProcess::new(has_writer && worker_count > 0),
             attempts: HashMap::new(),
-            delivery: Delivery::new(settings.is_in_order, items.is_none(), has_writer),
+            delivery: ResultQueue::new(settings.is_in_order, items.is_none(), has_writer),
             replaced: 0,
             fork_fails_since: None,
             looked_at: Instant::now(),
@@ -254,13 +256,13 @@ impl<'a> RunningFarm<'a> {
 
     /// Moves the results that are there. Returns whether there was anything.
     fn collect(&mut self) -> Result<bool, FarmError> {
-        let mut news = self.delivery.has_writer && self.delivery.take_written(&self.shared);
-        news |= self.delivery.send(&self.shared);
+        let mut news = self.delivery.has_writer && self.delivery.deliver_written(&self.shared);
+        news |= self.delivery.send_to_writer(&self.shared);
         // While the writer is behind, the workers wait as soon as their rings are full.
         for index in 0..self.workers.len() {
             if !self.delivery.waits_for_writer() {
                 news |= self.drain(index, RESULTS_IN_TURN)?;
-                self.delivery.send(&self.shared);
+                self.delivery.send_to_writer(&self.shared);
             }
         }
         Ok(news || self.delivery.has_results())
@@ -281,7 +283,7 @@ impl<'a> RunningFarm<'a> {
                 Received::Nothing => break,
                 Received::Piece => {}
                 Received::Result(number, outcome) => {
-                    if !self.delivery.complete(&self.shared, owner, number, outcome) {
+                    if !self.delivery.record_result(&self.shared, owner, number, outcome) {
                         return Err(FarmError::Overwritten(owner));
                     }
                     self.workers[index].deaths = 0;
@@ -313,7 +315,7 @@ impl<'a> RunningFarm<'a> {
         };
         self.looked_at = Instant::now();
         for event in &events[..found] {
-            match self.role_of(event.data()) {
+            match self.event_role(event.data()) {
                 Some(role) => self.handle_end(role)?,
                 None => self.waker.clear(),
             }

@@ -9,12 +9,12 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use super::RunningFarm;
 use crate::child::ExitStatus;
 use crate::farm::error::{FarmError, IoProcess};
-use crate::farm::member::{Member, Role, kill};
-use crate::farm::memory::{Failure, UNKNOWN_TOTAL};
-use crate::farm::process::{Forked, fork, run_and_end};
+use crate::farm::member::{FarmProcess, ProcessRole, kill};
+use crate::farm::memory::{IoFailure, UNKNOWN_TOTAL};
+use crate::farm::process::{Forked, fork, run_and_exit};
 use crate::farm::reader::{Reader, TOO_LARGE};
 use crate::farm::result::Outcome;
-use crate::farm::window::Window;
+use crate::farm::window::ItemQueue;
 use crate::farm::worker::Worker;
 use crate::farm::writer;
 use crate::own_policy::set_own_mask;
@@ -27,30 +27,30 @@ const FORK_TIMEOUT: Duration = Duration::from_secs(10);
 const RESULTS_AT_ONCE: usize = 256;
 
 impl RunningFarm<'_> {
-    fn member(&mut self, role: Role) -> &mut Member {
+    fn member(&mut self, role: ProcessRole) -> &mut FarmProcess {
         match role {
-            Role::Worker(index) => &mut self.workers[index],
-            Role::Reader => &mut self.reader,
-            Role::Writer => &mut self.writer,
+            ProcessRole::Worker(index) => &mut self.workers[index],
+            ProcessRole::Reader => &mut self.reader,
+            ProcessRole::Writer => &mut self.writer,
         }
     }
 
     /// The number that stands for a process in an event of epoll(7).
-    fn event_number(&self, role: Role) -> u64 {
+    fn event_number(&self, role: ProcessRole) -> u64 {
         match role {
-            Role::Worker(index) => index as u64,
-            Role::Reader => self.workers.len() as u64,
-            Role::Writer => self.workers.len() as u64 + 1,
+            ProcessRole::Worker(index) => index as u64,
+            ProcessRole::Reader => self.workers.len() as u64,
+            ProcessRole::Writer => self.workers.len() as u64 + 1,
         }
     }
 
     /// Returns the role of the process to which an event of epoll(7) belongs. `number` is the number in the event
     /// (`epoll_data`). `None` if the event belongs to the eventfd that wakes the master.
-    pub(super) fn role_of(&self, number: u64) -> Option<Role> {
+    pub(super) fn event_role(&self, number: u64) -> Option<ProcessRole> {
         match usize::try_from(number).unwrap_or(usize::MAX).checked_sub(self.workers.len()) {
-            None => Some(Role::Worker(usize::try_from(number).unwrap_or(0))),
-            Some(0) => Some(Role::Reader),
-            Some(1) => Some(Role::Writer),
+            None => Some(ProcessRole::Worker(usize::try_from(number).unwrap_or(0))),
+            Some(0) => Some(ProcessRole::Reader),
+            Some(1) => Some(ProcessRole::Writer),
             Some(_) => None,
         }
     }
@@ -60,7 +60,7 @@ impl RunningFarm<'_> {
     ///
     /// # Errors
     /// If the farm can't continue without the process, for example because its processes die again and again.
-    pub(super) fn handle_end(&mut self, role: Role) -> Result<(), FarmError> {
+    pub(super) fn handle_end(&mut self, role: ProcessRole) -> Result<(), FarmError> {
         let Some(child) = self.member(role).child.take() else { return Ok(()) };
         let what = "it can't be read how a process of the farm ended, which another part of the program may have done";
         let end = child.wait().map_err(|errno| FarmError::SystemCall { what, errno })?;
@@ -72,9 +72,9 @@ impl RunningFarm<'_> {
             return Ok(());
         }
         let is_needed = match role {
-            Role::Worker(index) => self.handle_worker_end(index, end)?,
-            Role::Reader => self.handle_reader_end(end)?,
-            Role::Writer => self.handle_writer_end(end)?,
+            ProcessRole::Worker(index) => self.handle_worker_end(index, end)?,
+            ProcessRole::Reader => self.handle_reader_end(end)?,
+            ProcessRole::Writer => self.handle_writer_end(end)?,
         };
         self.member(role).is_wanted = is_needed;
         self.replaced += u64::from(is_needed);
@@ -82,16 +82,16 @@ impl RunningFarm<'_> {
     }
 
     /// Keeps that a process failed at its end, until all results are delivered.
-    fn note_end(&mut self, role: Role, end: ExitStatus) {
+    fn note_end(&mut self, role: ProcessRole, end: ExitStatus) {
         if end == ExitStatus::Code(0) {
             return;
         }
         let error = match role {
-            Role::Worker(index) => {
+            ProcessRole::Worker(index) => {
                 FarmError::EndFailed { worker: u32::try_from(index).unwrap_or(u32::MAX), end }
             }
-            Role::Reader => FarmError::IoProcessEndFailed { process: IoProcess::Reader, end },
-            Role::Writer => FarmError::IoProcessEndFailed { process: IoProcess::Writer, end },
+            ProcessRole::Reader => FarmError::IoProcessEndFailed { process: IoProcess::Reader, end },
+            ProcessRole::Writer => FarmError::IoProcessEndFailed { process: IoProcess::Writer, end },
         };
         self.end_failure.get_or_insert(error);
     }
@@ -106,9 +106,9 @@ impl RunningFarm<'_> {
         let own = &self.shared.workers()[index];
         let was_finished = own.is_finished.swap(0, Ordering::SeqCst) == 1;
         let running = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
-        let mut unfinished = Window(&self.shared).claimed_by(owner);
+        let mut unfinished = ItemQueue(&self.shared).claimed_by(owner);
         if was_finished && unfinished.is_empty() {
-            self.note_end(Role::Worker(index), end);
+            self.note_end(ProcessRole::Worker(index), end);
             return Ok(false);
         }
         match running.filter(|number| unfinished.contains(number)) {
@@ -120,7 +120,7 @@ impl RunningFarm<'_> {
                     let outcome = Outcome::Killed { attempts: *attempts, end };
                     self.attempts.remove(&number);
                     unfinished.retain(|other| *other != number);
-                    self.delivery.complete(&self.shared, owner, number, outcome);
+                    self.delivery.record_result(&self.shared, owner, number, outcome);
                 }
             }
             None => {
@@ -131,7 +131,7 @@ impl RunningFarm<'_> {
                 }
             }
         }
-        Ok(!unfinished.is_empty() || !Window(&self.shared).is_exhausted())
+        Ok(!unfinished.is_empty() || !ItemQueue(&self.shared).is_exhausted())
     }
 
     fn handle_reader_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
@@ -144,25 +144,25 @@ impl RunningFarm<'_> {
         }
         check_failure(failure, IoProcess::Reader, number)?;
         if control.total.load(Ordering::SeqCst) != UNKNOWN_TOTAL {
-            self.note_end(Role::Reader, end);
+            self.note_end(ProcessRole::Reader, end);
             return Ok(false);
         }
-        self.count_death(Role::Reader, number, number, end)
+        self.count_death(ProcessRole::Reader, number, number, end)
     }
 
     fn handle_writer_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
         let failure = &self.shared.control().writer_failure;
         check_failure(failure, IoProcess::Writer, failure.size.load(Ordering::SeqCst))?;
-        self.delivery.send_again(&self.shared);
+        self.delivery.requeue_unwritten(&self.shared);
         let number = self.delivery.first_unwritten();
         let written = self.shared.control().written.load(Ordering::SeqCst);
-        self.count_death(Role::Writer, written, number, end)
+        self.count_death(ProcessRole::Writer, written, number, end)
     }
 
     /// Counts the deaths of the reader or the writer after `done` items, which may all be at the item `number`.
     fn count_death(
         &mut self,
-        role: Role,
+        role: ProcessRole,
         done: u64,
         number: u64,
         end: ExitStatus,
@@ -174,7 +174,7 @@ impl RunningFarm<'_> {
         if member.deaths < attempts {
             return Ok(true);
         }
-        let process = if role == Role::Reader { IoProcess::Reader } else { IoProcess::Writer };
+        let process = if role == ProcessRole::Reader { IoProcess::Reader } else { IoProcess::Writer };
         Err(FarmError::IoProcessDies { process, number, deaths: attempts, end })
     }
 
@@ -199,20 +199,20 @@ impl RunningFarm<'_> {
     /// fork(2), and returns this error.
     pub(super) fn fork_missing(&mut self) -> Result<(), Errno> {
         if self.reader.is_missing() {
-            self.fork(Role::Reader)?;
+            self.fork(ProcessRole::Reader)?;
         }
         if self.writer.is_missing() {
-            self.fork(Role::Writer)?;
+            self.fork(ProcessRole::Writer)?;
         }
         for index in 0..self.workers.len() {
             if self.workers[index].is_missing() {
-                self.fork(Role::Worker(index))?;
+                self.fork(ProcessRole::Worker(index))?;
             }
         }
         Ok(())
     }
 
-    fn fork(&mut self, role: Role) -> Result<(), Errno> {
+    fn fork(&mut self, role: ProcessRole) -> Result<(), Errno> {
         match fork(&mut self.functions.fork)? {
             Forked::Master(child) => {
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, self.event_number(role));
@@ -220,18 +220,18 @@ impl RunningFarm<'_> {
                 self.member(role).child = Some(child);
                 Ok(())
             }
-            Forked::NewProcess => run_and_end(|| self.run(role)),
+            Forked::NewProcess => run_and_exit(|| self.run(role)),
         }
     }
 
     /// Runs in the new process. Returns its exit status.
-    fn run(&mut self, role: Role) -> i32 {
+    fn run(&mut self, role: ProcessRole) -> i32 {
         // The descriptors of the other processes.
         self.workers.clear();
         (self.reader.child, self.writer.child) = (None, None);
         let (shared, waker) = (&self.shared, &self.waker);
         match role {
-            Role::Worker(index) => {
+            ProcessRole::Worker(index) => {
                 if !self.masks.is_empty() {
                     // A PU that went offline meanwhile: the worker runs on those of the master.
                     let _ = set_own_mask(&self.masks[index % self.masks.len()]);
@@ -240,11 +240,11 @@ impl RunningFarm<'_> {
                 let (chunk, functions) = (self.settings.chunk, &mut self.functions);
                 Worker { index, chunk, shared, waker, functions }.run()
             }
-            Role::Reader => match &mut self.functions.read {
+            ProcessRole::Reader => match &mut self.functions.read {
                 Some(read) => Reader { shared, waker }.run(read),
                 None => 1,
             },
-            Role::Writer => match &mut self.functions.write {
+            ProcessRole::Writer => match &mut self.functions.write {
                 Some(write) => writer::run(shared, waker, write, &mut self.functions.writer_end),
                 None => 1,
             },
@@ -252,7 +252,7 @@ impl RunningFarm<'_> {
     }
 }
 
-fn check_failure(failure: &Failure, process: IoProcess, number: u64) -> Result<(), FarmError> {
+fn check_failure(failure: &IoFailure, process: IoProcess, number: u64) -> Result<(), FarmError> {
     if failure.kind.load(Ordering::SeqCst) == 0 {
         return Ok(());
     }

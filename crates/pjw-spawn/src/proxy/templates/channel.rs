@@ -9,7 +9,7 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, sendmsg, socketpair,
 };
 
-use super::load::tracee::{Plain, value_of};
+use super::load::tracee::{PlainData, value_of};
 
 /// The longest wait of [`Channel::wait_closed`], in milliseconds.
 const CLOSE_TIMEOUT: u16 = 1000;
@@ -39,7 +39,7 @@ impl Channel {
 
     /// Waits for a message from the template. Returns the message as a value of type `T`. `None` if the template has
     /// closed its socket, or if the message has fewer bytes than `T`.
-    pub(super) fn receive<T: Plain>(&self) -> Result<Option<T>, Errno> {
+    pub(super) fn receive<T: PlainData>(&self) -> Result<Option<T>, Errno> {
         let mut bytes = vec![0; size_of::<T>()];
         match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::empty())) {
             Ok(0) | Err(Errno::ECONNRESET) => Ok(None),

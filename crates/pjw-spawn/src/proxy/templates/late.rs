@@ -7,9 +7,9 @@ use nix::errno::Errno;
 
 use super::environment::Environment;
 use super::load::tracee::bytes_of;
-use super::message::block::{Block, CODE_SIZE, REPLY_SIZE, SIZE};
+use super::message::block::{BLOCK_SIZE, Block, CODE_SIZE, REPLY_SIZE};
 use super::message::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, TemplateAddresses};
-use super::message::stub::{self, Slots};
+use super::message::stub::{self, StubData};
 use crate::proxy::parameters::InstanceParameters;
 use crate::proxy::refusal::ForkHereError;
 
@@ -33,14 +33,14 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
         return Err(ForkHereError::MultipleThreads(threads));
     }
     let code = map(CODE_SIZE)?;
-    let block = Block(map(SIZE)?);
+    let block = Block(map(BLOCK_SIZE)?);
     let pointers = map(POINTERS_SIZE as u64)?;
-    let slots = Slots {
+    let slots = StubData {
         channel: channel.cast_unsigned().into(),
         header: block.header(),
         calls: block.message(),
         reply: block.reply(),
-        ..Slots::default()
+        ..StubData::default()
     };
     write(code, &[bytes_of(&slots), stub::code()].concat());
     write(block.header(), &block.contents());
@@ -58,7 +58,7 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
             process::exit(125);
         }
         env::remove_var(CHANNEL_VARIABLE);
-        let mut environment = Environment::moved_to(environment);
+        let mut environment = Environment::move_to(environment);
         serve(code);
         let own = InstanceParameters::at(usize::try_from(pointers).unwrap_or_default());
         own.variable_pointers().for_each(|variable| environment.set(variable));
@@ -111,7 +111,7 @@ fn place(block: Block, pointers: u64) -> TemplateAddresses {
 /// # Safety
 /// The page has the slots and the code, and can be written.
 unsafe fn serve(code: u64) {
-    let start = code + size_of::<Slots>() as u64;
+    let start = code + size_of::<StubData>() as u64;
     // SAFETY: the code changes no memory of the program. It comes back to label 2 with the stack pointer, the frame
     // pointer and rbx as they were, and all others are named as changed.
     unsafe {

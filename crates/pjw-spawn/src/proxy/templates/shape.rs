@@ -16,7 +16,7 @@ const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];
 /// Properties of a template (a process that is stopped before its program begins) that can't be changed in the
 /// processes that are forked from it. These are the variables that the dynamic linker has read, and the version of the
 /// program file.
-pub(super) struct Shape {
+pub(super) struct TemplateProperties {
     /// The variables that the dynamic linker has read.
     linker_variables: Vec<CString>,
     file: Option<FileVersion>,
@@ -25,7 +25,7 @@ pub(super) struct Shape {
 /// The device, the inode, the time of the last change of a file.
 type FileVersion = (u64, u64, i64, i64);
 
-impl Shape {
+impl TemplateProperties {
     /// Determines these properties for the program at the path `program`, which is started with the environment
     /// `variables`.
     pub(super) fn of(program: &CStr, variables: &[&CStr]) -> Self {

@@ -4,7 +4,7 @@ use super::channel::Channel;
 use super::load::tracee::{bytes_of, end};
 use super::memory::write;
 use super::message::block::MemoryMap;
-use super::message::image::Image;
+use super::message::image::PlacedStrings;
 use super::message::{InstanceSetup, Message};
 use super::template::{MAX_COPIED, Template};
 use crate::child::Child;
@@ -22,7 +22,7 @@ pub struct SpareProcess {
     /// The process of the spare. `None` if the process has become an instance.
     child: Option<Child>,
     channel: Channel,
-    image: Image,
+    image: PlacedStrings,
     map: Option<MemoryMap>,
     strings: (u64, u64),
 }
@@ -59,7 +59,7 @@ impl Template {
     /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the process of
     /// the spare has ended.
     pub fn start_spare(&mut self, mut spare: SpareProcess, instance: &Instance) -> Result<Child, ForkError> {
-        let own = self.own_calls(instance)?;
+        let own = self.instance_setup(instance)?;
         let strings = self.strings_of(instance);
         self.check_fit(instance, &strings)?;
         if strings.size() > spare.strings.1 {

@@ -14,19 +14,19 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
 use super::load::tracee::end;
-use super::load::{Loaded, load, load_until_fork_here};
+use super::load::{LoadedTemplate, load, load_until_fork_here};
 use super::memory::write;
 use super::message::block::{Block, MemoryMap};
-use super::message::image::{Image, Strings};
+use super::message::image::{PlacedStrings, Strings};
 use super::message::place::MAX_POINTERS;
-use super::message::stub::{MAX_INSTANCES, Reply};
+use super::message::stub::{MAX_INSTANCES, TemplateReply};
 use super::message::{CommonSetup, InstanceSetup, Message};
-use super::shape::{Shape, is_linker_variable};
+use super::shape::{TemplateProperties, is_linker_variable};
 use crate::child::Child;
 use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::{Instance, Stdio};
-use crate::layout::Layout;
+use crate::layout::ExecArrays;
 use crate::own_policy::MemoryPolicy;
 use crate::placement::Placement;
 use crate::proxy::refusal::{ForkError, TemplateError};
@@ -55,15 +55,15 @@ const RANDOM_COUNT: usize = 16;
 /// value is dropped, and when the process that loaded it ends. With [`SpawnContext::kill_when_launcher_ends`], the kernel
 /// kills the instances when the thread that loaded the template ends.
 pub struct Template {
-    pub(super) loaded: Loaded,
+    pub(super) loaded: LoadedTemplate,
     // Its pointers lead into `setup`.
-    layout: Layout,
+    layout: ExecArrays,
     setup: Arc<Setup>,
     pub(super) start: CommonSetup,
     /// `None` if the program has begun.
-    shape: Option<Shape>,
+    shape: Option<TemplateProperties>,
     /// The strings of the last instance, which are still in the memory of the template.
-    pub(super) image: Image,
+    pub(super) image: PlacedStrings,
     /// The address and the size of the memory for strings.
     pub(super) strings: (u64, u64),
     /// The map of the memory that the template has taken, and that its instances inherit. `None` for the first one.
@@ -121,9 +121,9 @@ impl Template {
     }
 
     fn linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
-        let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
-        let shape = Shape::of(&setup.program, &variables);
+        let shape = TemplateProperties::of(&setup.program, &variables);
         let is_others = |variable: &&mut &CStr| !is_linker_variable(variable.to_bytes());
         if let Some(replaced) = variables.iter_mut().rev().find(is_others) {
             *replaced = BIND_NOW;
@@ -149,7 +149,7 @@ impl Template {
     }
 
     fn late(setup: Arc<Setup>, first: &Instance, is_cancelled: &AtomicBool) -> Result<Self, TemplateError> {
-        let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let (arguments, variables) = texts(&mut layout, first);
         let cgroup = cgroup(&first.placement);
         let loaded = load_until_fork_here(&setup, cgroup, &arguments, &variables, is_cancelled)?;
@@ -158,9 +158,9 @@ impl Template {
 
     fn of_loaded(
         setup: Arc<Setup>,
-        layout: Layout,
-        loaded: Loaded,
-        shape: Option<Shape>,
+        layout: ExecArrays,
+        loaded: LoadedTemplate,
+        shape: Option<TemplateProperties>,
         first: &Instance,
     ) -> Self {
         let start = CommonSetup {
@@ -175,7 +175,7 @@ impl Template {
             setup,
             start,
             shape,
-            image: Image::default(),
+            image: PlacedStrings::default(),
             strings: (loaded.block.strings(), Block::strings_size()),
             map: None,
             inherited_mask: None,
@@ -258,7 +258,7 @@ impl Template {
 
     /// Adds an instance to the message.
     fn add(&mut self, instance: &Instance) -> Result<(), ForkError> {
-        let mut own = self.own_calls(instance)?;
+        let mut own = self.instance_setup(instance)?;
         let strings = self.strings_of(instance);
         self.check_fit(instance, &strings)?;
         if !self.message.has_room() || !own.streams.is_empty() && self.message.instance_count() > 0 {
@@ -278,7 +278,7 @@ impl Template {
             let written = write(&self.loaded.child, &changes);
             if !matches!(written, Ok(()) | Err(ForkError::WriteForbidden(_))) {
                 // A part of the strings may have been written: the next instance writes all of its own.
-                self.image = Image::default();
+                self.image = PlacedStrings::default();
             }
             written?;
         }
@@ -339,7 +339,7 @@ impl Template {
         Ok(())
     }
 
-    fn reply(&self) -> Result<Reply, ForkError> {
+    fn reply(&self) -> Result<TemplateReply, ForkError> {
         self.loaded.channel.receive().ok().flatten().ok_or(ForkError::Ended)
     }
 
@@ -353,7 +353,7 @@ impl Template {
     }
 
     /// Returns the mask, the NUMA node and the streams that the new process sets before its program begins.
-    pub(super) fn own_calls(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
+    pub(super) fn instance_setup(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
         let mask = match cpus {
@@ -376,7 +376,7 @@ impl Template {
     }
 
     /// Returns the memory map of a process with the strings `image`. `None` if the map of the template is unknown.
-    pub(super) fn map_of(&self, image: &Image) -> Option<MemoryMap> {
+    pub(super) fn map_of(&self, image: &PlacedStrings) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
         Some(map.with_strings(image.arguments(), variables))
@@ -451,10 +451,10 @@ impl fmt::Debug for Template {
 }
 
 /// Returns the arguments and the variables of an instance.
-fn texts<'a>(layout: &'a mut Layout, instance: &'a Instance) -> (Vec<&'a CStr>, Vec<&'a CStr>) {
+fn texts<'a>(layout: &'a mut ExecArrays, instance: &'a Instance) -> (Vec<&'a CStr>, Vec<&'a CStr>) {
     let (arguments, variables) = layout.of(instance);
     // SAFETY: both arrays end with a null pointer. They and their texts live as long as the layout and the instance are
-    // borrowed; the texts of the context live as long as the layout, by the condition of `Layout::new`.
+    // borrowed; the texts of the context live as long as the layout, by the condition of `ExecArrays::new`.
     unsafe { (array(arguments), array(variables)) }
 }
 

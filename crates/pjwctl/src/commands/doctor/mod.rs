@@ -16,7 +16,7 @@ use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{cgroup::CgroupMounts, survey, sys::clock};
 
-use super::connection::{Warden, user_names};
+use super::connection::{DaemonAddress, user_names};
 use crate::cli::doctor::DoctorArgs;
 use crate::output;
 use crate::render::doctor::{self, DoctorReport};
@@ -27,7 +27,7 @@ const MAX_CGROUPS: usize = 256;
 
 /// Runs `pjwctl doctor`: examines the setup of the machine, and prints the findings. `request` contains the command
 /// line options.
-pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let input = examine(warden)?;
     let report = DoctorReport::new(clock::hostname(), &input, &machine_facts(&input), &diagnose(&input));
     output::print_reply(request.json, &report, |report, term| {
@@ -36,7 +36,7 @@ pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitC
     })
 }
 
-fn examine(warden: &Warden) -> anyhow::Result<DiagnosisInput> {
+fn examine(warden: &DaemonAddress) -> anyhow::Result<DiagnosisInput> {
     let topology = load_topology(TopologySource::Live)?;
     let mut scanner = Scanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;

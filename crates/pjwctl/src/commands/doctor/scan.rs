@@ -10,7 +10,7 @@ use nix::unistd::User;
 use pjw_core::diagnosis::watch::{ScanPair, pids_to_scan_fully};
 use pjw_core::diagnosis::{DetectedBatchSystem, Interrupt};
 use pjw_core::ids::{Comm, Pid, Uid};
-use pjw_core::policy::{Mode, Policy};
+use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_core::{
     cpuset::CpuSet, ports::MachineInterface, reconcile::reconcile, record::Record, scan, scan::ScanScope,
@@ -51,7 +51,7 @@ impl Scanner {
     /// If `/proc` can't be read.
     pub(super) fn new(topology: Topology) -> Result<Self, Errno> {
         let policy = Policy {
-            mode: Mode::Observe,
+            mode: DaemonMode::Observe,
             pin_hot_threads: false,
             own_pid: Some(Pid(std::process::id())),
             ..Policy::default()

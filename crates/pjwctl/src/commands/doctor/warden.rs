@@ -15,7 +15,7 @@ use pjw_ipc::{service_commands, wire};
 
 use crate::render::status::is_alarming;
 
-use super::super::connection::{Warden, read_status};
+use super::super::connection::{DaemonAddress, read_status};
 use super::super::show;
 
 /// The timeout of the warden. A warden that hangs is a finding, and half a minute would be too long to wait for it.
@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_JOBS: usize = 256;
 /// The state of the daemon pjwd that `pjwctl doctor` uses: whether pjwd runs, its jobs and their processes, and the PUs
 /// (logical CPUs) of each job.
-pub(super) struct Answer {
+pub(super) struct DaemonState {
     pub(super) warden: DaemonStatus,
     /// The jobs of the warden and their members.
     pub(super) records: Vec<Record>,
@@ -35,7 +35,7 @@ pub(super) struct Answer {
     pub(super) housekeeping: CpuSet,
 }
 
-impl Answer {
+impl DaemonState {
     fn none(warden: DaemonStatus) -> Self {
         Self {
             warden,
@@ -50,24 +50,24 @@ impl Answer {
 /// Requests the state of the daemon. `runs` says whether a process `pjwd` was found. If `runs` is false and the option
 /// `--socket` was not given, the result says that no daemon runs. If the daemon does not reply within 5 s, the result
 /// says that the daemon hangs.
-pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
-    if !runs && warden.named_socket().is_none() {
-        return Answer::none(absent());
+pub(super) fn read(warden: &DaemonAddress, runs: bool) -> DaemonState {
+    if !runs && warden.socket_option().is_none() {
+        return DaemonState::none(absent());
     }
     let mut client = match Client::connect_with_timeout(&warden.path(), TIMEOUT) {
         Ok(client) => client,
         Err(fault @ ConnectError::NotRunning { .. }) => {
-            return Answer::none(DaemonStatus::Absent(fault.to_string()));
+            return DaemonState::none(DaemonStatus::Absent(fault.to_string()));
         }
-        Err(fault) => return Answer::none(DaemonStatus::Unresponsive(fault.to_string())),
+        Err(fault) => return DaemonState::none(DaemonStatus::Unresponsive(fault.to_string())),
     };
     match read_status(&mut client) {
         Ok(status) => answer(&mut client, &status),
-        Err(fault) => Answer::none(DaemonStatus::Unresponsive(fault.to_string())),
+        Err(fault) => DaemonState::none(DaemonStatus::Unresponsive(fault.to_string())),
     }
 }
 
-fn answer(client: &mut Client, status: &wire::Status) -> Answer {
+fn answer(client: &mut Client, status: &wire::Status) -> DaemonState {
     let seen = DaemonStatus::Responsive {
         version: status.version.clone(),
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -75,7 +75,7 @@ fn answer(client: &mut Client, status: &wire::Status) -> Answer {
         warnings: status.warnings.iter().map(warning).collect(),
         lending: status.lending.as_ref().map(lending).unwrap_or_default(),
     };
-    let mut answer = Answer::none(seen);
+    let mut answer = DaemonState::none(seen);
     answer.housekeeping = status.pool.housekeeping.parse().unwrap_or_default();
     for (n, job) in status.jobs.iter().enumerate() {
         // A job of a source that this version does not know has no valid id here.
@@ -106,7 +106,7 @@ fn lending(lending: &wire::Lending) -> DaemonLending {
 fn known_job(id: &JobId, job: &wire::Job) -> Job {
     // Only the warden ends this job, so it has a reservation.
     let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Reservation, UnixMillis::default());
-    known.request = (job.requested_cores > 0).then(|| JobRequest::of_cores(job.requested_cores));
+    known.request = (job.requested_cores > 0).then(|| JobRequest::with_core_count(job.requested_cores));
     known.was_released = job.state == "released";
     let cpus: CpuSet = job.cpus.parse().unwrap_or_default();
     known.grant = (!cpus.is_empty()).then(|| Grant {

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::commands::connection::{NoParameters, call_for};
+use crate::commands::connection::{NoParameters, call_for_field};
 use crate::output;
 
 /// The socket of the system's daemon. A hook does not use a user's own daemon, because batch jobs belong to the
@@ -68,7 +68,7 @@ impl HookClient {
         field: &str,
     ) -> anyhow::Result<Result<T, ClientError>> {
         loop {
-            match call_for(&mut self.connect()?, method, request, field) {
+            match call_for_field(&mut self.connect()?, method, request, field) {
                 Err(ClientError::Refused { error, .. }) if error.ends_with(".Busy") && self.may_retry() => {
                     sleep(RETRY_DELAY);
                 }
@@ -151,7 +151,10 @@ impl HookClient {
     ///
     /// # Errors
     /// If the job still has no cores at the deadline.
-    pub(super) fn granted(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
+    pub(super) fn wait_for_grant(
+        &self,
+        announcement: &JobAnnouncement,
+    ) -> anyhow::Result<Option<(Status, Job)>> {
         let ids: Vec<String> =
             std::iter::once(&announcement.job).chain(&announcement.alias).map(JobId::to_string).collect();
         loop {
@@ -175,9 +178,12 @@ impl HookClient {
     ///
     /// # Errors
     /// If the job still has no cores at the deadline.
-    pub(super) fn confined(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
+    pub(super) fn wait_until_confined(
+        &self,
+        announcement: &JobAnnouncement,
+    ) -> anyhow::Result<Option<(Status, Job)>> {
         loop {
-            let Some((status, job)) = self.granted(announcement)? else { return Ok(None) };
+            let Some((status, job)) = self.wait_for_grant(announcement)? else { return Ok(None) };
             for _ in 0..CHECKS_PER_STATUS {
                 if is_confined(&job) {
                     return Ok(Some((status, job)));

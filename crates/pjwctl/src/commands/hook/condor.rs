@@ -8,19 +8,19 @@ use std::io::Read;
 
 use pjw_sources::announcement::{self, JobAnnouncement};
 
-use super::context::{HookInput, MAX_FILE_BYTES, Variables, is_root};
+use super::context::{HookInput, JobVariables, MAX_FILE_BYTES, is_root};
 use super::variables;
 
 /// Runs the hook `HOOK_PREPARE_JOB` of HTCondor, before a job starts: registers the job at the daemon, if the hook runs
 /// as root. Returns no environment variables.
-pub(super) fn prepare(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn prepare(context: &HookInput) -> anyhow::Result<JobVariables> {
     let ad = job_ad();
     if is_root() { context.register(announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the hook `HOOK_JOB_EXIT` of HTCondor, after a job has ended: releases the job, if the hook runs as root.
 /// Returns no environment variables.
-pub(super) fn exit(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn exit(context: &HookInput) -> anyhow::Result<JobVariables> {
     let ad = job_ad();
     if is_root() { context.release_and_log(&announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
@@ -35,11 +35,11 @@ fn job_ad() -> String {
 
 /// Runs the `USER_JOB_WRAPPER` of HTCondor, which starts the command of a job: returns the environment variables for
 /// the command, such as `PJW_CPUS`.
-pub(super) fn wrapper(context: &HookInput) -> anyhow::Result<Variables> {
-    variables::of_starter(context, &announcement(context, "")?)
+pub(super) fn wrapper(context: &HookInput) -> anyhow::Result<JobVariables> {
+    variables::job_starter_variables(context, &announcement(context, "")?)
 }
 
 fn announcement(context: &HookInput, job_ad: &str) -> anyhow::Result<JobAnnouncement> {
-    let machine_ad = context.file_of("_CONDOR_MACHINE_AD").unwrap_or_default();
+    let machine_ad = context.file_named_by_variable("_CONDOR_MACHINE_AD").unwrap_or_default();
     Ok(announcement::from_condor(&context.attributes, &machine_ad, job_ad)?)
 }

@@ -20,7 +20,7 @@ pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 const LEAST_REPORTED: Thousandths = Thousandths(50);
 
 /// The names and values of the environment variables that a hook sets for the programs of a job.
-pub(super) type Variables = Vec<(String, String)>;
+pub(super) type JobVariables = Vec<(String, String)>;
 
 /// The input of a hook of a batch system: the connection to the daemon, the environment variables and the arguments of
 /// the hook, the host, and the number of cores to request.
@@ -39,7 +39,7 @@ impl HookInput {
     /// Makes the input of a hook from its environment variables and from `request`, its command line options. `socket`
     /// is the path of the daemon's socket, if the command line contains a path. `until` is the deadline of all calls to
     /// the daemon.
-    pub(super) fn of(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
+    pub(super) fn from_arguments(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
         let environ = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
         let name = file(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default().trim().to_owned();
@@ -54,14 +54,14 @@ impl HookInput {
 
     /// Registers the job in `announcement` at the daemon, and requests its cores. Returns an empty list of environment
     /// variables.
-    pub(super) fn register(&self, announcement: JobAnnouncement) -> anyhow::Result<Variables> {
+    pub(super) fn register(&self, announcement: JobAnnouncement) -> anyhow::Result<JobVariables> {
         self.client.register(&announcement.job.clone(), announcement, self.cores)?;
         Ok(Vec::new())
     }
 
     /// Releases the job in `announcement`, and prints one line about how the job used its cores. Returns an empty list
     /// of environment variables.
-    pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
+    pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<JobVariables> {
         self.client.release(announcement)?;
         self.print_line_of(announcement);
         Ok(Vec::new())
@@ -70,7 +70,7 @@ impl HookInput {
     /// Releases the job in `announcement`, and prints one line about how the job used its cores. If the hook runs as
     /// root, also writes this line to the system log, because the batch system discards the output of the hook. Returns
     /// an empty list of environment variables.
-    pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
+    pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<JobVariables> {
         self.client.release(announcement)?;
         if let Some(line) = self.print_line_of(announcement).filter(|_| is_root()) {
             output::log_information(Path::new(output::SYSTEM_LOG), &line);
@@ -100,13 +100,13 @@ impl HookInput {
 
     /// Returns the value of the environment variable `name` of the hook. The value can be empty. `None` if the variable
     /// is not set.
-    pub(super) fn inherited(&self, name: &str) -> Option<String> {
+    pub(super) fn inherited_variable(&self, name: &str) -> Option<String> {
         self.attributes.environ.get(name).cloned()
     }
 
     /// Returns the content of the file whose path is the value of the environment variable `variable` of the hook.
     /// `None` if the variable is not set or is empty, or if the file can't be read.
-    pub(super) fn file_of(&self, variable: &str) -> Option<String> {
+    pub(super) fn file_named_by_variable(&self, variable: &str) -> Option<String> {
         file(Path::new(self.variable(variable)?))
     }
 }

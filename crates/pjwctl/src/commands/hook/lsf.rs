@@ -5,25 +5,25 @@
 
 use pjw_sources::announcement::{self, JobAnnouncement};
 
-use super::context::{HookInput, Variables, is_root};
+use super::context::{HookInput, JobVariables, is_root};
 use super::variables;
 
 /// Runs the hook `PRE_EXEC` or `HOST_PRE_EXEC` of LSF, before a job starts: registers the job at the daemon, if the
 /// hook runs as root. Returns no environment variables.
-pub(super) fn pre_exec(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn pre_exec(context: &HookInput) -> anyhow::Result<JobVariables> {
     if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the hook `POST_EXEC` or `HOST_POST_EXEC` of LSF, after a job has ended: releases the job, if the hook runs as
 /// root. Returns no environment variables.
-pub(super) fn post_exec(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn post_exec(context: &HookInput) -> anyhow::Result<JobVariables> {
     if is_root() { context.release_and_log(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the `JOB_STARTER` of LSF, which starts the command of a job: returns the environment variables for the command,
 /// such as `PJW_CPUS`.
-pub(super) fn starter(context: &HookInput) -> anyhow::Result<Variables> {
-    variables::of_starter(context, &announcement(context)?)
+pub(super) fn starter(context: &HookInput) -> anyhow::Result<JobVariables> {
+    variables::job_starter_variables(context, &announcement(context)?)
 }
 
 fn announcement(context: &HookInput) -> anyhow::Result<JobAnnouncement> {

@@ -33,7 +33,7 @@ use pjw_ipc::service_commands;
 
 use crate::cli::{HookArgs, HookKind, value_name};
 use crate::output;
-use context::{HookInput, Variables, is_root};
+use context::{HookInput, JobVariables, is_root};
 
 /// Runs `pjwctl hook`, which a batch system calls at the start and at the end of a job. `socket` is the path of the
 /// daemon's socket, if the command line contains a path. If the hook fails, prints the error, and returns the exit code
@@ -43,7 +43,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;
     let arguments = request.arguments.clone();
-    let done = within(timeout, move || serve(kind, &HookInput::of(socket, &request, until)));
+    let done = within(timeout, move || serve(kind, &HookInput::from_arguments(socket, &request, until)));
     let (variables, code) = match done {
         Ok(variables) => (variables, ExitCode::SUCCESS),
         Err(error) => {
@@ -79,7 +79,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
 ///
 /// Returns `None` if `words` does not contain the name of a hook, or if `error` is a request for help. The caller must
 /// then print `error`.
-pub fn after_usage_error(words: &[OsString], error: &clap::Error) -> Option<ExitCode> {
+pub fn handle_hook_usage_error(words: &[OsString], error: &clap::Error) -> Option<ExitCode> {
     let words = words_after_hook(words.get(1..)?).filter(|_| error.use_stderr())?;
     let end = words.iter().position(|word| word == "--");
     let (options, command) = end.map_or((words, &[][..]), |at| (&words[..at], &words[at + 1..]));
@@ -136,7 +136,7 @@ fn within<T: Send + 'static>(
     })
 }
 
-fn serve(kind: HookKind, context: &HookInput) -> anyhow::Result<Variables> {
+fn serve(kind: HookKind, context: &HookInput) -> anyhow::Result<JobVariables> {
     match kind {
         HookKind::SlurmProlog => slurm::prolog(context),
         HookKind::SlurmEpilog => slurm::epilog(context),
@@ -160,7 +160,7 @@ fn serve(kind: HookKind, context: &HookInput) -> anyhow::Result<Variables> {
 }
 
 /// Replaces this process by the job's command. Returns only if the command cannot be executed.
-fn start(arguments: &[OsString], variables: Variables) -> ExitCode {
+fn start(arguments: &[OsString], variables: JobVariables) -> ExitCode {
     let Some((program, arguments)) = arguments.split_first() else {
         output::print_error("no command was given: put the job's command after --");
         return ExitCode::from(2);

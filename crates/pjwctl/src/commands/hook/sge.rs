@@ -5,29 +5,32 @@
 
 use pjw_sources::announcement::{self, JobAnnouncement};
 
-use super::context::{HookInput, Variables, is_root};
+use super::context::{HookInput, JobVariables, is_root};
 use super::variables;
 
 /// Runs the `prolog` of Grid Engine, before a job starts: registers the job at the daemon, if the hook runs as root.
 /// Returns no environment variables.
-pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn prolog(context: &HookInput) -> anyhow::Result<JobVariables> {
     if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the `epilog` of Grid Engine, after a job has ended: releases the job, if the hook runs as root. Returns no
 /// environment variables.
-pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn epilog(context: &HookInput) -> anyhow::Result<JobVariables> {
     if is_root() { context.release(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the `starter_method` of Grid Engine, which starts the command of a job: returns the environment variables for
 /// the command, such as `PJW_CPUS`.
-pub(super) fn starter(context: &HookInput) -> anyhow::Result<Variables> {
-    variables::of_starter(context, &announcement::from_sge(&context.attributes, &context.host, None, None)?)
+pub(super) fn starter(context: &HookInput) -> anyhow::Result<JobVariables> {
+    variables::job_starter_variables(
+        context,
+        &announcement::from_sge(&context.attributes, &context.host, None, None)?,
+    )
 }
 
 fn announcement(context: &HookInput) -> anyhow::Result<JobAnnouncement> {
-    let hostfile = context.file_of("PE_HOSTFILE");
+    let hostfile = context.file_named_by_variable("PE_HOSTFILE");
     let owner = context.arguments.first().map(String::as_str);
     Ok(announcement::from_sge(&context.attributes, &context.host, owner, hostfile.as_deref())?)
 }

@@ -10,14 +10,14 @@ use pjw_sources::announcement::{self, JobAnnouncement};
 use pjw_sources::slurm_conf::{self, SlurmConf};
 use pjw_sources::task;
 
-use super::context::{HookInput, Variables, file};
+use super::context::{HookInput, JobVariables, file};
 use super::variables;
 
 const CONF: &str = "/etc/slurm/slurm.conf";
 
 /// Runs the `Prolog` of Slurm, before a job starts: registers the job at the daemon. Has no effect if Slurm confines
 /// the job to cores itself (`ConstrainCores=yes`). Returns no environment variables.
-pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn prolog(context: &HookInput) -> anyhow::Result<JobVariables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let conf = conf(context);
     if !conf.constrains_cores {
@@ -28,17 +28,19 @@ pub(super) fn prolog(context: &HookInput) -> anyhow::Result<Variables> {
 }
 
 /// Runs the `Epilog` of Slurm, after a job has ended: releases the job. Returns no environment variables.
-pub(super) fn epilog(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn epilog(context: &HookInput) -> anyhow::Result<JobVariables> {
     context.release_and_log(&announcement::from_slurm(&context.attributes, &context.host)?)
 }
 
 /// Runs the `TaskProlog` of Slurm, before a task (process) of a job step starts: waits until this process can run only
 /// on the cores of the job. Returns the environment variables for the task, such as `OMP_NUM_THREADS`.
-pub(super) fn task_prolog(context: &HookInput) -> anyhow::Result<Variables> {
+pub(super) fn task_prolog(context: &HookInput) -> anyhow::Result<JobVariables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
-    let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };
+    let Some((status, job)) = context.client.wait_until_confined(&announcement)? else {
+        return Ok(Vec::new());
+    };
     let task = task::read_slurm_task_cpus(&context.attributes, &context.host);
-    variables::of_task(context, &status, &job, task)
+    variables::slurm_task_variables(context, &status, &job, task)
 }
 
 /// The id by which the daemon will discover the job: the one in the name of its directory.

@@ -15,57 +15,67 @@ use pjw_ipc::wire::{Core, Job, Status};
 use pjw_sources::{announcement::JobAnnouncement, task::SlurmTaskCpus};
 
 use super::client::own_mask;
-use super::context::{HookInput, Variables};
+use super::context::{HookInput, JobVariables};
 use crate::commands::connection::{cpu_count_variables, job_directory};
-use crate::commands::run::{cores_in, cpu_counts};
+use crate::commands::run::{count_cores, cpu_counts};
 
 /// Returns the environment variables for a program of the job in `announcement`, such as `PJW_CPUS`. First waits until
 /// the job holds cores. Returns no variables if pjwd does not keep the job on its cores.
-pub(super) fn of_job(context: &HookInput, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
-    let Some((status, job)) = context.client.granted(announcement)? else { return Ok(Vec::new()) };
+pub(super) fn job_variables(
+    context: &HookInput,
+    announcement: &JobAnnouncement,
+) -> anyhow::Result<JobVariables> {
+    let Some((status, job)) = context.client.wait_for_grant(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
 }
 
 /// Returns the environment variables for the command of the job in `announcement`, such as `PJW_CPUS`. First waits
 /// until this process, which will execute the command, can run only on the cores of the job. Returns no variables if
 /// pjwd does not keep the job on its cores.
-pub(super) fn of_starter(context: &HookInput, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
-    let Some((status, job)) = context.client.confined(announcement)? else { return Ok(Vec::new()) };
+pub(super) fn job_starter_variables(
+    context: &HookInput,
+    announcement: &JobAnnouncement,
+) -> anyhow::Result<JobVariables> {
+    let Some((status, job)) = context.client.wait_until_confined(announcement)? else {
+        return Ok(Vec::new());
+    };
     of_share(context, &status, &job)
 }
 
-fn of_share(context: &HookInput, status: &Status, job: &Job) -> anyhow::Result<Variables> {
+fn of_share(context: &HookInput, status: &Status, job: &Job) -> anyhow::Result<JobVariables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(status, job, &cpus);
     let counts = cpu_counts(&cpus, &status.cores);
-    variables
-        .extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| context.inherited(name)));
+    variables.extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| {
+        context.inherited_variable(name)
+    }));
     Ok(variables)
 }
 
 /// Returns the environment variables for one Slurm task (a process of a job step), such as `OMP_NUM_THREADS`. `task`
 /// says how many CPUs the task requested, and how many tasks share the CPUs of the job `job`. `status` is the status of
 /// the daemon.
-pub(super) fn of_task(
+pub(super) fn slurm_task_variables(
     context: &HookInput,
     status: &Status,
     job: &Job,
     task: SlurmTaskCpus,
-) -> anyhow::Result<Variables> {
+) -> anyhow::Result<JobVariables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(status, job, &cpus);
     let share = share(&cpus, own_mask().as_ref(), &status.cores, task);
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let counts = CpuCounts { cores: number(share.threads), pus: number(share.pus) };
-    variables
-        .extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| context.inherited(name)));
-    let places = share.places.filter(|_| context.inherited("OMP_PLACES").is_none());
+    variables.extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| {
+        context.inherited_variable(name)
+    }));
+    let places = share.places.filter(|_| context.inherited_variable("OMP_PLACES").is_none());
     variables.extend(places.map(|places| ("OMP_PLACES".to_owned(), places.to_owned())));
     Ok(variables)
 }
 
-fn of_grant(status: &Status, job: &Job, cpus: &CpuSet) -> Variables {
-    let count = cores_in(cpus, &status.cores).to_string();
+fn of_grant(status: &Status, job: &Job, cpus: &CpuSet) -> JobVariables {
+    let count = count_cores(cpus, &status.cores).to_string();
     let directory = job_directory(status, &job.id).map(|path| path.to_string_lossy().into_owned());
     let directory = directory.map(|path| ("PJW_JOB_DIR".to_owned(), path));
     [("PJW_CPUS".to_owned(), cpus.to_string()), ("PJW_NCORES".to_owned(), count)]
@@ -90,7 +100,7 @@ fn share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTaskC
     // A mask narrower than the grant is the task's own, set by the scheduler.
     let own = mask.map(|mask| mask.intersection(grant)).filter(|own| !own.is_empty() && own != grant);
     let usable = own.as_ref().unwrap_or(grant);
-    let usable_cores = cores_in(usable, cores).max(1);
+    let usable_cores = count_cores(usable, cores).max(1);
     let in_core = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
     let widest = cores.iter().map(in_core).max().unwrap_or(1).max(1);
     let tasks = if own.is_some() { 1 } else { task.task_count as usize };

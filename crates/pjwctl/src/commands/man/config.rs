@@ -15,7 +15,7 @@ pub(super) fn page() -> Page {
     text += &roff::section("DESCRIPTION");
     text += "pjwd reads one file, in TOML: the one that \\-\\-config names, else /etc/pjw/pjwd.toml as root and\n\
              $XDG_CONFIG_HOME/pjw/pjwd.toml (~/.config without the variable) as any other user.\n.PP\n";
-    text += &roff::plain(description);
+    text += &roff::escape_roff(description);
     text.push('\n');
     text += &roff::section("KEYS");
     text += &blocks.map(block).collect::<String>();
@@ -28,7 +28,7 @@ fn block(block: &str) -> String {
     let keys: Vec<&str> = block.lines().filter_map(key).collect();
     let description = prose(block);
     match keys.is_empty() {
-        true => format!(".PP\n{}\n", roff::plain(description.trim())),
+        true => format!(".PP\n{}\n", roff::escape_roff(description.trim())),
         false => roff::item(&keys.join(", "), description.trim()),
     }
 }
@@ -51,7 +51,7 @@ mod tests {
     fn every_key_of_the_shipped_file_is_in_the_page() {
         let text = page().text;
         for key in SHIPPED.lines().filter_map(key) {
-            assert!(text.contains(&roff::plain(key)), "{key} is missing in {text}");
+            assert!(text.contains(&roff::escape_roff(key)), "{key} is missing in {text}");
         }
         assert!(
             text.contains(".TP\n\\fBmode = \"enforce\"\\fR\n\"enforce\": jobs are kept on their cores."),

@@ -11,7 +11,7 @@ pub(super) fn page(help: &str) -> Option<Page> {
     let about = first.trim().trim_start_matches("pjwd").trim_end_matches('.');
     let text = [
         roff::title("pjwd", 8, &format!("the process jail warden, which{about}")),
-        roff::section("SYNOPSIS") + &roff::plain(usage) + "\n",
+        roff::section("SYNOPSIS") + &roff::escape_roff(usage) + "\n",
         roff::section("DESCRIPTION") + &roff::paragraphs(description),
         roff::section("OPTIONS") + &options.split("\n\n").map(option).collect::<Option<String>>()?,
         roff::section("SIGNALS"),

@@ -26,7 +26,7 @@ pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
 /// The usage as the command prints it, with the names of its values.
 fn synopsis(command: &clap::Command) -> String {
     let usage = command.clone().render_usage().to_string();
-    roff::plain(usage.trim_start_matches("Usage:").trim()) + "\n"
+    roff::escape_roff(usage.trim_start_matches("Usage:").trim()) + "\n"
 }
 
 /// A section from a paragraph of the text after the help. Its first word decides which section.
@@ -34,9 +34,9 @@ fn after_help(paragraph: &str) -> String {
     let (first, rest) = paragraph.split_once(':').unwrap_or_default();
     match first {
         "Example" | "Examples" => roff::section("EXAMPLES") + &roff::verbatim(rest.trim_start_matches('\n')),
-        "Exit codes" => roff::section("EXIT STATUS") + &roff::plain(rest.trim()) + "\n",
-        "Socket" => roff::section("FILES") + &roff::plain(rest.trim()) + "\n",
-        _ => roff::section("NOTES") + &roff::plain(paragraph) + "\n",
+        "Exit codes" => roff::section("EXIT STATUS") + &roff::escape_roff(rest.trim()) + "\n",
+        "Socket" => roff::section("FILES") + &roff::escape_roff(rest.trim()) + "\n",
+        _ => roff::section("NOTES") + &roff::escape_roff(paragraph) + "\n",
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) fn print(programs: &[Program]) {
 /// Prints the same advice as [`print`], after the start of the instances. `contexts` are the contexts whose instances
 /// all executed their program, instead of being forked from a loaded copy of the program. If several contexts have the
 /// same program, the advice is printed once.
-pub(super) fn print_without_proxy<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
+pub(super) fn print_for_executed<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));
     print_lines(contexts.map(|context| (context, false)));

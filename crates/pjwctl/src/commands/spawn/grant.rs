@@ -13,7 +13,7 @@ use pjw_linux::sys::affinity;
 
 use crate::cli::{CoreCountArg, SpawnArgs, value_name};
 use crate::commands::connection::{
-    Warden, call_for, cpu_count_variables, job_directory, job_id, read_status,
+    DaemonAddress, call_for_field, cpu_count_variables, job_directory, parse_job_id, read_status,
 };
 use crate::commands::run;
 
@@ -38,7 +38,7 @@ impl Grant {
     /// In two cases no job is made, and the instances get the CPUs in the affinity mask of this process: with
     /// `--local`, and if this process already belongs to a job, such as a job of a batch system.
     pub(super) fn obtain(
-        warden: &Warden,
+        warden: &DaemonAddress,
         request: &SpawnArgs,
         size: u32,
         program: &OsStr,
@@ -57,7 +57,7 @@ impl Grant {
         let mut client = warden.connect()?;
         let name = request.job.clone().unwrap_or_else(|| run::default_name(program, pid));
         let assign = Assign {
-            job: job_id(&name)?,
+            job: parse_job_id(&name)?,
             cores: request.cores.map_or(Some(size), CoreCountArg::core_count),
             all_cores: (request.cores == Some(CoreCountArg::All)).then_some(true),
             pids: Some(vec![pid]),
@@ -67,7 +67,7 @@ impl Grant {
             fresh: Some(true),
             ..Assign::default()
         };
-        let job: Job = match call_for(&mut client, "Assign", &assign, "job") {
+        let job: Job = match call_for_field(&mut client, "Assign", &assign, "job") {
             Ok(job) => job,
             Err(fault) => {
                 // A process of a job can't join another one: the instances then run on the cores of that job.
@@ -88,7 +88,7 @@ impl Grant {
             }
         };
         let id = job.id.clone();
-        match run::wait_for_granted(warden, &mut client, job) {
+        match run::wait_for_cores(warden, &mut client, job) {
             Ok(cpus) => {
                 let (directory, cpu_count_variables) = surroundings(&mut client, &id);
                 Ok(Self { cpus, job: Some(id), directory, cpu_count_variables, client: Some(client) })

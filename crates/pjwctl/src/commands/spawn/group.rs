@@ -13,9 +13,9 @@ use nix::sys::signal::Signal;
 use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
 
 use super::instance::{BRK_HINT, InstanceState, remedy};
-use super::labels::Labels;
+use super::labels::LabelledPipes;
 use super::mode::TemplateUse;
-use super::signals::{Received, Signals};
+use super::signals::{ReceivedSignal, Signals};
 use crate::output;
 
 /// The kinds of descriptors, in the upper half of their number in the epoll set. The lower half is an index.
@@ -56,7 +56,7 @@ pub(super) struct Group {
     contexts: Vec<pjw_spawn::SpawnContext>,
     epoll: Epoll,
     signals: Signals,
-    labels: Labels,
+    labels: LabelledPipes,
     /// The signal after which no more instances are started.
     ending: Option<i32>,
     /// Signals that came while instances were being started.
@@ -88,7 +88,7 @@ impl Group {
     /// were killed. Any other error if no instance was started.
     pub(super) fn start(
         programs: Vec<Program>,
-        labels: Labels,
+        labels: LabelledPipes,
         unequal_variable: Option<String>,
     ) -> anyhow::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?;
@@ -192,7 +192,7 @@ impl Group {
 
     /// Prints the labelled output that was not printed yet. After a large number of failures, also prints how many
     /// failures were left out. If a signal ended the start early, also prints how many instances were not started.
-    pub(super) fn print_rest(&mut self) {
+    pub(super) fn print_remaining_output(&mut self) {
         self.labels.finish();
         if self.failure_lines > MAX_FAILURE_LINES {
             let more = self.failure_lines - MAX_FAILURE_LINES;
@@ -207,7 +207,7 @@ impl Group {
 
     /// Iterates over the contexts whose instances all executed their program: none of the instances was forked from a
     /// template (a process that has loaded the program). Complete when all instances have begun.
-    pub(super) fn executed_programs(&self) -> impl Iterator<Item = &pjw_spawn::SpawnContext> {
+    pub(super) fn contexts_without_forks(&self) -> impl Iterator<Item = &pjw_spawn::SpawnContext> {
         self.executed.iter().filter_map(|index| self.contexts.get(*index))
     }
 
@@ -228,7 +228,7 @@ impl Group {
 
     /// Returns how long the start of all instances took: the time from the creation of the first process until the last
     /// process had begun its program.
-    pub(super) fn started_in(&self) -> Duration {
+    pub(super) fn start_duration(&self) -> Duration {
         self.started_between.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
     }
 
@@ -351,7 +351,7 @@ impl Group {
     }
 
     /// A signal that ends programs ends the start too. Another one waits until all instances have begun.
-    fn take_signal(&mut self, signal: Received) {
+    fn take_signal(&mut self, signal: ReceivedSignal) {
         let mut batches = self.batches.iter().flatten().peekable();
         let is_starting = batches.peek().is_some();
         if is_starting && signal.is_ending {
@@ -432,7 +432,7 @@ mod tests {
             stdio: Stdio::default(),
         };
         let program = Program { context: SpawnContext::new("true").unwrap(), instances: vec![instance] };
-        let mut group = Group::start(vec![program], Labels::default(), None).unwrap();
+        let mut group = Group::start(vec![program], LabelledPipes::default(), None).unwrap();
         while group.states[0].child.is_none() {
             group.take_results(0).unwrap();
         }
@@ -458,11 +458,12 @@ mod tests {
         };
         let program = |instances| Program { context: SpawnContext::new("sleep").unwrap(), instances };
         let programs = vec![program((0..3).map(instance).collect()), program(Vec::new())];
-        let error = Group::start(programs, Labels::default(), None).map(drop).unwrap_err();
+        let error = Group::start(programs, LabelledPipes::default(), None).map(drop).unwrap_err();
         assert!(error.is::<StartFailure>(), "{error}");
         assert!(error.to_string().ends_with("the instances that had begun were killed"), "{error}");
         assert_eq!(processes(&format!("sleep\0{time}\0")), 0);
-        let error = Group::start(vec![program(Vec::new())], Labels::default(), None).map(drop).unwrap_err();
+        let error =
+            Group::start(vec![program(Vec::new())], LabelledPipes::default(), None).map(drop).unwrap_err();
         assert!(!error.is::<StartFailure>(), "nothing was started: {error}");
     }
 }

@@ -16,7 +16,7 @@ const MAX_LINE: usize = 64 * 1024;
 /// The pipes from which pjwctl reads the output of its instances, for the option `--label`. pjwctl prints each line
 /// with the rank of the instance before it.
 #[derive(Default)]
-pub(super) struct Labels {
+pub(super) struct LabelledPipes {
     pipes: BTreeMap<u64, Labelled>,
 }
 
@@ -29,7 +29,7 @@ struct Labelled {
     line: Vec<u8>,
 }
 
-impl Labels {
+impl LabelledPipes {
     /// Makes two pipes for the standard output and the standard error of the instance with the rank `rank`. Returns the
     /// writing ends of the pipes.
     pub(super) fn add(&mut self, rank: u32) -> anyhow::Result<Stdio> {

@@ -37,15 +37,15 @@ use pjw_spawn::{
     raise_descriptor_limit, reset_launcher_signals,
 };
 
-use super::connection::Warden;
+use super::connection::DaemonAddress;
 use super::run::{NOT_EXECUTABLE, NOT_FOUND};
 use crate::cli::{CoreCountArg, ProxyArg, ShareArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::Grant;
 use group::{Group, Program, StartFailure};
-use labels::Labels;
-use mode::Mode;
+use labels::LabelledPipes;
+use mode::StartMode;
 use sizes::InstanceSizes;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
@@ -60,7 +60,7 @@ type Prepared = (SpawnContext, RankedCommand, Arc<Arguments>);
 
 /// Runs `pjwctl spawn`: starts several instances (processes) of a command, and waits until they have ended. With
 /// `--async`, only waits until they have begun. `request` contains the command line options.
-pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let (group, grant) = match start(warden, request) {
         Ok(started) => started,
         Err(error) if error.is::<StartFailure>() => {
@@ -86,7 +86,7 @@ pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCo
 }
 
 /// Checks everything, and lets the start begin.
-fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)> {
+fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)> {
     reset_launcher_signals();
     let commands = commands::read(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
@@ -99,7 +99,7 @@ fn start(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)>
     if request.proxy == ProxyArg::Always && programs.iter().any(|(_, command, _)| command.ranks.len() < 2) {
         bail!("--proxy always needs at least 2 instances of a program: use --proxy auto");
     }
-    let mut labels = Labels::default();
+    let mut labels = LabelledPipes::default();
     let descriptors = if request.prefix_output_with_rank { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
     // The number of threads that start them is known with the grant only.
     check_process_limits(size as usize, 0)?;
@@ -149,17 +149,17 @@ fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Resul
 }
 
 /// Waits until all instances have begun, says how they were started, and waits for their end.
-fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<Mode> {
+fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<StartMode> {
     group.wait_until_begun()?;
-    let mode = Mode::of(request, group.templates());
-    mode.announce(request.proxy);
+    let mode = StartMode::of(request, group.templates());
+    mode.print_start_mode(request.proxy);
     if request.proxy != ProxyArg::Never && request.share.is_none() {
-        advice::print_without_proxy(group.executed_programs());
+        advice::print_for_executed(group.contexts_without_forks());
     }
     if !request.in_background {
         group.wait_until_ended()?;
     }
-    group.print_rest();
+    group.print_remaining_output();
     Ok(mode)
 }
 
@@ -205,7 +205,7 @@ fn check_templates(programs: &[Program], sizes: &InstanceSizes) -> anyhow::Resul
 fn remedy_for(refusal: &TemplateError) -> &'static str {
     match refusal {
         TemplateError::Damaged => "copy or build the program again",
-        _ if refusal.is_of_program() => {
+        _ if refusal.is_program_failure() => {
             "it fails without --proxy too: start it once alone, and check its file and its libraries"
         }
         _ => "use --proxy auto or never",
@@ -312,7 +312,7 @@ fn with_instances(
     placements: &[Arc<Placement>],
     sizes: &InstanceSizes,
     grant: &Grant,
-    mut labels: Option<&mut Labels>,
+    mut labels: Option<&mut LabelledPipes>,
 ) -> anyhow::Result<Vec<Program>> {
     let mut result = Vec::new();
     for (context, command, arguments) in programs {
@@ -349,7 +349,7 @@ fn with_instances(
 mod tests {
     use std::ffi::OsString;
 
-    use pjw_core::topology::{Level, RegularShape};
+    use pjw_core::topology::{RegularShape, TopologyLevel};
 
     use super::*;
     use crate::cli::{Cli, CliCommand};
@@ -381,7 +381,7 @@ mod tests {
             let parts = parts(options, granted);
             let topology = two_nodes();
             topology
-                .domains(Level::NumaNode)
+                .domains(TopologyLevel::NumaNode)
                 .filter(|node| parts.iter().any(|part| part.intersects(&node.cpus)))
                 .count()
         };

@@ -32,7 +32,7 @@ pub(super) fn unequal_values_text(name: &str) -> String {
 /// How the instances of `pjwctl spawn` were started: each executed the program, or they are forks of a template (a
 /// process that has loaded the program), or they share one address space.
 #[derive(Debug, Clone)]
-pub(super) enum Mode {
+pub(super) enum StartMode {
     /// Each executed the program, as requested.
     Never,
     /// None has begun.
@@ -45,7 +45,7 @@ pub(super) enum Mode {
     Shared,
 }
 
-impl Mode {
+impl StartMode {
     /// Returns how the instances of `pjwctl spawn` were started. `request` contains the command line options, and
     /// `templates` says how many instances were forked from templates. All instances must have begun.
     pub(super) fn of(request: &SpawnArgs, templates: TemplateUse) -> Self {
@@ -100,7 +100,7 @@ impl Mode {
     /// Prints how the instances were started, and the reason. `proxy` is the value of the option `--proxy`. Prints
     /// nothing if no instance has begun, or if the user chose this way with an option and all instances were started in
     /// this way.
-    pub(super) fn announce(&self, proxy: ProxyArg) {
+    pub(super) fn print_start_mode(&self, proxy: ProxyArg) {
         match (self, proxy) {
             (Self::Never | Self::NoneBegun | Self::Shared, _) => {}
             (Self::Exec(_), _) => {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     fn mode(begun: usize, forked: usize, refusal: Option<TemplateError>) -> (&'static str, String) {
-        let mode = Mode::of_templates(
+        let mode = StartMode::of_templates(
             ProxyArg::Auto,
             TemplateUse { begun, forked, refusal, ..TemplateUse::default() },
         );
@@ -154,7 +154,7 @@ mod tests {
             unequal_variable: Some("OMP_NUM_THREADS".to_owned()),
             ..TemplateUse::default()
         };
-        let mode = Mode::of_templates(ProxyArg::Auto, templates);
+        let mode = StartMode::of_templates(ProxyArg::Auto, templates);
         assert_eq!(mode.name(), "exec");
         assert!(mode.why().contains("different values of OMP_NUM_THREADS"), "{}", mode.why());
     }

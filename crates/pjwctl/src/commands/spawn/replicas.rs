@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::bail;
-use pjw_core::topology::{Level, Topology};
+use pjw_core::topology::{Topology, TopologyLevel};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::replicate::Replicas;
 
@@ -17,7 +17,7 @@ use crate::output;
 /// # Errors
 /// If the files of a program can't be found, or if the copies do not fit into the free memory.
 pub(super) fn with_replicas(topology: &Topology, programs: Vec<Program>) -> anyhow::Result<Vec<Program>> {
-    if topology.domains(Level::NumaNode).nth(1).is_none() {
+    if topology.domains(TopologyLevel::NumaNode).nth(1).is_none() {
         output::print_error("--replicate: this machine has one NUMA node, so there is nothing to replicate");
         return Ok(programs);
     }

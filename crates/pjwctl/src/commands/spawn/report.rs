@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::group::Group;
 use super::instance::InstanceState;
-use super::mode::Mode;
+use super::mode::StartMode;
 use crate::cli::JsonArg;
 use crate::output;
 
@@ -38,12 +38,12 @@ struct InstanceReport {
 
 /// Prints the result of `pjwctl spawn` as JSON. Prints nothing without the option `--json`. `mode` says how the
 /// instances in `group` were started. `job` is the id of the job that holds their cores, if the daemon knows one.
-pub(super) fn print(group: &Group, mode: &Mode, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
+pub(super) fn print(group: &Group, mode: &StartMode, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
     if !json.json {
         return Ok(());
     }
     let instances = group.states.iter().enumerate().map(|(rank, state)| instance(rank, state)).collect();
-    let started_us = u64::try_from(group.started_in().as_micros()).unwrap_or(u64::MAX);
+    let started_us = u64::try_from(group.start_duration().as_micros()).unwrap_or(u64::MAX);
     let report = Report { job, mode: mode.name(), why: mode.why(), instances, started_us };
     output::print_json(&report).map_err(|error| match output::is_closed_pipe(&error) {
         true => error,

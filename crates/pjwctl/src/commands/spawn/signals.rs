@@ -23,7 +23,7 @@ pub(super) struct Signals {
 
 /// A signal that was sent to pjwctl, and whether pjwctl must pass it to the instances.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Received {
+pub(super) struct ReceivedSignal {
     pub(super) number: i32,
     /// Whether the instances have got it too.
     pub(super) is_from_terminal: bool,
@@ -43,10 +43,10 @@ impl Signals {
     }
 
     /// Returns the next signal that was sent to pjwctl. Does not wait: returns `None` if there is no further signal.
-    pub(super) fn next(&self) -> Option<Received> {
+    pub(super) fn next(&self) -> Option<ReceivedSignal> {
         let info = self.descriptor.read_signal().ok().flatten()?;
         let number = i32::try_from(info.ssi_signo).ok()?;
-        Some(Received {
+        Some(ReceivedSignal {
             number,
             is_from_terminal: info.ssi_code == FROM_THE_KERNEL,
             is_ending: ENDING.iter().any(|signal| *signal as i32 == number),

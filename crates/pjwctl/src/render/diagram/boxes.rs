@@ -5,12 +5,12 @@ use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
 use super::super::core_map::{Holder, PuHolders, job_symbol};
 use super::super::text::{escape_control_characters, shorten_cpu_list};
-use super::super::topology::{classed, memory, name};
+use super::super::topology::{device_class_and_names, memory, name};
 use super::svg::{Fill, Svg, shortened};
 
 /// What a box of the drawing stands for: the whole machine, or a part of the machine such as a cache or a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BoxKind {
     /// The whole machine. It has no border.
     Machine,
     /// A package.
@@ -65,7 +65,7 @@ pub(super) struct Section {
 /// box, and the boxes inside.
 #[derive(Debug)]
 pub(super) struct DiagramBox {
-    kind: Kind,
+    kind: BoxKind,
     fill_style: Fill,
     pub(super) label: String,
     pub(super) note: String,
@@ -96,14 +96,14 @@ impl DiagramBox {
         let forbidden = topology.disallowed.parse().unwrap_or_default();
         let builder = Builder { topology, holders_and_status, forbidden, cell: 8 + 6 * digits.max(2) };
         let mut devices: Vec<&Device> = topology.devices.iter().collect();
-        let mut machine = DiagramBox::new(Kind::Machine, String::new(), "the machine".to_owned());
+        let mut machine = DiagramBox::new(BoxKind::Machine, String::new(), "the machine".to_owned());
         builder.fill(&mut machine, &topology.tree, &[], &mut devices);
         machine.sections.extend(strip(devices.into_iter().map(device)));
         if !topology.offline.is_empty() {
             let offline = format!("offline or hidden: CPUs {}", shorten_cpu_list(&topology.offline, 40));
             let hint = format!("offline or hidden: CPUs {}", escape_control_characters(&topology.offline));
             machine.sections.push(Section {
-                frames: vec![DiagramBox::new(Kind::Offline, offline, hint)],
+                frames: vec![DiagramBox::new(BoxKind::Offline, offline, hint)],
                 flows: true,
                 stretch: true,
                 columns: None,
@@ -112,16 +112,16 @@ impl DiagramBox {
         machine
     }
 
-    fn new(kind: Kind, label: String, hint: String) -> Self {
+    fn new(kind: BoxKind, label: String, hint: String) -> Self {
         let fill = match kind {
-            Kind::Machine | Kind::Core | Kind::Pu | Kind::Forbidden => "#ffffff",
-            Kind::Package => "#eceff1",
-            Kind::Die => "#f4f6f7",
-            Kind::Node => "#f7f3ea",
-            Kind::Memory => "#efe3c4",
-            Kind::Cache => "#fbfbfb",
-            Kind::Device => "#e6efe0",
-            Kind::Offline => "#c9c9c9",
+            BoxKind::Machine | BoxKind::Core | BoxKind::Pu | BoxKind::Forbidden => "#ffffff",
+            BoxKind::Package => "#eceff1",
+            BoxKind::Die => "#f4f6f7",
+            BoxKind::Node => "#f7f3ea",
+            BoxKind::Memory => "#efe3c4",
+            BoxKind::Cache => "#fbfbfb",
+            BoxKind::Device => "#e6efe0",
+            BoxKind::Offline => "#c9c9c9",
         };
         let (fill_style, note, sections) = (Fill::plain(fill), String::new(), Vec::new());
         Self { kind, fill_style, label, note, hint, sections, x: 0, y: 0, width: 0, height: 0 }
@@ -131,12 +131,12 @@ impl DiagramBox {
     /// the box.
     pub(super) fn metrics(&self) -> Metrics {
         let (header, text, padding, gap) = match self.kind {
-            Kind::Machine => (0, 11, 0, 10),
-            Kind::Package | Kind::Die | Kind::Node => (20, 11, 7, 7),
-            Kind::Cache => (17, 10, 5, 4),
-            Kind::Core => (13, 8, 3, 2),
-            Kind::Pu | Kind::Forbidden => (15, 9, 0, 0),
-            Kind::Memory | Kind::Device | Kind::Offline => (17, 10, 6, 0),
+            BoxKind::Machine => (0, 11, 0, 10),
+            BoxKind::Package | BoxKind::Die | BoxKind::Node => (20, 11, 7, 7),
+            BoxKind::Cache => (17, 10, 5, 4),
+            BoxKind::Core => (13, 8, 3, 2),
+            BoxKind::Pu | BoxKind::Forbidden => (15, 9, 0, 0),
+            BoxKind::Memory | BoxKind::Device | BoxKind::Offline => (17, 10, 6, 0),
         };
         Metrics { header, text, padding, gap }
     }
@@ -148,9 +148,9 @@ impl DiagramBox {
         svg.open(&self.hint);
         let metrics = self.metrics();
         match self.kind {
-            Kind::Machine => {}
-            Kind::Pu => svg.cell(at, size, &self.fill_style, &self.label),
-            Kind::Forbidden => {
+            BoxKind::Machine => {}
+            BoxKind::Pu => svg.cell(at, size, &self.fill_style, &self.label),
+            BoxKind::Forbidden => {
                 svg.cell(at, size, &self.fill_style, &self.label);
                 svg.rect(at, size, &Fill::plain("none"), r##"stroke="#b00020" stroke-dasharray="3 2""##, 0);
             }
@@ -176,11 +176,11 @@ impl DiagramBox {
 
     fn line(&self) -> (&'static str, u32) {
         match self.kind {
-            Kind::Package => (r##"stroke="#455a64" stroke-width="2""##, 0),
-            Kind::Die => (r##"stroke="#78909c" stroke-dasharray="6 3""##, 0),
-            Kind::Node | Kind::Memory => (r##"stroke="#a08a4f""##, 0),
-            Kind::Cache => (r##"stroke="#8a8a8a""##, 0),
-            Kind::Device => (r##"stroke="#5d7a4a""##, 7),
+            BoxKind::Package => (r##"stroke="#455a64" stroke-width="2""##, 0),
+            BoxKind::Die => (r##"stroke="#78909c" stroke-dasharray="6 3""##, 0),
+            BoxKind::Node | BoxKind::Memory => (r##"stroke="#a08a4f""##, 0),
+            BoxKind::Cache => (r##"stroke="#8a8a8a""##, 0),
+            BoxKind::Device => (r##"stroke="#5d7a4a""##, 7),
             _ => (r##"stroke="#b0b0b0""##, 0),
         }
     }
@@ -211,10 +211,10 @@ impl Builder<'_> {
 
     fn domain(&self, part: &Domain, path: &[String], devices: &mut Vec<&Device>) -> DiagramBox {
         let kind = match part.kind.as_str() {
-            "package" => Kind::Package,
-            "die" => Kind::Die,
-            "numa_node" => Kind::Node,
-            _ => Kind::Cache,
+            "package" => BoxKind::Package,
+            "die" => BoxKind::Die,
+            "numa_node" => BoxKind::Node,
+            _ => BoxKind::Cache,
         };
         let own = name(part);
         let memory =
@@ -227,7 +227,7 @@ impl Builder<'_> {
         let mut path = path.to_vec();
         path.push(own);
         self.fill(&mut boxes, &part.children, &path, devices);
-        if kind != Kind::Cache {
+        if kind != BoxKind::Cache {
             let cpus = part.cpus.parse::<CpuSet>().unwrap_or_default();
             let is_here = |device: &Device| {
                 let near = device.cpus.parse::<CpuSet>().unwrap_or_default();
@@ -251,7 +251,7 @@ impl Builder<'_> {
         path.reverse();
         let place = path.join(", ");
         let hint = format!("{place}: CPUs {}", escape_control_characters(&part.cpus));
-        let mut boxes = DiagramBox::new(Kind::Core, format!("C{}{initial}", part.number), hint);
+        let mut boxes = DiagramBox::new(BoxKind::Core, format!("C{}{initial}", part.number), hint);
         if let Some((holders, _)) = self.holders_and_status {
             let holder = holders.holder_of_core(&pus);
             boxes.note = match holder {
@@ -275,7 +275,7 @@ impl Builder<'_> {
         if is_forbidden {
             hint.push_str("; forbidden by the warden's own cpuset");
         }
-        let kind = if is_forbidden { Kind::Forbidden } else { Kind::Pu };
+        let kind = if is_forbidden { BoxKind::Forbidden } else { BoxKind::Pu };
         let mut boxes = DiagramBox::new(kind, pu.to_string(), String::new());
         if let Some((holders, status)) = self.holders_and_status {
             let holder = holders.holder_of_core(&pu.into());
@@ -297,18 +297,18 @@ fn memory_alone(part: &Domain) -> DiagramBox {
         format!("CPUs {}", escape_control_characters(&part.cpus))
     };
     let hint = format!("{}{size}: memory alone, near {near}", name(part));
-    DiagramBox::new(Kind::Memory, format!("{}{size}, memory alone", name(part)), hint)
+    DiagramBox::new(BoxKind::Memory, format!("{}{size}, memory alone", name(part)), hint)
 }
 
 fn device(device: &Device) -> DiagramBox {
     let parts = [
-        classed(device),
+        device_class_and_names(device),
         escape_control_characters(&device.address),
         escape_control_characters(&device.model),
     ];
     let parts: Vec<String> = parts.into_iter().filter(|word| !word.is_empty()).collect();
     let hint = format!("{}; near CPUs {}", parts.join("; "), escape_control_characters(&device.cpus));
-    DiagramBox::new(Kind::Device, shortened(&classed(device), 28), hint)
+    DiagramBox::new(BoxKind::Device, shortened(&device_class_and_names(device), 28), hint)
 }
 
 fn strip(frames: impl Iterator<Item = DiagramBox>) -> Option<Section> {

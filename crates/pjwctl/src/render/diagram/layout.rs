@@ -1,7 +1,7 @@
 //! The sizes and positions of boxes: boxes go into the grid whose shape is nearest to that of a page.
 
 use super::boxes::{DiagramBox, Section};
-use super::svg::width_of;
+use super::svg::text_width;
 
 /// The aspect ratio of a page: width and height.
 const PAGE: (u32, u32) = (8, 5);
@@ -16,7 +16,7 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
     let metrics = boxes.metrics();
     let (left, gap) = (metrics.padding, metrics.gap);
     if boxes.sections.is_empty() {
-        boxes.width = boxes.width.max(width_of(&boxes.label, metrics.text) + 2 * left);
+        boxes.width = boxes.width.max(text_width(&boxes.label, metrics.text) + 2 * left);
         boxes.height = boxes.height.max(metrics.header);
         return;
     }
@@ -25,8 +25,8 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
     }
     let grids = boxes.sections.iter_mut().filter(|section| !section.flows);
     let widest = grids.map(|section| grid(section, gap)).max().unwrap_or(0);
-    let note = if boxes.note.is_empty() { 0 } else { width_of(&boxes.note, metrics.text) + 10 };
-    let header = width_of(&boxes.label, metrics.text) + note;
+    let note = if boxes.note.is_empty() { 0 } else { text_width(&boxes.note, metrics.text) + 10 };
+    let header = text_width(&boxes.label, metrics.text) + note;
     let has_strip = boxes.sections.iter().any(|section| section.flows);
     let inner = widest.max(header).max(if has_strip { MIN_FLOW_WIDTH } else { 0 });
     for section in boxes.sections.iter_mut().filter(|section| !section.flows) {
@@ -61,21 +61,21 @@ fn grid(section: &mut Section, gap: u32) -> u32 {
     let (widths, heights) = tracks(&sizes, columns);
     for (at, boxes) in section.frames.iter_mut().enumerate() {
         let (column, row) = (at % columns, at / columns);
-        boxes.x = widths[..column].iter().sum::<u32>() + count_of(column) * gap;
-        boxes.y = heights[..row].iter().sum::<u32>() + count_of(row) * gap;
+        boxes.x = widths[..column].iter().sum::<u32>() + count_to_u32(column) * gap;
+        boxes.y = heights[..row].iter().sum::<u32>() + count_to_u32(row) * gap;
         widen(boxes, widths[column] - boxes.width);
         boxes.height = heights[row];
     }
-    widths.iter().sum::<u32>() + count_of(widths.len().saturating_sub(1)) * gap
+    widths.iter().sum::<u32>() + count_to_u32(widths.len().saturating_sub(1)) * gap
 }
 
 /// Distributes the width that is left in a section: a single box and PUs become wider, other boxes are centred.
 fn fill(section: &mut Section, extra: u32) {
     match (section.columns, section.frames.as_mut_slice()) {
         (Some(columns), cells) => {
-            let each = extra / count_of(columns.max(1));
+            let each = extra / count_to_u32(columns.max(1));
             for (at, cell) in cells.iter_mut().enumerate() {
-                cell.x += each * count_of(at % columns.max(1));
+                cell.x += each * count_to_u32(at % columns.max(1));
                 cell.width += each;
             }
         }
@@ -105,7 +105,7 @@ fn tracks(sizes: &[(u32, u32)], columns: usize) -> (Vec<u32>, Vec<u32>) {
 /// The distance from the shape of a page, in thousandths. Empty cells of the grid add to it.
 fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
     let (widths, heights) = tracks(sizes, columns);
-    let length = |tracks: &[u32]| u64::from(tracks.iter().sum::<u32>() + gap * count_of(tracks.len()));
+    let length = |tracks: &[u32]| u64::from(tracks.iter().sum::<u32>() + gap * count_to_u32(tracks.len()));
     let (wide, high) = (length(&widths) * u64::from(PAGE.1), length(&heights) * u64::from(PAGE.0));
     let (places, taken) = ((widths.len() * heights.len()) as u64, sizes.len() as u64);
     let ratio = wide.max(high) * 1000 / wide.min(high).max(1);
@@ -131,7 +131,7 @@ fn flow(section: &mut Section, width: u32, gap: u32) {
 
 /// Returns the widths of the columns of a table whose entries are listed column by column. `widths` contains the widths
 /// of the entries. The table has as many columns as fit into `width_left`, but at least one. All widths are in pixels.
-pub(super) fn columns_of(widths: &[u32], width_left: u32) -> Vec<u32> {
+pub(super) fn column_widths(widths: &[u32], width_left: u32) -> Vec<u32> {
     let columns = |count: usize| -> Vec<u32> {
         let rows = widths.len().div_ceil(count).max(1);
         widths.chunks(rows).map(|column| column.iter().copied().max().unwrap_or(0)).collect()
@@ -141,6 +141,6 @@ pub(super) fn columns_of(widths: &[u32], width_left: u32) -> Vec<u32> {
 }
 
 /// Converts `n`, a number of rows or columns, to `u32`, the type of all lengths. A larger number becomes `u32::MAX`.
-pub(super) fn count_of(n: usize) -> u32 {
+pub(super) fn count_to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -14,7 +14,7 @@ use pjw_ipc::wire::{Status, Topology};
 use super::core_map::{Holder, PuHolders, job_symbol};
 use super::text::{count_with_noun, escape_control_characters, shorten_cpu_list};
 use boxes::DiagramBox;
-use layout::{columns_of, count_of};
+use layout::{column_widths, count_to_u32};
 use svg::{Fill, Svg, shortened};
 
 /// The margin around the drawing, in pixels.
@@ -38,11 +38,11 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
     let entries =
         holders.as_ref().map(|(holders, status)| legend(topology, holders, status)).unwrap_or_default();
 
-    let top = MARGIN + TITLE + 6 + LINE * count_of(lines_above.len()) + 6;
-    let columns = columns_of(&entries.iter().map(|entry| entry.width).collect::<Vec<_>>(), width);
+    let top = MARGIN + TITLE + 6 + LINE * count_to_u32(lines_above.len()) + 6;
+    let columns = column_widths(&entries.iter().map(|entry| entry.width).collect::<Vec<_>>(), width);
     let rows = entries.len().div_ceil(columns.len().max(1));
     let legend_top = top + machine.height + if rows > 0 { 14 } else { 0 };
-    let height = legend_top + count_of(rows) * (LINE + 4) + MARGIN;
+    let height = legend_top + count_to_u32(rows) * (LINE + 4) + MARGIN;
 
     let mut svg = Svg::new(width + 2 * MARGIN, height);
     let letters = (width * 100 / (TITLE * 70)) as usize;
@@ -54,7 +54,7 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
     for (n, entry) in entries.iter().enumerate() {
         // The entries run down the columns.
         let left: u32 = columns.iter().take(n / rows).sum();
-        entry.draw(&mut svg, MARGIN + left, legend_top + count_of(n % rows) * (LINE + 4));
+        entry.draw(&mut svg, MARGIN + left, legend_top + count_to_u32(n % rows) * (LINE + 4));
     }
     svg.finish()
 }
@@ -87,7 +87,7 @@ struct Entry {
 
 impl Entry {
     fn new(fill_style: Fill, letter: String, text: String, hint: String) -> Self {
-        let width = 30 + svg::width_of(&text, TEXT) + 18;
+        let width = 30 + svg::text_width(&text, TEXT) + 18;
         Self { fill_style, letter, text, hint, width }
     }
 

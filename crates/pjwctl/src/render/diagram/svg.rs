@@ -80,7 +80,7 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
 
 /// Returns the estimated width of `text` in pixels, at the font size `size` in pixels. The estimate is larger than the
 /// width in any usual font.
-pub(super) fn width_of(text: &str, size: u32) -> u32 {
+pub(super) fn text_width(text: &str, size: u32) -> u32 {
     let letters: u32 = text.chars().map(|c| if c >= '\u{2e80}' { 2 } else { 1 }).sum();
     (letters * size * LETTER_WIDTH).div_ceil(100)
 }

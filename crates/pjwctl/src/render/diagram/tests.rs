@@ -86,7 +86,7 @@ fn check(group: Element<'_, '_>, outer: [u32; 4]) {
         }
     }
     for text in group.children().filter(|child| child.has_tag_name("text")) {
-        let width = svg::width_of(text.text().unwrap_or_default(), attribute(text, "font-size"));
+        let width = svg::text_width(text.text().unwrap_or_default(), attribute(text, "font-size"));
         let x = attribute(text, "x");
         let (left, right) = match text.attribute("text-anchor") {
             Some("middle") => (x - width / 2, x + width / 2),
@@ -109,7 +109,7 @@ fn checked(svg: &str) -> Document<'_> {
         check(group, page);
     }
     for text in root.children().filter(|child| child.has_tag_name("text")) {
-        let width = svg::width_of(text.text().unwrap_or_default(), attribute(text, "font-size"));
+        let width = svg::text_width(text.text().unwrap_or_default(), attribute(text, "font-size"));
         assert!(attribute(text, "x") + width <= page[2], "{:?} is cut off", text.text());
     }
     document

@@ -95,7 +95,7 @@ fn cpus_text(domain: &Domain, number: &str) -> String {
 
 /// Returns the class of a device and its names in the operating system, such as `gpu card0 cuda0`. If the device has no
 /// name, the text contains its address instead.
-pub(super) fn classed(device: &Device) -> String {
+pub(super) fn device_class_and_names(device: &Device) -> String {
     let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
     escape_control_characters(&format!("{} {names}", device.class))
 }
@@ -286,8 +286,12 @@ impl<'a> Tree<'a> {
 
     /// One line for these devices, which are then not drawn again.
     fn take_devices(&mut self, is_here: impl Fn(&Device) -> bool) -> Vec<String> {
-        let here: Vec<String> =
-            self.devices.iter().filter(|device| is_here(device)).map(|device| classed(device)).collect();
+        let here: Vec<String> = self
+            .devices
+            .iter()
+            .filter(|device| is_here(device))
+            .map(|device| device_class_and_names(device))
+            .collect();
         self.devices.retain(|device| !is_here(device));
         if here.is_empty() { Vec::new() } else { vec![here.join(", ")] }
     }

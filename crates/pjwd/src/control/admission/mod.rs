@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::command::{Caller, Command, Reply};
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::{job::JobId, policy::Mode, refusal::Refusal};
+use pjw_core::{job::JobId, policy::DaemonMode, refusal::Refusal};
 use pjw_ipc::wire::Job;
 use pjw_linux::proc::thread_group::process_of_thread;
 use tracing::{debug, warn};
@@ -36,9 +36,9 @@ pub struct AdmissionRules {
     /// The maximum number of cores that the jobs of one user may hold together. It applies to users who are
     /// not administrators. 0 means that these users may not create jobs.
     pub user_max_cores: u32,
-    /// Whether the daemon makes the changes on which it decides ([`Mode::Enforce`]), or only shows them
-    /// ([`Mode::Observe`]).
-    pub mode: Mode,
+    /// Whether the daemon makes the changes on which it decides ([`DaemonMode::Enforce`]), or only shows them
+    /// ([`DaemonMode::Observe`]).
+    pub mode: DaemonMode,
 }
 
 impl From<&Settings> for AdmissionRules {
@@ -104,7 +104,7 @@ pub fn answer_without_event_loop(
         (owner != caller.uid).then_some(Refusal::NotYourJob { job: job_id, owner })
     };
     let refusal = match command {
-        Command::Assign(_) if rules.mode == Mode::Observe => Some(Refusal::ObserveOnly),
+        Command::Assign(_) if rules.mode == DaemonMode::Observe => Some(Refusal::ObserveOnly),
         Command::Assign(request) => match find(&request.job) {
             Some(job) if request.must_be_new => {
                 let may_release = job.owner == caller.uid.0 && job.state != "released";

@@ -33,7 +33,7 @@ fn refusal(rules: &AdmissionRules, command: &Command) -> Option<Refusal> {
 fn a_command_that_the_status_decides_does_not_reach_the_loop() {
     let none = AdmissionRules::default();
     let some = AdmissionRules { user_max_cores: 2, ..AdmissionRules::default() };
-    let observing = AdmissionRules { mode: Mode::Observe, ..some.clone() };
+    let observing = AdmissionRules { mode: DaemonMode::Observe, ..some.clone() };
     let (mine, theirs): (JobId, JobId) = ("mine".parse().unwrap(), "theirs".parse().unwrap());
     let not_yours = || Some(Refusal::NotYourJob { job: theirs.clone(), owner: Uid(1002) });
 
@@ -83,7 +83,7 @@ fn administrators_pass_admission() {
         Command::Defrag { caller },
     ] {
         assert_eq!(
-            answer(&AdmissionRules { mode: Mode::Observe, ..AdmissionRules::default() }, &command),
+            answer(&AdmissionRules { mode: DaemonMode::Observe, ..AdmissionRules::default() }, &command),
             None
         );
     }

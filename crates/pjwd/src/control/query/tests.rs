@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{StartTime, Uid};
 use pjw_core::job::{EndCondition, Job};
-use pjw_core::state::demand::Demand;
+use pjw_core::state::demand::ThreadDemand;
 use pjw_core::testing::regular_topology;
 use pjw_core::time::UnixMillis;
 
@@ -18,7 +18,7 @@ fn thread() -> MemberThread {
         state: 'S',
         last_cpu: Pu(0),
         effective_mask: CpuSet::from(Pu(0)),
-        demand: Demand::default(),
+        demand: ThreadDemand::default(),
         mask_entry: None,
     }
 }

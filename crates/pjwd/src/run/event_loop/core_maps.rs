@@ -47,7 +47,7 @@ impl EventLoop {
     /// number into a command of the user who owns the job, for the next cycle (scan, decision and changes).
     /// `is_readable` says whether the kernel has reported changed files since the last call. Does nothing before the
     /// time [`crate::job_files::JobFiles::next_read_at`]. `now` is the current time.
-    pub(super) fn read_written_wants(&mut self, is_readable: bool, now: Instant) {
+    pub(super) fn read_wanted_cores(&mut self, is_readable: bool, now: Instant) {
         if is_readable {
             self.job_files.schedule_reported_changes(now);
         }

@@ -61,7 +61,7 @@ impl EventLoop {
     /// Returns one sentence about the provision `settings`, which did not exist before a reload of the configuration
     /// although its table did not change. The sentence says whether the reload created the provision, or whether pjwd
     /// refused it again. A provision is a number of cores that pjwd keeps for a service.
-    pub(super) fn describe_return(&self, settings: &ProvisionSettings) -> String {
+    pub(super) fn describe_restored_provision(&self, settings: &ProvisionSettings) -> String {
         let text = settings.describe();
         if self.provision_warnings.iter().any(|warning| warning.job.as_ref() == Some(&settings.job)) {
             return format!(

@@ -28,7 +28,7 @@ impl EventLoop {
                 self.control_settings.send_replace(ControlSettings::from(config.settings()));
                 self.logging.apply_settings(config.settings());
                 if config.settings().scan_interface != self.config.settings().scan_interface {
-                    task_scan::configure(
+                    task_scan::load_bpf_programs(
                         config.settings().scan_interface,
                         self.warden.machine_interface_mut(),
                     );
@@ -45,7 +45,7 @@ impl EventLoop {
                 let made_again = unchanged_provisions(&commands, &known_provisions);
                 self.own_commands.extend(commands);
                 self.cycle(Vec::new());
-                changes.extend(made_again.iter().map(|settings| self.describe_return(settings)));
+                changes.extend(made_again.iter().map(|settings| self.describe_restored_provision(settings)));
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
                 Ok(changes)

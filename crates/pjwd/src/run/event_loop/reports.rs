@@ -7,7 +7,7 @@ use pjw_core::diagnosis::verdict::{ended_job_summary, judge_ended_job};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
 use pjw_core::scan::ScanRequest;
-use pjw_core::usage::{JobReport, MemoryFigures};
+use pjw_core::usage::{JobReport, MemoryReading};
 
 use super::EventLoop;
 use crate::view::to_wire::format_rfc3339;
@@ -17,7 +17,7 @@ impl EventLoop {
     /// Runs one cycle (scan, decision and changes). `request` says which processes are scanned, and `commands` are the
     /// commands that are executed. Returns the results of the cycle. For each job that ended in the cycle, the results
     /// contain an event that says how well the job used its cores.
-    pub(super) fn run_warden(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
+    pub(super) fn run_reporting_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         let mut report = self.warden.run_cycle(request, commands);
         report.events.extend(report.ended_jobs.iter().map(ended_event));
         report
@@ -26,7 +26,7 @@ impl EventLoop {
     /// Stores `figures`, measured values of the memory use of the job `job`, for the report that pjwd makes when the
     /// job ends. `since` is the start time of the measured job in the format of the status (RFC 3339). Does nothing if
     /// the job has ended, or if a later job has the same id.
-    pub(super) fn note_memory(&mut self, job: &JobId, since: &str, figures: &MemoryFigures) {
+    pub(super) fn note_memory(&mut self, job: &JobId, since: &str, figures: &MemoryReading) {
         let state = self.warden.state_mut();
         let is_same = state.jobs.get(job).is_some_and(|job| format_rfc3339(job.detected_at) == since);
         if is_same {

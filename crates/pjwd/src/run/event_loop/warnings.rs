@@ -9,7 +9,7 @@ impl EventLoop {
     /// Returns the warnings of the event loop and of other threads of pjwd. These warnings do not come from the
     /// decision of a cycle. They concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed
     /// cores, and frozen jobs.
-    pub(super) fn own_warnings(&self) -> Vec<Warning> {
+    pub(super) fn event_loop_warnings(&self) -> Vec<Warning> {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));

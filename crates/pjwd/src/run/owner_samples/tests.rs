@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{ProcessId, StartTime, Tid, Uid};
 use pjw_core::job::{EndCondition, Job, JobRequest, PriorityClass};
 use pjw_core::policy::LendingPolicy;
-use pjw_core::state::demand::Demand;
+use pjw_core::state::demand::ThreadDemand;
 use pjw_core::state::{Member, MemberThread};
 use pjw_core::testing::{job, pjw_grant, regular_topology, set};
 use pjw_core::time::UnixMillis;
@@ -101,7 +101,7 @@ fn lending_policy() -> Policy {
     Policy {
         cpuset_support: CpusetSupport {
             hierarchy: CpusetHierarchy::Unified,
-            idle_priority: IdlePriority::Available,
+            idle_priority: IdlePrioritySupport::Available,
             ..CpusetSupport::default()
         },
         lending: LendingPolicy { enabled: true, ..LendingPolicy::default() },
@@ -111,7 +111,7 @@ fn lending_policy() -> Policy {
 
 /// A job of this class.
 fn of_class(id: &str, class: PriorityClass) -> Job {
-    let request = JobRequest { class, ..JobRequest::of_cores(2) };
+    let request = JobRequest { class, ..JobRequest::with_core_count(2) };
     let new = Job::new(job(id), Uid(0), EndCondition::Reservation, UnixMillis(0));
     Job { request: Some(request), ..new }
 }
@@ -122,7 +122,7 @@ fn state_with_owner(permille: u32, waiting_permille: u32) -> WardenState {
     let grant = pjw_grant(set("0-1"));
     state.jobs.insert(Job { grant: Some(grant), ..of_class("web", PriorityClass::Guaranteed) });
     state.jobs.insert(of_class("batch", PriorityClass::Besteffort));
-    let mut demand = Demand::default();
+    let mut demand = ThreadDemand::default();
     (demand.permille, demand.waiting_permille, demand.is_hot) = (permille, waiting_permille, permille >= 600);
     let thread = MemberThread {
         start: StartTime(1),

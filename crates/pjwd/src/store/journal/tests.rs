@@ -101,7 +101,7 @@ fn a_daemon_that_ends_within_a_rewrite_leaves_a_complete_journal() {
     let dir = tempfile::tempdir().unwrap();
     let lines = dir.path().join("journal.jsonl");
     let (mut journal, mut found) = reopen(dir.path());
-    journal.begin(&mut found).unwrap();
+    journal.write_recovered_records(&mut found).unwrap();
     journal.append(&[ended("old")]).unwrap();
     let mut before = File::open(&lines).unwrap();
     journal.rewrite(&[ended("kept")]).unwrap();
@@ -131,7 +131,7 @@ fn a_daemon_that_ends_within_a_rewrite_leaves_a_complete_journal() {
 /// The journal of a daemon with records in both files, which was killed.
 fn with_records_in_both_files(dir: &Path) {
     let (mut journal, mut found) = reopen(dir);
-    journal.begin(&mut found).unwrap();
+    journal.write_recovered_records(&mut found).unwrap();
     journal.append(&[ended("a")]).unwrap();
     journal.rewrite(&[ended("a")]).unwrap();
     journal.append(&[ended("b")]).unwrap();
@@ -153,7 +153,7 @@ fn a_removed_or_emptied_file_is_a_loss_of_records_that_stays_in_the_journal() {
         }
         let (mut journal, mut found) = reopen(dir.path());
         assert!(found.has_lost_records && found.is_found, "{name}: {found:?}");
-        journal.begin(&mut found).unwrap();
+        journal.write_recovered_records(&mut found).unwrap();
         drop(journal);
         let (_, found) = reopen(dir.path());
         let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
@@ -177,7 +177,7 @@ fn a_loss_stays_in_the_journal_if_the_daemon_ends_before_it_has_written_the_stat
     // In place of the file that `begin` writes first.
     std::fs::create_dir(dir.path().join("state.json.new")).unwrap();
     let (mut journal, mut found) = reopen(dir.path());
-    assert!(journal.begin(&mut found).is_err());
+    assert!(journal.write_recovered_records(&mut found).is_err());
     drop(journal);
     let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
     let (_, found) = reopen(dir.path());
@@ -189,7 +189,7 @@ fn an_emptied_journal_of_a_daemon_that_never_rewrote_it_is_a_loss() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, mut found) = reopen(dir.path());
     assert!(!found.is_found);
-    journal.begin(&mut found).unwrap();
+    journal.write_recovered_records(&mut found).unwrap();
     journal.append(&[ended("a")]).unwrap();
     drop(journal);
     std::fs::write(dir.path().join("journal.jsonl"), "").unwrap();
@@ -338,7 +338,7 @@ fn a_job_keeps_the_rule_for_its_processes_and_a_record_without_one_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let job = |name: &str, within_job| {
         let id: JobId = name.parse().unwrap();
-        let request = JobRequest { within_job, ..JobRequest::of_cores(1) };
+        let request = JobRequest { within_job, ..JobRequest::with_core_count(1) };
         let job = Job::new(id, Uid::ROOT, EndCondition::Members, UnixMillis(0));
         Record::Job(Job { request: Some(request), ..job })
     };

@@ -11,9 +11,9 @@ use std::time::Duration;
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::lending::reason_not_to_lend;
-use pjw_core::policy::{Mode, Policy};
+use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
-use pjw_core::topology::{Level, Topology};
+use pjw_core::topology::{Topology, TopologyLevel};
 use pjw_core::{
     allocate::offer::largest_requests, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet,
 };
@@ -217,8 +217,8 @@ impl StatusPublisher {
         let fits = self.fits(state);
         let discovery = if loop_status.has_process_events { "netlink" } else { "polling" };
         let mode = match warden.policy().mode {
-            Mode::Observe => "observe",
-            Mode::Enforce => "enforce",
+            DaemonMode::Observe => "observe",
+            DaemonMode::Enforce => "enforce",
         };
         let lending = lending(warden.policy(), &loop_status.demand_source);
         let is_same = |last: &StatusSnapshot| {
@@ -326,9 +326,9 @@ fn node(hostname: &str, topology: &Topology) -> wire::Node {
         hostname: hostname.to_owned(),
         cpus: topology.cpus().to_string(),
         cores: saturating_u32(topology.cores().len()),
-        packages: inhabited(Level::Package),
-        numa_nodes: inhabited(Level::NumaNode),
-        l3: inhabited(Level::L3),
+        packages: inhabited(TopologyLevel::Package),
+        numa_nodes: inhabited(TopologyLevel::NumaNode),
+        l3: inhabited(TopologyLevel::L3),
     }
 }
 
@@ -339,9 +339,9 @@ fn cores(topology: &Topology) -> Arc<[wire::Core]> {
     };
     let core = |core| wire::Core {
         cpus: pjw_core::topology::Core::clone(core).pus.to_string(),
-        package: number(Level::Package, core),
-        numa_node: number(Level::NumaNode, core),
-        l3: number(Level::L3, core),
+        package: number(TopologyLevel::Package, core),
+        numa_node: number(TopologyLevel::NumaNode, core),
+        l3: number(TopologyLevel::L3, core),
     };
     topology.cores().iter().map(core).collect()
 }

@@ -13,7 +13,7 @@ use pjw_core::testing::regular_topology;
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::unassigned::unassigned_pids_by_user;
 
-use crate::view::counts::Counts;
+use crate::view::counts::ProcessCounts;
 use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
 use crate::view::warnings::job_warnings;
 
@@ -233,7 +233,7 @@ fn evidence_has_the_names_that_the_contract_lists() {
 #[test]
 fn more_hot_threads_than_cpus_are_told_as_what_they_want_and_not_as_what_runs() {
     let texts = |job: &Job, hot| {
-        let counts = Counts { hot_threads: hot, ..Counts::default() };
+        let counts = ProcessCounts { hot_threads: hot, ..ProcessCounts::default() };
         let warnings = job_warnings(job, &Policy::default(), counts);
         warnings.into_iter().map(|warning| warning.text).collect::<Vec<_>>()
     };

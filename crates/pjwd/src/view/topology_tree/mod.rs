@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::devices::{CoreKind, Device, Die};
-use pjw_core::topology::{Core, Domain, Level, Topology};
+use pjw_core::topology::{Core, Domain, Topology, TopologyLevel};
 use pjw_ipc::wire;
 
 use super::to_wire::saturating_u32;
@@ -37,11 +37,11 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
         attach_memory(node, &mut tree);
     }
     wire::Topology {
-        packages: with_pus(Level::Package),
+        packages: with_pus(TopologyLevel::Package),
         dies: saturating_u32(devices.dies.len()),
-        numa_nodes: with_pus(Level::NumaNode),
+        numa_nodes: with_pus(TopologyLevel::NumaNode),
         memory_nodes: saturating_u32(memory.len()),
-        l3: with_pus(Level::L3),
+        l3: with_pus(TopologyLevel::L3),
         cores: saturating_u32(topology.cores().len()),
         pus: saturating_u32(topology.cpus().len()),
         smt: smt.into_iter().collect(),
@@ -94,7 +94,7 @@ fn levels(topology: &Topology) -> Vec<Vec<Part>> {
     for &level in topology.levels() {
         let to_part = |domain| part(domain, topology.cpus_belonging_to(domain));
         levels.push(topology.domains(level).map(to_part).filter(|part| !part.cpus.is_empty()).collect());
-        if level == Level::Package {
+        if level == TopologyLevel::Package {
             let dies = topology.details().dies.iter();
             let die =
                 |die: &Die| Part { kind: "die", number: die.number, cpus: die.cpus.clone(), memory_bytes: 0 };
@@ -106,7 +106,8 @@ fn levels(topology: &Topology) -> Vec<Vec<Part>> {
 
 /// The NUMA nodes without PUs of their own, with the PUs near them.
 fn memory(topology: &Topology) -> Vec<Part> {
-    let alone = topology.domains(Level::NumaNode).filter(|node| topology.cpus_belonging_to(node).is_empty());
+    let alone =
+        topology.domains(TopologyLevel::NumaNode).filter(|node| topology.cpus_belonging_to(node).is_empty());
     alone.map(|node| part(node, node.cpus.clone())).collect()
 }
 

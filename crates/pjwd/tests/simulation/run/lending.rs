@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::cpuset_group::{CpusetHierarchy, IdlePriority};
+use pjw_core::cpuset_group::{CpusetHierarchy, IdlePrioritySupport};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::job::{JobId, PriorityClass};
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
@@ -196,7 +196,7 @@ pub(super) fn with_lending(policy: Policy, seed: &RandomStream) -> Policy {
     };
     let mut cpuset_support = policy.cpuset_support.clone();
     if !matches!(cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
-        cpuset_support.idle_priority = IdlePriority::Available;
+        cpuset_support.idle_priority = IdlePrioritySupport::Available;
         cpuset_support.can_freeze = random.random_bool(700);
     }
     Policy { lending, cpuset_support, ..policy }

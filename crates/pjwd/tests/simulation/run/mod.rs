@@ -12,7 +12,9 @@ use std::rc::Rc;
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, Enforcement};
+use pjw_core::cpuset_group::{
+    CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, EnforcementMethod,
+};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
@@ -130,9 +132,9 @@ impl Run {
             cpuset_support.hierarchy = CpusetHierarchy::Legacy;
         }
         let enforcement = if seed.substream("enforcement").random_bool(150) {
-            Enforcement::Affinity
+            EnforcementMethod::Affinity
         } else {
-            Enforcement::Auto
+            EnforcementMethod::Auto
         };
         let support_of_world = cpuset_support.clone();
         let policy = Policy {

@@ -159,7 +159,7 @@ fn short_samples_of_an_owner_that_works_for_long_change_nothing_until_they_cover
 #[test]
 fn hot_threads_that_wait_for_other_programs_want_their_cores_whatever_they_get() {
     let demand = |permille: u32, waiting_permille: u32| {
-        let mut demand = Demand::default();
+        let mut demand = ThreadDemand::default();
         (demand.permille, demand.waiting_permille, demand.is_hot) =
             (permille, waiting_permille, permille >= 600);
         demand

@@ -1,6 +1,6 @@
 //! What the proxy knows of the processor: x86_64. Except for [`crate::proxy::templates::message::stub`], everything else is the same on all.
 
-use crate::proxy::templates::message::stub::Slots;
+use crate::proxy::templates::message::stub::StubData;
 
 /// The registers of a stopped thread.
 pub(in crate::proxy::templates) type Registers = libc::user_regs_struct;
@@ -53,10 +53,10 @@ pub(in crate::proxy::templates) fn result(registers: &Registers) -> u64 {
     registers.rax
 }
 
-/// Returns a value of [`Slots`] that contains the registers `of`. With these registers, the code in a template later
+/// Returns a value of [`StubData`] that contains the registers `of`. With these registers, the code in a template later
 /// continues the program. The other fields of the value are 0.
-pub(in crate::proxy::templates) fn slots(of: &Registers) -> Slots {
-    Slots {
+pub(in crate::proxy::templates) fn slots(of: &Registers) -> StubData {
+    StubData {
         rip: of.rip,
         rsp: of.rsp,
         rax: of.rax,
@@ -67,6 +67,6 @@ pub(in crate::proxy::templates) fn slots(of: &Registers) -> Slots {
         rdi: of.rdi,
         rbp: of.rbp,
         r8_to_r15: [of.r8, of.r9, of.r10, of.r11, of.r12, of.r13, of.r14, of.r15],
-        ..Slots::default()
+        ..StubData::default()
     }
 }

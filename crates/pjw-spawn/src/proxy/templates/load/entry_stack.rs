@@ -42,7 +42,7 @@ impl EntryStack {
 
     /// Returns a value without content, for a program that is already running. At `address` in the memory of the
     /// program there is room for the pointers to the arguments and environment variables of a forked process.
-    pub(in crate::proxy::templates) fn of_pointers(address: u64) -> Self {
+    pub(in crate::proxy::templates) fn without_content(address: u64) -> Self {
         Self { at: address - 8, pointers: Vec::new(), argument_count: 0, auxiliary: Vec::new() }
     }
 

@@ -21,11 +21,11 @@ use self::entry_stack::EntryStack;
 use self::linker::run_until_linked;
 use self::tracee::{TraceError, Tracee, bytes_of, end};
 use super::channel::Channel;
-use super::message::block::{Block, CODE_SIZE, MemoryMap, REPLY_SIZE, SIZE};
+use super::message::block::{BLOCK_SIZE, Block, CODE_SIZE, MemoryMap, REPLY_SIZE};
 use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
-use super::message::stub::{self, Slots};
+use super::message::stub::{self, StubData};
 use crate::child::{Child, ExitStatus};
-use crate::clone::{self, Settings, Stack, Start, TemplateStart};
+use crate::clone::{self, ChildStack, ProcessSettings, StartParameters, TemplateStart};
 use crate::failure::{SpawnError, SpawnStep};
 use crate::proxy::refusal::TemplateError;
 use crate::setup::Setup;
@@ -40,7 +40,7 @@ const CANCEL_INTERVAL: u16 = 50;
 /// A template that was just started: a process that has loaded a program, and from which further processes of the
 /// program are forked. The process waits for messages from the launcher, the process that started the template.
 #[derive(Debug)]
-pub(super) struct Loaded {
+pub(super) struct LoadedTemplate {
     pub(super) child: Child,
     pub(super) channel: Channel,
     /// The number of the channel in the template.
@@ -65,7 +65,7 @@ pub(super) fn load(
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
     environment: &[&CStr],
-) -> Result<Loaded, TemplateError> {
+) -> Result<LoadedTemplate, TemplateError> {
     let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
     let template = TemplateStart { channel: other.as_raw_fd(), is_traced: true };
     let mut tracee = Tracee::after_exec(start(setup, cgroup, arguments, environment, template)?).map_err(
@@ -95,7 +95,17 @@ pub(super) fn load(
     let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
     let block = install(&mut tracee, descriptor).map_err(refusal("memory"))?;
     let child = tracee.detach().map_err(failed("detach"))?;
-    Ok(Loaded { child, channel, descriptor, block, stack, interpreter, memory_map, thread_id, robust_list })
+    Ok(LoadedTemplate {
+        child,
+        channel,
+        descriptor,
+        block,
+        stack,
+        interpreter,
+        memory_map,
+        thread_id,
+        robust_list,
+    })
 }
 
 /// Starts the program.
@@ -109,8 +119,8 @@ fn start(
     let pointers =
         |texts: &[&CStr]| texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
     let (arguments, environment) = (pointers(arguments), pointers(environment));
-    let settings = Settings { launcher: std::process::id().cast_signed(), ..settings(setup) };
-    let start = Start {
+    let settings = ProcessSettings { launcher: std::process::id().cast_signed(), ..settings(setup) };
+    let start = StartParameters {
         program: setup.program.as_ptr(),
         arguments: arguments.as_ptr(),
         environment: environment.as_ptr(),
@@ -122,7 +132,7 @@ fn start(
         template: Some(template),
     };
     let blocked = signals::block_all();
-    let child = clone::start(&start, &mut Stack::new());
+    let child = clone::start(&start, &mut ChildStack::new());
     signals::set_blocked(blocked);
     child.map_err(|error| match error {
         // Except for ptrace(2), nothing that is a step of its own fails with this error.
@@ -140,7 +150,7 @@ pub(super) fn load_until_fork_here(
     arguments: &[&CStr],
     environment: &[&CStr],
     is_cancelled: &AtomicBool,
-) -> Result<Loaded, TemplateError> {
+) -> Result<LoadedTemplate, TemplateError> {
     let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
     let variable = CString::new(format!("{}={}", CHANNEL_VARIABLE, other.as_raw_fd())).unwrap_or_default();
     let environment = [environment, &[&variable]].concat();
@@ -151,12 +161,12 @@ pub(super) fn load_until_fork_here(
     drop(other);
     let place = wait_until_fork_here(&child, &channel, is_cancelled).inspect_err(|_| end(&child))?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();
-    Ok(Loaded {
+    Ok(LoadedTemplate {
         child,
         channel,
         descriptor,
         block: Block(place.block),
-        stack: EntryStack::of_pointers(place.pointers),
+        stack: EntryStack::without_content(place.pointers),
         interpreter: Vec::new(),
         memory_map: MemoryMap::from_stat(&stat, place.brk),
         thread_id: Some(place.thread_id).filter(|address| *address != 0),
@@ -305,10 +315,10 @@ fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, TraceError> {
     let (read, write, execute) = (flag(libc::PROT_READ), flag(libc::PROT_WRITE), flag(libc::PROT_EXEC));
     let mut map = |size, protection| tracee.call(libc::SYS_mmap, [0, size, protection, private, u64::MAX, 0]);
     let code = map(CODE_SIZE, read | execute)?;
-    let block = Block(map(SIZE, read | write)?);
+    let block = Block(map(BLOCK_SIZE, read | write)?);
     tracee.call(libc::SYS_madvise, [block.reply(), REPLY_SIZE as u64, flag(libc::MADV_DONTFORK), 0, 0, 0])?;
     let registers = tracee.registers()?;
-    let slots = Slots {
+    let slots = StubData {
         channel: descriptor,
         header: block.header(),
         calls: block.message(),
@@ -318,7 +328,7 @@ fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, TraceError> {
     tracee.write(code, &[bytes_of(&slots), stub::code()].concat())?;
     tracee.write(block.header(), &block.contents())?;
     tracee.call(libc::SYS_prctl, [flag(libc::PR_SET_PDEATHSIG), 0, 0, 0, 0, 0])?;
-    tracee.set_registers(arch::at(registers, code + size_of::<Slots>() as u64))?;
+    tracee.set_registers(arch::at(registers, code + size_of::<StubData>() as u64))?;
     Ok(block)
 }
 

@@ -215,13 +215,13 @@ fn wait_stop(pid: Pid) -> Result<StopOrSignal, TraceError> {
 }
 
 /// Returns the bytes of a value, as they are in memory.
-pub(in crate::proxy::templates) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+pub(in crate::proxy::templates) fn bytes_of<T: PlainData>(value: &T) -> &[u8] {
     // SAFETY: a plain type has no padding, so that all of its bytes are initialised. The slice borrows the value.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
 /// Makes a value of type `T` from the first bytes of `bytes`. `None` if `bytes` is shorter than `T`.
-pub(in crate::proxy::templates) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T> {
+pub(in crate::proxy::templates) fn value_of<T: PlainData>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: the source has as many bytes as the target, and every value of the bytes is a value of a plain type.
@@ -235,20 +235,20 @@ pub(in crate::proxy::templates) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T>
 ///
 /// # Safety
 /// The type must have no padding. All combinations of bytes must be valid values of the type.
-pub(in crate::proxy::templates) unsafe trait Plain: Copy {}
+pub(in crate::proxy::templates) unsafe trait PlainData: Copy {}
 
 // SAFETY: numbers of 64 bits, in the order of C.
-unsafe impl Plain for crate::proxy::templates::message::stub::Slots {}
+unsafe impl PlainData for crate::proxy::templates::message::stub::StubData {}
 // SAFETY: as above.
-unsafe impl Plain for crate::proxy::templates::message::stub::Call {}
+unsafe impl PlainData for crate::proxy::templates::message::stub::TemplateCall {}
 // SAFETY: as above.
-unsafe impl Plain for crate::proxy::templates::message::stub::Reply {}
+unsafe impl PlainData for crate::proxy::templates::message::stub::TemplateReply {}
 
 // SAFETY: as above, and two numbers of 32 bits that fill the last 64.
-unsafe impl Plain for crate::proxy::templates::message::block::MemoryMap {}
+unsafe impl PlainData for crate::proxy::templates::message::block::MemoryMap {}
 
 // SAFETY: as the first ones.
-unsafe impl Plain for crate::proxy::templates::message::place::TemplateAddresses {}
+unsafe impl PlainData for crate::proxy::templates::message::place::TemplateAddresses {}
 
 /// Returns the errno of an I/O error. `EIO` if the error has none.
 pub(in crate::proxy::templates) fn errno_of(error: &std::io::Error) -> Errno {

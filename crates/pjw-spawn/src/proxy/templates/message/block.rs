@@ -3,13 +3,13 @@
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
 
-use super::stub::Reply;
+use super::stub::TemplateReply;
 
 /// The size in bytes of the page with the machine code that a template runs while it waits for messages.
 pub(in crate::proxy::templates) const CODE_SIZE: u64 = 4096;
 /// The size in bytes of a [`Block`], the memory in a template for messages, strings and replies. If the strings do not
 /// fit into the block, the template maps more memory for them.
-pub(in crate::proxy::templates) const SIZE: u64 = 7 * PAGE as u64;
+pub(in crate::proxy::templates) const BLOCK_SIZE: u64 = 7 * PAGE as u64;
 /// The size in bytes of the memory in which a template writes its reply to a message: one page.
 pub(in crate::proxy::templates) const REPLY_SIZE: usize = PAGE;
 const PAGE: usize = 4096;
@@ -47,7 +47,7 @@ impl Block {
     /// Returns the address at which the template writes the process id of a process that it has forked. `index` is the
     /// position of this process among the processes that the message requests, counted from 0.
     pub(in crate::proxy::templates) fn pid(self, index: usize) -> u64 {
-        self.reply() + (offset_of!(Reply, pids) + 4 * index) as u64
+        self.reply() + (offset_of!(TemplateReply, pids) + 4 * index) as u64
     }
 
     /// Returns the address of a file descriptor that the template has received with a message: in the payload of the
@@ -153,4 +153,5 @@ impl MemoryMap {
 }
 
 const _: () = assert!(size_of::<MemoryMap>() == 104 && IOVEC + 16 <= CONTROL && MESSAGE.is_multiple_of(8));
-const _: () = assert!(size_of::<Reply>() <= REPLY_SIZE && REPLY as u64 + REPLY_SIZE as u64 == SIZE);
+const _: () =
+    assert!(size_of::<TemplateReply>() <= REPLY_SIZE && REPLY as u64 + REPLY_SIZE as u64 == BLOCK_SIZE);

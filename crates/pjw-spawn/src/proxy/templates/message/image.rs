@@ -20,7 +20,7 @@ pub(in crate::proxy::templates) struct Strings {
 /// The arguments and environment variables of one instance (a process that is forked from a template) at fixed
 /// addresses in memory, and the pointers to these strings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::proxy::templates) struct Image {
+pub(in crate::proxy::templates) struct PlacedStrings {
     /// The address of the first string.
     at: u64,
     strings: Vec<u8>,
@@ -84,15 +84,15 @@ impl Strings {
 
     /// Returns these strings with addresses in memory. `at` is the address of the first string, and the other strings
     /// follow.
-    pub(in crate::proxy::templates) fn at(self, at: u64) -> Image {
+    pub(in crate::proxy::templates) fn at(self, at: u64) -> PlacedStrings {
         let addresses = |starts: &[usize]| starts.iter().map(|start| at + *start as u64).collect::<Vec<_>>();
         let pointers = [addresses(&self.arguments), vec![0], addresses(&self.variables), vec![0]].concat();
         let arguments_at = self.arguments.first().copied().unwrap_or(self.bytes.len());
-        Image { at, strings: self.bytes, pointers, arguments_at }
+        PlacedStrings { at, strings: self.bytes, pointers, arguments_at }
     }
 }
 
-impl Image {
+impl PlacedStrings {
     /// Returns the address range of the arguments, which `/proc/PID/cmdline` shows.
     pub(in crate::proxy::templates) fn arguments(&self) -> Range<u64> {
         self.at + self.arguments_at as u64..self.at + self.strings.len() as u64
@@ -146,7 +146,7 @@ impl Image {
 mod tests {
     use super::*;
 
-    fn image(at: u64, arguments: &[&str], variables: &[&str]) -> Image {
+    fn image(at: u64, arguments: &[&str], variables: &[&str]) -> PlacedStrings {
         Strings::of(
             arguments.iter().map(|text| text.as_bytes()),
             variables.iter().map(|text| text.as_bytes()),

@@ -9,7 +9,10 @@ use std::mem;
 use std::os::fd::RawFd;
 
 use self::block::{Block, MAX_MESSAGE, MemoryMap};
-use self::stub::{CHECK, COPY, Call, FORK, INDIRECT, LAST, MAX_INSTANCES, QUIET, RESUME, SERVE};
+use self::stub::{
+    BEGIN_PROGRAM, COPY_BYTES, EXPECT_RESULT, FORK_PROCESS, IGNORE_ERROR, INDIRECT_DESCRIPTOR, LAST_CALL,
+    MAX_INSTANCES, TemplateCall, WAIT_FOR_MESSAGE,
+};
 use super::load::flag;
 use super::load::tracee::bytes_of;
 
@@ -31,7 +34,7 @@ pub(super) struct Message {
 /// Calls that a process makes in order.
 #[derive(Debug, Default)]
 struct List {
-    calls: Vec<Call>,
+    calls: Vec<TemplateCall>,
     /// Bytes that calls use, with the call and the argument that gets their address.
     data: Vec<(Vec<u8>, usize, usize)>,
 }
@@ -94,7 +97,7 @@ impl Message {
     /// Adds an operation to the message: the template copies `bytes` to `address` in its own memory.
     pub(super) fn copy(&mut self, address: u64, bytes: Vec<u8>) {
         let length = bytes.len() as u64;
-        self.template.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
+        self.template.add_with_data(0, &[address, 0, length], COPY_BYTES, bytes, 1);
     }
 
     /// Adds an operation to the message: the template sets its memory map to `map` (`PR_SET_MM_MAP`). Processes that
@@ -110,7 +113,11 @@ impl Message {
         self.clone_process(block, start);
         // The template keeps no end of an instance's pipe.
         for (index, _) in (0..).zip(&own.streams) {
-            self.template.add(libc::SYS_close, &[block.descriptor(index)], INDIRECT | QUIET);
+            self.template.add(
+                libc::SYS_close,
+                &[block.descriptor(index)],
+                INDIRECT_DESCRIPTOR | IGNORE_ERROR,
+            );
         }
         let mut calls = List::default();
         calls.take_streams(block, &own.streams);
@@ -126,11 +133,15 @@ impl Message {
         self.clone_process(block, start);
         let received = block.descriptor(self.descriptors.len() as u64);
         self.descriptors.push(channel);
-        self.template.add(libc::SYS_close, &[received], INDIRECT | QUIET);
+        self.template.add(libc::SYS_close, &[received], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
         let mut calls = List::default();
-        calls.add(libc::SYS_dup2, &[received, start.channel, 0, 0, 0, start.channel], INDIRECT | CHECK);
-        calls.add(libc::SYS_close, &[received], INDIRECT | QUIET);
-        calls.calls.push(Call { flags: SERVE, ..Call::default() });
+        calls.add(
+            libc::SYS_dup2,
+            &[received, start.channel, 0, 0, 0, start.channel],
+            INDIRECT_DESCRIPTOR | EXPECT_RESULT,
+        );
+        calls.add(libc::SYS_close, &[received], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
+        calls.calls.push(TemplateCall { flags: WAIT_FOR_MESSAGE, ..TemplateCall::default() });
         self.instances.push(calls);
     }
 
@@ -152,7 +163,11 @@ impl Message {
             flags |= flag(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         }
         let result = block.pid(self.instances.len());
-        self.template.add(libc::SYS_clone, &[flags, 0, 0, start.thread_id.unwrap_or(0), result], FORK);
+        self.template.add(
+            libc::SYS_clone,
+            &[flags, 0, 0, start.thread_id.unwrap_or(0), result],
+            FORK_PROCESS,
+        );
     }
 
     fn size(&self) -> usize {
@@ -164,10 +179,10 @@ impl Message {
     /// receives the message. `None` if the message is larger than [`MAX_MESSAGE`].
     pub(super) fn into_bytes(mut self, block: Block) -> Option<Vec<u8>> {
         if let Some(last) = self.template.calls.last_mut() {
-            last.flags |= LAST;
+            last.flags |= LAST_CALL;
         }
         let mut at = block.message() + self.template.size() as u64;
-        let forks = self.template.calls.iter_mut().filter(|call| call.flags & FORK != 0);
+        let forks = self.template.calls.iter_mut().filter(|call| call.flags & FORK_PROCESS != 0);
         for (fork, instance) in forks.zip(&self.instances) {
             fork.arguments[5] = at;
             at += instance.size() as u64;
@@ -184,7 +199,7 @@ impl List {
     fn add(&mut self, number: i64, first: &[u64], flags: u64) {
         let mut arguments = [0; 6];
         arguments[..first.len()].copy_from_slice(first);
-        self.calls.push(Call { number, arguments, flags });
+        self.calls.push(TemplateCall { number, arguments, flags });
     }
 
     /// Adds a call, one of whose arguments is the address of bytes.
@@ -216,45 +231,45 @@ impl List {
     fn take_streams(&mut self, block: Block, streams: &[(u64, RawFd)]) {
         for (index, (stream, _)) in (0..).zip(streams) {
             let arguments = [block.descriptor(index), *stream, 0, 0, 0, *stream];
-            self.add(libc::SYS_dup2, &arguments, INDIRECT | CHECK);
+            self.add(libc::SYS_dup2, &arguments, INDIRECT_DESCRIPTOR | EXPECT_RESULT);
         }
         for (index, _) in (0..).zip(streams) {
-            self.add(libc::SYS_close, &[block.descriptor(index)], INDIRECT | QUIET);
+            self.add(libc::SYS_close, &[block.descriptor(index)], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
         }
     }
 
     fn set_memory_map(&mut self, map: Vec<u8>) {
         let arguments = [flag(libc::PR_SET_MM), flag(PR_SET_MM_MAP), 0, map.len() as u64];
-        self.add_with_data(libc::SYS_prctl, &arguments, QUIET, map, 2);
+        self.add_with_data(libc::SYS_prctl, &arguments, IGNORE_ERROR, map, 2);
     }
 
     /// Adds the calls after which the process begins its program.
     fn begin_program(&mut self, start: &CommonSetup, own: InstanceSetup) {
         if let Some((address, bytes)) = own.random {
             let length = bytes.len() as u64;
-            self.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
+            self.add_with_data(0, &[address, 0, length], COPY_BYTES, bytes, 1);
         }
         if let Some(mask) = own.mask {
-            self.add_with_data(libc::SYS_sched_setaffinity, &[0, mask.len() as u64], CHECK, mask, 2);
+            self.add_with_data(libc::SYS_sched_setaffinity, &[0, mask.len() as u64], EXPECT_RESULT, mask, 2);
         }
         if let Some((nodes, bits)) = own.nodes {
             let arguments = [flag(libc::MPOL_PREFERRED), 0, bits];
-            self.add_with_data(libc::SYS_set_mempolicy, &arguments, CHECK, nodes, 1);
+            self.add_with_data(libc::SYS_set_mempolicy, &arguments, EXPECT_RESULT, nodes, 1);
         }
         if let Some(map) = own.memory_map {
             self.set_memory_map(map);
         }
         let (head, length) = start.robust_list;
         if head != 0 {
-            self.add(libc::SYS_set_robust_list, &[head, length], QUIET);
+            self.add(libc::SYS_set_robust_list, &[head, length], IGNORE_ERROR);
         }
         if let Some(launcher) = start.launcher {
             let arguments = [flag(libc::PR_SET_PDEATHSIG), flag(libc::SIGKILL), 0, 0, 0, 0];
-            self.add(libc::SYS_prctl, &arguments, CHECK);
+            self.add(libc::SYS_prctl, &arguments, EXPECT_RESULT);
             // The launcher may have ended before.
-            self.add(libc::SYS_getppid, &[0, 0, 0, 0, 0, launcher], CHECK);
+            self.add(libc::SYS_getppid, &[0, 0, 0, 0, 0, launcher], EXPECT_RESULT);
         }
-        self.add(libc::SYS_close, &[start.channel], QUIET);
-        self.calls.push(Call { flags: RESUME, ..Call::default() });
+        self.add(libc::SYS_close, &[start.channel], IGNORE_ERROR);
+        self.calls.push(TemplateCall { flags: BEGIN_PROGRAM, ..TemplateCall::default() });
     }
 }

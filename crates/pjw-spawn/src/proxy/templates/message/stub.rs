@@ -4,8 +4,8 @@
 //! and the template continues here. The code uses no stack and no memory of the program, so that both stay as they
 //! were at the stop.
 //!
-//! The code reads a message from the channel: a list of system calls ([`Call`]). It makes them in order, and writes a
-//! [`Reply`] to the channel after the last one, or after the first that failed. One of them, clone(2), makes the
+//! The code reads a message from the channel: a list of system calls ([`TemplateCall`]). It makes them in order, and writes a
+//! [`TemplateReply`] to the channel after the last one, or after the first that failed. One of them, clone(2), makes the
 //! instance. The instance goes on with a list of its own, loads the registers of the stop and continues with its
 //! program. When the channel ends, the template ends: with exit status 125, as an instance does whose calls fail.
 
@@ -14,7 +14,7 @@
 /// the offsets of the fields.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::proxy::templates) struct Slots {
+pub(in crate::proxy::templates) struct StubData {
     pub(in crate::proxy::templates) rip: u64,
     pub(in crate::proxy::templates) rsp: u64,
     pub(in crate::proxy::templates) rax: u64,
@@ -31,45 +31,45 @@ pub(in crate::proxy::templates) struct Slots {
     pub(in crate::proxy::templates) header: u64,
     /// The address of the received calls.
     pub(in crate::proxy::templates) calls: u64,
-    /// The address of the [`Reply`].
+    /// The address of the [`TemplateReply`].
     pub(in crate::proxy::templates) reply: u64,
 }
 
 /// One operation in a message to a template: usually a system call with its number and arguments. `flags` is a
-/// combination of flags such as [`CHECK`].
+/// combination of flags such as [`EXPECT_RESULT`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::proxy::templates) struct Call {
+pub(in crate::proxy::templates) struct TemplateCall {
     pub(in crate::proxy::templates) number: i64,
     pub(in crate::proxy::templates) arguments: [u64; 6],
     pub(in crate::proxy::templates) flags: u64,
 }
 
-/// Flag of a [`Call`]: argument 0 is the address of a number in memory. The number, a file descriptor, is passed to the
+/// Flag of a [`TemplateCall`]: argument 0 is the address of a number in memory. The number, a file descriptor, is passed to the
 /// system call as argument 0.
-pub(in crate::proxy::templates) const INDIRECT: u64 = 1;
-/// Flag of a [`Call`]: the system call forks a process. The new process continues with the calls at the address in
+pub(in crate::proxy::templates) const INDIRECT_DESCRIPTOR: u64 = 1;
+/// Flag of a [`TemplateCall`]: the system call forks a process. The new process continues with the calls at the address in
 /// argument 5. The template writes the lower 32 bits of the result (a process id or a negative error number) to the
 /// address in argument 4, and continues with its next call.
-pub(in crate::proxy::templates) const FORK: u64 = 2;
-/// Flag of a [`Call`]: this is the last call in the list. After this call, the template sends its reply.
-pub(in crate::proxy::templates) const LAST: u64 = 4;
-/// Flag of a [`Call`] without a system call: the process ends the list of calls, and begins its program.
-pub(in crate::proxy::templates) const RESUME: u64 = 8;
-/// Flag of a [`Call`] without a system call: the process ends the list of calls, and waits for the next message.
-pub(in crate::proxy::templates) const SERVE: u64 = 16;
-/// Flag of a [`Call`]: the process exits with status 125 if the result of the system call is not equal to argument 5.
-pub(in crate::proxy::templates) const CHECK: u64 = 32;
-/// Flag of a [`Call`]: the process ignores an error of the system call, and continues with the next call.
-pub(in crate::proxy::templates) const QUIET: u64 = 64;
-/// Flag of a [`Call`] without a system call: copies the bytes at the address in argument 1 to the address in argument
+pub(in crate::proxy::templates) const FORK_PROCESS: u64 = 2;
+/// Flag of a [`TemplateCall`]: this is the last call in the list. After this call, the template sends its reply.
+pub(in crate::proxy::templates) const LAST_CALL: u64 = 4;
+/// Flag of a [`TemplateCall`] without a system call: the process ends the list of calls, and begins its program.
+pub(in crate::proxy::templates) const BEGIN_PROGRAM: u64 = 8;
+/// Flag of a [`TemplateCall`] without a system call: the process ends the list of calls, and waits for the next message.
+pub(in crate::proxy::templates) const WAIT_FOR_MESSAGE: u64 = 16;
+/// Flag of a [`TemplateCall`]: the process exits with status 125 if the result of the system call is not equal to argument 5.
+pub(in crate::proxy::templates) const EXPECT_RESULT: u64 = 32;
+/// Flag of a [`TemplateCall`]: the process ignores an error of the system call, and continues with the next call.
+pub(in crate::proxy::templates) const IGNORE_ERROR: u64 = 64;
+/// Flag of a [`TemplateCall`] without a system call: copies the bytes at the address in argument 1 to the address in argument
 /// 0. Argument 2 is the number of bytes.
-pub(in crate::proxy::templates) const COPY: u64 = 128;
+pub(in crate::proxy::templates) const COPY_BYTES: u64 = 128;
 
 /// The reply that a template (the process from which further processes are forked) sends after each message.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::proxy::templates) struct Reply {
+pub(in crate::proxy::templates) struct TemplateReply {
     /// The result of the last call, or the negative errno of the call that failed.
     pub(in crate::proxy::templates) result: i64,
     /// For each instance of the message its process id, or the negative errno of its clone(2).
@@ -173,14 +173,14 @@ std::arch::global_asm!(
     "syscall",
     "pjw_spawn_stub_end:",
     ".popsection",
-    indirect = const INDIRECT,
-    fork = const FORK,
-    last = const LAST,
-    resume = const RESUME,
-    serve = const SERVE,
-    check = const CHECK,
-    quiet = const QUIET,
-    copy = const COPY,
+    indirect = const INDIRECT_DESCRIPTOR,
+    fork = const FORK_PROCESS,
+    last = const LAST_CALL,
+    resume = const BEGIN_PROGRAM,
+    serve = const WAIT_FOR_MESSAGE,
+    check = const EXPECT_RESULT,
+    quiet = const IGNORE_ERROR,
+    copy = const COPY_BYTES,
 );
 
 unsafe extern "C" {
@@ -189,7 +189,7 @@ unsafe extern "C" {
 }
 
 /// Returns the machine code that a template runs while it waits for messages. In the memory of the template, the code
-/// must directly follow a value of [`Slots`].
+/// must directly follow a value of [`StubData`].
 pub(in crate::proxy::templates) fn code() -> &'static [u8] {
     let (start, end) = (&raw const pjw_spawn_stub, &raw const pjw_spawn_stub_end);
     // SAFETY: both symbols bound one block of constant bytes in this program's read-only data.
@@ -203,16 +203,16 @@ mod tests {
 
     #[test]
     fn the_slots_lie_where_the_assembly_reads_them() {
-        assert_eq!(size_of::<Slots>(), 168);
-        assert_eq!(offset_of!(Slots, rbp), 64);
-        assert_eq!(offset_of!(Slots, r8_to_r15), 72);
-        assert_eq!(offset_of!(Slots, channel), 136);
-        assert_eq!(offset_of!(Slots, header), 144);
-        assert_eq!(offset_of!(Slots, calls), 152);
-        assert_eq!(offset_of!(Slots, reply), 160);
-        assert_eq!(size_of::<Call>(), 64);
-        assert_eq!(offset_of!(Call, flags), 56);
-        assert_eq!(size_of::<Reply>(), 72);
-        assert!(size_of::<Slots>() + code().len() <= 4096);
+        assert_eq!(size_of::<StubData>(), 168);
+        assert_eq!(offset_of!(StubData, rbp), 64);
+        assert_eq!(offset_of!(StubData, r8_to_r15), 72);
+        assert_eq!(offset_of!(StubData, channel), 136);
+        assert_eq!(offset_of!(StubData, header), 144);
+        assert_eq!(offset_of!(StubData, calls), 152);
+        assert_eq!(offset_of!(StubData, reply), 160);
+        assert_eq!(size_of::<TemplateCall>(), 64);
+        assert_eq!(offset_of!(TemplateCall, flags), 56);
+        assert_eq!(size_of::<TemplateReply>(), 72);
+        assert!(size_of::<StubData>() + code().len() <= 4096);
     }
 }

@@ -47,7 +47,7 @@ fn a_program_without_its_entry_point_is_called_damaged() {
         assert!(written.status.success(), "{written:?}");
         let refused = refusal(&program, &[]);
         assert_eq!(refused, TemplateError::Damaged, "{name}");
-        assert!(refused.is_of_program());
+        assert!(refused.is_program_failure());
     }
 }
 

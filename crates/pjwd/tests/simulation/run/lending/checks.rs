@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, EnforcementMethod};
 use pjw_core::job::{Job, JobId, Ownership};
 use pjw_sim::world::SimProcess;
 
@@ -84,7 +84,7 @@ impl Run {
     fn can_freeze(&self, borrower: &JobId) -> bool {
         let CpusetSupport { hierarchy, can_freeze, .. } = &self.policy.cpuset_support;
         *can_freeze
-            && self.policy.enforcement != Enforcement::Affinity
+            && self.policy.enforcement != EnforcementMethod::Affinity
             && !matches!(hierarchy, CpusetHierarchy::Unavailable { .. })
             && self.warden.state().cpusets.cpuset_error(borrower).is_none()
     }
