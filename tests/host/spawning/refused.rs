@@ -213,6 +213,23 @@ fn more_instances_than_the_user_may_have_are_refused_beforehand() {
     assert!(output.status.success(), "{output:?}");
 }
 
+/// Without this check, some instances started and the others failed.
+#[test]
+fn more_instances_than_there_is_room_for_descriptors_are_refused_beforehand() {
+    let with_900_open =
+        "ulimit -n 1024; for i in {10..909}; do eval \"exec $i</dev/null\"; done; exec \"$@\"";
+    let mut command = Command::new("bash");
+    command.args(["-c", with_900_open, "bash"]).arg(program_path("pjwctl"));
+    let output = command.args(["spawn", "--local", "-n", "400", "--", "true"]).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("pjwctl: nothing was started: the instances need "), "{error}");
+    assert!(
+        error.contains("at most 1024 may be open (RLIMIT_NOFILE)") && error.lines().count() == 1,
+        "{error}"
+    );
+}
+
 fn is_root_without_reachable_programs() -> bool {
     nix::unistd::Uid::effective().is_root() && !programs_are_reachable()
 }

@@ -13,6 +13,8 @@ use crate::instance::Instance;
 
 /// Descriptors that the caller may need beside those of the instances.
 const SPARE_DESCRIPTORS: u64 = 64;
+/// The open descriptors are counted only if more than one part of so many parts of the limit is needed.
+const UNCOUNTED_SHARE: u64 = 8;
 /// The capabilities that lift RLIMIT_NPROC: `CAP_SYS_ADMIN` and `CAP_SYS_RESOURCE`, fork.c of Linux 6.18.
 const LIFTING_CAPABILITIES: u64 = 1 << 21 | 1 << 24;
 
@@ -43,14 +45,17 @@ pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), Che
 /// Checks the limits of the cgroups in which the instances are to start: each cgroup must allow as many more processes
 /// as there are instances for it.
 pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
-    let mut wanted: BTreeMap<RawFd, u64> = BTreeMap::new();
+    let mut by_descriptor: BTreeMap<RawFd, u64> = BTreeMap::new();
     for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {
-        *wanted.entry(cgroup.as_raw_fd()).or_default() += 1;
+        *by_descriptor.entry(cgroup.as_raw_fd()).or_default() += 1;
     }
-    wanted.into_iter().try_for_each(|(cgroup, wanted)| {
-        let directory = fs::read_link(format!("/proc/self/fd/{cgroup}")).unwrap_or_default();
-        check_limits(wanted, 0, cgroup_limits(&directory))
-    })
+    // Several descriptors may be of one cgroup.
+    let mut wanted: BTreeMap<PathBuf, u64> = BTreeMap::new();
+    for (descriptor, instances) in by_descriptor {
+        let directory = fs::read_link(format!("/proc/self/fd/{descriptor}")).unwrap_or_default();
+        *wanted.entry(directory).or_default() += instances;
+    }
+    wanted.into_iter().try_for_each(|(directory, wanted)| check_limits(wanted, 0, cgroup_limits(&directory)))
 }
 
 fn check_limits(
@@ -77,8 +82,8 @@ fn check_limits(
 pub fn raise_descriptor_limit(additional_descriptors: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let needed = additional_descriptors as u64 + SPARE_DESCRIPTORS;
-    // The descriptors that are open now are counted only if it may matter.
-    if needed * 2 <= soft {
+    // To count the open descriptors takes longer than to start a process.
+    if needed * UNCOUNTED_SHARE <= soft {
         return Ok(());
     }
     let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64);
