@@ -71,7 +71,8 @@ pub struct Template {
     /// The mask that the template has requested, and that its instances inherit.
     inherited_mask: Option<CpuSet>,
     max_strings: u64,
-    cgroup: Option<RawFd>,
+    /// The directory of the cgroup. Held open: the number of a closed one could be that of another cgroup later.
+    cgroup: Option<Arc<OwnedFd>>,
     online_cpus: CpuSet,
     has_streams: bool,
     /// The message that was not sent yet.
@@ -128,8 +129,7 @@ impl Template {
         if let Some(replaced) = variables.iter_mut().rev().find(is_others) {
             *replaced = BIND_NOW;
         }
-        // Instances take their masks and nodes themselves. A template that changed PUs would cost more: at each fork, the
-        // PU before would have to forget what it knows of the template's memory.
+        // Instances take their masks and nodes themselves. If the template changed PUs, each fork would flush the TLB of the PU before.
         let loaded = load(&setup, cgroup(&first.placement), &arguments, &variables)?;
         Ok(Self::of_loaded(setup, layout, loaded, Some(shape), first))
     }
@@ -180,7 +180,7 @@ impl Template {
             map: None,
             inherited_mask: None,
             max_strings: (stack_limit / 4).clamp(MIN_STRINGS, MAX_STRINGS),
-            cgroup: cgroup(&first.placement),
+            cgroup: first.placement.cgroup.clone(),
             online_cpus: online_cpus(),
             has_streams: has_streams(loaded.child.pid),
             message: Message::default(),
@@ -408,7 +408,7 @@ impl Template {
             }
             None => {}
         }
-        if self.cgroup != cgroup(&instance.placement) {
+        if self.cgroup.as_ref().map(AsRawFd::as_raw_fd) != cgroup(&instance.placement) {
             return Err(ForkError::Mismatch("cgroup"));
         }
         let Stdio { input, output, error } = &instance.stdio;
