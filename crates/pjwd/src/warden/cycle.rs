@@ -375,7 +375,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                 next = self.round(&request, commands, &mut release_report);
                 commands = &[];
             }
-            report.events.extend(release_report.events);
+            report.add_release(release_report);
+            report.has_unfinished_work |= next.is_some();
         }
     }
 

@@ -111,6 +111,15 @@ impl CycleReport {
         self.events.append(&mut events);
     }
 
+    /// Adds the report of the rounds that released a new job again. The replies and the warnings of the cycle stay.
+    pub(super) fn add_release(&mut self, release: CycleReport) {
+        self.add_events(release.events);
+        self.ended_jobs.extend(release.ended_jobs);
+        self.mask_outcomes.extend(release.mask_outcomes);
+        self.cpuset_outcomes.extend(release.cpuset_outcomes);
+        self.newly_planned.extend(&release.newly_planned);
+    }
+
     /// Counts for each thread how often its affinity mask was changed in this cycle. `outcomes` are the mask changes of
     /// the last round with their results. Returns whether another round (scan, decision and changes) is useful: false
     /// if the last round changed no mask, or changed only masks of threads that have reached the limit of three
