@@ -26,7 +26,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// No process listens on the daemon's socket, or the socket does not exist.
-    #[error("pjwd is not running: looked for {path}; start it with: {start}; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display(), start = service_commands::start_text())]
+    #[error("pjwd is not running: looked for {path}; start it with: {start}; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display(), start = service_commands::pjwd_start_commands())]
     NotRunning {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,

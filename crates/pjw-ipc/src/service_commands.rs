@@ -11,7 +11,7 @@ pub fn has_systemd() -> bool {
 /// Returns a text with the commands that start pjwd on this machine, such as `systemctl start pjwd, or as yourself:
 /// pjwd`. A message to the user ends with this text.
 #[must_use]
-pub fn start_text() -> &'static str {
+pub fn pjwd_start_commands() -> &'static str {
     start_text_of(has_systemd())
 }
 
@@ -47,7 +47,7 @@ mod tests {
             assert!(text(true).contains("systemctl"), "{}", text(true));
             assert!(!text(false).contains("systemctl") && text(false).contains("pjwd"), "{}", text(false));
         }
-        assert_eq!(start_text().contains("systemctl"), has_systemd());
+        assert_eq!(pjwd_start_commands().contains("systemctl"), has_systemd());
         assert_eq!(restart_text().contains("systemctl"), has_systemd());
         assert_eq!(check_text().contains("systemctl"), has_systemd());
     }

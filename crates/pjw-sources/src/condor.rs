@@ -10,7 +10,7 @@
 //! another file (`_CONDOR_MACHINE_AD`). `OMP_NUM_THREADS` is not read, because the user can change it.
 
 use pjw_core::job::{JobId, JobSource};
-use pjw_core::snapshot::JobProcessScope;
+use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
 use crate::{counts, flaw::HookInputError, host::Host};
@@ -20,7 +20,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
-    own: JobProcessScope::Neither,
+    own: JobProcessGrouping::Neither,
     narrowable: false,
     place,
     environ_claim,

@@ -11,7 +11,7 @@
 //! number of cores. No process group or session belongs to one job: each task may have its own.
 
 use pjw_core::job::{JobId, JobSource};
-use pjw_core::snapshot::JobProcessScope;
+use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
 use crate::{host::Host, place::service_manager_user};
@@ -21,7 +21,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Flux,
     launchers: &["flux-shell", "flux-imp"],
     variables: &["FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"],
-    own: JobProcessScope::Neither,
+    own: JobProcessGrouping::Neither,
     narrowable: false,
     place,
     environ_claim,

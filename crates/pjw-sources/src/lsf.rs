@@ -9,7 +9,7 @@
 //! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing. A slot is read as a core.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobProcessScope;
+use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{
     BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
@@ -21,7 +21,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Lsf,
     launchers: &["res", "sbatchd"],
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
-    own: JobProcessScope::ProcessGroup,
+    own: JobProcessGrouping::ProcessGroup,
     narrowable: false,
     place,
     environ_claim,

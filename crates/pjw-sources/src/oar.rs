@@ -4,7 +4,7 @@
 //! with an id of its own. OAR gives every job a cpuset, which has the number of cores. No variable has it.
 
 use pjw_core::job::{JobId, JobSource};
-use pjw_core::snapshot::JobProcessScope;
+use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::host::Host;
 use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number};
@@ -14,7 +14,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Oar,
     launchers: &["oarexec"],
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
-    own: JobProcessScope::Neither,
+    own: JobProcessGrouping::Neither,
     narrowable: false,
     place,
     environ_claim,

@@ -10,7 +10,7 @@
 //! and `PBS_NP`, the total of the job, agrees.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobProcessScope;
+use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
@@ -20,7 +20,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Pbs,
     launchers: &["pbs_mom"],
     variables: &["PBS_JOBID", "PBS_NUM_PPN", "PBS_NUM_NODES", "PBS_NP"],
-    own: JobProcessScope::Session,
+    own: JobProcessGrouping::Session,
     narrowable: false,
     place,
     environ_claim,

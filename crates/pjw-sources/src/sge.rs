@@ -17,7 +17,7 @@
 //! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobProcessScope;
+use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{
     BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
@@ -29,7 +29,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Sge,
     launchers: &["sge_shepherd"],
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
-    own: JobProcessScope::Session,
+    own: JobProcessGrouping::Session,
     narrowable: false,
     place,
     environ_claim,

@@ -20,7 +20,7 @@
 //! that configures cores only, on a machine with several threads per core, should set the count in the hook.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobProcessScope;
+use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{
     BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
@@ -45,7 +45,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
         "SLURM_CPUS_ON_NODE",
         "SLURM_TASKS_PER_NODE",
     ],
-    own: JobProcessScope::Neither,
+    own: JobProcessGrouping::Neither,
     narrowable: true,
     place,
     environ_claim,

@@ -2,7 +2,7 @@
 
 use pjw_core::ids::Comm;
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::{BatchAttributes, JobProcessScope};
+use pjw_core::snapshot::{BatchAttributes, JobProcessGrouping};
 
 use crate::{flaw::HookInputError, host::Host};
 
@@ -19,7 +19,7 @@ pub(crate) struct BatchSystem {
     /// The variables that [`BatchSystem::environ_claim`] reads. It has no access to others.
     pub(crate) variables: &'static [&'static str],
     /// The unit of processes, beside the cgroup, that the system gives to each job alone.
-    pub(crate) own: JobProcessScope,
+    pub(crate) own: JobProcessGrouping,
     /// Whether the warden may narrow the cpuset of a job's directory. True if the system writes that cpuset only to
     /// grant cores.
     pub(crate) narrowable: bool,

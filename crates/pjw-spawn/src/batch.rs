@@ -376,7 +376,7 @@ impl Batch {
             Ok(_) => {
                 self.busy_spawners += 1;
                 if ends_with_launcher {
-                    context.keep(keep);
+                    context.keep_spawner_thread(keep);
                 }
             }
             Err(error) => {

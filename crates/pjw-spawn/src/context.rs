@@ -248,10 +248,10 @@ impl SpawnContext {
     }
 
     /// Keeps a spawner thread (a thread that has started processes) alive until this context is dropped, because the
-    /// kernel kills the started processes when the thread ends. The thread waits for the receiver of the channel whose
-    /// sender is `spawner`, and ends when the sender is dropped.
-    pub(crate) fn keep(&self, spawner: Sender<()>) {
-        self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
+    /// kernel kills the started processes when the thread ends. The thread waits on a channel, and ends when `end_signal`,
+    /// the sender of this channel, is dropped.
+    pub(crate) fn keep_spawner_thread(&self, end_signal: Sender<()>) {
+        self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(end_signal);
     }
 
     /// Checks whether one process for each element of `instances` can be started, and starts nothing. The checks are:

@@ -105,7 +105,7 @@ impl<'a> Allocator<'a> {
             let Some(&first) = open.first() else { continue };
             let free_core = |pus: Pus, held, whole| FreeCore {
                 position,
-                size: unit.size(&pus),
+                size: unit.count_in_core(&pus),
                 pus,
                 kind: core.kind_index,
                 held,

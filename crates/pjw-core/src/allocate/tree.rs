@@ -25,7 +25,7 @@ pub(super) enum AllocationUnit {
 impl AllocationUnit {
     /// Returns the number of units in `pus` (logical CPUs of one core): 1 for [`AllocationUnit::Core`], otherwise the number of
     /// PUs (logical CPUs).
-    pub(super) fn size(self, pus: &[Pu]) -> u32 {
+    pub(super) fn count_in_core(self, pus: &[Pu]) -> u32 {
         match self {
             AllocationUnit::Core => 1,
             AllocationUnit::Pu | AllocationUnit::AnyPu => u32::try_from(pus.len()).unwrap_or(u32::MAX),

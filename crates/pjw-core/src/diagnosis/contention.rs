@@ -39,7 +39,7 @@ fn remedy_of_daemon(input: &DiagnosisInput, if_enforcing: &str) -> String {
             format!("pjwd does not answer: restart it ({})", input.host.restart_command())
         }
         DaemonStatus::Absent(_) => {
-            format!("start pjwd: it gives each job cores of its own ({})", input.host.start_command())
+            format!("start pjwd: it gives each job cores of its own ({})", input.host.pjwd_start_command())
         }
     }
 }

@@ -387,7 +387,7 @@ pub enum DaemonLending {
 impl HostFacts {
     /// Returns how a user starts pjwd on this host, as a text for the end of a sentence, such as `systemctl start
     /// pjwd`.
-    pub(crate) fn start_command(&self) -> &'static str {
+    pub(crate) fn pjwd_start_command(&self) -> &'static str {
         if self.has_systemd { "systemctl start pjwd" } else { "pjwd, as root or as yourself" }
     }
 

@@ -113,7 +113,7 @@ fn warden(input: &DiagnosisInput) -> Option<Finding> {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
             let text = format!("pjwd is not running: no warden manages {}", count(input.jobs.len(), "job"));
             let or_as_user = if input.host.has_systemd { ", or as yourself: pjwd" } else { "" };
-            let start = input.host.start_command();
+            let start = input.host.pjwd_start_command();
             let remedy = format!("{start}{or_as_user}; with mode = \"observe\" it only looks");
             Some(Finding::advice("no-warden", text, remedy))
         }

@@ -224,7 +224,7 @@ fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) ->
 
 /// Finds the descendants of processes with masks of unknown origin among the scanned processes.
 fn find_descendants(draft: &mut CycleDraft<'_>) {
-    if draft.state.unknown_masks.is_idle() {
+    if draft.state.unknown_masks.has_nothing_to_find() {
         return;
     }
     let scanned: Vec<Pid> = draft.scanned_pids().collect();

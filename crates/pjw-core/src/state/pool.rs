@@ -172,10 +172,10 @@ impl PuPool {
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Returns each lent PU (logical CPU, see [`PuPool::lent_cpus`]) with the number of PUs that its holder has,
-    /// including offline PUs. The caller uses this number to recognise the threads of the holder that run on the lent
-    /// PU. pjw confines these threads to the PUs of the holder. So a thread that has more PUs in its affinity mask than
-    /// this number belongs to another program.
+    /// Returns each lent PU (logical CPU, see [`PuPool::lent_cpus`]) with the number of PUs of its owner, the job
+    /// that lent the PU. Offline PUs count too. The caller uses this number to recognise threads of the owner on the lent
+    /// PU: pjw confines these threads to the PUs of the owner, so a thread that has more PUs in its affinity mask belongs
+    /// to another program.
     #[must_use]
     pub fn lent_cpus_with_owner_pu_counts(&self) -> BTreeMap<Pu, u32> {
         let lent = self.lent_cpus();

@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use core::ops::{Bound, Deref};
 
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
-use crate::terms::{JobId, JobMarks, JobProcessScope, Process};
+use crate::terms::{JobId, JobMarks, JobProcessGrouping, Process};
 
 /// A process of the machine, without its threads, as the last scan that read the process found it. The record also has
 /// the time at which a scan first read the process. If the process has changed its cgroup, the record has the path of
@@ -42,7 +42,7 @@ pub struct Processes {
     by_marked_job: BTreeMap<JobId, BTreeSet<Pid>>,
     /// The pids of the processes in a session or process group that a batch system made for one job, by the
     /// id of this session or group.
-    by_own_unit: BTreeMap<(JobProcessScope, Pid), BTreeSet<Pid>>,
+    by_own_unit: BTreeMap<(JobProcessGrouping, Pid), BTreeSet<Pid>>,
 }
 
 impl Deref for Processes {
@@ -114,7 +114,7 @@ impl Processes {
     /// system made this session or process group for one job. `unit` says whether it is a session or a process group.
     pub(crate) fn pids_in_session_or_group(
         &self,
-        unit: JobProcessScope,
+        unit: JobProcessGrouping,
         leader: Pid,
     ) -> impl Iterator<Item = Pid> {
         self.by_own_unit.get(&(unit, leader)).into_iter().flatten().copied()
@@ -141,8 +141,8 @@ impl Processes {
 }
 
 /// The session or the process group of a process.
-fn unit_of(process: &Process, unit: JobProcessScope) -> (JobProcessScope, Pid) {
-    (unit, if unit == JobProcessScope::ProcessGroup { process.process_group } else { process.session })
+fn unit_of(process: &Process, unit: JobProcessGrouping) -> (JobProcessGrouping, Pid) {
+    (unit, if unit == JobProcessGrouping::ProcessGroup { process.process_group } else { process.session })
 }
 
 /// Removes a process from an index, and the key if it was the last process.

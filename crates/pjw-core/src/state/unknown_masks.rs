@@ -257,7 +257,7 @@ impl MasksOfUnknownOrigin {
 
     /// Whether no process has or may have inherited an affinity mask of unknown origin, and no search for such masks is
     /// pending.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub(crate) fn has_nothing_to_find(&self) -> bool {
         self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending()
     }
 

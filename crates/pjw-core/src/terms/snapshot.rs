@@ -226,9 +226,9 @@ impl JobMarks {
 
     /// Iterates over the jobs that environment variables of the process name and that have a process group or a session of their
     /// own. Each item says which of the two the job has.
-    pub(crate) fn jobs_with_own_scope(&self) -> impl Iterator<Item = (&JobId, JobProcessScope)> {
+    pub(crate) fn jobs_with_own_scope(&self) -> impl Iterator<Item = (&JobId, JobProcessGrouping)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
-            JobIdAttribute::Environment { process_scope: own } if own != JobProcessScope::Neither => {
+            JobIdAttribute::Environment { process_scope: own } if own != JobProcessGrouping::Neither => {
                 Some((&mark.job, own))
             }
             _ => None,
@@ -282,14 +282,14 @@ pub enum JobIdAttribute {
     Environment {
         /// Whether the batch system creates a process group or a session of its own for each job. All
         /// processes in this process group or session belong to the job.
-        process_scope: JobProcessScope,
+        process_scope: JobProcessGrouping,
     },
 }
 
 /// Whether a batch system starts each job in a process group of its own (setpgid(2)), in a session of its own
 /// (setsid(2)), or in neither. Every process in such a process group or session belongs to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum JobProcessScope {
+pub enum JobProcessGrouping {
     /// Each job has a process group of its own, but no session of its own. (LSF: all jobs are in the session
     /// of sbatchd.)
     ProcessGroup,

@@ -22,7 +22,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchRole, JobIdAttribute,
-    JobMark, JobMarks, JobProcessScope, SharedAddressSpace, Snapshot,
+    JobMark, JobMarks, JobProcessGrouping, SharedAddressSpace, Snapshot,
 };
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
@@ -363,7 +363,7 @@ pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_
 pub fn in_environment(
     mut process: RefMut<'_, SimProcess>,
     id: &str,
-    own: JobProcessScope,
+    own: JobProcessGrouping,
     cpu_request: Option<CpuRequest>,
 ) {
     let kind = JobIdAttribute::Environment { process_scope: own };

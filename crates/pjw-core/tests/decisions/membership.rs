@@ -2,7 +2,7 @@
 
 use pjw_core::ids::{Comm, Pid, StartTime, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
-use pjw_core::snapshot::{BatchRole, JobMarks, JobProcessScope};
+use pjw_core::snapshot::{BatchRole, JobMarks, JobProcessGrouping};
 use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, SECOND, in_cgroup, in_environment, job, machine};
@@ -80,8 +80,8 @@ fn a_member_swept_into_another_cgroup_stays() {
 fn exporting_another_users_job_id_makes_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
-    in_environment(m.spawn(20, 1, 1002), "slurm:7", JobProcessScope::Neither, None);
-    in_environment(m.spawn(21, 1, 1002), "slurm:8", JobProcessScope::Neither, Some(CpuRequest::Cores(8)));
+    in_environment(m.spawn(20, 1, 1002), "slurm:7", JobProcessGrouping::Neither, None);
+    in_environment(m.spawn(21, 1, 1002), "slurm:8", JobProcessGrouping::Neither, Some(CpuRequest::Cores(8)));
     m.settle();
     assert_eq!([m.member(20), m.member(21)], ["-", "-"]);
     assert!(!m.state.jobs.contains_key(&job("slurm:8")), "nor a job");
@@ -91,7 +91,7 @@ fn exporting_another_users_job_id_makes_no_member() {
 fn the_environment_counts_for_the_jobs_own_user() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
-    in_environment(m.spawn(20, 1, 1001), "slurm:7", JobProcessScope::Neither, None);
+    in_environment(m.spawn(20, 1, 1001), "slurm:7", JobProcessGrouping::Neither, None);
     m.settle();
     assert_eq!(m.member(20), "slurm:7 by Environment");
 }
@@ -101,7 +101,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessScope::Neither, Some(CpuRequest::Cores(3)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
     assert_eq!(m.grant("slurm:7"), "0-2");
@@ -112,7 +112,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 0), "slurm:7", JobProcessScope::Neither, Some(CpuRequest::Cores(3)));
+    in_environment(m.spawn(10, 5, 0), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
 }
@@ -122,7 +122,7 @@ fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessScope::Neither, Some(CpuRequest::Cores(8)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
 }
@@ -152,8 +152,8 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
 fn a_session_counts_only_where_the_source_gives_each_job_one() {
     let mut m = machine();
     for (source, launcher, own) in [
-        ("pbs", JobSource::Pbs, JobProcessScope::Session),
-        ("lsf", JobSource::Lsf, JobProcessScope::ProcessGroup),
+        ("pbs", JobSource::Pbs, JobProcessGrouping::Session),
+        ("lsf", JobSource::Lsf, JobProcessGrouping::ProcessGroup),
     ] {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = BatchRole::Launcher(launcher);

@@ -43,7 +43,7 @@ fn without_a_daemon_the_error_has_the_path_and_the_command_to_start_one() {
         let expected = format!(
             "pjwd is not running: looked for {}; start it with: {}; if it listens elsewhere, give the path with --socket or PJW_SOCKET",
             path.display(),
-            pjw_ipc::service_commands::start_text()
+            pjw_ipc::service_commands::pjwd_start_commands()
         );
         assert_eq!(complaint(&path), expected);
     }

@@ -164,9 +164,9 @@ pub(super) fn enter_idle_cgroup(
     }
 }
 
-/// Must be called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. If
-/// this cgroup has no idle priority (no twin in the v1 hierarchy with the cpu controller), ends the idle priority of
-/// the process.
+/// Must be called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. With
+/// cgroup v1, the idle priority comes from a cgroup with the same path in the hierarchy with the cpu controller. If
+/// there is no such cgroup for `to`, moves the process out of the idle cgroup in which it may still be.
 pub(super) fn leave_outdated_idle_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,

@@ -176,8 +176,9 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets whether the kernel keeps the affinity mask of a thread when the cpuset of the thread changes. If not, a
-    /// change of a cpuset also restores the masks that the kernel resets for threads outside this cpuset. The default
+    /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when the cpuset of the thread
+    /// changes. If not, pjw restores after each change of a cpuset the masks that the kernel has reset for threads
+    /// outside this cpuset. The default
     /// is true on Linux 6.2 and later, and false on older kernels. Must be called before
     /// [`LinuxMachine::start_cpuset_thread`], because `set_affinity_persists` ends the thread that
     /// `start_cpuset_thread` has started.

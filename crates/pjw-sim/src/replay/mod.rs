@@ -25,7 +25,7 @@ pub use crate::locality::ProcessorUnit;
 
 /// The maximum number of samples of the free cores that a replay of a job log takes
 /// ([`ReplayResult::free_cores_samples`]). For a long job log, the time between two samples is longer.
-pub const MAX_SAMPLES: u32 = 100;
+pub const MAX_FREE_CORES_SAMPLES: u32 = 100;
 
 /// The algorithm that chooses the cores of each job in a replay of a job log: pjw's allocator, or a reference
 /// policy (another rule, for comparison).
@@ -95,7 +95,7 @@ pub struct ReplayResult {
     pub started_jobs: Vec<StartedJob>,
     /// The number of jobs that could not be started, because too few cores were free at their submit time.
     pub refused_count: u32,
-    /// Samples of the free cores: at most [`MAX_SAMPLES`], at equal intervals from the first submit time to
+    /// Samples of the free cores: at most [`MAX_FREE_CORES_SAMPLES`], at equal intervals from the first submit time to
     /// the last.
     pub free_cores_samples: Vec<FreeCoresSample>,
     /// The number of processors of the machine that jobs can use. Depends on [`ReplayOptions::unit`]:
@@ -180,7 +180,7 @@ pub fn replay(
 fn instants(log: &JobLog) -> impl Iterator<Item = u64> + use<> {
     let first = log.jobs.first().map_or(0, |job| job.submit_s);
     let span = log.jobs.last().map_or(0, |job| job.submit_s) - first;
-    let steps = u64::from(MAX_SAMPLES - 1).min(span);
+    let steps = u64::from(MAX_FREE_CORES_SAMPLES - 1).min(span);
     let at = move |step: u64| {
         let offset = u128::from(span) * u128::from(step) / u128::from(steps.max(1));
         first.saturating_add(u64::try_from(offset).unwrap_or(u64::MAX))

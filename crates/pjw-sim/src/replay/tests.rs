@@ -96,7 +96,7 @@ fn spread_and_the_reference_policies_use_the_same_pool() {
 fn samples_are_even_and_limited() {
     let log = job_log(&[(0, 60, 1), (50, 100, 3), (198, 1, 1)]);
     let done = replay(&machine(), &log, &options(ProcessorUnit::Core, PACK), |_| {});
-    assert_eq!(done.free_cores_samples.len(), MAX_SAMPLES as usize);
+    assert_eq!(done.free_cores_samples.len(), MAX_FREE_CORES_SAMPLES as usize);
     let at = |time_s| {
         done.free_cores_samples.iter().find(|sample| sample.time_s == time_s).unwrap().largest_requests
     };

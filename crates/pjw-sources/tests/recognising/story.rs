@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
-use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMarks, JobProcessScope};
+use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMarks, JobProcessGrouping};
 use pjw_sources::{Host, recognise_jobs};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
@@ -81,13 +81,13 @@ pub(crate) fn tell(claims: &JobMarks) -> String {
         let mark = match &claim.kind {
             JobIdAttribute::Cgroup(path) => format!("cgroup {path}"),
             JobIdAttribute::SupplementaryGroup(group) => format!("group {group}"),
-            JobIdAttribute::Environment { process_scope: JobProcessScope::ProcessGroup } => {
+            JobIdAttribute::Environment { process_scope: JobProcessGrouping::ProcessGroup } => {
                 "environment (own group)".to_owned()
             }
-            JobIdAttribute::Environment { process_scope: JobProcessScope::Session } => {
+            JobIdAttribute::Environment { process_scope: JobProcessGrouping::Session } => {
                 "environment (own session)".to_owned()
             }
-            JobIdAttribute::Environment { process_scope: JobProcessScope::Neither } => {
+            JobIdAttribute::Environment { process_scope: JobProcessGrouping::Neither } => {
                 "environment".to_owned()
             }
         };

@@ -159,8 +159,9 @@ impl ResultQueue {
         let mut lowest = control.lowest.load(Ordering::SeqCst);
         let mut is_any_free = false;
         while window.state(lowest) == ItemState::new(lowest, ItemStatus::Delivered) {
-            let next = lowest + window.len();
-            if let Some(payload) = shared.payloads().get(usize::try_from(lowest % window.len()).unwrap_or(0))
+            let next = lowest + window.window_size();
+            if let Some(payload) =
+                shared.payloads().get(usize::try_from(lowest % window.window_size()).unwrap_or(0))
             {
                 let end = payload.start.load(Ordering::SeqCst) + payload.length.load(Ordering::SeqCst);
                 control.freed_bytes.store(end, Ordering::SeqCst);

@@ -25,7 +25,8 @@ pub(crate) struct FarmProcess {
 }
 
 impl FarmProcess {
-    /// Makes the value without a process. `is_wanted` says whether a process must be started.
+    /// Makes the entry for a process of the farm that does not run yet. `is_wanted` says whether the farm is to start
+    /// this process.
     pub(crate) fn new(is_wanted: bool) -> Self {
         Self { is_wanted, ..Self::default() }
     }

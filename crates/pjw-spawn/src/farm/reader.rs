@@ -10,7 +10,7 @@ use super::window::{ItemQueue, ItemState, ItemStatus, MAX_ITEMS};
 /// A value of [`IoFailure::kind`]: the function of the program that reads an item, or writes a result, returned an error.
 pub(crate) const FUNCTION_FAILED: u32 = 1;
 /// A value of [`IoFailure::kind`]: an item does not fit into the shared memory.
-pub(crate) const TOO_LARGE: u32 = 2;
+pub(crate) const ITEM_TOO_LARGE: u32 = 2;
 
 /// The reader process of a farm: reads the items, and puts their bytes into the shared memory for the workers.
 pub(crate) struct Reader<'f> {
@@ -33,7 +33,7 @@ impl Reader<'_> {
             match read(number, &mut bytes) {
                 Err(code) => return store_failure(&control.reader_failure, FUNCTION_FAILED, code, 0),
                 Ok(true) if bytes.len() > self.shared.sizes.input => {
-                    return store_failure(&control.reader_failure, TOO_LARGE, 0, bytes.len() as u64);
+                    return store_failure(&control.reader_failure, ITEM_TOO_LARGE, 0, bytes.len() as u64);
                 }
                 Ok(true) if number < MAX_ITEMS => self.publish(number, &bytes),
                 Ok(_) => control.total.store(number, Ordering::SeqCst),
@@ -93,7 +93,7 @@ impl Reader<'_> {
 }
 
 /// Stores in `failure`, which is in the shared memory, why the reader or writer process ends, so that the master can
-/// report the reason. `kind` is [`FUNCTION_FAILED`] or [`TOO_LARGE`]. `code` is the error code of the program. `size` is the
+/// report the reason. `kind` is [`FUNCTION_FAILED`] or [`ITEM_TOO_LARGE`]. `code` is the error code of the program. `size` is the
 /// size of the item in bytes (reader), or the number of the item (writer). Returns 1, the exit status for the process.
 pub(crate) fn store_failure(failure: &IoFailure, kind: u32, code: i32, size: u64) -> i32 {
     failure.code.store(code, Ordering::SeqCst);

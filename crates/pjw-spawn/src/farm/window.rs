@@ -102,7 +102,7 @@ impl<'a> ItemQueue<'a> {
     }
 
     /// Returns the size of the window: the number of items whose states are in the shared memory.
-    pub(crate) fn len(self) -> u64 {
+    pub(crate) fn window_size(self) -> u64 {
         self.0.sizes.window as u64
     }
 

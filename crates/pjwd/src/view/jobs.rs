@@ -13,8 +13,8 @@ use super::counts::{CpuDemand, JobCounts};
 use super::to_wire::{job_to_wire, saturating_u32};
 use super::warnings::{job_warnings, rule_warnings};
 
-/// The descriptions of all jobs in the status, with the warnings about single jobs. Only the descriptions of changed
-/// jobs are computed again.
+/// The descriptions of all jobs that the daemon reports in its status (`pjwctl status`), and the warnings that concern
+/// a single job. They are kept between two cycles: an update computes only those of the changed jobs again.
 #[derive(Debug, Default)]
 pub(super) struct JobViews {
     counts: JobCounts,

@@ -10,7 +10,7 @@ use crate::phases::{draft::CycleDraft, observe::update_threads, unassigned::adop
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
     BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobIdAttribute, JobMark,
-    JobProcessScope, JobSource, Observed, Policy, Process, ProvisionRule, Record,
+    JobProcessGrouping, JobSource, Observed, Policy, Process, ProvisionRule, Record,
 };
 
 pub(crate) mod released;
@@ -225,7 +225,7 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
 /// as long as there is one, the kernel can't use the number of the session or group again.
 fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let Process { session, process_group: group, .. } = *process;
-    let owned = |unit: JobProcessScope, leader: Pid| {
+    let owned = |unit: JobProcessGrouping, leader: Pid| {
         let marked = state.processes.pids_in_session_or_group(unit, leader);
         let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
         let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
@@ -236,9 +236,9 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
     let is_inside =
         |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
     let is_registered = |job: &&Job| state.members_of(&job.id).any(is_inside);
-    owned(JobProcessScope::Session, session)
+    owned(JobProcessGrouping::Session, session)
         .or_else(|| state.jobs.jobs_of_session(session).find(is_registered).map(|job| &job.id))
-        .or_else(|| owned(JobProcessScope::ProcessGroup, group))
+        .or_else(|| owned(JobProcessGrouping::ProcessGroup, group))
 }
 
 fn join(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {

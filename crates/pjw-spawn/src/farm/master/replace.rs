@@ -12,7 +12,7 @@ use crate::farm::error::{FarmError, IoProcess};
 use crate::farm::member::{FarmProcess, ProcessRole, kill};
 use crate::farm::memory::{IoFailure, UNKNOWN_TOTAL};
 use crate::farm::process::{Forked, fork, run_and_exit};
-use crate::farm::reader::{Reader, TOO_LARGE};
+use crate::farm::reader::{ITEM_TOO_LARGE, Reader};
 use crate::farm::result::Outcome;
 use crate::farm::window::ItemQueue;
 use crate::farm::worker::Worker;
@@ -138,7 +138,7 @@ impl RunningFarm<'_> {
         let control = self.shared.control();
         let number = control.filled.load(Ordering::SeqCst);
         let failure = &control.reader_failure;
-        if failure.kind.load(Ordering::SeqCst) == TOO_LARGE {
+        if failure.kind.load(Ordering::SeqCst) == ITEM_TOO_LARGE {
             let (size, limit) = (failure.size.load(Ordering::SeqCst), self.shared.sizes.input as u64);
             return Err(FarmError::ItemTooLarge { number, size, limit });
         }

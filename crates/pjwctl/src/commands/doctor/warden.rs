@@ -143,5 +143,8 @@ fn warning(warning: &wire::Warning) -> Finding {
 
 /// The finding if no warden runs.
 fn absent() -> DaemonStatus {
-    DaemonStatus::Absent(format!("pjwd is not running; start it with: {}", service_commands::start_text()))
+    DaemonStatus::Absent(format!(
+        "pjwd is not running; start it with: {}",
+        service_commands::pjwd_start_commands()
+    ))
 }
