@@ -7,11 +7,11 @@ use crate::phases::commands::types::{AssignCommand, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads all processes of
-/// the machine in each of these cases:
+/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads all processes of the
+/// machine in each of these cases:
 ///
-/// - A command assigns all processes of a session (setsid(2)), releases all jobs, or moves jobs to reduce
-///   fragmentation ([`Command::Defrag`]).
+/// - A command assigns all processes of a session (setsid(2)), releases all jobs, or moves jobs to reduce fragmentation
+///   ([`Command::Defrag`]).
 /// - Fork events may have been lost, or an earlier scan was incomplete.
 ///
 /// Otherwise, the scan reads these processes and all of their descendants:
@@ -19,8 +19,8 @@ use crate::terms::{JobId, ScanRequest, ScanScope};
 /// - each process whose pid is in an assign command,
 /// - all processes of each job for which there is an assign command or a release command.
 ///
-/// Descendants that no scan has read yet may be in the list of processes for a later scan
-/// (`state.lineage.scan_queue`). The function adds them to the request, and removes them from this list.
+/// Some descendants may be in the list of processes for a later scan (`state.lineage.scan_queue`). The function moves
+/// these descendants from the list to the request.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

@@ -44,16 +44,15 @@ pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, 
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Defers the scan of each newly forked process that has the right affinity mask, by a few milliseconds. All other
-/// newly forked processes of jobs must still be scanned at once. The daemon calls this function after it has read the
-/// masks of these processes ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
+/// Defers the scans of newly forked processes with the right affinity mask by a few milliseconds. Newly forked
+/// processes with a wrong mask must still be scanned at once. The daemon calls this function after it has read the
+/// masks ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 ///
 /// - `expected` has the masks that newly forked processes should have, by pid.
-/// - `mismatches` lists the processes in `expected` that have another mask. All other processes in `expected` have
-///   the right mask.
+/// - `mismatches` lists the processes in `expected` that have another mask. All other processes in `expected` have the
+///   right mask.
 ///
-/// The scan of a process that is not in `expected` is deferred only if the process was forked in the cpuset of its
-/// job.
+/// A process that is not in `expected` has the right mask if the process was forked in the cpuset of its job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,
@@ -104,8 +103,8 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///   process.
 ///
 /// A process in the cgroup of the ancestor is kept in the snapshot even if it can't have inherited its mask: its
-/// program requested the mask. `cpuset_paths` has the cgroups of the processes that [`forked_with_unexplained_masks`]
-/// returned, by pid: their paths in the hierarchy with the cpuset controller.
+/// program requested the mask. `cpuset_paths` has the cgroup of each process that [`forked_with_unexplained_masks`]
+/// returned, by pid. The cgroup is given by its path in the hierarchy with the cpuset controller.
 #[must_use]
 pub fn snapshot_of_mismatches(
     state: &WardenState,
@@ -142,9 +141,9 @@ pub fn snapshot_of_mismatches(
     }
 }
 
-/// Returns the newly forked processes whose affinity masks contain PUs (logical CPUs) outside of their job, if pjw
-/// knows no request (sched_setaffinity(2)) that explains the mask, and the mask lacks an online PU. There are two
-/// possible causes:
+/// Returns the newly forked processes whose affinity masks pjw can't explain. Such a mask contains PUs (logical CPUs)
+/// outside of the job and lacks an online PU, and pjw knows no request (sched_setaffinity(2)) for this mask. There are
+/// two possible causes:
 ///
 /// - The parent changed its own mask just before the fork, and pjw has not yet seen this change.
 /// - The process is in another cgroup than its parent.

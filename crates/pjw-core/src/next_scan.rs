@@ -65,13 +65,13 @@ fn pids_changed_by<'a>(
 }
 
 impl WardenState {
-    /// Records the outcomes of delayed changes of cpusets in this state. A change is delayed if the kernel or
-    /// systemd began the change and did not complete it at once. `finished` lists the delayed changes that are
-    /// now completed or refused, each with its outcome.
+    /// Records the outcomes of delayed changes of cpusets. A change is delayed if the kernel or systemd began the
+    /// change and did not complete it at once. `finished` lists the delayed changes that are now completed or refused,
+    /// each with its outcome.
     ///
-    /// Marks the jobs of these cpusets as changed, so that the next decision of the daemon also covers these
-    /// jobs. `request` is the request for the next scan. The function adds the cgroups of these cpusets to the
-    /// request, and the processes whose masks or cgroups may have changed.
+    /// Marks the jobs of these cpusets as changed, so that the next decision of the daemon also covers these jobs.
+    /// `request` is the request for the next scan. The function adds the cgroups of these cpusets to the request, and
+    /// the processes whose masks or cgroups may have changed.
     pub fn note_finished_cpuset_changes(
         &mut self,
         finished: &[(CpusetAction, CpusetOutcome)],

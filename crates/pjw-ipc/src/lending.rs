@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Whether and how pjwd lends cores on this machine. Lent are the cores that jobs of the class `guaranteed` (the
+/// Whether and how pjwd lends cores on this machine. pjwd lends the cores that jobs of the class `guaranteed` (the
 /// owners) do not use. The field names are part of the public JSON format.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Lending {

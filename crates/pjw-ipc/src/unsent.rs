@@ -46,9 +46,9 @@ impl ReplyBudget {
         Rc::new(Self { most, waiting: RefCell::default() })
     }
 
-    /// Reserves `bytes` bytes for a reply to the user `uid`. While the limit of the budget is exceeded, drops the
-    /// oldest reply to the user with the most unsent bytes. Returns `None` if `uid` is the user with the most unsent
-    /// bytes (with the new reply).
+    /// Reserves `bytes` bytes for a new reply to the user `uid`. As long as the unsent replies and the new reply
+    /// together exceed the limit, drops the oldest reply to the user with the most bytes. If this user is `uid` itself,
+    /// returns `None`: the new reply must then not be sent.
     pub(crate) fn reserve(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<ReservedBytes> {
         let mut waiting = self.waiting.borrow_mut();
         while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.most) {

@@ -186,9 +186,9 @@ impl CoreMapContent {
 /// header.
 pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
 
-/// Returns the words of the core map (the file `coremap` of a job) that are in use in each of its four sets of CPUs.
-/// Each result is a range of indices into `words`. Only the header in `words` is read: the words of the sets can still
-/// be missing. `None` if the header says that each set has more than [`WORDS_PER_CPU_SET`] words in use.
+/// Returns which words of each of the four sets of CPUs in a core map (the file `coremap` of a job) are in use. Each
+/// result is a range of indices into `words`. Only the header in `words` is read: the words of the sets can still be
+/// missing. `None` if the header says that each set has more than [`WORDS_PER_CPU_SET`] words in use.
 pub(crate) fn set_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
     let in_use = words_in_use(words)?;
     Some([0, 1, 2, 3].map(|number| {

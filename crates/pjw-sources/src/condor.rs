@@ -53,16 +53,16 @@ fn attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     ad.lines().find_map(value)
 }
 
-/// Returns the value, without its quotes, of the string attribute `name` in the ClassAd `ad`: `alice` for the attribute
-/// `Owner` and the line `Owner = "alice"`. A ClassAd is HTCondor's list of the attributes of a job or a machine. `None`
-/// if `ad` has no attribute `name`, or if its value has no quotes.
+/// Returns the value of the string attribute `name` in the ClassAd `ad`, without the quotes. The value of `Owner` in
+/// the line `Owner = "alice"` is `alice`. A ClassAd is HTCondor's list of the attributes of a job or a machine.
+/// Returns `None` if `ad` has no attribute `name`, or if the value has no quotes.
 pub(crate) fn string_attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     attribute(ad, name)?.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Returns the number of cores in `machine_ad`: the value of its attribute `Cpus`. `machine_ad` is HTCondor's
-/// description (ClassAd) of a slot, its share of a machine for one job. `None` if the attribute is missing, and an
-/// error if its value is no number.
+/// Returns the number of cores of a slot: the value of the attribute `Cpus` in `machine_ad`. A slot is HTCondor's
+/// share of a machine for one job. `machine_ad` is HTCondor's description (ClassAd) of the slot. Returns `None` if
+/// the attribute is missing, and an error if the value is no number.
 pub(crate) fn slot_core_count(machine_ad: &str) -> Option<Result<u32, HookInputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";

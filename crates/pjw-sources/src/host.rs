@@ -2,10 +2,9 @@
 
 use pjw_core::ids::Uid;
 
-/// The host name of this machine, and the user id of the batch system Flux. pjw needs both to read the environment
-/// and the cgroup of a process of a job. A batch system lists the hosts of a job with a number of CPUs or slots for
-/// each: by the host name, pjw finds the number for this machine. By the user id, pjw recognises the cgroups of
-/// Flux's jobs.
+/// The facts about this machine that pjw needs to recognise jobs: the host name, and the user id of the batch system
+/// Flux. A batch system lists the machines of a job with a number of CPUs or slots for each machine. By the host
+/// name, pjw finds the number for this machine. By the user id, pjw recognises the cgroups of Flux's jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
     /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.

@@ -11,9 +11,10 @@
 
 use pjw_core::ids::Uid;
 
-/// Returns the cgroup paths of a process in the order in which pjw searches them for a job: the path in the v2
-/// hierarchy, in the v1 hierarchy of the cpuset controller, then in the v1 hierarchies in which batch systems track
-/// jobs. `lines` has the lines of `/proc/PID/cgroup`, each as a list of controllers and a path.
+/// Returns the cgroup paths of a process in the order in which pjw searches them for a job. The path in the v2
+/// hierarchy comes first, then the path in the v1 hierarchy of the cpuset controller, then the paths in the other v1
+/// hierarchies that batch systems use. `lines` has the lines of `/proc/PID/cgroup`, each as a list of controllers and
+/// a path.
 pub(crate) fn paths_by_priority(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
@@ -30,9 +31,9 @@ pub(crate) struct CgroupPath<'a> {
 }
 
 impl<'a> CgroupPath<'a> {
-    /// Splits `path` into its directories. The directories of the service managers of root and of `flux_user` (the user
-    /// of the batch system Flux) are trusted too. `None` if the cgroup was removed (its only process is then a zombie),
-    /// or if `path` does not begin with `/`.
+    /// Splits `path` into its directories. The directories of the service managers of root and of `flux_user`
+    /// (the user of the batch system Flux) are trusted too. Returns `None` if `path` ends in ` (deleted)`,
+    /// because the cgroup was removed, or if `path` does not begin with `/`.
     pub(crate) fn new(path: &'a str, flux_user: Option<Uid>) -> Option<Self> {
         if path.ends_with(" (deleted)") {
             return None;

@@ -88,8 +88,8 @@ pub(crate) fn job_id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
 /// Returns the number of the job's Grid Engine slots: the value of the environment variable `NSLOTS`.
 ///
 /// # Errors
-/// If `NHOSTS` is not 1: the job then has several machines, and `NSLOTS` is the total for all of them. Also if a
-/// variable is not set or is no number.
+/// - If `NHOSTS` is not 1. The job then has several machines, and `NSLOTS` is the total for all of them.
+/// - If `NSLOTS` or `NHOSTS` is not set or is no number.
 pub(crate) fn slot_count(environ: Environ<'_>) -> Result<u32, HookInputError> {
     let number = |variable| {
         let text = environ.required(variable)?;

@@ -112,22 +112,25 @@ fn tasks_of_job(environ: Environ<'_>, host: &Host) -> Option<u32> {
     count_of_this_node(environ, host, "SLURM_TASKS_PER_NODE", lists).ok().filter(|&tasks| tasks > 0)
 }
 
-/// Returns the number of the job's Slurm CPUs on this machine, from the environment variable `SLURM_JOB_CPUS_PER_NODE`.
+/// Returns the number of the job's Slurm CPUs on this machine, from the environment variable
+/// `SLURM_JOB_CPUS_PER_NODE`. The variable has one number for each machine of the job.
 ///
 /// # Errors
-/// If the variable is not set or invalid, or if the count for this machine can't be found in its list.
+/// If the variable is not set or invalid, or if the environment does not show which of the numbers is for this
+/// machine.
 pub(crate) fn job_cpu_count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
     count_of_this_node(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
 }
 
-/// Returns the count for this machine from `variable`, an environment variable with one count for each machine, such as
-/// `72(x2),36`. The position of this machine is that of its name in a list of machines. `lists` are the names of two
-/// variables that can have this list. The first one that is set is used. `host` has the name of this machine, which
-/// counts if `SLURMD_NODENAME` is not set.
+/// Returns the count for this machine from the environment variable `variable`. This variable has one count for each
+/// machine of the job, such as `72(x2),36`. A second variable lists the names of the machines in the same order.
+/// `lists` has two possible names of the second variable. The first one that is set is used.
+///
+/// The name of this machine is the value of `SLURMD_NODENAME`. If `SLURMD_NODENAME` is not set, the name in `host` is
+/// used. If all counts are equal, the list of machines is not read.
 ///
 /// # Errors
-/// If a variable is missing or invalid, or if the list does not contain this machine. If all counts are equal, no list
-/// is needed.
+/// If a variable is missing or invalid, or if the list does not contain this machine.
 pub(crate) fn count_of_this_node(
     environ: Environ<'_>,
     host: &Host,

@@ -29,7 +29,8 @@ pub(crate) struct BatchSystem {
     pub(crate) environ_claim: fn(Environ<'_>, &Host) -> Option<EnvironClaim>,
 }
 
-/// The properties of a process from which [`BatchSystem::place`] finds the cgroup directory of its job.
+/// The properties of a process that [`BatchSystem::place`] uses to find the job's directory on the cgroup path of the
+/// process.
 pub(crate) struct ProcessView<'a> {
     /// The directories of its cgroup path, outermost first, as far as they are trusted.
     pub(crate) parts: &'a [&'a str],
@@ -59,8 +60,9 @@ pub(crate) enum CgroupDirectoryRole {
 }
 
 impl CgroupDirectoryRole {
-    /// Makes the place of a process that belongs to the job `job`, not to the batch system. `depth` is the index of the
-    /// job's directory on the cgroup path, counted from 0.
+    /// Makes the role of a directory that belongs to the job `job`. The process in the directory counts as a
+    /// process of the job, not of the batch system. `depth` is the index of the directory on the cgroup path,
+    /// counted from 0.
     pub(crate) fn job(job: JobId, depth: usize) -> Self {
         CgroupDirectoryRole::Job { job, depth, helper: false }
     }
@@ -125,15 +127,15 @@ impl<'a> Environ<'a> {
         self.get(variable).ok_or(HookInputError::Missing(variable))
     }
 
-    /// Returns the name and the value of the first of the two variables `names` that is set and not empty. If there is
-    /// none, the error names the first of the two.
+    /// Returns the name and the value of the first of the two variables in `names` that is set and not empty.
+    /// If there is no such variable, returns an error that contains the first name.
     pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), HookInputError> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
         set.ok_or(HookInputError::Missing(names[0]))
     }
 
-    /// Returns the value of the environment variable `name`. `None` if the variable is not set, is empty, or is not one
-    /// of those to which the environment is restricted.
+    /// Returns the value of the environment variable `name`. Returns `None` if the variable is not set, if it
+    /// is empty, or if pjw may not read it for this batch system.
     pub(crate) fn get(self, name: &str) -> Option<&'a str> {
         let value = self.variables.contains(&name).then(|| self.attributes.environ.get(name))??;
         (!value.is_empty()).then_some(value)
@@ -153,7 +155,8 @@ pub(crate) fn job_number(text: &str) -> Option<&str> {
     (digits && !text.starts_with('0')).then_some(text)
 }
 
-/// Returns `count` if a machine can have so many cores: from 1 to 65,536. Otherwise returns `None`.
+/// Returns `count` if a machine can have this number of cores or PUs (logical CPUs): from 1 to 65,536. Otherwise
+/// returns `None`.
 pub(crate) fn valid_count(count: u32) -> Option<u32> {
     (1..=MAX_CORES).contains(&count).then_some(count)
 }

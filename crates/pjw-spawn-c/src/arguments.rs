@@ -94,7 +94,7 @@ impl StringLists {
         Self(lists.collect())
     }
 
-    /// Returns whether there is no list.
+    /// Returns whether this value contains no list.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -69,8 +69,8 @@ pub(crate) struct StartParameters<'a> {
 }
 
 /// The additional parameters of a new process that becomes a template. A template loads the program, stops, and is then
-/// forked to make further processes. Until the template waits for messages, the kernel kills it when the calling thread
-/// ends.
+/// forked to make further processes. If the calling thread ends while the template loads the program, the kernel kills
+/// the template.
 #[derive(Clone, Copy)]
 pub(crate) struct TemplateStart {
     /// The end of the channel, which the program keeps.
@@ -164,10 +164,10 @@ pub(crate) fn start(start: &StartParameters<'_>, stack: &mut ChildStack) -> Resu
     }
 }
 
-/// Returns the error for a call of clone3(2) that failed with `errno`. The failed step is [`SpawnStep::Cgroup`] if
-/// `cgroup` is given and `errno` can come from the entry into this cgroup, such as `EACCES` or `EBUSY`. Otherwise the
-/// failed step is [`SpawnStep::Clone`]. This includes `EAGAIN`, although the limit `pids.max` of the cgroup can be its
-/// reason.
+/// Returns the error for a call of clone3(2) that failed with `errno`. `cgroup` is the cgroup in which the process was
+/// to start. The failed step is [`SpawnStep::Cgroup`] if `cgroup` is given and the cgroup can be the reason for
+/// `errno`, such as `EACCES` or `EBUSY`. Otherwise the failed step is [`SpawnStep::Clone`]. `EAGAIN` always gives
+/// [`SpawnStep::Clone`], because a limit of the user or of the system can also be the reason.
 pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
     let of_cgroup = [
         Errno::EACCES,

@@ -45,8 +45,8 @@ pub(crate) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends the results in `packet` to `socket`, and then removes the results and closes their pidfds. Waits while the
-/// socket is full.
+/// Sends `packet` to `socket`. Then removes the results from `packet`, and closes the pidfds in the results. Waits
+/// while the socket is full.
 pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut ResultPacket) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + packet.results.len() * RESULT_BYTES);
     bytes.extend_from_slice(&u64::from(packet.is_last).to_ne_bytes());

@@ -59,8 +59,8 @@ pub(super) enum ChoiceReason {
     Fit(FitTrace),
 }
 
-/// The holes that the best-fit search compared. A hole is the set of available cores of one domain (an L3 cache, a NUMA node or a
-/// package). From the trace, pjw explains to users why certain cores were chosen.
+/// The result of the best-fit search, from which pjw explains to users why certain cores were chosen. A hole is the set
+/// of available cores of one domain (an L3 cache, a NUMA node or a package).
 #[derive(Debug, Default)]
 pub(super) struct FitTrace {
     /// For each level without a hole of sufficient size, the largest hole, smallest level first.
@@ -157,9 +157,9 @@ impl<'a> Allocator<'a> {
         (self.amount_of(others()), cpus)
     }
 
-    /// Returns how many cores must be allocated for a request for `units` cores or PUs (logical CPUs): the smallest number of
-    /// available cores that suffices. If all available cores do not suffice, cores of the largest size are added. If single PUs
-    /// are given out, returns `units`.
+    /// Returns the number of cores to allocate for a request for `units` cores or PUs (logical CPUs): the smallest
+    /// number of available cores that have `units` units. If all available cores have fewer units, each missing core
+    /// counts as a core of the largest size on the machine. If single PUs are given out, returns `units`.
     pub(super) fn amount_for(&self, units: u32) -> u32 {
         let largest = match self.unit {
             AllocationUnit::AnyPu => return units,

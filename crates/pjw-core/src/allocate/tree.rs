@@ -10,8 +10,8 @@ use crate::machine::Topology;
 /// The PUs (logical CPUs) of one core that are available for a request.
 pub(super) type Pus = SmallVec<[Pu; 4]>;
 
-/// The unit in which the allocator counts and gives out PUs (logical CPUs): whole cores, PUs that are given out as
-/// whole cores, or single PUs.
+/// The way in which the allocator counts and gives out PUs (logical CPUs): counts cores and gives out whole cores,
+/// counts PUs and gives out whole cores, or counts PUs and gives out single PUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AllocationUnit {
     /// Whole cores with any number of PUs.

@@ -130,11 +130,10 @@ pub enum Violation {
     },
 }
 
-/// The reason why the audit rejects a planned change of a thread's affinity mask. There are three kinds of
-/// change:
+/// The reason why the audit rejects a planned change of a thread's affinity mask. There are three kinds of change:
 ///
-/// - A confining change restricts a thread to cores of its job. Pinning (the new mask is one logical CPU) is also a
-///   confining change.
+/// - A confining change restricts a thread to PUs (logical CPUs) of its job. Pinning (to one PU) is also a confining
+///   change.
 /// - A restoring change gives a thread its original mask back: the mask that it had before pjw changed it.
 /// - An excluding change keeps a thread that belongs to no job off the PUs that jobs hold.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -51,14 +51,15 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns those of the running programs that can undo the work of pjw or disturb its jobs. For example, numad
-/// changes affinity masks and cpusets, and irqbalance moves interrupts to the PUs of jobs. `processes` has the
-/// command name and the user id of each process. The result has:
+/// Returns the running programs that can undo the work of pjw or disturb its jobs. For example, numad changes affinity
+/// masks and cpusets, and irqbalance moves interrupts to the PUs (logical CPUs) of jobs. `processes` has the pid, the
+/// user id and the command name of each process. The result has:
 ///
-/// - One entry for each known program of this kind whose command name a process has. A process counts only if its
-///   user id is less than `first_person_uid`, because a person can give any name to a process.
-/// - One entry for each user that runs two or more processes named `pjwd`, whatever the user id. Two daemons of one
-///   user conflict, because each may grant the same PUs (logical CPUs) to another job.
+/// - One entry for each such program. A program is recognised by the command name of its process. Processes with a user
+///   id of at least `first_person_uid` belong to persons. They are ignored, because a person can give any name to a
+///   process.
+/// - One entry for each user with two or more processes named `pjwd`. Here, the processes of persons count too. Two
+///   daemons of one user conflict, because each may grant the same PUs to another job.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

@@ -47,9 +47,9 @@ impl WorkerMemory {
     }
 
     /// Makes a measurement from memory counters of the kernel, without reading page tables. `measured_at` is the time
-    /// of the measurement, in ns since boot. `charged_bytes` is the anonymous memory of the job's cgroup, in bytes, in
-    /// which the kernel counts each page once. `anonymous_bytes` has the anonymous memory of each address space of the
-    /// job, in bytes, in which a shared page counts for each address space.
+    /// of the measurement, in ns since boot. `charged_bytes` is the anonymous memory of the job's cgroup in bytes. Each
+    /// page counts once. `anonymous_bytes` has the anonymous memory of each address space of the job in bytes. A shared
+    /// page counts in each address space that maps the page.
     ///
     /// An address space counts as a worker if it has at least a quarter of the largest value in `anonymous_bytes`. The
     /// estimate assumes that all workers share the same pages, as after fork(2). So a parent that shares its memory
@@ -121,19 +121,18 @@ fn duration(seconds: u64) -> String {
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) }
 }
 
-/// Predicts whether the private memory of a job's workers will soon exceed the available memory, assuming that it
-/// keeps growing at the same rate. Private memory is memory that no other process maps. Workers are the processes
-/// of the job with much private memory. Returns `None` if no shortage is predicted.
+/// Predicts whether the private memory of a job's workers will soon exceed the available memory. Private memory is
+/// memory that no other process maps. Workers are the processes of the job with much private memory. Returns `None` if
+/// no shortage is predicted.
 ///
-/// - `measurements` has the measurements of the job, oldest first. The function uses the newest measurement,
-///   and the measurements right before it that have the same number of workers and are at most ten minutes
-///   older.
-/// - `available_bytes` is the memory that the job can still get, in bytes: the memory that is left on the machine
-///   or in the cgroup of the job, whichever is less.
+/// - `measurements` has the measurements of the job, oldest first. The function uses the newest measurement, and the
+///   measurements right before it that have the same number of workers and are at most ten minutes older.
+/// - `available_bytes` is the memory that the job can still get, in bytes: the memory that is left on the machine or in
+///   the cgroup of the job, whichever is less.
 ///
-/// The prediction covers ten times the time between the first and the last of the used measurements, but at
-/// most ten minutes. The assumed growth rate is the mean rate over these measurements, or over their second half
-/// if the rate is lower there. A growth of less than 8 MiB is ignored.
+/// The prediction covers ten times the time between the first and the last of the used measurements, but at most ten
+/// minutes. The assumed growth rate is the mean rate over these measurements, or over their second half if the rate is
+/// lower there. A growth of less than 8 MiB is ignored.
 #[must_use]
 pub fn predict_memory_shortage(
     measurements: &[WorkerMemory],

@@ -137,15 +137,15 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the housekeeping PUs (logical CPUs that are reserved for the system) that the rule selects on the
-    /// machine with this topology. The result consists of whole cores. The result is empty for
+    /// Returns the housekeeping PUs (logical CPUs that are reserved for the system) that the rule selects on
+    /// the machine with this topology. The result consists of whole cores. The result is empty for
     /// [`HousekeepingRule::None`].
     ///
     /// # Errors
     /// - If the rule lists a PU that the machine does not have.
     /// - If the rule lists some PUs of a core, but not all of them.
-    /// - If the rule gives a number of cores for each L3 cache, but the machine has no L3 cache. This also applies to
-    ///   rules for each NUMA node and for each package.
+    /// - If the rule selects cores of each L3 cache, but the machine has no L3 cache. The same applies to a
+    ///   rule for each NUMA node and to a rule for each package.
     /// - If the rule selects every core of the machine, so that no core remains for jobs.
     pub fn select_housekeeping_cpus(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {

@@ -17,9 +17,9 @@ const MAX_PER_MINUTE: u32 = 32;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The attempts of processes to run outside of the PUs (logical CPUs) of their job that were reported in this cycle. An
-/// attempt is a call of sched_setaffinity(2). If an attempt changed an affinity mask, the new mask is not reported
-/// again.
+/// The attempts of processes in this cycle to run outside of their job. An attempt is a call of sched_setaffinity(2) by
+/// which a process requests PUs (logical CPUs) that its job does not hold. If an attempt changed an affinity mask, the
+/// new mask is not reported again.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedAttempts {
     /// The processes with a reported attempt in this cycle.
@@ -39,8 +39,9 @@ struct AffinityAttempt<'a> {
     thread: Option<(ProcessId, Tid)>,
 }
 
-/// Reports each process that requested PUs (logical CPUs) outside of its job with sched_setaffinity(2): one event for
-/// each process. Must be called before this cycle removes the processes that have ended, so that these are still known.
+/// Reports the processes that requested PUs (logical CPUs) outside of their job with sched_setaffinity(2): one event
+/// for each process, and at most 32 events for each job in a minute. Must be called before this cycle removes ended
+/// processes from the state. Returns the attempts of all these processes.
 pub(crate) fn report_affinity_attempts(draft: &mut CycleDraft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
     if requests.is_empty() && draft.state.affinity_requesters.is_empty() {

@@ -121,9 +121,9 @@ impl CycleDraft<'_> {
         }
     }
 
-    /// Marks the processes whose job must be determined again because `job` begins or ends. These are the processes
-    /// whose attributes (such as the environment) name the job. If jobs adopt processes, or if the owner has no other
-    /// job, these are also all processes of the owner.
+    /// Marks the processes whose job must be determined again because `job` begins or ends: all processes whose
+    /// attributes (such as the environment) name the job. If the policy lets jobs adopt processes, or if the owner of
+    /// the job has no other job, also marks all processes of the owner.
     pub(crate) fn recheck_for_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.pids_naming_job(&job.id));
         if self.policy.adopt_unassigned_processes || self.state.jobs.jobs_of_owner(job.owner).next().is_none()

@@ -17,8 +17,9 @@ pub(crate) fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
     (state.topology.overlapping_core_count(&cpus), u32::try_from(cpus.len()).unwrap_or(u32::MAX))
 }
 
-/// Adds the core time (number of held cores times duration) of a job to its present usage sample. The duration ends at
-/// `now`, in ns since boot. Must be called before each change of the grant, and before the sample ends.
+/// Adds the core time (number of held cores times duration) of a job to its present usage sample (its resource use
+/// during a time interval). The duration ends at `now`, in ns since boot. Must be called before each change of the
+/// grant, and before the sample ends.
 pub(crate) fn add_held_core_time(state: &mut WardenState, job: &JobId, now: Nanos) {
     let (cores, _) = held(state, job);
     if let Some(open) = state.usage.of_job_mut(job).filter(|open| open.sample_began_at != Nanos(0)) {

@@ -52,8 +52,8 @@ fn end_reason(job: &Job, draft: &CycleDraft<'_>) -> Option<&'static str> {
 }
 
 /// Releases the job `id` because of a command: its cores become free, and its threads get their original affinity masks
-/// back. If the batch scheduler still runs the job, pjw keeps the job in its list, without cores, until the scheduler
-/// ends the job. Otherwise, pjw would discover the job again. `why` is the reason, for users.
+/// back. If the batch scheduler still runs the job, the job stays in the list of jobs, without cores, until the
+/// scheduler ends the job. So pjw does not discover the job again. `why` is the reason, for users.
 pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let still_runs = id.source().is_scheduler() && draft.state.members_of(id).next().is_some();
     let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| still_runs) else {
@@ -238,9 +238,9 @@ pub(crate) fn find_offer(
     }
 }
 
-/// Grants the PUs (logical CPUs) in `offer` to the job `id`. If `shared` is true, other jobs may also hold some of
-/// these PUs: the pool, which names one holder for each PU, then names this job only for the PUs that no other job
-/// holds.
+/// Grants the PUs (logical CPUs) in `offer` to the job `id`. `shared` is true if other jobs may also hold some of these
+/// PUs. The pool stores one holder for each PU. So if `shared` is true, the pool stores this job as the holder only of
+/// the PUs that no other job holds.
 pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffer, shared: bool) {
     if shared {
         draft.state.pool.claim(id, &offer.cpus);

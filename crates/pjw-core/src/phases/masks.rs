@@ -22,8 +22,8 @@ use crate::terms::{
 };
 
 /// Plans the changes of the affinity masks of jobs. Leaves out the jobs in `waiting_jobs`, because changes of their
-/// cpusets are not complete. `reported` has the attempts to leave the PUs (logical CPUs) of a job that this cycle has
-/// already reported.
+/// cpusets are not complete. `reported` has the calls of sched_setaffinity(2) for PUs (logical CPUs) outside of a job.
+/// This cycle has already reported these calls, so the masks that they set are not reported again.
 pub(crate) fn plan_masks(
     draft: &mut CycleDraft<'_>,
     waiting_jobs: &BTreeSet<JobId>,

@@ -96,8 +96,8 @@ fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
 }
 
 /// Finds the unassigned processes (processes in no job, of users with jobs), and adds warnings about them. Also decides
-/// which of these processes must not run on the cores of jobs. pjw keeps track of the latter like of released
-/// processes, because pjw has to restore their original affinity masks later.
+/// which unassigned processes must not run on the cores of jobs. pjw keeps track of these processes, as it does of
+/// released processes, in order to restore their original affinity masks later.
 pub(crate) fn update_and_report(draft: &mut CycleDraft<'_>) {
     let changed = update_unassigned(draft);
     update_warnings(draft.state, &changed);

@@ -78,9 +78,9 @@ impl Member {
         Membership { process: *process, job, evidence: *evidence, inherited_mask, first_seen: *first_seen }
     }
 
-    /// Returns the mask requests by one of which a child inherited its affinity mask. The thread `creator` of this
-    /// process forked the child at the time `birth`. If no such request of `creator` is known, returns the requests of
-    /// all threads.
+    /// Returns the mask requests that may have set the affinity mask which a child inherited. The thread `creator` of
+    /// this process forked the child at the time `birth`. If no such request of `creator` is known, returns the
+    /// requests of all threads.
     pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<MaskRequest> {
         let entry = self.threads.get(&creator).and_then(|thread| thread.mask_entry.as_ref());
         let requests: Vec<MaskRequest> =
@@ -88,9 +88,9 @@ impl Member {
         if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
-    /// Iterates over the mask requests by one of which a child inherited its affinity mask, if it is unknown which
-    /// thread of this process forked the child. `birth` is the time of the fork. The requests of the first thread come
-    /// last, because the last request counts if several are possible.
+    /// Iterates over the mask requests that may have set the affinity mask which a child inherited. Must be called if
+    /// it is unknown which thread of this process forked the child. `birth` is the time of the fork. The requests of
+    /// the first thread come last, because the last request counts if several are possible.
     pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let first = Tid(self.id.pid.0);
         let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);

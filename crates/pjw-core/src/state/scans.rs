@@ -184,8 +184,8 @@ impl WardenState {
         schedulers.into_iter().chain(cpuset)
     }
 
-    /// Returns the paths of the cgroups that no scan has read, of the jobs about which pjw must decide again. Also
-    /// returns the unread cgroups that pjw must remove.
+    /// Returns the paths of cgroups that no scan has read: the cgroups of the jobs for which the next decision of the
+    /// daemon plans masks and cpusets, and the cgroups that pjw must remove.
     pub(crate) fn unread_cgroups(&self) -> BTreeSet<String> {
         let is_unread = |path: &&str| !self.cgroups.contains_key(*path);
         if self.dirty.contains_everything() {

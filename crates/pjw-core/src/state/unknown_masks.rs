@@ -136,8 +136,8 @@ impl MasksOfUnknownOrigin {
         found.or_else(|| self.inherited.get(&parent).cloned())
     }
 
-    /// Returns the affinity masks of unknown origin of which the process `pid` may have inherited one when it was
-    /// forked. `None` if there are none.
+    /// Returns the affinity masks of unknown origin that the process `pid` may have inherited when it was forked. The
+    /// process inherited at most one of them. `None` if there are none.
     pub(crate) fn inherited_by(&self, pid: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
         self.inherited.get(&pid).cloned()
     }
@@ -171,8 +171,8 @@ impl MasksOfUnknownOrigin {
         matches!(self.search, Search::Running { choice: None, .. })
     }
 
-    /// Returns whether the journal has a record that the process `process` belongs to a job, made before other records
-    /// were lost. False if no search for masks of unknown origin is in progress.
+    /// Returns whether the process `process` belonged to a job according to the journal when the search for masks of
+    /// unknown origin first began. False if no such search is in progress.
     pub(crate) fn is_recorded(&self, process: ProcessId) -> bool {
         matches!(&self.search, Search::Running { recorded, .. } if recorded.contains(&process))
     }

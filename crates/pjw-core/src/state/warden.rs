@@ -23,9 +23,9 @@ use crate::terms::{
     Observed, Process, ProcessEvent, ReleasedMasks, Warning,
 };
 
-/// The state of the warden, the part of the daemon that keeps each job on its cores: the machine, the jobs, the PUs (logical CPUs)
-/// granted to the jobs, and the processes. The daemon repeats these steps: scan the machine, decide which changes are necessary, make the
-/// changes. The state is kept from one repetition to the next. Facts about a process are removed when no later decision can need them.
+/// What pjwd knows about the machine, the jobs, the PUs (logical CPUs) granted to the jobs, and the processes. pjwd repeats these steps:
+/// scan the machine, decide which changes keep each job on its cores, make the changes. The state is kept from one repetition to the next.
+/// Facts about a process are removed when no later decision can need them.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
@@ -181,8 +181,8 @@ impl WardenState {
             .chain(self.processes_to_restore.values().filter(move |member| member.job == *job))
     }
 
-    /// Iterates over the processes whose affinity masks may change when the cpuset of the job `job` at the cgroup path `path` changes:
-    /// the processes of the job, and processes of other jobs inside this cgroup. Only processes whose masks pjw sets or must restore.
+    /// Iterates over the processes whose affinity masks may change when the cpuset of the job `job` at the cgroup path `path` changes: the
+    /// processes of the job, and all other processes in this cgroup whose masks pjw sets or must restore.
     pub(crate) fn processes_affected_by_cpuset(
         &self,
         job: &JobId,

@@ -16,8 +16,8 @@ use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence, usage::JobUsage}
 /// - `Unwanted`, before pjw removes the limits of the cpuset, and then the cpuset.
 /// - `Moved`, before pjw moves a process into the cpuset.
 ///
-/// pjw writes `Removed` when it no longer manages the cpuset. `Moved` and `Origin` name the original cgroup. pjw
-/// moves a process back to this cgroup when the process has to leave the cpuset.
+/// pjw writes `Removed` when it no longer manages the cpuset. `Moved` and `Origin` contain the path of a cgroup
+/// outside the cpuset. pjw moves a process back to this cgroup when the process has to leave the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {
@@ -114,7 +114,7 @@ impl ReleasedMasks {
         Self { job, user_ids, masks, first_used_at: released_at, released_at, last_pending_restore_at: None }
     }
 
-    /// Adds `masks` to this list of the masks that pjw had given to the threads of the released job.
+    /// Adds `masks` to the list of the masks that pjw had given to the threads of the released job.
     pub(crate) fn extend(&mut self, masks: impl Iterator<Item = ReleasedJobMask>) {
         self.masks.extend(masks);
     }
@@ -134,8 +134,8 @@ pub struct ReleasedJobMask {
     pub original_mask: CpuSet,
 }
 
-/// The affinity masks of unknown origin that threads of one process have: an earlier run of the daemon may have set
-/// these masks, and no journal record says whether it did. At least one field has a mask.
+/// The affinity masks of unknown origin in one process. An earlier run of pjwd may have set these masks, but no
+/// journal record says so. At least one of the two fields has a mask.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnknownMask {
     /// The mask of the first thread. `None` if its mask is not of unknown origin.
@@ -146,19 +146,20 @@ pub struct UnknownMask {
 }
 
 impl UnknownMask {
-    /// Iterates over the masks of unknown origin of all threads of the process.
+    /// Iterates over the masks in both fields: the mask of the first thread, then the masks of the other
+    /// threads.
     pub(crate) fn all(&self) -> impl Iterator<Item = &CpuSet> {
         self.first_thread.iter().chain(&self.other_threads)
     }
 
-    /// Returns whether no thread of the process has a mask of unknown origin any more.
+    /// Returns whether no thread of the process has a mask of unknown origin.
     pub(crate) fn is_empty(&self) -> bool {
         self.all().next().is_none()
     }
 }
 
-/// A journal record about affinity masks of unknown origin ([`UnknownMask`]): an earlier run of the daemon may have set
-/// these masks, and no other record says whether it did.
+/// A journal record about affinity masks of unknown origin ([`UnknownMask`]). An earlier run of pjwd may have set
+/// these masks, but no other record says so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownMaskRecord {

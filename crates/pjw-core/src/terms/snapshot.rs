@@ -224,8 +224,9 @@ impl JobMarks {
         Some(&mark.job)
     }
 
-    /// Iterates over the jobs that environment variables of the process name and that have a process group or a session of their
-    /// own. Each item says which of the two the job has.
+    /// Iterates over the jobs that environment variables of the process name, and whose batch system starts
+    /// each job in a process group or in a session of its own. Each item says whether this is a process group
+    /// or a session.
     pub(crate) fn jobs_with_own_scope(&self) -> impl Iterator<Item = (&JobId, JobProcessGrouping)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
             JobIdAttribute::Environment { process_scope: own } if own != JobProcessGrouping::Neither => {

@@ -41,8 +41,8 @@ pub(super) struct BpfRecord<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MalformedRecord;
 
-/// Parses the first record in `bytes`. Returns the record and the bytes behind it. `None` if the record is not
-/// complete, because `bytes` ends before its end.
+/// Parses the first record in `bytes`. Returns the record and the bytes behind the record. `None` if `bytes` ends
+/// before the end of the record.
 ///
 /// # Errors
 /// If the record has an invalid length.
@@ -87,9 +87,9 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
     }
 }
 
-/// Decodes `mask`, the affinity mask in a record, to 64-bit words, and writes the words to `words`. `online` has the
-/// online PUs (logical CPUs) in the same format. PUs that are offline are removed from the mask, as
-/// sched_getaffinity(2) does. Zero words at the end are left out.
+/// Decodes `mask`, the affinity mask in a record, and writes it to `words` as 64-bit words. PUs (logical CPUs) that
+/// are offline are left out, as sched_getaffinity(2) does. `online` contains the online PUs as 64-bit words. Zero
+/// words at the end of the mask are left out.
 pub(super) fn decode_mask(mask: &[u8], online: &[u64], words: &mut Vec<u64>) {
     words.clear();
     words.extend(mask.chunks_exact(8).zip(online).map(|(word, online)| u64_at(word, 0) & online));

@@ -212,8 +212,8 @@ impl CgroupDir {
     }
 
     /// Returns whether this v2 cgroup or a cgroup below it contains a process (file `cgroup.events`). False if the
-    /// cgroup does not exist. True if the file can't be read for another reason. Otherwise a read error would let pjw
-    /// end a job or stop a scope with running processes.
+    /// cgroup does not exist. True if the file can't be read for another reason, so that pjw never ends a job or
+    /// stops a scope that may still contain processes.
     pub(crate) fn is_populated(&self) -> bool {
         match self.read_file("cgroup.events") {
             Ok(text) => !text.lines().any(|line| line == "populated 0"),

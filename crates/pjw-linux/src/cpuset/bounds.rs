@@ -117,9 +117,9 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
     }
 }
 
-/// Checks that the kernel grants the cgroup `group` no other PUs and NUMA nodes than `spec` requests. Returns the
-/// granted PUs. In cgroup v2, the kernel grants all PUs of the parent cgroup if none of them is requested. Such a
-/// result is an error.
+/// Checks the PUs (logical CPUs) that the kernel grants the cgroup `group`: they must be at least one PU, and only
+/// PUs that `spec` requests. If `spec` requests NUMA nodes, checks the granted NUMA nodes in the same way. Returns
+/// the granted PUs.
 pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet> {
     let cpus = group.effective_cpus().map_err(refusal(group, "be read"))?;
     let holds =

@@ -135,9 +135,9 @@ fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
 }
 
 /// Moves `process` into the twin of the cgroup at `to`. The twin is a cgroup at the same path in the v1 hierarchy
-/// with the cpu controller, and gives the process idle priority. Records the present cgroup of the process in this
-/// hierarchy, for its return. Returns whether the process was moved. Returns false if there is no twin, or if the
-/// process is already in it.
+/// with the cpu controller, and gives the process idle priority. Also records the present cgroup of the process in
+/// this hierarchy, so that the process can be moved back later. Returns whether the process was moved: false if there
+/// is no twin, or if the process is already in the twin.
 pub(super) fn enter_idle_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -166,7 +166,7 @@ pub(super) fn enter_idle_cgroup(
 
 /// Must be called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. With
 /// cgroup v1, the idle priority comes from a cgroup with the same path in the hierarchy with the cpu controller. If
-/// there is no such cgroup for `to`, moves the process out of the idle cgroup in which it may still be.
+/// there is no such cgroup for `to`, moves `process` out of the idle cgroup in which `process` may still be.
 pub(super) fn leave_outdated_idle_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,

@@ -52,8 +52,8 @@ pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
 }
 
 /// Must be called before a process is moved from the cgroup `from` to the cgroup `group` of a job. Writes the path of
-/// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` has this attribute itself, copies the path from
-/// there. If processes come from different cgroups, the attribute becomes empty.
+/// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` has this attribute itself, copies the
+/// value of the attribute instead. If processes come from different cgroups, the attribute becomes empty.
 pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
     let from = read_attribute(&from.dir, ORIGIN_ATTRIBUTE).unwrap_or_else(|| from.path.clone());
     match read_attribute(&group.dir, ORIGIN_ATTRIBUTE) {
@@ -63,8 +63,8 @@ pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
     }
 }
 
-/// Removes the extended attribute [`OWNER_ATTRIBUTE`] of the cgroup `group`. Must be called before the limits of its cpuset are
-/// removed, so that the cgroup never looks like the cgroup of a job without limits.
+/// Removes the extended attribute [`OWNER_ATTRIBUTE`] of the cgroup `group`. Must be called before the limits of the
+/// cpuset of `group` are removed. Otherwise, the cgroup would look like a job's cgroup without limits.
 pub(super) fn remove_owner(group: &CgroupDir) {
     for namespace in NAMESPACES {
         let _ = removexattr(&group.dir, format!("{namespace}.{OWNER_ATTRIBUTE}"));

@@ -33,8 +33,9 @@ use crate::cgroup::CgroupDir;
 
 const MAX_ATTEMPTS: usize = 3;
 
-/// Makes the cpuset change `change`, and returns its outcome. An older kernel then resets the affinity masks of
-/// threads in other cgroups. Afterwards, this function restores these masks, which `unrelated_threads` records.
+/// Makes the cpuset change `change`, and returns its outcome. On a kernel before Linux 6.2, the change can reset the
+/// affinity masks of threads in other cgroups. So `unrelated_threads` reads these masks before the change, and
+/// restores them afterwards.
 pub(crate) fn apply_change(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,

@@ -58,8 +58,9 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
     create_dir(job_cpuset)
 }
 
-/// Enables the cpu controller for the children of the root cgroup (v2). If it was not enabled yet, records this in an
-/// extended attribute of `besteffort`, the cgroup above the cgroups of besteffort jobs.
+/// Enables the cpu controller for the children of the root cgroup (v2). If the controller was not enabled before,
+/// records in an extended attribute of `besteffort` that pjw enabled the controller. `besteffort` is the cgroup above
+/// the cgroups of besteffort jobs.
 pub(super) fn enable_cpu_controller(hierarchy: &CpusetMount, besteffort: &CgroupDir) -> Result<()> {
     enable_controller(&hierarchy.root(), CPU, Some(besteffort))
 }
@@ -92,7 +93,7 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
 
 /// Gives the parent of the cgroup `job_cpuset` all PUs (logical CPUs) and NUMA nodes of the root cgroup. In cgroup
 /// v1, this is necessary after CPU hotplug, because v1 removes an offline PU from a cpuset permanently. Has no effect
-/// in v2, and if pjwd did not create the cgroup. Errors are ignored.
+/// in v2, or if pjwd did not create `job_cpuset`. Errors are ignored.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     let above = job_cpuset.parent();
     if !hierarchy.is_unified && above.path != "/" && directory_of(hierarchy, job_cpuset).is_some() {

@@ -20,8 +20,8 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 pub(super) const MAX_PASSES: usize = 64;
 const MAX_ATTEMPTS: usize = 3;
 
-/// Returns the path of the cgroup of a besteffort job, if the cgroup at `path` is this cgroup or lies below it.
-/// Otherwise returns `None`.
+/// If the cgroup at `path` is the cgroup of a besteffort job or lies below such a cgroup, returns the path of the
+/// job's cgroup. Otherwise returns `None`.
 pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
     let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_directory_path();
     let name = path.strip_prefix(&base)?.strip_prefix('/')?.split('/').next()?;

@@ -226,8 +226,8 @@ impl UnrelatedThreads {
         pending
     }
 
-    /// Records that the cpuset change `change` was not made. If it would have created a partition, this partition is
-    /// no longer recorded.
+    /// Records that the cpuset change `change` was not made. Must be called after a failed change: if the change was
+    /// to create a partition, removes the record of this partition.
     pub(super) fn note_refused(&mut self, change: &CpusetChange) {
         if let CpusetChange::Create { job_cpuset, .. } = change {
             self.partitions.remove(&job_cpuset.path);

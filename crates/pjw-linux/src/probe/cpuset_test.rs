@@ -40,9 +40,9 @@ pub(super) struct TestResult {
     pub(super) can_freeze: bool,
 }
 
-/// Tests what cpusets can do on this machine: creates a temporary cpuset in `hierarchy`, changes its settings, and
-/// removes it. `own_cgroups` has the names of the cgroups in which it is created. `creator` says whether systemd or
-/// pjwd creates it.
+/// Tests what cpusets can do on this machine: creates a temporary cpuset in `hierarchy`, changes the settings of the
+/// cpuset, and removes the cpuset. `own_cgroups` has the names of the cgroups in which the cpuset is created.
+/// `creator` says whether systemd or pjwd creates the cpuset.
 ///
 /// # Errors
 /// The reason why no cpuset can be created, as text for users.

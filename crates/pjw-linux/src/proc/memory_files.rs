@@ -38,9 +38,9 @@ pub(crate) struct MemoryContents {
 type Contents = Result<MemoryContents, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
-/// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline`, which lie in the memory of the process. Reading them
-/// can block while the process holds the lock of its memory (`mmap_lock`). So a separate thread reads the files of
-/// such a process.
+/// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline` of processes. The content of these files lies in the
+/// memory of the process, and reading them can block while the process holds the lock of its memory (`mmap_lock`). So
+/// a separate thread reads the files if the caller has a real-time policy and the process may hold the lock.
 #[derive(Debug)]
 pub(crate) struct MemoryFiles {
     wanted: BTreeSet<&'static str>,

@@ -178,7 +178,7 @@ impl ProcDir {
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the real user id and the supplementary group ids of a process from `/proc/PID/status`.
+    /// Reads the real user id and the supplementary group ids of the process `pid` from `/proc/PID/status`.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.

@@ -21,10 +21,10 @@ use wire::Body;
 pub(crate) use request::Address;
 pub use request::{CALL_TIMEOUT, SystemdError};
 
-/// The CPU weight (`CPUWeight=`) of a systemd unit with idle priority (`CGROUP_WEIGHT_IDLE`). systemd accepts this
+/// The CPU weight (`CPUWeight=`) that gives a systemd unit idle priority (`CGROUP_WEIGHT_IDLE`). systemd accepts this
 /// value since version 252.
 pub(crate) const IDLE_WEIGHT: u64 = 0;
-/// The lowest CPU weight (`CPUWeight=`) of a systemd unit that every version of systemd accepts.
+/// The lowest CPU weight (`CPUWeight=`) of a systemd unit. Every version of systemd accepts this weight.
 pub(crate) const MIN_WEIGHT: u64 = 1;
 
 /// After a timeout, calls fail at once for this long.

@@ -113,8 +113,8 @@ impl Nesting {
         Ok(())
     }
 
-    /// Must be called at the end tag of each topology object. Checks that the children of the object have all its PUs
-    /// (logical CPUs).
+    /// Must be called at the end tag of each topology object. Checks that each PU (logical CPU) of the object is a PU
+    /// of one of its children.
     ///
     /// # Errors
     /// What is wrong, as text for users.

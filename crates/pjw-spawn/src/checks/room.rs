@@ -42,8 +42,8 @@ pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), Che
     check_limits(wanted, starters, limits)
 }
 
-/// Checks the limits of the cgroups in which the instances are to start: each cgroup must allow as many more processes
-/// as there are instances for it.
+/// Checks the limits on the number of processes (`pids.max`) of the cgroups in which the instances are to start. Each
+/// cgroup must allow one more process for each instance that starts in this cgroup.
 pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
     let mut by_descriptor: BTreeMap<RawFd, u64> = BTreeMap::new();
     for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {

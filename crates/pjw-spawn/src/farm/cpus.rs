@@ -22,13 +22,13 @@ pub enum WorkerCpus {
 }
 
 impl WorkerCpus {
-    /// Returns the affinity masks for the worker processes of a farm. Worker `i` gets the mask with the index `i %
-    /// length`. The list is empty if each worker keeps the affinity mask of the master, which is the process that
-    /// started the farm.
+    /// Returns a list of affinity masks for the worker processes of a farm. Worker `i` gets the mask with the index `i
+    /// % n`, where `n` is the length of the list. The list is empty if each worker keeps the affinity mask of the
+    /// master, which is the process that started the farm.
     ///
     /// # Errors
-    /// [`FarmError::InvalidCpus`] if the list of the caller is empty, or if an entry is empty or not in the affinity
-    /// mask of the calling thread. [`FarmError::SystemCall`] if that mask can't be read.
+    /// [`FarmError::InvalidCpus`] if [`WorkerCpus::List`] has no entry, or has an entry that is empty or not inside the
+    /// affinity mask of the calling thread. [`FarmError::SystemCall`] if the mask of the calling thread can't be read.
     pub(crate) fn masks(&self) -> Result<Vec<CpuSet>, FarmError> {
         if *self == Self::Inherit {
             return Ok(Vec::new());

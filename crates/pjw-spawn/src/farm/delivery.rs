@@ -33,9 +33,9 @@ pub(crate) struct ResultQueue {
 }
 
 impl ResultQueue {
-    /// Makes the value without results. If `is_in_order` is true, the results are returned in the order of their items.
-    /// `has_reader` and `has_writer` say whether the farm has a process that reads the items, and a process that writes
-    /// the results.
+    /// Makes an empty queue. If `is_in_order` is true, the queue returns the results in the order of their items.
+    /// `has_reader` says whether the farm has a process that reads the items. `has_writer` says whether the farm has a
+    /// process that writes the results.
     pub(crate) fn new(is_in_order: bool, has_reader: bool, has_writer: bool) -> Self {
         Self { is_in_order, has_reader, has_writer, ..Self::default() }
     }
@@ -50,8 +50,8 @@ impl ResultQueue {
         !self.ready.is_empty()
     }
 
-    /// Returns whether a result, or a part of a result, must still be sent to the writer process. After
-    /// [`ResultQueue::send_to_writer`], this means that the ring buffer to the writer process is full.
+    /// Returns whether a result, or a part of a result, must still be sent to the writer process. If so after a call of
+    /// [`ResultQueue::send_to_writer`], the ring buffer to the writer process is full.
     pub(crate) fn waits_for_writer(&self) -> bool {
         !self.outgoing.is_empty()
     }
@@ -118,8 +118,8 @@ impl ResultQueue {
         is_any_sent
     }
 
-    /// Makes the results available to the program that the writer process has written since the last call. Returns
-    /// whether there were any.
+    /// Finds the results that the writer process has written since the last call, and makes these results available to
+    /// the program. Returns whether there were such results. `shared` is the shared memory of the farm.
     pub(crate) fn deliver_written(&mut self, shared: &SharedMemory) -> bool {
         let written = shared.control().written.load(Ordering::SeqCst);
         let news = written != self.written;
@@ -132,9 +132,9 @@ impl ResultQueue {
         news
     }
 
-    /// Prepares the results for a new writer process after the old one was killed. Empties the ring buffer, and puts
-    /// the results that the old process had not written back into the queue of results to send. Must be called while no
-    /// process uses the ring buffer.
+    /// Prepares the results for a new writer process after the old one was killed. Empties the ring buffer, and queues
+    /// again each result that was sent to the old process but not written. Must be called while no process uses the
+    /// ring buffer.
     pub(crate) fn requeue_unwritten(&mut self, shared: &SharedMemory) {
         self.deliver_written(shared);
         writer::ring(shared).reset();

@@ -11,8 +11,8 @@ pub(crate) enum ProcessRole {
     Writer,
 }
 
-/// A worker, the reader or the writer of a farm: its process if one runs, whether a process is needed, and how many
-/// processes have died one after the other.
+/// What the master process of a farm knows about a worker, the reader or the writer: the process if one runs, whether
+/// the farm needs such a process, and how many processes with this role have died in a row.
 #[derive(Debug, Default)]
 pub(crate) struct FarmProcess {
     pub(crate) child: Option<Child>,
@@ -25,13 +25,13 @@ pub(crate) struct FarmProcess {
 }
 
 impl FarmProcess {
-    /// Makes the entry for a process of the farm that does not run yet. `is_wanted` says whether the farm is to start
-    /// this process.
+    /// Makes the value for a worker, a reader or a writer that does not run yet. `is_wanted` says whether the farm is
+    /// to start this process.
     pub(crate) fn new(is_wanted: bool) -> Self {
         Self { is_wanted, ..Self::default() }
     }
 
-    /// Returns whether a process must be started: a process is wanted, and none runs.
+    /// Returns whether a process must be started: the farm needs such a process, and none runs.
     pub(crate) fn is_missing(&self) -> bool {
         self.is_wanted && self.child.is_none()
     }

@@ -191,21 +191,21 @@ impl SharedMemory {
         self.part(self.workers_at, self.sizes.workers)
     }
 
-    /// Returns one state word for each position in the window, which is the range of items in the shared memory.
-    /// [`super::window::ItemState`] describes the content of a state word.
+    /// Returns the state words of the items in the window. The window is the range of items that the shared memory
+    /// describes now. [`super::window::ItemState`] is the content of a state word.
     pub(crate) fn states(&self) -> &[AtomicU64] {
         self.part(self.states_at, self.sizes.window)
     }
 
-    /// Returns, for each position in the window, the place of the item's bytes in the shared memory. The window is the
-    /// range of items in the shared memory. The slice is empty if the farm has no reader process.
+    /// Returns the places of the bytes of the items in the window. The window is the range of items that the shared
+    /// memory describes now. The slice is empty if the farm has no reader process.
     pub(crate) fn payloads(&self) -> &[Payload] {
         self.part(self.payloads_at, if self.sizes.input > 0 { self.sizes.window } else { 0 })
     }
 
-    /// Returns the memory of the ring buffer with the index `index`. If `index` is the index of a worker, the ring
-    /// buffer transfers results from this worker to the master. The number of workers is the index of the ring buffer
-    /// that transfers results from the master to the writer process.
+    /// Returns the memory of a ring buffer for results. If `index` is the index of a worker, the ring buffer transfers
+    /// results from this worker to the master. If `index` is the number of workers, the ring buffer transfers results
+    /// from the master to the writer process.
     pub(crate) fn ring(&self, index: usize) -> RingMemory {
         debug_assert!(index < self.sizes.workers + usize::from(self.sizes.has_writer));
         self.bytes(self.rings_at + index * self.sizes.ring, self.sizes.ring)

@@ -17,8 +17,9 @@ use crate::signals::child_status_is_discarded;
 /// The exit status of a process of the farm whose function panicked, as Rust's programs have it.
 const PANICKED: i32 = 101;
 
-/// Checks that the calling process can start a farm. The process must have only one thread, unless `allows_threads` is
-/// true. The process must not ignore `SIGCHLD`, because the kernel would then discard the exit status of its children.
+/// Checks that the calling process can start a farm, and so become the master of the farm. The process must have only
+/// one thread, unless `allows_threads` is true. The process must not ignore `SIGCHLD`, because the kernel would then
+/// discard the exit status of its children.
 pub(crate) fn check_master(allows_threads: bool) -> Result<(), FarmError> {
     let threads = fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count() as u64);
     if threads > 1 && !allows_threads {

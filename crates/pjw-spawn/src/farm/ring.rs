@@ -107,8 +107,8 @@ pub(crate) struct Ring<'a> {
 
 impl Ring<'_> {
     /// Writes one piece of a result into the ring buffer: the header `label`, and as many of `bytes` as fit now.
-    /// Returns the number of bytes written, and whether they are all of `bytes`. `None`, and nothing is written, if
-    /// neither all of `bytes` nor a quarter of the buffer fits.
+    /// Returns how many of `bytes` were written, and whether this was the last piece. Writes nothing and returns `None`
+    /// if the free space is too small: it must hold all of `bytes`, or at least a quarter of the ring buffer.
     pub(crate) fn put(&self, label: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
         let capacity = self.bytes.len();
         let head = self.control.head.load(Ordering::SeqCst);
@@ -129,8 +129,8 @@ impl Ring<'_> {
         Some((length, is_last))
     }
 
-    /// Reads one piece of a result, and frees its space in the ring buffer. `partial` contains the earlier pieces of
-    /// the same result, and the call appends the new piece.
+    /// Reads one piece of a result, and frees the space of the piece in the ring buffer. `partial` contains the earlier
+    /// pieces of the same result. The call appends the new piece to `partial`.
     pub(crate) fn take(&self, partial: &mut PartialResult) -> Received {
         let tail = self.control.tail.0.load(Ordering::SeqCst);
         let used = self.control.head.load(Ordering::SeqCst).wrapping_sub(tail);

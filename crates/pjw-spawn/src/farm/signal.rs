@@ -41,8 +41,8 @@ impl FutexCondition {
         }
     }
 
-    /// Wakes all processes that wait for this condition variable. The caller must change the shared data for which they
-    /// wait before the call.
+    /// Wakes all processes that wait for this condition variable. Before the call, the caller must change the shared
+    /// data that these processes wait for.
     pub(crate) fn notify(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
         if self.is_awaited.swap(0, Ordering::SeqCst) != 0 {
@@ -50,9 +50,9 @@ impl FutexCondition {
         }
     }
 
-    /// Wakes all processes that wait for this condition variable. Calls futex(2) even if no process seems to wait,
-    /// unlike [`FutexCondition::notify`]. This is necessary if another process may have been killed during its own call of
-    /// `notify`, before it had woken the waiting processes.
+    /// Wakes all processes that wait for this condition variable. Unlike [`FutexCondition::notify`], calls futex(2)
+    /// even if no process seems to wait. Must be used if another process may have been killed in a call of `notify`,
+    /// before that call woke the waiting processes.
     pub(crate) fn notify_always(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
         wake(&self.version);

@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::memory::{SharedMemory, UNKNOWN_TOTAL};
 
-/// The largest number of items of a farm. A state word, which has 64 bits, contains the number of an item in 44 bits.
+/// The largest number of items of a farm. Item numbers up to this one fit into the 44 bits for the item number in a
+/// state word ([`ItemState`]).
 pub(crate) const MAX_ITEMS: u64 = 1 << 43;
-/// The largest number of workers of a farm. A state word, which has 64 bits, contains the index of a worker in 16 bits.
+/// The largest number of workers of a farm. Their indexes fit into the 16 bits for the worker index in a state word
+/// ([`ItemState`]).
 pub(crate) const MAX_WORKERS: u32 = 1 << 14;
 
 const POSITION_SHIFT: u32 = 20;
@@ -147,7 +149,7 @@ impl<'a> ItemQueue<'a> {
         let is_own = |position: &u64| {
             self.state(*position) == ItemState { position: *position, owner, status: ItemStatus::Claimed }
         };
-        let claimed: Vec<u64> = (lowest..end.min(lowest + self.len())).filter(is_own).collect();
+        let claimed: Vec<u64> = (lowest..end.min(lowest + self.window_size())).filter(is_own).collect();
         if let Some(last) = claimed.last() {
             control.next.0.fetch_max(last + 1, Ordering::SeqCst);
         }

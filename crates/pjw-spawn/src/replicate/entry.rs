@@ -36,7 +36,7 @@ impl NamespaceEntry {
 }
 
 impl NamespaceEntries {
-    /// Makes the value without spawner threads.
+    /// Makes a value to which no spawner thread has been added yet.
     pub(crate) fn new() -> Self {
         let (sender, entered) = mpsc::channel();
         Self { sender, entered, waiting: Vec::new() }

@@ -67,8 +67,8 @@ pub(super) struct HostParameters {
     pub(super) nonce: u64,
 }
 
-/// The state of a slot: the address range for the stack and the program of one task (a process in the shared address
-/// space).
+/// The state of a slot. A slot is an address range with the stack and the program of one task (a process in the shared
+/// address space).
 pub(super) struct Slot {
     /// The pidfd of the task, or [`SLOT_FREE`], [`SLOT_MAPPED`], [`SLOT_LOST`] or [`ENDED`].
     pub(super) pidfd: RawFd,

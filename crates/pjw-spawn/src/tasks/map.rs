@@ -53,8 +53,8 @@ pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
     })
 }
 
-/// Maps the stack and the program of a task into a slot, an address range with the layout `slot`, from `address` on.
-/// `file` is the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack
+/// Maps the stack and the program of a task into a slot: an address range that begins at `address` and has the layout
+/// `slot`. `file` is the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack
 /// (madvise(2)).
 ///
 /// # Safety
@@ -104,9 +104,9 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
     unsafe { map_at(anonymous_from, end - anonymous_from, segment.protection, libc::MAP_ANONYMOUS, -1, 0) }
 }
 
-/// Sets the bytes to zero that follow the file content of each writable segment in its last page. The variables with
-/// the value 0 begin there. The task itself calls this function, so the kernel places the page on the NUMA node of the
-/// task.
+/// In the last page with file content of each writable segment, sets the bytes after the file content to zero. The
+/// variables with the value 0 (`.bss`) begin there. The task itself calls this function, so that the kernel places the
+/// page on the NUMA node of the task.
 ///
 /// # Safety
 /// The program must have been mapped at `base`, and not have begun.

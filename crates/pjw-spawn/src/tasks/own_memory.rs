@@ -26,9 +26,9 @@ pub(super) fn heap_begin() -> Option<u64> {
     (begin != 0).then(|| *BEGIN.get_or_init(|| begin))
 }
 
-/// Frees the heap of the calling process, and prevents its growth: `begin` is the address of the heap, and an
-/// inaccessible page is mapped there. All tasks have the same program break (brk(2)) as this process, so each task
-/// would use the heap of the others. Without brk(2), malloc(3) uses mmap(2).
+/// Frees the heap of the calling process, which begins at the address `begin`. Also maps an inaccessible page there, so
+/// that the heap can't grow. All tasks have the same program break (brk(2)) as this process: without the page, each
+/// task would use the heap of the others. With the page, brk(2) fails, and malloc(3) uses mmap(2).
 ///
 /// # Safety
 /// The calling process must not use its heap any more.

@@ -15,8 +15,8 @@ const GUARD: u64 = 64 << 10;
 const USUAL_STACK: u64 = 8 << 20;
 const MIN_STACK: u64 = 256 << 10;
 
-/// The layout of a slot: the address range for the stack and the program of one task. All values are in bytes, and are
-/// multiples of the page size.
+/// The layout of a slot. A slot is an address range with the stack and the program of one task. All values are in
+/// bytes, and are multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotShape {
     pub(super) bytes: u64,
@@ -27,8 +27,9 @@ pub(super) struct SlotShape {
 }
 
 impl SlotShape {
-    /// Returns the layout of a slot (the address range of one task) for the program `program` and a stack of
-    /// `stack_bytes` bytes, but at least 256 KiB. `None` if the size of the slot does not fit into 64 bits.
+    /// Returns the layout of a slot (the address range of one task) for the program `program`. The stack has
+    /// `stack_bytes` bytes, or 256 KiB if `stack_bytes` is smaller. `None` if the size of the slot does not fit into 64
+    /// bits.
     pub(super) fn new(program: &ProgramLayout, stack_bytes: u64) -> Option<Self> {
         let tail = program.span.checked_next_multiple_of(program.alignment)?;
         let alignment = COVERED.max(program.alignment);

@@ -66,7 +66,8 @@ pub struct AddressSpace {
     is_left: bool,
 }
 
-/// The size of an address space for tasks (processes that share their memory), and how the address space is used.
+/// The parameters of a new address space for tasks (processes that share their memory), such as the maximum number of
+/// tasks that run at the same time, and the number of ranks.
 pub(crate) struct SpaceParameters {
     /// The most tasks that live at a time.
     pub(crate) capacity: usize,
@@ -104,8 +105,9 @@ impl AddressSpace {
         Self::of_setup(Arc::clone(&context.setup), &extent)
     }
 
-    /// Makes an address space for tasks: processes of the program in `setup` that share their memory. The caller must
-    /// have checked by [`check_room`] that there is room for the tasks.
+    /// Makes an address space for tasks: processes of the program in `setup` that share their memory. `extent` contains
+    /// the parameters of the address space. The caller must have called [`check_room`], which checks that there is room
+    /// for the tasks.
     pub(crate) fn of_setup(setup: Arc<Setup>, extent: &SpaceParameters) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
@@ -318,9 +320,9 @@ impl AddressSpace {
 }
 
 impl AddressSpace {
-    /// Ends the use of this address space. If the kernel kills the tasks when the calling thread ends, the host (the
-    /// process that owns the address space) continues, and its process id is returned. The caller must then end the
-    /// host by [`end_host`]. Otherwise returns `None`, and the host ends after the last task.
+    /// Ends the use of this address space, but does not kill the host, the process that owns the address space. With
+    /// [`SpawnContext::kill_when_launcher_ends`], returns the process id of the host, and the caller must later end the
+    /// host by [`end_host`]. Otherwise returns `None`: the host then ends after the last task.
     pub(crate) fn leave_host(mut self) -> Option<Pid> {
         self.is_left = self.setup.ends_with_launcher;
         self.is_left.then_some(self.host)

@@ -32,8 +32,8 @@ pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Resul
     output::print_reply(request.json, &report, |report, term| report_text(report, &names, term))
 }
 
-/// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs,
-/// from the last ended job backwards. If `last` is `None`, prints all jobs of which the daemon has a report.
+/// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs in
+/// the table: the jobs that ended last. If `last` is `None`, prints all jobs of which the daemon has a report.
 pub(super) fn list(warden: &DaemonAddress, last: Option<u32>, json: JsonArg) -> anyhow::Result<ExitCode> {
     let parameters = GetReports { job: None, last };
     let reports: Vec<Report> = call_for_field(&mut warden.connect()?, "GetReports", &parameters, "reports")?;

@@ -107,8 +107,9 @@ fn forget_ended_jobs(records: &RefCell<MemoryRecords>, status: &PublishedStatus)
 }
 
 impl ControlService {
-    /// Answers the call `GetMemory` of the client `peer`: returns the memory use of one job. Measures the memory unless
-    /// the client is no administrator and a recent measurement is stored.
+    /// Answers the call `GetMemory` of the client `peer`: returns the memory use of one job. For an administrator, the
+    /// memory is always measured. Another user gets the latest stored measurement if this measurement is recent;
+    /// otherwise the memory is measured.
     ///
     /// # Errors
     /// If there is no such job, or if the memory can't be measured. If the user of the client already has too many
@@ -175,9 +176,9 @@ impl ControlService {
         }
     }
 
-    /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. First waits
-    /// until the thread that measures memory is free for `reader`. If `reader` is no administrator and a recent
-    /// measurement is stored after the wait, returns this measurement instead.
+    /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. `reader` is the
+    /// party that asks. First waits until the thread that measures memory is free for this party. If another call has
+    /// stored a recent measurement during the wait, and the party is no administrator, returns the stored measurement.
     ///
     /// # Errors
     /// If there is no such job, or if the memory can't be measured. If too many calls of the same user wait already.

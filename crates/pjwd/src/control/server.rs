@@ -37,8 +37,7 @@ use crate::view::topology_tree;
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
 
-/// The service behind pjwd's control socket. For each call of a client, the service checks what the client is allowed
-/// to do, and computes the reply.
+/// The service behind pjwd's control socket: for each call, checks what the client is allowed to do, and computes the reply.
 #[derive(Debug)]
 pub struct ControlService {
     pub(super) outbox: MessageSender,
@@ -236,7 +235,7 @@ impl ControlService {
         )
     }
 
-    /// Returns the job `id` from the last published status. The error says that there is no such job, for example because it has ended.
+    /// Returns the job `id` from the last published status. The error says that there is no such job, for example after its end.
     pub(super) fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
         let found = self.status.borrow().jobs.iter().find(|job| job.id == name).cloned();
@@ -448,8 +447,7 @@ fn in_any_group(peer: Peer, groups: &[String]) -> bool {
     groups.iter().filter_map(|group| group_id(group)).any(|group| mine.contains(&group))
 }
 
-/// Returns the id of the group with this name. If there is no such group and `group` is a number, that number is the id,
-/// as in chown(1).
+/// Returns the id of the group named `group`. If there is no such group and `group` is a number, returns this number (chown(1)).
 fn group_id(group: &str) -> Option<Gid> {
     match Group::from_name(group) {
         Ok(Some(group)) => Some(group.gid),

@@ -58,8 +58,8 @@ enum WatcherProcess {
 
 impl ThawWatcher {
     /// Makes a [`ThawWatcher`] for the daemon with the state directory `state_dir`. `is_second_pjwd` says whether the
-    /// daemon was started with `--beside`. Starts no process. Returns `None` if systemd started this daemon as the unit
-    /// `pjwd.service`: the setting `ExecStopPost=` of this unit thaws the jobs.
+    /// daemon was started with `--beside`, as a second pjwd of the same user. Starts no process. Returns `None` if
+    /// systemd started this daemon as the unit `pjwd.service`: the setting `ExecStopPost=` of this unit thaws the jobs.
     #[must_use]
     pub fn new_if_needed(state_dir: &Path, is_second_pjwd: bool) -> Option<Self> {
         let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

@@ -102,8 +102,8 @@ impl JobsDirectory {
         self.path.join(id.to_string())
     }
 
-    /// Creates the directory `STATE_DIR/jobs` if it is missing. If there is a file or a directory of another user in
-    /// its place, removes this first.
+    /// Creates the directory `STATE_DIR/jobs` if it is missing. If something else has this path (a file, or a directory
+    /// that belongs to another user), removes it first.
     ///
     /// # Errors
     /// If the directory can't be created.
@@ -121,9 +121,8 @@ impl JobsDirectory {
         self.inode.is_some() && inode_of(&self.path) == self.inode
     }
 
-    /// Creates the subdirectory of the job `id`, and returns it. A subdirectory that an earlier daemon left is used
-    /// again. So is the file `coremap` (the CPUs of the job) in it, because programs may have mapped this file into
-    /// memory.
+    /// Creates the subdirectory of the job `id` and returns it. If an earlier daemon left this subdirectory, keeps it
+    /// and its file `coremap` (the CPUs of the job), because programs may have mapped this file into memory.
     ///
     /// # Errors
     /// If the subdirectory can't be created.
@@ -136,8 +135,8 @@ impl JobsDirectory {
         Ok(JobDirectory { path, inode, temporary, page, published: None })
     }
 
-    /// Removes all entries of `STATE_DIR/jobs` except the subdirectories of the jobs in `jobs`. A program can wait for
-    /// changes of the file `coremap` (the CPUs of its job). If this file is removed, wakes the waiting programs.
+    /// Removes all entries of `STATE_DIR/jobs` except the subdirectories of the jobs in `jobs`. Wakes the programs that
+    /// wait for a change of a removed file `coremap` (the CPUs of a job).
     pub(super) fn remove_others<'a>(&self, jobs: impl Iterator<Item = &'a JobId>) {
         let names: BTreeSet<String> = jobs.map(ToString::to_string).collect();
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
@@ -245,8 +244,8 @@ impl JobDirectory {
     }
 
     /// Creates the empty file `want` with the mode 0600 for the user `owner`, unless the file exists. Replaces a file
-    /// that belongs to another user, has a second name (hard link), or is not a regular file. Returns whether the right
-    /// file existed already.
+    /// that belongs to another user, has a second name (hard link), or is not a regular file. Returns true if the file
+    /// existed already and was not replaced.
     ///
     /// # Errors
     /// If the file can't be created.
@@ -282,8 +281,8 @@ impl JobDirectory {
         replaced.map_err(file_fault("write", path))
     }
 
-    /// Writes into the file `coremap` that pjwd no longer keeps its content up to date, and wakes the programs that
-    /// wait for a change of the file. Removes no file.
+    /// Marks the content of the file `coremap` (the CPUs of the job) as outdated, because pjwd no longer updates this
+    /// file. Wakes the programs that wait for a change of the file. Removes no file.
     pub(super) fn end(self) {
         if let Some(page) = self.page {
             // Nobody can read a page that was truncated.

@@ -13,8 +13,8 @@ const MAX_BYTES: u64 = 32;
 /// A file that is longer is truncated: it takes memory from a file system that the system needs.
 const MAX_FILE_BYTES: u64 = 4096;
 
-/// The last known content of the file `want` of one job: the number of cores that the job wants, and the reason why the
-/// present content is ignored.
+/// The last known content of the file `want` of one job: the number of cores that the job wants. If the present content
+/// is ignored, also contains the reason.
 #[derive(Debug)]
 pub(super) struct WantedFile {
     /// The number that the file had when it was read or written last.

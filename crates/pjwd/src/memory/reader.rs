@@ -45,8 +45,8 @@ impl MemoryReader {
     /// also finds threads of the job that wait for one another to map or unmap memory ([`measure_job_memory`]).
     ///
     /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of
-    /// this `Arc` has been dropped, the background thread skips the request. If it is already reading the pages of
-    /// processes, it stops before the next process. The result is then [`ReadingError::Abandoned`].
+    /// this `Arc` has been dropped, the background thread skips the request. If the thread is already reading the pages
+    /// of processes, the thread stops before the next process. The result is then [`ReadingError::Abandoned`].
     ///
     /// # Errors
     /// The future returns [`ReadingError::NoThread`] if the background thread can't be started or has ended.

@@ -167,9 +167,9 @@ impl FileJournal {
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
-    /// Writes the records in `recovered`, which an earlier daemon left, to the file `state.json`. If records of the earlier daemon were
-    /// lost, also adds a record of this fact to the journal and to `recovered`. From then on, [`FileJournal::open`] notices if one of the
-    /// two files of the journal is removed or emptied.
+    /// Writes the records in `recovered`, which an earlier daemon left, to the file `state.json`. If records of the
+    /// earlier daemon were lost, also adds a record of this loss to the journal and to `recovered`. After this call,
+    /// [`FileJournal::open`] notices if one of the two files of the journal is removed or emptied.
     ///
     /// # Errors
     /// If a file can't be written. `recovered` contains the added record nevertheless.
@@ -257,9 +257,9 @@ impl FileJournal {
 }
 
 /// Returns whether the directory `dir` contains the journal of an earlier daemon: the files `state.json` and
-/// `journal.jsonl`, in which pjwd records its changes. `has_state_file` says whether this daemon wrote `state.json` when
-/// it started. If true, `state.json` must exist. If false, one of the two files is enough, because earlier versions of
-/// pjwd write `state.json` later.
+/// `journal.jsonl`, in which pjwd records its changes. `has_state_file` says whether the earlier daemon is known to
+/// have written `state.json`. If true, this file must exist. If false, one of the two files is enough, because earlier
+/// versions of pjwd write `state.json` later.
 #[must_use]
 pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
     let exists = |name: &str| dir.join(name).exists();

@@ -35,8 +35,9 @@ const MAX_BYTES: u64 = 64 << 10;
 /// How often the file may be removed by another process while the lock is taken.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Locks `file` (flock(2)) and returns the locked file. If another process holds the lock, waits for up to 5 s. While
-/// `is_alive` returns true, because the other process still runs, waits for up to 0.5 s only.
+/// Locks `file` (flock(2)) and returns the locked file. If another process holds the lock, waits for the end of that
+/// process for up to 5 s, but for only up to 0.5 s if `is_alive` returns true. The function `is_alive` gets the file
+/// and returns whether the process that holds the lock will probably not end soon, such as a running daemon.
 ///
 /// # Errors
 /// `EWOULDBLOCK` if another process still holds the lock after the wait. Otherwise the error of flock(2).
@@ -91,8 +92,8 @@ struct JournalPlace {
 
 impl LockHolder {
     /// Describes this process as the holder of the lock against a second pjwd. `socket` is the path of the control
-    /// socket of this process, or `None` for `pjwd --release-all` and `pjwd --thaw`, which have no socket. `state_dir` is the state
-    /// directory of this process.
+    /// socket of this process. It is `None` for `pjwd --release-all` and `pjwd --thaw`, which have no socket.
+    /// `state_dir` is the state directory of this process.
     #[must_use]
     pub fn for_this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         // The next process may have another working directory.
@@ -241,9 +242,9 @@ impl DaemonLock {
         of_boot.map(|journal| Path::new(&journal.state_dir))
     }
 
-    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] was created together with its file `state.json`. Earlier
-    /// versions of pjwd created this file some time after the journal. For a journal of such a version, the function returns
-    /// false: a missing file then does not mean that it was deleted.
+    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] was created together with its file
+    /// `state.json`. Earlier versions of pjwd created this file some time after the journal. For a journal of such a
+    /// version, the function returns false: if the file is missing, it was possibly never created.
     #[must_use]
     pub fn earlier_journal_had_state_file(&self) -> bool {
         self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)
@@ -261,8 +262,9 @@ impl DaemonLock {
     }
 
     /// Records in the lock file that this process has made its journal (the records of its changes) in the current
-    /// boot. `boot_id` is the id of this boot. `has_state_file` says whether the file `state.json` was written. The next pjwd
-    /// needs this entry for [`DaemonLock::earlier_state_dir`] and [`DaemonLock::earlier_journal_had_state_file`].
+    /// boot. `boot_id` is the id of this boot. `has_state_file` says whether the file `state.json` was written. The
+    /// next pjwd needs this entry for [`DaemonLock::earlier_state_dir`] and
+    /// [`DaemonLock::earlier_journal_had_state_file`].
     ///
     /// # Errors
     /// If the lock file can't be written.

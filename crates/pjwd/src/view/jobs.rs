@@ -14,7 +14,8 @@ use super::to_wire::{job_to_wire, saturating_u32};
 use super::warnings::{job_warnings, rule_warnings};
 
 /// The descriptions of all jobs that the daemon reports in its status (`pjwctl status`), and the warnings that concern
-/// a single job. They are kept between two cycles: an update computes only those of the changed jobs again.
+/// a single job. They are kept from one cycle to the next. An update computes only the descriptions and warnings of the
+/// changed jobs again.
 #[derive(Debug, Default)]
 pub(super) struct JobViews {
     counts: JobCounts,
@@ -46,10 +47,10 @@ pub(super) struct ViewChanges {
 }
 
 impl JobViews {
-    /// Computes the descriptions of the jobs in `dirty` again, because these jobs may have changed. Also computes the
-    /// descriptions of other jobs again if such a change concerns them: for example those of all provisions if one
-    /// provision has changed. `state` has the jobs, and `policy` the configured rules. Returns which warnings have
-    /// begun or ended.
+    /// Computes the descriptions and warnings of the jobs in `dirty` again, because these jobs may have changed. A
+    /// change of one job can also concern other jobs: if a provision has changed, the descriptions of all provisions
+    /// are computed again. `state` has the jobs, and `policy` the configured rules. Returns which warnings have begun
+    /// or ended.
     pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) -> ViewChanges {
         self.counts.update(state, dirty);
         let shared = state.jobs.shared_cpus();
@@ -124,7 +125,7 @@ impl JobViews {
         self.views.values().map(|view| view.demand).collect()
     }
 
-    /// Returns the warnings that concern single jobs, for the status.
+    /// Returns all warnings that concern a single job, for the status.
     pub(super) fn warnings(&self) -> impl Iterator<Item = &Arc<wire::Warning>> {
         self.views.values().flat_map(|view| &view.warnings)
     }

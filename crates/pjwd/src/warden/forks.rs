@@ -10,7 +10,8 @@ use pjw_core::fork_fastpath::{
 use pjw_core::{ports::MachineInterface, snapshot::Snapshot, state::WardenState};
 
 /// Reads the affinity masks of those newly forked processes of jobs that must be scanned at once. If the mask of a
-/// process is right, its scan can wait for the next regular scan. `node` is the interface to the machine.
+/// process is right (the set of online PUs that its job holds), the scan of the process can wait for the next regular
+/// scan. `node` is the interface to the machine.
 pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, state: &mut WardenState) {
     if state.lineage.scan_queue.immediate_pids().is_empty() {
         return;
@@ -20,8 +21,9 @@ pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, stat
     defer_scans_if_masks_match(state, &expected, &mismatches);
 }
 
-/// Reads the affinity masks of newly forked processes of jobs. Returns a snapshot of those processes whose masks are
-/// wrong. `None` if there are none. `node` is the interface to the machine.
+/// Reads the affinity masks of newly forked processes of jobs. Returns a snapshot of the processes whose mask is wrong,
+/// because it is not the set of online PUs that the job holds. `None` if there are no such processes. `node` is the
+/// interface to the machine.
 pub(super) fn find_wrong_fork_masks<N: MachineInterface>(
     node: &mut N,
     state: &WardenState,
@@ -37,8 +39,8 @@ pub(super) fn find_wrong_fork_masks<N: MachineInterface>(
     (!snapshot.processes.is_empty()).then_some(snapshot)
 }
 
-/// Returns whether `command` changes affinity masks of running processes. Such a process can fork during the change, so
-/// another scan must follow.
+/// Returns whether `command` changes the affinity masks of running processes. If true, another scan must follow,
+/// because such a process can fork during the change.
 pub(super) fn moves_processes(command: &Command) -> bool {
     match command {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),

@@ -47,9 +47,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self.journal
     }
 
-    /// Stores `reports`, the reports of the jobs that end by a decision, and then writes `records`, the records of the
-    /// decision, to the journal. If the records can't be written and `is_rolled_back` says that the decision is then
-    /// undone, removes the reports again.
+    /// Stores `reports`, the reports of the jobs that end by a decision. Then writes `records`, the records of the
+    /// decision, to the journal. `is_rolled_back` says whether a failed write undoes the decision. If true and the
+    /// write fails, removes the reports again, because the jobs have not ended then.
     ///
     /// # Errors
     /// If the journal can't be written.
@@ -117,9 +117,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Undoes a decision after its records could not be written to the journal for the reason `fault`. The changes in
-    /// `plan` are not made, and all `commands` are refused. `before` is the state before the commands, and replaces the
-    /// present state. If `before` is `None`, the present state stays, and the next cycle writes the whole state to the
-    /// journal. Returns no further scan.
+    /// `plan` are not made, and `report` gets a refusal of each of the `commands`. `before` is the state before the
+    /// commands, and replaces the present state. If `before` is `None`, the present state stays, and the next cycle
+    /// writes the whole state to the journal. Always returns `None`: no further scan is needed.
     pub(super) fn undo_unrecorded_decision(
         &mut self,
         fault: &J::Fault,

@@ -111,7 +111,8 @@ impl CycleReport {
         self.events.append(&mut events);
     }
 
-    /// Adds the report of the rounds that released a new job again. The replies and the warnings of the cycle stay.
+    /// Adds `release` to this report: the results of further rounds (scan, decision and changes), which released a new
+    /// job because the kernel refused its affinity masks. The replies and the warnings in this report do not change.
     pub(super) fn add_release(&mut self, release: CycleReport) {
         self.add_events(release.events);
         self.ended_jobs.extend(release.ended_jobs);

@@ -28,12 +28,13 @@ mod tests;
 /// free PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred. Does
 /// not change `pool`: the caller passes the offer to [`PuPool::commit`].
 ///
-/// The PUs of processes outside of all jobs whose affinity masks are of unknown origin
-/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)) are chosen only if the other PUs do not suffice.
+/// A process that belongs to no job may have an affinity mask of unknown origin
+/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)). The PUs of such masks are chosen only
+/// if the other PUs do not suffice.
 ///
 /// # Errors
-/// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free
-/// number of cores.
+/// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free number of
+/// cores.
 pub fn allocate(
     job: &JobId,
     request: &JobRequest,
@@ -45,10 +46,10 @@ pub fn allocate(
 }
 
 /// Chooses the PUs (logical CPUs) for `request` as [`allocate`] does. If the request is for fewer PUs than the job
-/// holds, the job keeps the PUs of its `groups` before other PUs. Each group is a set of PUs that the job holds, all in
-/// one L3 cache or in one NUMA node, on which threads with a common address space run. The job keeps whole groups, the
-/// largest first, as far as the request has room for them. If no whole group fits, the job keeps a part of the largest
-/// group. So threads with a common address space stay in one L3 cache or NUMA node, if possible.
+/// holds, the job keeps the PUs of its `groups` before other PUs. Each group is a set of PUs that the job holds.
+/// Threads with a common address space run on these PUs, which lie in one L3 cache or one NUMA node. The job keeps
+/// whole groups, the largest first, as far as the request has room for them. If no whole group fits, the job keeps a
+/// part of the largest group.
 ///
 /// # Errors
 /// If the request can't be served, for the same reasons as in [`allocate`].

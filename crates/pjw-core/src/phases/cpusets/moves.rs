@@ -13,8 +13,7 @@ const USER_SCOPES: [&str; 5] = ["session-", "run-", "app-", "tmux-spawn-", "vte-
 /// because process ids are used again.
 const MAX_GENERATIONS: usize = 64;
 
-/// Returns whether the cgroup of `job_cpuset` contains processes of its job. If the journal (pjwd's files) was lost, a
-/// cpuset that the journal does not name may contain such processes.
+/// Returns whether the cgroup of `job_cpuset` contains at least one process of the job to which this cpuset belongs.
 pub(super) fn has_members(state: &WardenState, job_cpuset: &JobCpuset) -> bool {
     let mut members = state.members_of(&job_cpuset.job).filter_map(|member| state.process(member.id.pid));
     members.any(|process| process.is_within(&job_cpuset.path))
@@ -39,9 +38,9 @@ pub(super) fn outside(
     members.iter().filter_map(to_move).collect()
 }
 
-/// Returns the reason why pjw can't move a process out of its cgroup, as a text for users. `None` if pjw can move the
-/// process. For example, pjw does not move a process out of the cgroup of a scheduler, a service manager or a container
-/// runtime: these programs may use the cgroup to account or kill its processes.
+/// Returns the reason why pjw can't move the process `member` out of its cgroup, as a text for users. `None` if pjw can
+/// move the process. For example, pjw moves no process out of the cgroup of a scheduler, a service manager or a
+/// container runtime, because such programs may use the cgroup to account or kill the process.
 pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Member) -> Option<String> {
     if let Some(why) = state.cpusets.move_error(member.id) {
         return Some(why.to_owned());
@@ -93,10 +92,14 @@ pub(super) fn members_forked_inside(
     members.iter().filter_map(born).collect()
 }
 
-/// Returns the original cgroup of `process`, to which pjw can move the process back from the cpuset at the path
-/// `job_cpuset`. This is the cgroup from which pjw moved the process into a cpuset. If pjw did not move the process,
-/// this is the cgroup from which pjw moved its nearest ancestor. Only ancestors that are or were in a cpuset of pjw are
-/// considered. Returns `None` if the original cgroup is unknown.
+/// Returns the path of the original cgroup of `process`, to which pjw can move the process back from the cpuset at the
+/// path `job_cpuset`. This is the first of these cgroups that is known:
+///
+/// 1. The cgroup from which pjw moved the process into a cpuset.
+/// 2. The cgroup from which pjw moved the nearest ancestor. Only ancestors that are or were in a cpuset of pjw count.
+/// 3. The cgroup from which the first process in this cpuset came.
+///
+/// Returns `None` if none of these cgroups is known.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
     let was_inside = |process: &&Process| {
         process.is_within(job_cpuset) || state.cpusets.was_moved_into_any_cpuset(process.id)
@@ -122,8 +125,9 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
     with_origin.collect()
 }
 
-/// Returns the processes of the job `id` that are in the cpuset of another job and can be moved back, if the other job
-/// borrows cores. Each process has two facts: the cpuset, and the original cgroup to which the process is moved back.
+/// Returns the processes of the job `id` that are in the cpuset of a job that borrows cores, and that can be moved
+/// back. Each item is the process, this cpuset, and the path of the original cgroup, to which the process is moved
+/// back.
 pub(super) fn members_in_borrower_cpusets(
     state: &WardenState,
     id: &JobId,

@@ -30,9 +30,9 @@ pub(super) struct ThreadPlan<'a> {
 }
 
 impl ThreadPlan<'_> {
-    /// Returns the affinity mask that the thread should have if pjw does not pin it: the part of `grant` to which the
-    /// program bound the thread, or `grant` (all logical CPUs of the job) if the program did not bind the thread or pjw
-    /// lifted the binding.
+    /// Returns the affinity mask that the thread should have if pjw does not pin it. This is `grant` (all logical CPUs
+    /// of the job), or the part of `grant` to which the program bound the thread. A binding that pjw has lifted does
+    /// not count.
     pub(super) fn mask_without_pin<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
         if self.has_lifted_binding() { grant } else { &self.own }
     }
@@ -71,9 +71,9 @@ impl ThreadPlan<'_> {
         if is_everything { machine.clone() } else { mask.clone() }
     }
 
-    /// Returns whether the kernel may store a mask that pjw requested for the thread and that has no effect at present,
-    /// because the cpuset restricts the thread to `grant`. In another cgroup, this mask would have an effect. Children
-    /// inherit it.
+    /// Returns whether the kernel may store a mask that pjw requested for the thread, and that has no effect at present
+    /// because the cpuset restricts the thread to `grant`. In another cgroup, the mask would have an effect. Children
+    /// of the process inherit the mask.
     pub(super) fn is_request_hidden(&self, grant: &CpuSet) -> bool {
         let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))

@@ -295,9 +295,9 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     }
 }
 
-/// Ends the usage sample of a job if the job is frozen, or is no longer frozen, when its grant becomes `ownership`.
-/// Must be called before this change of the grant. A frozen job holds no cores, so a sample must not include both
-/// states.
+/// Ends the usage sample (the resource use during a time interval) of a job if the change of its grant to `ownership`
+/// freezes or unfreezes the job. Must be called before the change. A frozen job holds no cores, so a sample must not
+/// include both states.
 pub(crate) fn end_sample_before_freezing(draft: &mut CycleDraft<'_>, job: &JobId, ownership: Ownership) {
     let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
     if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {

@@ -6,14 +6,14 @@ use crate::state::WardenState;
 use crate::terms::JobId;
 
 impl WardenState {
-    /// Returns groups of threads of the job `id` that use the same memory. pjw tries to keep the threads of a group in
-    /// one L3 cache or NUMA node.
+    /// Returns groups of threads of the job `id` that use the same memory. pjw tries to keep the threads of a group
+    /// in one L3 cache or NUMA node.
     ///
     /// There is one group for each address space that a process of the job shares with another process (clone(2) with
     /// `CLONE_VM`). The group has the busy threads of the job in this address space. If no thread is busy, the group
     /// instead has the living thread with the lowest tid of each process, because this thread may become busy soon. A
-    /// process that only owns the address space of tasks and computes nothing
-    /// ([`Member::is_task_host`](crate::state::Member::is_task_host)) is then left out.
+    /// process that only owns the address space of other processes and computes nothing
+    /// ([`Member::is_task_host`](crate::state::Member::is_task_host)) contributes no such idle thread.
     #[must_use]
     pub fn address_space_threads_of(&self, id: &JobId) -> Vec<AddressSpaceThreads> {
         if self.address_spaces.groups().next().is_none() {
@@ -40,9 +40,10 @@ impl WardenState {
             .collect()
     }
 
-    /// Returns the PUs (logical CPUs) used by each group of threads of the job `id` that runs within one L3 cache or
-    /// one NUMA node. The threads of a group share an address space ([`Self::address_space_threads_of`]). For each
-    /// thread, the set of PUs has the PU to which pjw pinned the thread, or else the PU on which the thread ran last.
+    /// Returns one set of PUs (logical CPUs) for each group of threads of the job `id` whose PUs are all in one L3
+    /// cache or all in one NUMA node. The threads of a group share an address space
+    /// ([`Self::address_space_threads_of`]). The set has one PU for each thread: the PU to which pjw pinned the
+    /// thread, or else the PU on which the thread ran last.
     ///
     /// If the job must give up PUs, it keeps the PUs of these sets as long as possible
     /// ([`allocate_for_groups`](crate::allocate::allocate_for_groups)).

@@ -9,9 +9,10 @@ use crate::terms::{CpusetAction, CpusetChange, JobId};
 /// The delayed changes of cpusets: changes that the kernel or systemd has begun and has not completed. While a change
 /// is delayed, the daemon plans no other change of the same job's cpuset.
 ///
-/// The type also lists the cpusets whose PUs (logical CPUs) were set by a delayed change that has ended since the last
-/// decision of the daemon ([`Decision`](crate::reconcile::Decision)). pjw had recorded the time at which it requested
-/// the change. The next decision replaces this time by a later one, because the change took place later.
+/// The type also lists the cpusets whose PUs (logical CPUs) were set by a delayed change that has ended since the
+/// last decision of the daemon ([`Decision`](crate::reconcile::Decision)). The registry of cpusets has the time at
+/// which pjw requested such a change. The next decision replaces this time by its own time, because the kernel made
+/// the change later than pjw requested it.
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes, for each job that has any.

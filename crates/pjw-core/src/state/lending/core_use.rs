@@ -161,11 +161,12 @@ impl CoreUse {
     ///
     /// The owner uses a lent core ([`OwnerCpuSample::lent`]) in each of these cases:
     ///
-    /// - Averaged over about 100 ms, the owner ran on the core for at least nine tenths of the time, or for a tenth of
-    ///   the time if cores have several PUs each.
+    /// - Averaged over about 100 ms, the owner ran on the core for at least nine tenths of the time, or for a tenth
+    ///   of the time if cores have several PUs each.
     /// - The owner ran on the core for nearly all of a measurement of at least 10 ms.
-    /// - The owner has become busy in the last 20 ms ([`CoreUse::is_idle`] was true before), and its CPU time on the
-    ///   core is long enough to show that it needs the core.
+    /// - The owner has become busy in the last 20 ms ([`CoreUse::is_idle`] was true before), and ran on the core for
+    ///   at least 1.3 ms of a measurement of less than 10 ms. In a longer measurement, the shares of the first case
+    ///   apply.
     ///
     /// The CPU time on all other cores counts as if the owner used as few cores as possible. After the first 20 ms of
     /// use, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the function returns the
@@ -281,8 +282,9 @@ impl CoreUse {
 /// with another program gets only half of the core.
 ///
 /// - `threads` has the demand and the affinity mask of each thread of the owner, as of the last scan.
-/// - `count_cores` returns the number of cores of the owner that have a PU in a set. The result is at most this number
-///   for the masks of the waiting threads: threads that are bound to one core wait there for one another.
+/// - `count_cores` returns the number of cores of the owner that have a PU in a given set. It is called with all PUs
+///   in the masks of the waiting threads. The result is at most the number that it returns, because threads that are
+///   bound to one core do not run on other cores.
 /// - `has_smt` says whether the cores of the owner have more than one PU each.
 pub fn cores_wanted_by_waiting_threads<'a>(
     threads: impl Iterator<Item = (ThreadDemand, &'a CpuSet)>,

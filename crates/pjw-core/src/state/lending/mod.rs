@@ -102,10 +102,10 @@ impl LendingState {
         self.owners.get(owner)
     }
 
-    /// Sets the list of borrowers that get no lent cores because one of their threads has a real-time priority. A
-    /// borrower is a job of the class besteffort, which runs on free cores and on cores that other jobs (owners) leave
-    /// idle. Only threads count that use at least 1 % of a PU (logical CPU). The kernel would run a real-time thread
-    /// before the threads of the owner. The daemon calls this method after each scan of the processes of jobs.
+    /// Sets the list of borrowers that have a thread with a real-time priority which uses at least 1 % of a PU
+    /// (logical CPU). Such a borrower gets no lent cores: the kernel would run the real-time thread before the
+    /// threads of the owner. A borrower is a job of the class besteffort, which runs on free cores and on cores that
+    /// other jobs (owners) leave idle. The daemon calls this method after each scan of the processes of jobs.
     pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.realtime_borrowers = borrowers;
     }

@@ -198,9 +198,9 @@ impl Lineage {
         }
     }
 
-    /// Records that the process `released` inherited its affinity mask by one of the mask requests `requests`. pjw is
-    /// restoring the original masks of the process. `requests` replaces the requests that are known from the fork event
-    /// of the process.
+    /// Records the mask requests `requests` for the process `released`: one of these requests set the affinity mask
+    /// that the process inherited. pjw is restoring the original masks of the process. `requests` replaces the
+    /// requests that are known from the fork event of the process.
     pub(crate) fn set_inherited_requests(&mut self, released: &Member, requests: Vec<MaskRequest>) {
         let pid = released.id.pid;
         self.of_unknown_descent.remove(&pid);
@@ -262,10 +262,10 @@ impl Lineage {
         self.unscanned.remove(&pid);
     }
 
-    /// Records that the threads of the process `released` have their original masks (the masks before pjw changed them)
-    /// again. Children that the process forks from now on inherit these masks. A child that was forked before may have
-    /// a mask of the job. `is_settled` says that no process has such a mask any more. If it is false, pjw records the
-    /// later children as descendants too.
+    /// Records that the threads of the process `released` have their original masks (the masks before pjw changed
+    /// them) again. Children that the process forks from now on inherit the original masks. A child that was forked
+    /// before may have a mask that pjw set for the job. `is_settled` is true if no process has a mask that pjw set
+    /// for the job. If `is_settled` is false, pjw also records later children of the process as descendants.
     pub(crate) fn note_restored(&mut self, released: &Member, is_settled: bool) {
         let pid = released.id.pid;
         if !is_settled && self.descendants.len() < MAX_FORK_RECORDS {

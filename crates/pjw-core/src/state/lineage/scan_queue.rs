@@ -86,8 +86,8 @@ impl ScanQueue {
         self.exiting.remove(&pid);
     }
 
-    /// Records that a scan has read all processes. `is_running` says whether the scan found a process. Processes that
-    /// the scan did not find have ended.
+    /// Records that a scan has read all processes. `is_running` says whether the scan found the process with a pid.
+    /// Scans need no longer look for the end of the processes that this scan did not find, because these have ended.
     pub(crate) fn retain_exiting(&mut self, is_running: impl Fn(Pid) -> bool) {
         self.exiting.retain(|&pid, _| is_running(pid));
     }

@@ -121,8 +121,8 @@ impl MaskEntry {
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
-    /// Sets the time since which the journal contains the original mask (the mask before pjw changed it) to `since`, in ns since boot.
-    /// `since` must be earlier than the last mask request.
+    /// Returns the entry with the time since which the journal contains the original mask (the mask before pjw changed it) set to `since`,
+    /// in ns since boot. `since` must be earlier than the last mask request.
     pub(crate) fn with_journaled_since(self, since: Nanos) -> Self {
         Self { journaled_since: Some(since), ..self }
     }
@@ -443,9 +443,9 @@ impl MaskEntry {
         self.is_writer_certain = true;
     }
 
-    /// Corrects mask requests that this entry attributes to the program although the kernel set the masks. `is_kernels` returns whether
-    /// the kernel may have set a mask that a scan first read at a time. `machine` has every PU (logical CPU) of the machine. When the job
-    /// is released, pjw then restores the mask of the program's last own request.
+    /// Corrects mask requests that this entry attributes to the program although the kernel set the masks. `is_kernels` returns whether the
+    /// kernel may have set a given mask that a scan first read at a given time (in ns since boot). `machine` has every PU (logical CPU) of
+    /// the machine. When the job is released, pjw then restores the mask of the program's last own request.
     pub(crate) fn attribute_to_kernel(
         &mut self,
         machine: &CpuSet,

@@ -109,8 +109,8 @@ impl WardenState {
     }
 
     /// Returns the released jobs whose affinity masks no process can have any more. Must be called after a full scan,
-    /// which began at the time `now` (in ns since boot). Returns no job while a process that no scan has read has
-    /// unknown ancestors. Otherwise, returns the jobs that fulfil these conditions:
+    /// which began at the time `now` (in ns since boot). Returns no job if any process has unknown ancestors and was
+    /// read by no scan. Otherwise, returns the jobs that fulfil all of these conditions:
     ///
     /// - pjw has restored the original masks of all processes of the job.
     /// - The last restore is so long ago that every fork(2) that was then in progress has ended.

@@ -223,9 +223,10 @@ impl UsageState {
         }
     }
 
-    /// Stores the result `figures` of a memory measurement of the job `job`, for the report on the job. The report has
-    /// the largest stored value of each amount. Of the shared part of the memory, the report has the last stored value,
-    /// but an estimate does not replace an exact value. Has no effect if the job has already ended.
+    /// Stores the result `figures` of a memory measurement of the job `job`, for the report on the job. For each
+    /// amount of memory, the report has the largest stored value. For the shared part of the memory, the report has
+    /// the last stored value instead. An estimate of the shared part does not replace an exact value. Has no effect
+    /// if the job has already ended.
     pub fn note_memory(&mut self, job: &JobId, figures: &MemoryReading) {
         let Some(open) = self.jobs.get_mut(job) else { return };
         let MemoryReading { shared, pss, rss, peak } = *figures;
@@ -340,13 +341,14 @@ impl UsageState {
         self.children_of(parent).filter(move |&pid| growth_ns > 0 && fits(pid))
     }
 
-    /// Returns the last read CPU times of the process of a job that has or had the pid `pid`. `None` if there is none.
+    /// Returns the CPU times of the process with the pid `pid`, as last read. `None` if pjw has not read a process
+    /// with this pid as a process of a job.
     pub(crate) fn process_at(&self, pid: Pid) -> Option<&ProcessUsage> {
         self.processes.get(&pid)
     }
 
-    /// Returns the pid and the start time of the process of a job that pjw last read with the pid `pid`. `None` if
-    /// there is none.
+    /// Returns the pid and the start time of the process with the pid `pid`, as last read. `None` if pjw has not read
+    /// a process with this pid as a process of a job.
     pub(crate) fn process_id_at(&self, pid: Pid) -> Option<ProcessId> {
         self.processes.get(&pid).map(|known| ProcessId { pid, start: known.start })
     }
@@ -393,8 +395,9 @@ impl UsageState {
         self.note_parent(id.pid, Some(before), parent);
     }
 
-    /// Stores for the process `pid` of a job: the CPU time that its parent had got from other children at this moment.
-    /// Has an effect only if the parent belongs to no job. The caller must just have read both processes.
+    /// Stores in the record of the process `pid` of a job the CPU time that the parent of the process has got so far
+    /// from its other ended children. If the parent belongs to a job, removes the stored time instead. Must be called
+    /// right after both processes were read.
     pub(crate) fn note_time_of_outside_parent(&mut self, pid: Pid) {
         if let Some(known) = self.processes.get_mut(&pid) {
             let parent = self.outside_parents.get(&known.parent);
@@ -442,9 +445,9 @@ impl UsageState {
     /// Stores the CPU times `times` of the process `pid`, which belongs to no job and is the parent of processes of
     /// jobs. `now` is the present time, in ns since boot.
     ///
-    /// If a child has ended and its last CPU times are unknown, the parent's CPU times show the missing CPU time. This
-    /// time is added to the job of the child, if it is at most `most_ns` of the job. A longer time comes from other
-    /// children.
+    /// If a child has ended and its last CPU times are unknown, the CPU times of the parent show the missing CPU time
+    /// of the child. The missing time is added to the job of the child, unless it is more than `most_ns` returns for
+    /// this job (in ns). A longer time comes from other children.
     pub(crate) fn read_outside_parent(
         &mut self,
         pid: Pid,

@@ -173,8 +173,8 @@ impl OutsideParent {
         self.ended = None;
     }
 
-    /// Records that the job of the ended child has ended too. The missing CPU time of the child is then added to no
-    /// job.
+    /// Records that the job of the parent's ended child has ended too. The missing CPU time of the child is then
+    /// added to no job.
     pub(super) fn end_job_of_child(&mut self) {
         if let Some(ended) = &mut self.ended {
             (ended.is_of_no_job, ended.is_expected) = (true, false);

@@ -57,8 +57,8 @@ pub struct SharedMemory {
     pub is_estimate: bool,
 }
 
-/// The memory use of a job at one measurement, for the report on the job: the shared part, the sums of the proportional
-/// and of the resident set sizes, and the peak.
+/// The memory use of a job at one measurement: the shared part of the memory, the sum of the proportional set sizes
+/// (PSS), the sum of the resident set sizes (RSS), and the peak memory use up to then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryReading {
     /// The shared part of the job's memory. `None` if the reading can't tell it.

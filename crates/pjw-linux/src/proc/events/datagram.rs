@@ -7,11 +7,11 @@
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{snapshot::ProcessEvent, time::Nanos};
 
-/// The first number (`idx`) of the id by which a connector message belongs to the proc connector, which reports
-/// process events (linux/connector.h).
+/// The first number (`idx`) of the id in each message of the proc connector (linux/connector.h). The proc connector
+/// is the part of the kernel that reports process events.
 pub(super) const CN_IDX_PROC: u32 = 1;
-/// The second number (`val`) of the id by which a connector message belongs to the proc connector, which reports
-/// process events (linux/connector.h).
+/// The second number (`val`) of the id in each message of the proc connector (linux/connector.h). The proc connector
+/// is the part of the kernel that reports process events.
 pub(super) const CN_VAL_PROC: u32 = 1;
 /// The size of the header of a netlink message (`struct nlmsghdr`, netlink(7)), in bytes.
 pub(super) const NETLINK_HEADER: usize = 16;

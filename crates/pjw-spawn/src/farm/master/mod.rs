@@ -84,8 +84,8 @@ impl std::fmt::Debug for RunningFarm<'_> {
 
 impl<'a> RunningFarm<'a> {
     /// Maps the shared memory of a farm, and forks the processes of the farm. Worker `i` gets the affinity mask with
-    /// the index `i % length` in `masks`, or keeps that of the calling process if `masks` is empty. `items` is the
-    /// number of items. `None` if a reader process reads the items.
+    /// the index `i % masks.len()` in `masks`. If `masks` is empty, all workers keep the affinity mask of the calling
+    /// process. `items` is the number of items. `None` if a reader process reads the items.
     pub(crate) fn start(
         settings: FarmSettings,
         masks: Vec<CpuSet>,

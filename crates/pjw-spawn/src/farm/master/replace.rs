@@ -59,7 +59,7 @@ impl RunningFarm<'_> {
     /// a new process must replace it.
     ///
     /// # Errors
-    /// If the farm can't continue without the process, for example because its processes die again and again.
+    /// If the farm can't continue, for example because the processes with this role die again and again.
     pub(super) fn handle_end(&mut self, role: ProcessRole) -> Result<(), FarmError> {
         let Some(child) = self.member(role).child.take() else { return Ok(()) };
         let what = "it can't be read how a process of the farm ended, which another part of the program may have done";

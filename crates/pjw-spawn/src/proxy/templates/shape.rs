@@ -14,8 +14,8 @@ use crate::proxy::refusal::ForkError;
 const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];
 
 /// Properties of a template (a process that is stopped before its program begins) that can't be changed in the
-/// processes that are forked from it. These are the variables that the dynamic linker has read, and the version of the
-/// program file.
+/// processes that are forked from it. These are the environment variables that the dynamic linker has read, and the
+/// version of the program file.
 pub(super) struct TemplateProperties {
     /// The variables that the dynamic linker has read.
     linker_variables: Vec<CString>,
@@ -26,8 +26,8 @@ pub(super) struct TemplateProperties {
 type FileVersion = (u64, u64, i64, i64);
 
 impl TemplateProperties {
-    /// Determines these properties for the program at the path `program`, which is started with the environment
-    /// `variables`.
+    /// Determines these properties for a template of the program at the path `program`. The template is started with
+    /// the environment `variables`.
     pub(super) fn of(program: &CStr, variables: &[&CStr]) -> Self {
         let of_linker = variables.iter().filter(|variable| is_linker_variable(variable.to_bytes()));
         let linker_variables = of_linker.map(|variable| CStr::to_owned(variable)).collect();

@@ -40,8 +40,8 @@ const MAX_STRING: usize = 32 * 4096;
 /// `RLIMIT_STACK`.
 const MIN_STRINGS: u64 = 128 * 1024;
 const MAX_STRINGS: u64 = 6 * 1024 * 1024;
-/// The maximum number of bytes of arguments and variables that a message to a template contains for one process. More
-/// bytes are written directly into the memory of the template (process_vm_writev(2)).
+/// The maximum number of bytes of arguments and variables that a message to a template contains for one process. If a process has more
+/// bytes, they are written directly into the memory of the template by process_vm_writev(2).
 pub(super) const MAX_COPIED: usize = 768;
 /// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
 const RANDOM_SIZE: usize = 16;
@@ -98,9 +98,9 @@ impl Template {
         Self::linked(Arc::clone(&context.setup), first)
     }
 
-    /// Starts a template (a process from which instances are forked) of the kind `setup.templates`. `first` is the
-    /// first instance. Instances with the affinity mask `requested_mask`, which the calling thread has, inherit the
-    /// mask. If the template waits for a call of `fork_here`, the wait fails when `is_cancelled` becomes true.
+    /// Starts a template: a process from which further processes of the program in `setup` (instances) are forked. The template gets the
+    /// arguments and variables of `first`, the first instance. Instances with the mask `requested_mask`, which the calling thread has set,
+    /// inherit this mask. If `is_cancelled` becomes true, a wait for a call of `fork_here` ends with an error.
     pub(crate) fn of_setup(
         setup: Arc<Setup>,
         first: &Instance,
@@ -115,7 +115,7 @@ impl Template {
         Ok(template)
     }
 
-    /// Replaces the process of a template of [`Template::load`], after the old process has ended.
+    /// Starts a new process for this template of [`Template::load`], whose process has ended. `first` is the first instance.
     pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
         *self = Self::linked(Arc::clone(&self.setup), first)?;
         Ok(())
@@ -292,8 +292,8 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the arguments and environment variables of a new process. For a script, the arguments of the interpreter
-    /// replace argument 0. A program in `fork_here` already has the variables of the context: these are left out.
+    /// Returns the arguments and environment variables of `instance`, a new process. For a script, the interpreter's arguments replace
+    /// argument 0. For a template in `fork_here`, the variables of the context are left out: the program already has them.
     pub(super) fn strings_of(&mut self, instance: &Instance) -> Strings {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
@@ -352,7 +352,7 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the mask, the NUMA node and the streams that the new process sets before its program begins.
+    /// Returns the affinity mask, the NUMA node and the standard streams in `instance`, which the new process sets for itself.
     pub(super) fn instance_setup(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
@@ -375,19 +375,19 @@ impl Template {
         Ok(InstanceSetup { mask, nodes, streams: streams.collect(), ..InstanceSetup::default() })
     }
 
-    /// Returns the memory map of a process with the strings `image`. `None` if the map of the template is unknown.
+    /// Returns the memory map of a process with the arguments and variables `image`. `None` if the map of the template is unknown.
     pub(super) fn map_of(&self, image: &PlacedStrings) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
         Some(map.with_strings(image.arguments(), variables))
     }
 
-    /// Returns the address in the template of the pointers to the arguments and variables.
+    /// Returns the address, in the memory of the template, of the pointers to the arguments and environment variables.
     pub(super) fn pointers_at(&self) -> u64 {
         self.loaded.stack.at + 8
     }
 
-    /// Returns the address of the random bytes `AT_RANDOM`, and new bytes. `None` for a program in `fork_here`.
+    /// Returns new random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in `fork_here`.
     pub(super) fn next_random(&mut self) -> Option<(u64, Vec<u8>)> {
         let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {

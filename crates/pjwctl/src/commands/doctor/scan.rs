@@ -155,9 +155,9 @@ impl Scanner {
     }
 }
 
-/// Returns the batch systems of which a daemon is among `processes`. Each result says whether the batch system binds
-/// jobs to cores, according to its configuration files. A process of a user id from `first_person_uid` on belongs to a
-/// person, and is not taken for such a daemon.
+/// Returns the batch systems that run on this machine: those with a daemon in `processes`. Each result also says
+/// whether the batch system binds jobs to cores, according to its configuration files. A process with a user id of at
+/// least `first_person_uid` belongs to a person, and does not count as a daemon.
 pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<DetectedBatchSystem> {
     let here = |service: &&Scheduler| {
         processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))

@@ -13,7 +13,7 @@ use super::client::HookClient;
 use crate::cli::HookArgs;
 use crate::{output, render};
 
-/// The maximum length of a file that a hook reads, in bytes.
+/// The maximum number of bytes that a hook reads of a file.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A job with less CPU time gets no line.

@@ -20,9 +20,10 @@ pub(super) fn print(programs: &[Program]) {
     print_lines(programs.iter().map(|program| (&program.context, program.instances.len() > 1)));
 }
 
-/// Prints the same advice as [`print`], after the start of the instances. `contexts` are the contexts whose instances
-/// all executed their program, instead of being forked from a loaded copy of the program. If several contexts have the
-/// same program, the advice is printed once.
+/// Prints advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`print`] does, but after the start
+/// of the instances. `contexts` contains the contexts whose instances all executed their program: none was forked from
+/// a loaded copy of the program. The advice about a program is printed once, even if several contexts have the same
+/// program.
 pub(super) fn print_for_executed<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));

@@ -206,7 +206,7 @@ impl Group {
     }
 
     /// Iterates over the contexts whose instances all executed their program: none of the instances was forked from a
-    /// template (a process that has loaded the program). Complete when all instances have begun.
+    /// template (a process that has loaded the program). The result is complete only when all instances have begun.
     pub(super) fn contexts_without_forks(&self) -> impl Iterator<Item = &pjw_spawn::SpawnContext> {
         self.executed.iter().filter_map(|index| self.contexts.get(*index))
     }

@@ -41,10 +41,10 @@ impl InstanceSizes {
         Self { of_parts, are_common: are_equal || has_templates }
     }
 
-    /// Divides `ranks`, the ranks of the instances of one program, into groups. Returns for each group the index of a
-    /// part of the cores and the ranks. `parts` is the number of parts. If instances are forked from a template (a
-    /// process that has loaded the program), all instances of a group have the same variables as this part, because
-    /// libraries read the variables when the template is loaded. Otherwise, there is one group with all ranks.
+    /// Divides `ranks`, the ranks of the instances of one program, into groups. For each group, returns the index of a
+    /// part of the cores, and the ranks. `parts` is the number of parts. If instances are forked from templates
+    /// (processes that have loaded the program), all instances of a group have the variables of this part, because
+    /// libraries read the variables when the template is loaded. Otherwise, returns one group with all ranks.
     pub(super) fn groups(&self, ranks: Vec<u32>, parts: usize) -> Vec<(usize, Vec<u32>)> {
         if !self.are_common {
             return vec![(0, ranks)];

@@ -64,10 +64,9 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Returns the refusal of a command `Assign` (which assigns processes to a job) if one of its pids is the id of a
-/// thread that is not the main thread of its process. pjwd must refuse such a command, because the process could
-/// otherwise be in two jobs: in one by the id of its thread, and in another by its own pid. `None` if the command
-/// names only processes, and for all other commands. Reads a file in `/proc` for each pid.
+/// Returns the refusal of `command` if it assigns processes to a job (`Assign`) and one of its pids is the id of a
+/// thread that is not the main thread of a process. Otherwise, the same process could be in two jobs: in one by the id
+/// of the thread, and in another by its own pid. `None` for all other commands. Reads a file in `/proc` for each pid.
 #[must_use]
 pub fn refusal_of_named_thread(command: &Command) -> Option<Refusal> {
     let Command::Assign(request) = command else { return None };

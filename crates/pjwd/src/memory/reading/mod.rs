@@ -40,8 +40,8 @@ pub enum ReadingKind {
 }
 
 impl ReadingKind {
-    /// Returns the name of the method in JSON: `rss` for the counters of the processes alone, `cgroup` for an estimate, and
-    /// `smaps` for a walk over the pages of each process, with or without their NUMA nodes.
+    /// Returns the name of the method in JSON. `rss`: the counters of the processes. `cgroup`: an estimate from the
+    /// counters of the job's cgroup. `smaps`: a walk over the pages of each process.
     #[must_use]
     pub fn source_name(self) -> &'static str {
         match self {

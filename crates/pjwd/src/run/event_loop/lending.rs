@@ -80,9 +80,9 @@ impl EventLoop {
     /// lent now. Sends the configured signal to the borrowers (jobs on lent cores) that lose cores according to
     /// `events`, the events of the cycle.
     ///
-    /// If `scanned_jobs` is true, because the cycle scanned the processes of jobs, also finds the borrowers with a
-    /// real-time priority. While a job is frozen, also makes sure that the process runs that thaws frozen jobs if pjwd
-    /// is killed.
+    /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If true, also finds the borrowers with a
+    /// real-time priority. If a job is then frozen, also starts the thaw watcher (the process that thaws frozen jobs if
+    /// pjwd is killed), unless it runs already.
     pub(super) fn watch_lending(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
             let warnings = self.realtime_borrower_warnings();

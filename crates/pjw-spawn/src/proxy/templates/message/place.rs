@@ -1,7 +1,8 @@
 //! What a program that makes itself a template tells its launcher.
 
-/// The name of an environment variable for a program that becomes a template in `fork_here`. The variable contains the
-/// number of the descriptor by which the program communicates with its launcher, the process that started it.
+/// The name of an environment variable for a program that becomes a template in `fork_here`. A template is a process
+/// from which further processes are forked. The variable contains the number of the file descriptor by which the
+/// program communicates with its launcher, the process that started it.
 pub(in crate::proxy::templates) const CHANNEL_VARIABLE: &str = "PJW_SPAWN_CHANNEL";
 /// `PR_GET_TID_ADDRESS` of prctl(2), which libc lacks.
 pub(in crate::proxy::templates) const PR_GET_TID_ADDRESS: u64 = 40;
