@@ -25,7 +25,7 @@ use pjw_core::{
 };
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxMachine, sys::clock};
-use pjw_sources::{Host, job_variable_names};
+use pjw_sources::{LocalHost, job_variable_names};
 use pjwd::warden::Warden;
 
 const CYCLES: usize = 15;
@@ -107,7 +107,7 @@ fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxMachine, DiscardingJou
     let topology = load_topology(TopologySource::Live)?;
     let node = LinuxMachine::new(job_variable_names()).context("can't open /proc")?;
     let state = WardenState::new(topology, &CpuSet::new());
-    let host = Host { name: clock::hostname(), flux_user: None };
+    let host = LocalHost { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, DiscardingJournal, state, Vec::new(), Policy::default(), host);
     let caller = Caller { uid: Uid(getuid().as_raw()), is_admin: true };
     let assign = AssignCommand {

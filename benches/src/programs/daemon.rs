@@ -267,7 +267,7 @@ fn default_keys(unusable_pus: &CpuSet) -> String {
 fn config_text(keys: &str) -> String {
     let enforcement = if keys.contains("enforcement") { "" } else { "enforcement = \"affinity\"\n" };
     let mut text = format!("mode = \"enforce\"\n{enforcement}{keys}");
-    for source in JobSource::ALL.iter().filter(|source| source.is_scheduler()) {
+    for source in JobSource::ALL.iter().filter(|source| source.is_batch_system()) {
         let _ = write!(text, "\n[sources.{source}]\nenabled = false\n");
     }
     text

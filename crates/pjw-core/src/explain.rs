@@ -7,7 +7,7 @@ use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::a
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
-    BatchRole, Evidence, Grant, GrantedBy, Job, JobIdAttribute, Ownership, Policy, PriorityClass,
+    BatchRole, Grant, GrantedBy, Job, JobIdAttribute, MembershipEvidence, Ownership, Policy, PriorityClass,
     StarvedPolicy,
 };
 
@@ -131,7 +131,7 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
         let borrowers: Vec<String> = borrowers.into_iter().collect();
         return Some(format!("it leaves {} idle: lent to {}", cpus_text(&lent), borrowers.join(", ")));
     }
-    if job.has_class(PriorityClass::Guaranteed) {
+    if job.has_priority_class(PriorityClass::Guaranteed) {
         return Some(not_lent_text(state, policy, job));
     }
     if !job.is_borrower() {
@@ -274,10 +274,10 @@ fn shared_address_spaces_text(state: &WardenState, members: &[&Member]) -> Optio
 fn how_known(state: &WardenState, member: &Member) -> String {
     let (pid, job) = (member.id.pid, &member.job);
     match member.evidence {
-        Evidence::Registered => format!("process {pid} was registered for {job} over the socket"),
-        Evidence::JobCpuset => format!("process {pid} is in the cgroup that pjw made for {job}"),
-        Evidence::Cgroup => format!("process {pid} is in {job} by its scheduler's cgroup"),
-        Evidence::Parent => {
+        MembershipEvidence::Registered => format!("process {pid} was registered for {job} over the socket"),
+        MembershipEvidence::JobCpuset => format!("process {pid} is in the cgroup that pjw made for {job}"),
+        MembershipEvidence::Cgroup => format!("process {pid} is in {job} by its scheduler's cgroup"),
+        MembershipEvidence::Parent => {
             let root = state.process(pid).and_then(|process| {
                 let members = ancestors(state, process).map(|known| known.process.id.pid);
                 members.take_while(|pid| state.members.contains_key(pid)).last()
@@ -287,12 +287,14 @@ fn how_known(state: &WardenState, member: &Member) -> String {
                 None => format!("process {pid} was born to a process of {job} that has exited since"),
             }
         }
-        Evidence::Provision => format!("process {pid} is recognised by the rule of {job}"),
-        Evidence::Session => format!("process {pid} is in the session or process group of {job}"),
-        Evidence::Environment => {
+        MembershipEvidence::Provision => format!("process {pid} is recognised by the rule of {job}"),
+        MembershipEvidence::Session => format!("process {pid} is in the session or process group of {job}"),
+        MembershipEvidence::Environment => {
             format!("the environment of process {pid} names {job}, and its user and ancestors confirm it")
         }
-        Evidence::Adopted => format!("process {pid} was adopted: {job} is the only job of its user"),
+        MembershipEvidence::Adopted => {
+            format!("process {pid} was adopted: {job} is the only job of its user")
+        }
     }
 }
 
@@ -324,7 +326,7 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
             false => chose(),
         };
     };
-    let own = state.own_mask(grant, member, entry);
+    let own = state.program_bound_cpus(grant, member, entry);
     let binding = entry.lifted_binding(&own);
     let is_unbound = binding.is_some_and(|binding| !binding.is_restored);
     let lifted = binding.map(lifted_text).unwrap_or_default();

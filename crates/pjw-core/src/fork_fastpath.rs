@@ -15,7 +15,7 @@
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
 use crate::terms::{
-    ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
+    ExpectedMask, ForkMaskMismatch, MaskProbeResult, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
 /// Returns the affinity mask that each newly forked process of a job should have, by the pid of the process. This mask
@@ -108,10 +108,10 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 #[must_use]
 pub fn snapshot_of_mismatches(
     state: &WardenState,
-    probe: MaskProbe,
+    probe: MaskProbeResult,
     cpuset_paths: &BTreeMap<Pid, String>,
 ) -> Snapshot {
-    let MaskProbe { taken_at, online, mismatches } = probe;
+    let MaskProbeResult { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
         .filter_map(|forked| {
@@ -155,7 +155,7 @@ pub fn snapshot_of_mismatches(
 pub fn forked_with_unexplained_masks(
     state: &WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,
-    probe: &MaskProbe,
+    probe: &MaskProbeResult,
 ) -> BTreeSet<Pid> {
     let is_unknown = |forked: &&ForkMaskMismatch| {
         let pid = forked.id.pid;
@@ -175,7 +175,7 @@ fn is_request_known(state: &WardenState, new: &Descendant, parent: ProcessId, se
     let online = state.pool.online_cpus();
     let limits = state.present_mask_limits(parent.pid);
     let is_unrestricted = limits.possible_cpus.iter().chain([seen]).all(|cpus| online.is_subset(cpus));
-    is_unrestricted || new.inherited_mask_requests.iter().any(|request| limits.show(&request.mask, seen))
+    is_unrestricted || new.inherited_mask_requests.iter().any(|request| limits.may_yield(&request.mask, seen))
 }
 
 fn process_from_parent(

@@ -26,7 +26,7 @@ pub(crate) fn next_scan(
     let all_tracked = full.then(|| state.members.values().chain(state.processes_to_restore.values()));
     let all_tracked = all_tracked.into_iter().flatten();
     let new_members = records.iter().filter_map(Record::joined_or_left_process);
-    let new_members = new_members.filter_map(|process| state.tracked(process.pid));
+    let new_members = new_members.filter_map(|process| state.tracked_process(process.pid));
     let unread = all_tracked.chain(new_members).filter(|member| member.threads.is_empty());
     let changed = plan.mask_actions.iter().map(|action| action.thread.process);
     let processes = unread.map(|member| member.id).chain(changed);
@@ -35,8 +35,8 @@ pub(crate) fn next_scan(
     pids.extend(pids_changed_by(state, plan.cpuset_actions.iter()));
     let mut cgroups = state.unread_cgroups();
     if full {
-        pids.extend(state.unknown_masks.unread());
-        cgroups.extend(state.cgroups_around(state.unknown_masks.unread()));
+        pids.extend(state.unknown_masks.unread_pids());
+        cgroups.extend(state.cgroups_with_ancestors(state.unknown_masks.unread_pids()));
     }
     cgroups.extend(plan.cpuset_actions.iter().map(|action| action.cgroup_path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {

@@ -3,7 +3,7 @@
 use crate::basics::{cpus_text, prelude::*};
 use crate::phases::membership::matches_rule;
 use crate::state::WardenState;
-use crate::terms::{Evidence, Job, JobId, Policy, ProvisionRule};
+use crate::terms::{Job, JobId, MembershipEvidence, Policy, ProvisionRule};
 
 /// Returns a warning for users if a process of `job` matches the rules of two services. pjw promises cores to a
 /// service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service.
@@ -17,7 +17,8 @@ pub fn ambiguous_rule_warning(state: &WardenState, policy: &Policy, job: &Job) -
     if rules.is_empty() {
         return None;
     }
-    let recognised = state.members_of(&job.id).filter(|member| member.evidence == Evidence::Provision);
+    let recognised =
+        state.members_of(&job.id).filter(|member| member.evidence == MembershipEvidence::Provision);
     let (pid, (other, rule)) =
         recognised.filter_map(|member| state.process(member.id.pid)).find_map(|process| {
             let matches = |(_, rule): &&(&JobId, &ProvisionRule)| matches_rule(policy, rule, process);

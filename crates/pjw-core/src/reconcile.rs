@@ -78,7 +78,7 @@ pub fn reconcile(
 
     observe::update_state(&mut draft);
     address_spaces::update_address_spaces(&mut draft);
-    unknown_masks::begin_search(&mut draft);
+    unknown_masks::begin_unknown_mask_search(&mut draft);
     recovery::recover_cpusets(&mut draft);
     membership::update_members(&mut draft);
     membership::released::track_released_children(&mut draft);
@@ -87,13 +87,13 @@ pub fn reconcile(
     observe::remove_ended(&mut draft);
     jobs::end_finished_jobs(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
-    let replies = serve::carry_out_all(&mut draft, commands);
+    let replies = serve::execute_commands(&mut draft, commands);
     membership::update_members(&mut draft);
     membership::released::track_released_children(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
-    jobs::serve_waiting(&mut draft);
+    jobs::serve_waiting_jobs(&mut draft);
     lending::update_loans(&mut draft);
-    unassigned::update_and_report(&mut draft);
+    unassigned::report_unassigned_processes(&mut draft);
     hotplug::warn_incomplete_grants(&mut draft);
     let PendingCpusetChanges { actions: cpuset_actions, waiting_jobs } = cpusets::plan_cpusets(&mut draft);
     let kept_off = unassigned::restrict_unassigned(&mut draft);
@@ -107,8 +107,8 @@ pub fn reconcile(
 
     recovery::warn_recovered_cpusets(&mut draft);
     address_spaces::warn_shared_address_spaces(&mut draft);
-    unknown_masks::update_and_report(&mut draft);
-    membership::released::forget_settled_masks(&mut draft);
+    unknown_masks::report_unknown_masks(&mut draft);
+    membership::released::forget_unused_masks(&mut draft);
     report_incomplete_scan(&mut draft, snapshot);
 
     let planned = draft.jobs_to_plan();

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use thiserror::Error;
 
-use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
+use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, listener_pid, truncate_path};
 
 /// The reason why pjwd can't listen on its Unix socket: the error of [`bind`]. The error message says what the user
 /// can do.
@@ -36,7 +36,7 @@ pub enum BindError {
         path: PathBuf,
     },
     /// The path of the socket is longer than the kernel allows for a Unix socket (unix(7)).
-    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", shortened(.path), max = MAX_PATH)]
+    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", truncate_path(.path), max = MAX_SOCKET_PATH_BYTES)]
     PathTooLong {
         /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
@@ -370,8 +370,8 @@ mod tests {
     #[test]
     fn the_error_for_a_path_that_is_too_long_has_the_limit_and_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
-        let longest = dir.path().join("x".repeat(MAX_PATH - dir.path().as_os_str().len() - 1));
-        assert_eq!(longest.as_os_str().len(), MAX_PATH);
+        let longest = dir.path().join("x".repeat(MAX_SOCKET_PATH_BYTES - dir.path().as_os_str().len() - 1));
+        assert_eq!(longest.as_os_str().len(), MAX_SOCKET_PATH_BYTES);
         bind(&longest).unwrap();
         let below = dir.path().join("made-for-nothing");
         for (path, length) in [(longest.with_extension("y"), 109), (below.join("é".repeat(2000)), 0)] {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::INTERFACE_NAME;
-use crate::dial::{MAX_PATH, dial, length_if_too_long, shortened};
+use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, truncate_path};
 use crate::service_commands;
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
@@ -39,7 +39,7 @@ pub enum ConnectError {
         path: PathBuf,
     },
     /// The path of the socket is longer than the kernel allows for a Unix socket (unix(7)).
-    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket or PJW_SOCKET", shortened(.path), max = MAX_PATH)]
+    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket or PJW_SOCKET", truncate_path(.path), max = MAX_SOCKET_PATH_BYTES)]
     PathTooLong {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
@@ -47,7 +47,7 @@ pub enum ConnectError {
         length: usize,
     },
     /// The daemon did not accept the connection within the timeout.
-    #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: {restart}", path = path.display(), restart = service_commands::restart_text())]
+    #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: {restart}", path = path.display(), restart = service_commands::pjwd_restart_commands())]
     Timeout {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
@@ -75,11 +75,11 @@ pub enum ClientError {
         message: String,
     },
     /// The daemon closed the connection, or a read or write on the connection failed.
-    #[error("the connection to pjwd broke: {0}; is it still running? ({check})", check = service_commands::check_text())]
+    #[error("the connection to pjwd broke: {0}; is it still running? ({check})", check = service_commands::pjwd_check_command())]
     Io(io::Error),
     /// The call could not be sent, or its whole reply did not arrive, before the timeout of the [`Client`].
     /// The field is the timeout.
-    #[error("pjwd has not answered within {0:?}: see its log, or restart it with: {restart}", restart = service_commands::restart_text())]
+    #[error("pjwd has not answered within {0:?}: see its log, or restart it with: {restart}", restart = service_commands::pjwd_restart_commands())]
     Timeout(Duration),
     /// The reply is too long, is not valid JSON, or does not have the expected fields. The text says why.
     #[error("the reply of pjwd cannot be parsed ({0}): check that pjwctl and pjwd have the same version")]

@@ -84,7 +84,7 @@ struct Response<'a, P> {
 
 /// Sends the error `Busy` with the text `why` to a client, before the server closes the connection. Does not wait: if
 /// the send buffer of the socket is full, the client gets no error.
-pub(crate) fn reject(stream: &UnixStream, why: &str) {
+pub(crate) fn send_busy_error(stream: &UnixStream, why: &str) {
     let (error, parameters) = CallError::Busy(why.to_owned()).to_varlink();
     let response = json!({ "error": error, "parameters": parameters });
     let _ = stream.try_write(format!("{response}\0").as_bytes());

@@ -165,7 +165,9 @@ fn registered(listener: StdListener) -> std::io::Result<UnixListener> {
 async fn reject_all(listener: &UnixListener) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => connection::reject(&stream, "pjwd is stopping: try again when it runs again"),
+            Ok((stream, _)) => {
+                connection::send_busy_error(&stream, "pjwd is stopping: try again when it runs again")
+            }
             Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
         }
     }
@@ -181,7 +183,7 @@ fn accept<S: Service>(
     let peer = Peer { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
     let Some(slot) = connections.take_slot(peer.uid, &shared.limits) else {
         debug!(uid = peer.uid, "too many connections");
-        connection::reject(&stream, "too many connections: try again later");
+        connection::send_busy_error(&stream, "too many connections: try again later");
         return;
     };
     let service = Rc::clone(service);

@@ -18,14 +18,14 @@ pub fn pjwd_start_commands() -> &'static str {
 /// Returns a text with the commands that restart pjwd on this machine, such as `systemctl restart pjwd`. A message to
 /// the user ends with this text.
 #[must_use]
-pub fn restart_text() -> &'static str {
+pub fn pjwd_restart_commands() -> &'static str {
     restart_text_of(has_systemd())
 }
 
 /// Returns the command that shows whether pjwd runs on this machine: `systemctl status pjwd` if the machine has
 /// systemd, `ps -C pjwd` otherwise.
 #[must_use]
-pub fn check_text() -> &'static str {
+pub fn pjwd_check_command() -> &'static str {
     if has_systemd() { "systemctl status pjwd" } else { "ps -C pjwd" }
 }
 
@@ -48,7 +48,7 @@ mod tests {
             assert!(!text(false).contains("systemctl") && text(false).contains("pjwd"), "{}", text(false));
         }
         assert_eq!(pjwd_start_commands().contains("systemctl"), has_systemd());
-        assert_eq!(restart_text().contains("systemctl"), has_systemd());
-        assert_eq!(check_text().contains("systemctl"), has_systemd());
+        assert_eq!(pjwd_restart_commands().contains("systemctl"), has_systemd());
+        assert_eq!(pjwd_check_command().contains("systemctl"), has_systemd());
     }
 }

@@ -10,7 +10,7 @@ const ADD_ONE: libc::c_int = (1 << 28) | (1 << 12);
 /// Waits by futex(2) as long as the number at `word` is `value`, until a writer wakes the readers or the time `timeout`
 /// has passed. If `timeout` is `None`, waits without a limit. May also return without a reason, so the caller must
 /// check the number again.
-pub(crate) fn wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
+pub(crate) fn wait_while_equal(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: timeout.subsec_nanos().into(),

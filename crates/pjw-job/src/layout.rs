@@ -189,7 +189,7 @@ pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
 /// Returns which words of each of the four sets of CPUs in a core map (the file `coremap` of a job) are in use. Each
 /// result is a range of indices into `words`. Only the header in `words` is read: the words of the sets can still be
 /// missing. `None` if the header says that each set has more than [`WORDS_PER_CPU_SET`] words in use.
-pub(crate) fn set_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
+pub(crate) fn cpu_set_word_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
     let in_use = words_in_use(words)?;
     Some([0, 1, 2, 3].map(|number| {
         let first = HEADER_WORDS + number * WORDS_PER_CPU_SET;
@@ -308,6 +308,6 @@ mod tests {
         let mut page = content().encode(0);
         page[WORDS_OFFSET..WORDS_OFFSET + 4].copy_from_slice(&127_u32.to_ne_bytes());
         assert_eq!(CoreMapContent::decode(&to_words(&page)), None);
-        assert_eq!(set_ranges(&to_words(&page)), None);
+        assert_eq!(cpu_set_word_ranges(&to_words(&page)), None);
     }
 }

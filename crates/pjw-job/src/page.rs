@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::futex;
 use crate::layout::{
     COREMAP_BYTES, COREMAP_WORDS, CoreMapContent, HEADER_WORDS, SEQUENCE_OFFSET, cpu_bit_position,
-    has_known_header, set_ranges,
+    cpu_set_word_ranges, has_known_header,
 };
 
 /// How often a reader tries again at once while the daemon writes. A write takes some microseconds.
@@ -133,7 +133,7 @@ impl CoreMapReader {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
-            futex::wait(self.sequence(), sequence, left);
+            futex::wait_while_equal(self.sequence(), sequence, left);
         }
     }
 
@@ -165,7 +165,7 @@ impl CoreMapReader {
         let mut words = [0; COREMAP_WORDS];
         let mut copy = |range: std::ops::Range<usize>| {
             range.for_each(|index| words[index] = self.word(index).load(Ordering::Relaxed));
-            set_ranges(&words)
+            cpu_set_word_ranges(&words)
         };
         // The number of words in use may be half-written. The sequence counter shows that afterwards.
         for range in copy(0..HEADER_WORDS)? {

@@ -52,7 +52,7 @@ fn is_enabled(path: &str) -> Option<bool> {
 pub fn read_host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
     HostFacts {
-        kernel_release: version::release(),
+        kernel_release: version::kernel_release(),
         cgroup_layout: mounts.layout_name().to_owned(),
         cpuset_hierarchy: describe_cpusets(&mounts),
         has_psi: fs::read("/proc/pressure/cpu").is_ok(),
@@ -169,7 +169,7 @@ fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, syste
     };
     let mount_point = mount.mount_point.as_path();
     let at = mount_point.display();
-    let Some(kind) = mount.kind(systemd) else {
+    let Some(kind) = mount.hierarchy_kind(systemd) else {
         return unavailable(format!("the hierarchy at {at} has no cpuset controller"));
     };
     if is_read_only(mount_lines, mount_point) {

@@ -133,7 +133,7 @@ fn distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
 #[cfg(test)]
 mod tests {
     use pjw_core::testing::regular_topology;
-    use pjw_core::topology::{Core, Domain};
+    use pjw_core::topology::{Core, TopologyDomain};
 
     use super::*;
 
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn two_nodes_with_the_same_pus_count_once_and_no_domain_not_at_all() {
         let core = |pu| Core { pus: Pu(pu).into(), kind_index: 0 };
-        let node = |number| Domain {
+        let node = |number| TopologyDomain {
             level: TopologyLevel::NumaNode,
             number,
             cpus: "0-1".parse().unwrap(),

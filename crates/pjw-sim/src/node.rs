@@ -12,10 +12,10 @@ use pjw_core::cpuset_group::{
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
-use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
+use pjw_core::scan::{ScanRequest, ScanScope, WatchedProcesses};
 use pjw_core::snapshot::{
-    BatchAttributes, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ProcessEventBatch,
-    ProcessTimes, Snapshot, Thread,
+    BatchAttributes, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbeResult, Observed, Process,
+    ProcessCpuTimes, ProcessEventBatch, Snapshot, Thread,
 };
 use pjw_core::{ports::MachineInterface, time::Nanos};
 
@@ -111,7 +111,7 @@ impl SimMachineInterface {
     /// processes that are still idle.
     fn check_idle(
         &mut self,
-        watch: &IdleWatch,
+        watch: &WatchedProcesses,
         at: Nanos,
         full: bool,
     ) -> (BTreeMap<Pid, Option<Nanos>>, BTreeSet<Pid>) {
@@ -145,7 +145,7 @@ impl SimMachineInterface {
     }
 
     /// The watched processes outside of jobs that ran or ended since the last scan.
-    fn active_unassigned(&mut self, watch: &IdleWatch) -> BTreeSet<Pid> {
+    fn active_unassigned(&mut self, watch: &WatchedProcesses) -> BTreeSet<Pid> {
         let world = self.world.borrow();
         let mut is_idle = |pid: Pid| {
             let run_ns = world.processes.get(&pid)?.run_ns();
@@ -389,13 +389,13 @@ impl MachineInterface for SimMachineInterface {
         }
     }
 
-    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         let world = self.world.borrow();
         let read = |pid| world.cpu_times(pid).map_or(Observed::Gone, Observed::Present);
         pids.iter().map(|&pid| (pid, read(pid))).collect()
     }
 
-    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbeResult {
         self.pass_time();
         let world = self.world.borrow();
         let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {
@@ -408,7 +408,7 @@ impl MachineInterface for SimMachineInterface {
         };
         let mismatches: Vec<ForkMaskMismatch> = expected.iter().filter_map(mismatch).collect();
         self.probed = mismatches.iter().map(|mismatch| mismatch.id).collect();
-        MaskProbe { taken_at: world.moment(), online: self.online.clone(), mismatches }
+        MaskProbeResult { taken_at: world.moment(), online: self.online.clone(), mismatches }
     }
 
     fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String> {

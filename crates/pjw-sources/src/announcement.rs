@@ -11,8 +11,8 @@
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 
-use crate::system::{Environ, valid_count};
-use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
+use crate::system::{BatchEnvironment, valid_cpu_count};
+use crate::{condor, flux, host::LocalHost, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::HookInputError;
 
@@ -47,7 +47,7 @@ fn amount(
     count: Result<u32, HookInputError>,
     unit: fn(u32) -> CpuRequest,
 ) -> Result<CpuRequest, HookInputError> {
-    count.and_then(|count| valid_count(count).map(unit).ok_or(HookInputError::CountOutOfRange(count)))
+    count.and_then(|count| valid_cpu_count(count).map(unit).ok_or(HookInputError::CountOutOfRange(count)))
 }
 
 /// The user id in a variable. The largest number means "no user" (chown(2)).
@@ -77,7 +77,10 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
 /// the field `owner` or `cpu_request` of the result is an error.
-pub fn from_slurm(environment: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
+pub fn from_slurm(
+    environment: &BatchAttributes,
+    host: &LocalHost,
+) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
         "SLURM_JOBID",
@@ -89,10 +92,11 @@ pub fn from_slurm(environment: &BatchAttributes, host: &Host) -> Result<JobAnnou
         "SLURM_NODELIST",
         "SLURMD_NODENAME",
     ];
-    let environ = Environ::with_variables(VARIABLES, environment);
+    let environ = BatchEnvironment::with_variables(VARIABLES, environment);
     let (job, alias) = slurm::job_id_and_sluid(environ)?;
-    let owner =
-        environ.first(["SLURM_JOB_UID", "SLURM_UID"]).and_then(|(variable, text)| uid(variable, text));
+    let owner = environ
+        .first_set_variable(["SLURM_JOB_UID", "SLURM_UID"])
+        .and_then(|(variable, text)| uid(variable, text));
     Ok(JobAnnouncement {
         job,
         alias,
@@ -109,12 +113,13 @@ pub fn from_slurm(environment: &BatchAttributes, host: &Host) -> Result<JobAnnou
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
 /// and the field `owner` or `cpu_request` of the result is an error.
-pub fn from_lsf(environment: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
+pub fn from_lsf(environment: &BatchAttributes, host: &LocalHost) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
-    let environ = Environ::with_variables(VARIABLES, environment);
-    let owner =
-        environ.first(["LSB_JOB_EXECUSER", "LSFUSER"]).and_then(|(variable, text)| user(variable, text));
+    let environ = BatchEnvironment::with_variables(VARIABLES, environment);
+    let owner = environ
+        .first_set_variable(["LSB_JOB_EXECUSER", "LSFUSER"])
+        .and_then(|(variable, text)| user(variable, text));
     let cpu_request = amount(lsf::slot_count(environ, host), CpuRequest::Cores);
     Ok(JobAnnouncement { job: lsf::job_id(environ)?, alias: None, owner, cpu_request })
 }
@@ -159,7 +164,7 @@ fn pbs_job(
     const ID: &str = "the first argument";
     const USER: &str = "the second argument";
     let id = arguments.first().filter(|id| !id.is_empty()).ok_or(HookInputError::Missing(ID))?;
-    let job = pbs::job(id).ok_or_else(|| HookInputError::invalid_job_id(ID, id))?;
+    let job = pbs::parse_job_id(id).ok_or_else(|| HookInputError::invalid_job_id(ID, id))?;
     let owner = arguments.get(1).ok_or(HookInputError::Missing(USER)).and_then(|name| user(USER, name));
     Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
@@ -173,7 +178,7 @@ fn pbs_job(
 pub fn from_openpbs_task_environment(
     environment: &BatchAttributes,
 ) -> Result<JobAnnouncement, HookInputError> {
-    let id = Environ::with_variables(&["PBS_JOBID"], environment).required("PBS_JOBID")?;
+    let id = BatchEnvironment::with_variables(&["PBS_JOBID"], environment).required_value("PBS_JOBID")?;
     pbs_job(&[id], Err(HookInputError::CountNotProvided(JobSource::Pbs)))
 }
 
@@ -194,14 +199,15 @@ pub fn from_openpbs_task_environment(
 /// and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_sge(
     environment: &BatchAttributes,
-    host: &Host,
+    host: &LocalHost,
     owner: Option<&str>,
     hostfile_text: Option<&str>,
 ) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "the first argument ($job_owner)";
-    let environ = Environ::with_variables(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], environment);
+    let environ =
+        BatchEnvironment::with_variables(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], environment);
     let count = match hostfile_text {
-        Some(text) => sge::count_in_hostfile(text, host),
+        Some(text) => sge::slot_count_in_hostfile(text, host),
         None => sge::slot_count(environ),
     };
     let owner = owner.ok_or(HookInputError::Missing(OWNER)).and_then(|name| user(OWNER, name));
@@ -227,7 +233,8 @@ pub fn from_condor(
     job_ad: &str,
 ) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "Owner in the job's ad";
-    let slot = Environ::with_variables(&["_CONDOR_SLOT"], environment).required("_CONDOR_SLOT")?;
+    let slot =
+        BatchEnvironment::with_variables(&["_CONDOR_SLOT"], environment).required_value("_CONDOR_SLOT")?;
     let flaw = |_| HookInputError::invalid_job_id("_CONDOR_SLOT", slot);
     let named = JobId::new(JobSource::Condor, slot).map_err(flaw)?;
     // The variable may lack the machine's name, which the directory of the cgroup contains.
@@ -252,10 +259,10 @@ pub fn from_condor(
 /// If the environment contains no valid job id. Without a valid owner, the call succeeds, and the field `owner`
 /// of the result is an error.
 pub fn from_flux(environment: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
-    let environ = Environ::with_variables(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], environment);
-    let id = environ.required("FLUX_JOB_ID")?;
-    let job = flux::job(id).ok_or_else(|| HookInputError::invalid_job_id("FLUX_JOB_ID", id))?;
-    let owner = environ.required("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));
+    let environ = BatchEnvironment::with_variables(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], environment);
+    let id = environ.required_value("FLUX_JOB_ID")?;
+    let job = flux::parse_job_id(id).ok_or_else(|| HookInputError::invalid_job_id("FLUX_JOB_ID", id))?;
+    let owner = environ.required_value("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));
     Ok(JobAnnouncement {
         job,
         alias: None,

@@ -12,8 +12,8 @@
 use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
-use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
-use crate::{counts, flaw::HookInputError, host::Host};
+use crate::system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
+use crate::{counts, flaw::HookInputError, host::LocalHost};
 
 /// How pjw recognises the processes and jobs of HTCondor. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -26,10 +26,10 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let at = process.parts.iter().position(|part| *part == "htcondor")?;
     let directory = process.parts.get(at + 1)?;
-    Some(CgroupDirectoryRole::job(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))
+    Some(CgroupDirectoryRole::job_directory(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))
 }
 
 /// The name of the slot: the last part of the directory's name. The whole name where slots have names of their own
@@ -40,7 +40,7 @@ fn slot_of(directory: &str) -> Option<&str> {
     last.map(|at| &directory[at + 1..]).or_else(|| directory.contains('@').then_some(directory))
 }
 
-fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
+fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
     JobId::new(JobSource::Condor, environ.get("_CONDOR_SLOT")?).ok().map(EnvironClaim::from_job_id)
 }
 

@@ -4,7 +4,7 @@
 //! `sdexec` each job is a service `imp-shell-<rank>-<id>.service` of the user that Flux runs as, below
 //! `user@<uid>.service` of that user. Every user can start a service with such a name below the *own* service
 //! manager, to join another job, or to get cores for jobs that do not exist. So the name counts only below the
-//! manager of the user in [`Host::flux_user`], or root's: only Flux can create directories there. A user's own Flux
+//! manager of the user in [`LocalHost::flux_user`], or root's: only Flux can create directories there. A user's own Flux
 //! instance (`shell-<rank>-<id>`) is not a batch system of this node, and is ignored.
 //!
 //! Job ids are F58: `f` or `ƒ` (U+0192), then base58 digits. They are stored with a plain `f`. No variable has the
@@ -13,8 +13,8 @@
 use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
-use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
-use crate::{host::Host, place::service_manager_user};
+use crate::system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
+use crate::{host::LocalHost, place::service_manager_user};
 
 /// How pjw recognises the processes and jobs of Flux. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -27,29 +27,30 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let manager = process.parts.iter().position(|part| service_manager_user(part).is_some())?;
     process.parts.iter().enumerate().skip(manager + 1).find_map(|(depth, part)| {
         let (rank, id) = part.strip_prefix("imp-shell-")?.strip_suffix(".service")?.split_once('-')?;
         rank.parse::<u32>().ok()?;
-        Some(CgroupDirectoryRole::job(job(id)?, depth))
+        Some(CgroupDirectoryRole::job_directory(parse_job_id(id)?, depth))
     })
 }
 
-fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    let job = job(environ.get("FLUX_JOB_ID")?)?;
+fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
+    let job = parse_job_id(environ.get("FLUX_JOB_ID")?)?;
     Some(EnvironClaim { tasks: tasks_here(environ), ..EnvironClaim::from_job_id(job) })
 }
 
 /// The number of the job's tasks on this node (flux-environment(7)), if that is the same number on each of its nodes.
-fn tasks_here(environ: Environ<'_>) -> Option<u32> {
-    let (tasks, nodes) = (environ.number("FLUX_JOB_SIZE")?, environ.number("FLUX_JOB_NNODES")?);
+fn tasks_here(environ: BatchEnvironment<'_>) -> Option<u32> {
+    let (tasks, nodes) =
+        (environ.positive_number("FLUX_JOB_SIZE")?, environ.positive_number("FLUX_JOB_NNODES")?);
     tasks.is_multiple_of(nodes).then_some(tasks / nodes)
 }
 
 /// Parses a job id of Flux: the letter `f` or `ƒ`, followed by 1 to 11 base58 digits. Returns `None` if `text` does not
 /// have this form.
-pub(crate) fn job(text: &str) -> Option<JobId> {
+pub(crate) fn parse_job_id(text: &str) -> Option<JobId> {
     let digits = text.strip_prefix(['f', 'ƒ'])?;
     // 64 bits are at most 11 digits. Base58 has no letters that look alike.
     let base58 = |byte: u8| byte.is_ascii_alphanumeric() && !b"0OIl".contains(&byte);

@@ -6,7 +6,7 @@ use pjw_core::ids::Uid;
 /// Flux. A batch system lists the machines of a job with a number of CPUs or slots for each machine. By the host
 /// name, pjw finds the number for this machine. By the user id, pjw recognises the cgroups of Flux's jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Host {
+pub struct LocalHost {
     /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.
     pub name: String,
     /// The user id of the user, usually `flux`, that runs the batch system Flux for the whole machine (Flux's

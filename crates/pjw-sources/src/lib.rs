@@ -36,9 +36,9 @@ use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMark, Jo
 use pjw_core::{ids::Comm, job::JobSource};
 
 use place::CgroupPath;
-use system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView};
+use system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
 
-pub use host::Host;
+pub use host::LocalHost;
 
 /// The recognised batch systems, in the order of [`JobSource::ALL`].
 const SYSTEMS: [BatchSystem; 7] = [
@@ -96,7 +96,7 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
 pub fn recognise_jobs(
     comm: &Comm,
     attributes: &BatchAttributes,
-    host: &Host,
+    host: &LocalHost,
     enabled_systems: &BTreeSet<JobSource>,
 ) -> JobMarks {
     let is_enabled = |source: &JobSource| enabled_systems.contains(source);
@@ -127,7 +127,9 @@ pub fn recognise_jobs(
 
     let environ_claims: Vec<(EnvironClaim, &BatchSystem)> = systems
         .into_iter()
-        .filter_map(|system| Some(((system.environ_claim)(Environ::new(system, attributes), host)?, system)))
+        .filter_map(|system| {
+            Some(((system.environ_claim)(BatchEnvironment::new(system, attributes), host)?, system))
+        })
         .collect();
     let mut claims = Vec::new();
     if let Some((job, directory)) = &place {
@@ -156,11 +158,15 @@ fn place_of(
     systems: &[&BatchSystem],
     comm: &Comm,
     attributes: &BatchAttributes,
-    host: &Host,
+    host: &LocalHost,
 ) -> Option<(JobSource, CgroupDirectoryRole, String)> {
     place::paths_by_priority(&attributes.cgroups).find_map(|line| {
         let path = CgroupPath::new(line, host.flux_user)?;
-        let process = ProcessView { parts: path.parts(), comm, command_line: &attributes.command_line };
+        let process = ProcessAttributes {
+            parts: path.trusted_directories(),
+            comm,
+            command_line: &attributes.command_line,
+        };
         let (source, place) = systems
             .iter()
             .filter_map(|system| Some((system.source, (system.place)(&process)?)))

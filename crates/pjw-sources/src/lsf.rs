@@ -12,9 +12,10 @@ use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{
-    BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
+    BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, job_number,
+    valid_cpu_count,
 };
-use crate::{counts, flaw::HookInputError, host::Host};
+use crate::{counts, flaw::HookInputError, host::LocalHost};
 
 /// How pjw recognises the processes and jobs of LSF. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -27,7 +28,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, _cluster, directory] = process.parts.get(at..at + 3)? else { return None };
         let name = directory.strip_prefix("job.").filter(|_| *top == "lsf")?;
@@ -36,12 +37,12 @@ fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
             Some(member) => member.split_once('[')?,
             None => (name.split('.').next()?, "0"),
         };
-        Some(CgroupDirectoryRole::job(job(id, index)?, at + 2))
+        Some(CgroupDirectoryRole::job_directory(job(id, index)?, at + 2))
     })
 }
 
-fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
-    let amount = slot_count(environ, host).ok().and_then(valid_count).map(CpuRequest::Cores);
+fn environ_claim(environ: BatchEnvironment<'_>, host: &LocalHost) -> Option<EnvironClaim> {
+    let amount = slot_count(environ, host).ok().and_then(valid_cpu_count).map(CpuRequest::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job_id(environ).ok()?) })
 }
 
@@ -49,8 +50,8 @@ fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
 ///
 /// # Errors
 /// If `LSB_JOBID` is not set, or if the values are no valid id.
-pub(crate) fn job_id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
-    let (number, index) = (environ.required("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
+pub(crate) fn job_id(environ: BatchEnvironment<'_>) -> Result<JobId, HookInputError> {
+    let (number, index) = (environ.required_value("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
     job(number, index)
         .ok_or_else(|| HookInputError::invalid_job_id("LSB_JOBID", &format!("{number}[{index}]")))
 }
@@ -60,8 +61,8 @@ pub(crate) fn job_id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
 ///
 /// # Errors
 /// If neither variable is set, if the list in the variable is invalid, or if the list does not contain this machine.
-pub(crate) fn slot_count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
-    let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
+pub(crate) fn slot_count(environ: BatchEnvironment<'_>, host: &LocalHost) -> Result<u32, HookInputError> {
+    let (variable, list) = environ.first_set_variable(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
         "LSB_MCPU_HOSTS" => counts::slot_count_of_host_in_pairs(list, &host.name),
         _ => counts::slot_count_of_host_in_list(list, &host.name),

@@ -6,8 +6,10 @@
 use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
-use crate::host::Host;
-use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number};
+use crate::host::LocalHost;
+use crate::system::{
+    BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, job_number,
+};
 
 /// How pjw recognises the processes and jobs of OAR. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -20,15 +22,15 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, directory] = process.parts.get(at..at + 2)? else { return None };
         let (user, id) = directory.rsplit_once('_').filter(|_| *top == "oar")?;
-        (!user.is_empty()).then(|| Some(CgroupDirectoryRole::job(job(id)?, at + 1)))?
+        (!user.is_empty()).then(|| Some(CgroupDirectoryRole::job_directory(job(id)?, at + 1)))?
     })
 }
 
-fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
+fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
     job(environ.get("OAR_JOB_ID").or_else(|| environ.get("OAR_JOBID"))?).map(EnvironClaim::from_job_id)
 }
 

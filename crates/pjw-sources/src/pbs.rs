@@ -12,8 +12,10 @@
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
-use crate::system::{BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, valid_count};
-use crate::{counts, flaw::HookInputError, host::Host};
+use crate::system::{
+    BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, valid_cpu_count,
+};
+use crate::{counts, flaw::HookInputError, host::LocalHost};
 
 /// How pjw recognises the processes and jobs of PBS (OpenPBS and Torque). An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -26,7 +28,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let depth = match (parts[at], parts.get(at + 1)) {
@@ -34,16 +36,17 @@ fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
             (service, Some(&"jobid")) if service.ends_with(".service") => at + 2,
             _ => return None,
         };
-        Some(CgroupDirectoryRole::job(job(parts.get(depth)?)?, depth))
+        Some(CgroupDirectoryRole::job_directory(parse_job_id(parts.get(depth)?)?, depth))
     })
 }
 
-fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    let job = job(environ.get("PBS_JOBID")?)?;
-    let share = environ.number("PBS_NUM_PPN");
-    let whole =
-        share.is_some() && environ.number("PBS_NP") == share && environ.number("PBS_NUM_NODES") == Some(1);
-    let amount = share.filter(|_| whole).and_then(valid_count).map(CpuRequest::Cores);
+fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
+    let job = parse_job_id(environ.get("PBS_JOBID")?)?;
+    let share = environ.positive_number("PBS_NUM_PPN");
+    let whole = share.is_some()
+        && environ.positive_number("PBS_NP") == share
+        && environ.positive_number("PBS_NUM_NODES") == Some(1);
+    let amount = share.filter(|_| whole).and_then(valid_cpu_count).map(CpuRequest::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job) })
 }
 
@@ -107,7 +110,7 @@ pub(crate) fn processors_per_node(limits: &str, hosts: &str) -> Result<u32, Hook
 }
 
 /// Parses a job id of PBS, such as `123.server` or `124[3].server`. Returns `None` if `id` does not have this form.
-pub(crate) fn job(id: &str) -> Option<JobId> {
+pub(crate) fn parse_job_id(id: &str) -> Option<JobId> {
     let number = id.split(['[', '.', '-']).next()?;
     crate::system::job_number(number)?;
     JobId::new(JobSource::Pbs, id).ok()

@@ -47,7 +47,7 @@ impl<'a> CgroupPath<'a> {
     }
 
     /// Returns the names of the trusted directories of the path ([`CgroupPath`]), outermost first.
-    pub(crate) fn parts(&self) -> &[&'a str] {
+    pub(crate) fn trusted_directories(&self) -> &[&'a str] {
         &self.parts
     }
 

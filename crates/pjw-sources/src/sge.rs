@@ -20,9 +20,10 @@ use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{
-    BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
+    BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, job_number,
+    valid_cpu_count,
 };
-use crate::{counts, flaw::HookInputError, host::Host};
+use crate::{counts, flaw::HookInputError, host::LocalHost};
 
 /// How pjw recognises the processes and jobs of Grid Engine. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -35,15 +36,15 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let unit = parts[at].strip_suffix(".scope").or_else(|| parts[at].strip_suffix(".service"));
         if let Some(name) = unit.and_then(|unit| unit.strip_prefix("sge-")) {
-            return Some(CgroupDirectoryRole::job(job_and_task(name)?, at));
+            return Some(CgroupDirectoryRole::job_directory(job_and_task(name)?, at));
         }
         if parts[at] == "sge" {
-            return Some(CgroupDirectoryRole::job(job_and_task(parts.get(at + 1)?)?, at + 1));
+            return Some(CgroupDirectoryRole::job_directory(job_and_task(parts.get(at + 1)?)?, at + 1));
         }
         let cell = parts[at].strip_suffix(".slice")?;
         let jobs = parts.get(at + 1)?.strip_suffix("-jobs.slice")?;
@@ -52,7 +53,7 @@ fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
             .strip_suffix(".slice")
             .and_then(|own| own.strip_prefix(cell)?.strip_prefix("-jobs-"))
             .or_else(|| own.strip_suffix(".scope")?.strip_prefix(cell)?.strip_prefix('.'));
-        Some(CgroupDirectoryRole::job(job_before_suffix(name.filter(|_| jobs == cell)?)?, at + 2))
+        Some(CgroupDirectoryRole::job_directory(job_before_suffix(name.filter(|_| jobs == cell)?)?, at + 2))
     })
 }
 
@@ -69,8 +70,8 @@ fn job_before_suffix(name: &str) -> Option<JobId> {
     job(id, task.unwrap_or("1"))
 }
 
-fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    let amount = slot_count(environ).ok().and_then(valid_count).map(CpuRequest::Cores);
+fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
+    let amount = slot_count(environ).ok().and_then(valid_cpu_count).map(CpuRequest::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job_id(environ).ok()?) })
 }
 
@@ -79,8 +80,8 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
 ///
 /// # Errors
 /// If a variable is not set, or if the values are no valid id.
-pub(crate) fn job_id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
-    let (task, number) = (environ.required("SGE_TASK_ID")?, environ.required("JOB_ID")?);
+pub(crate) fn job_id(environ: BatchEnvironment<'_>) -> Result<JobId, HookInputError> {
+    let (task, number) = (environ.required_value("SGE_TASK_ID")?, environ.required_value("JOB_ID")?);
     job(number, if task == "undefined" { "1" } else { task })
         .ok_or_else(|| HookInputError::invalid_job_id("JOB_ID", &format!("{number}.{task}")))
 }
@@ -90,11 +91,11 @@ pub(crate) fn job_id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
 /// # Errors
 /// - If `NHOSTS` is not 1. The job then has several machines, and `NSLOTS` is the total for all of them.
 /// - If `NSLOTS` or `NHOSTS` is not set or is no number.
-pub(crate) fn slot_count(environ: Environ<'_>) -> Result<u32, HookInputError> {
+pub(crate) fn slot_count(environ: BatchEnvironment<'_>) -> Result<u32, HookInputError> {
     let number = |variable| {
-        let text = environ.required(variable)?;
+        let text = environ.required_value(variable)?;
         let bad = || HookInputError::invalid_number(variable, text);
-        environ.number(variable).ok_or_else(bad)
+        environ.positive_number(variable).ok_or_else(bad)
     };
     if number("NHOSTS")? == 1 {
         number("NSLOTS")
@@ -109,7 +110,7 @@ pub(crate) fn slot_count(environ: Environ<'_>) -> Result<u32, HookInputError> {
 ///
 /// # Errors
 /// If the text is invalid, or if no line is for this machine.
-pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, HookInputError> {
+pub(crate) fn slot_count_in_hostfile(text: &str, host: &LocalHost) -> Result<u32, HookInputError> {
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");

@@ -23,9 +23,10 @@ use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{
-    BatchSystem, CgroupDirectoryRole, Environ, EnvironClaim, ProcessView, job_number, valid_count,
+    BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, job_number,
+    valid_cpu_count,
 };
-use crate::{counts, flaw::HookInputError, host::Host, hostlist};
+use crate::{counts, flaw::HookInputError, host::LocalHost, hostlist};
 
 /// How pjw recognises the processes and jobs of Slurm. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -54,7 +55,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
 /// The command line of the placeholder process of the step `extern`.
 const PLACEHOLDER: &str = "sleep 100000000";
 
-fn place(process: &ProcessView<'_>) -> Option<CgroupDirectoryRole> {
+fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let below = |n: usize| parts.get(at + n).copied();
@@ -95,19 +96,19 @@ fn sluid(text: &str) -> Option<&str> {
     (digits.len() == 13 && digits.bytes().all(crockford)).then_some(text)
 }
 
-fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
+fn environ_claim(environ: BatchEnvironment<'_>, host: &LocalHost) -> Option<EnvironClaim> {
     // The node's prolog and epilog run for the job, not in the job.
     if let Some("prolog_slurmd" | "epilog_slurmd") = environ.get("SLURM_SCRIPT_CONTEXT") {
         return None;
     }
     let (job, alias) = job_id_and_sluid(environ).ok()?;
     let count = job_cpu_count(environ, host).ok().or_else(|| count_of_batch_step(environ));
-    let amount = count.and_then(valid_count).map(CpuRequest::Pus);
+    let amount = count.and_then(valid_cpu_count).map(CpuRequest::Pus);
     Some(EnvironClaim { job, alias, amount, tasks: tasks_of_job(environ, host) })
 }
 
 /// The number of the job's tasks on this node. Without --ntasks the variable says 1.
-fn tasks_of_job(environ: Environ<'_>, host: &Host) -> Option<u32> {
+fn tasks_of_job(environ: BatchEnvironment<'_>, host: &LocalHost) -> Option<u32> {
     let lists = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     count_of_this_node(environ, host, "SLURM_TASKS_PER_NODE", lists).ok().filter(|&tasks| tasks > 0)
 }
@@ -118,7 +119,7 @@ fn tasks_of_job(environ: Environ<'_>, host: &Host) -> Option<u32> {
 /// # Errors
 /// If the variable is not set or invalid, or if the environment does not show which of the numbers is for this
 /// machine.
-pub(crate) fn job_cpu_count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
+pub(crate) fn job_cpu_count(environ: BatchEnvironment<'_>, host: &LocalHost) -> Result<u32, HookInputError> {
     count_of_this_node(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
 }
 
@@ -132,12 +133,12 @@ pub(crate) fn job_cpu_count(environ: Environ<'_>, host: &Host) -> Result<u32, Ho
 /// # Errors
 /// If a variable is missing or invalid, or if the list does not contain this machine.
 pub(crate) fn count_of_this_node(
-    environ: Environ<'_>,
-    host: &Host,
+    environ: BatchEnvironment<'_>,
+    host: &LocalHost,
     variable: &'static str,
     lists: [&'static str; 2],
 ) -> Result<u32, HookInputError> {
-    let counts = environ.required(variable)?;
+    let counts = environ.required_value(variable)?;
     let bad = |why| HookInputError::invalid_list(variable, &why);
     if let Some(count) = counts::count_if_same_on_all_nodes(counts).map_err(bad)? {
         return Ok(count);
@@ -156,8 +157,10 @@ pub(crate) fn count_of_this_node(
 ///
 /// # Errors
 /// If the environment contains no valid job number.
-pub(crate) fn job_id_and_sluid(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), HookInputError> {
-    let (variable, number) = environ.first(["SLURM_JOB_ID", "SLURM_JOBID"])?;
+pub(crate) fn job_id_and_sluid(
+    environ: BatchEnvironment<'_>,
+) -> Result<(JobId, Option<JobId>), HookInputError> {
+    let (variable, number) = environ.first_set_variable(["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let flaw = || HookInputError::invalid_job_id(variable, number);
     let job =
         job_number(number).and_then(|number| JobId::new(JobSource::Slurm, number).ok()).ok_or_else(flaw)?;
@@ -166,8 +169,8 @@ pub(crate) fn job_id_and_sluid(environ: Environ<'_>) -> Result<(JobId, Option<Jo
     Ok((job, alias))
 }
 
-fn count_of_batch_step(environ: Environ<'_>) -> Option<u32> {
+fn count_of_batch_step(environ: BatchEnvironment<'_>) -> Option<u32> {
     let in_step = environ.get("SLURM_STEP_ID").or_else(|| environ.get("SLURM_STEPID")).is_some();
     let has_job_count = environ.get("SLURM_JOB_CPUS_PER_NODE").is_some();
-    (!in_step && !has_job_count).then(|| environ.number("SLURM_CPUS_ON_NODE"))?
+    (!in_step && !has_job_count).then(|| environ.positive_number("SLURM_CPUS_ON_NODE"))?
 }

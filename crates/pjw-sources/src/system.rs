@@ -4,7 +4,7 @@ use pjw_core::ids::Comm;
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::{BatchAttributes, JobProcessGrouping};
 
-use crate::{flaw::HookInputError, host::Host};
+use crate::{flaw::HookInputError, host::LocalHost};
 
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
 const MAX_CORES: u32 = 65_536;
@@ -24,14 +24,14 @@ pub(crate) struct BatchSystem {
     /// grant cores.
     pub(crate) narrowable: bool,
     /// Finds the outermost directory of this system on a cgroup path.
-    pub(crate) place: fn(&ProcessView<'_>) -> Option<CgroupDirectoryRole>,
+    pub(crate) place: fn(&ProcessAttributes<'_>) -> Option<CgroupDirectoryRole>,
     /// Reads the job and its core count from the environment.
-    pub(crate) environ_claim: fn(Environ<'_>, &Host) -> Option<EnvironClaim>,
+    pub(crate) environ_claim: fn(BatchEnvironment<'_>, &LocalHost) -> Option<EnvironClaim>,
 }
 
 /// The properties of a process that [`BatchSystem::place`] uses to find the job's directory on the cgroup path of the
 /// process.
-pub(crate) struct ProcessView<'a> {
+pub(crate) struct ProcessAttributes<'a> {
     /// The directories of its cgroup path, outermost first, as far as they are trusted.
     pub(crate) parts: &'a [&'a str],
     /// The name of the program.
@@ -63,7 +63,7 @@ impl CgroupDirectoryRole {
     /// Makes the role of a directory that belongs to the job `job`. The process in the directory counts as a
     /// process of the job, not of the batch system. `depth` is the index of the directory on the cgroup path,
     /// counted from 0.
-    pub(crate) fn job(job: JobId, depth: usize) -> Self {
+    pub(crate) fn job_directory(job: JobId, depth: usize) -> Self {
         CgroupDirectoryRole::Job { job, depth, helper: false }
     }
 
@@ -102,12 +102,12 @@ impl EnvironClaim {
 
 /// The environment variables of a process or a hook, restricted to those that pjw may read for one batch system.
 #[derive(Clone, Copy)]
-pub(crate) struct Environ<'a> {
+pub(crate) struct BatchEnvironment<'a> {
     variables: &'static [&'static str],
     attributes: &'a BatchAttributes,
 }
 
-impl<'a> Environ<'a> {
+impl<'a> BatchEnvironment<'a> {
     /// Restricts the environment in `attributes` to the variables of the batch system `system`.
     pub(crate) fn new(system: &BatchSystem, attributes: &'a BatchAttributes) -> Self {
         Self { variables: system.variables, attributes }
@@ -123,13 +123,16 @@ impl<'a> Environ<'a> {
 
     /// Returns the value of the environment variable `variable`. If the variable is not set or empty, returns an error
     /// that names the variable.
-    pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, HookInputError> {
+    pub(crate) fn required_value(self, variable: &'static str) -> Result<&'a str, HookInputError> {
         self.get(variable).ok_or(HookInputError::Missing(variable))
     }
 
     /// Returns the name and the value of the first of the two variables in `names` that is set and not empty.
     /// If there is no such variable, returns an error that contains the first name.
-    pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), HookInputError> {
+    pub(crate) fn first_set_variable(
+        self,
+        names: [&'static str; 2],
+    ) -> Result<(&'static str, &'a str), HookInputError> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
         set.ok_or(HookInputError::Missing(names[0]))
     }
@@ -143,7 +146,7 @@ impl<'a> Environ<'a> {
 
     /// Returns the value of the environment variable `name` as a number. `None` if the variable is not set, or if its
     /// value is not a whole number above 0.
-    pub(crate) fn number(self, name: &str) -> Option<u32> {
+    pub(crate) fn positive_number(self, name: &str) -> Option<u32> {
         self.get(name).and_then(|text| text.parse().ok()).filter(|&n| n > 0)
     }
 }
@@ -157,6 +160,6 @@ pub(crate) fn job_number(text: &str) -> Option<&str> {
 
 /// Returns `count` if a machine can have this number of cores or PUs (logical CPUs): from 1 to 65,536. Otherwise
 /// returns `None`.
-pub(crate) fn valid_count(count: u32) -> Option<u32> {
+pub(crate) fn valid_cpu_count(count: u32) -> Option<u32> {
     (1..=MAX_CORES).contains(&count).then_some(count)
 }

@@ -2,7 +2,7 @@
 
 use pjw_core::snapshot::BatchAttributes;
 
-use crate::{host::Host, slurm, system::Environ};
+use crate::{host::LocalHost, slurm, system::BatchEnvironment};
 
 /// The CPU counts of a Slurm task (a process of a parallel job). These are how many CPUs were requested for the
 /// task, how many CPUs its job step and its job have on this machine, and how many tasks share the CPUs. What
@@ -32,7 +32,7 @@ pub struct SlurmTaskCpus {
 /// together use all CPUs of the job. So for a batch script, `step_cpus` and `task_count` in the result are the
 /// numbers of the whole job on this machine.
 #[must_use]
-pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
+pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &LocalHost) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[
         "SLURM_STEP_ID",
         "SLURM_CPUS_PER_TASK",
@@ -45,7 +45,7 @@ pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmT
         "SLURM_NODELIST",
         "SLURMD_NODENAME",
     ];
-    let environ = Environ::with_variables(VARIABLES, attributes);
+    let environ = BatchEnvironment::with_variables(VARIABLES, attributes);
     let of_job = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let in_step = environ.get("SLURM_STEP_ID").is_some();
     let (counts, lists) = match environ.get("SLURM_STEP_TASKS_PER_NODE") {
@@ -54,6 +54,11 @@ pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmT
     };
     let task_count = slurm::count_of_this_node(environ, host, counts, lists).unwrap_or(1).max(1);
     let job_cpus = slurm::job_cpu_count(environ, host).ok().filter(|&cpus| cpus > 0);
-    let step_cpus = environ.number("SLURM_CPUS_ON_NODE");
-    SlurmTaskCpus { cpus_per_task: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, task_count }
+    let step_cpus = environ.positive_number("SLURM_CPUS_ON_NODE");
+    SlurmTaskCpus {
+        cpus_per_task: environ.positive_number("SLURM_CPUS_PER_TASK"),
+        step_cpus,
+        job_cpus,
+        task_count,
+    }
 }

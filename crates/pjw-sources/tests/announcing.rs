@@ -3,7 +3,7 @@
 
 use pjw_core::job::CpuRequest;
 use pjw_core::snapshot::BatchAttributes;
-use pjw_sources::Host;
+use pjw_sources::LocalHost;
 use pjw_sources::announcement::{self, HookInputError, JobAnnouncement, JobOwner};
 use pjw_sources::task::{self, SlurmTaskCpus};
 
@@ -23,8 +23,8 @@ fn attributes(text: &str, more: &[(&str, &str)]) -> BatchAttributes {
     }
 }
 
-fn host() -> Host {
-    Host { name: "n1.example.org".to_owned(), flux_user: None }
+fn host() -> LocalHost {
+    LocalHost { name: "n1.example.org".to_owned(), flux_user: None }
 }
 
 fn tell(told: Result<JobAnnouncement, HookInputError>) -> String {

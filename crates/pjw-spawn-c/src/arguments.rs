@@ -22,7 +22,7 @@ impl StringLists {
 
     /// Returns one list for all processes. The list contains only `argument`. If `argument` contains a NUL byte, the
     /// list is empty.
-    pub(crate) fn one(argument: &OsStr) -> Self {
+    pub(crate) fn single_string(argument: &OsStr) -> Self {
         Self(vec![Arc::new(CString::new(argument.as_bytes()).into_iter().collect())])
     }
 

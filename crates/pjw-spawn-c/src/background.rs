@@ -29,7 +29,7 @@ static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
 /// descriptor must be passed to [`collect`].
 pub(crate) fn start(context: SpawnContext, instances: Vec<Instance>) -> Result<c_int, Failure> {
     let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-    let event = Arc::new(event.map_err(|errno| Failure::of("eventfd", errno))?);
+    let event = Arc::new(event.map_err(|errno| Failure::from_errno("eventfd", errno))?);
     let fd = event.as_raw_fd();
     let waker = Arc::clone(&event);
     // The thread comes first: if it can't be made, no process has been started of which nobody would know.
@@ -42,7 +42,7 @@ pub(crate) fn start(context: SpawnContext, instances: Vec<Instance>) -> Result<c
         let _ = waker.write(1);
         results
     });
-    let thread = thread.map_err(|error| Failure::of("a thread can't be made", errno_of(&error)))?;
+    let thread = thread.map_err(|error| Failure::from_errno("a thread can't be made", errno_of(&error)))?;
     let batch = context.start(instances)?;
     // The thread waits for this message, so the send can't fail.
     let _ = started.send((context, batch));
@@ -59,11 +59,11 @@ pub(crate) fn collect(fd: c_int) -> Result<Results, Failure> {
     let group = groups.as_mut().and_then(|groups| groups.remove(&fd));
     drop(groups);
     let not_a_group =
-        Failure::of("the descriptor is not from ipspawn(), or was collected before", Errno::EBADF);
+        Failure::from_errno("the descriptor is not from ipspawn(), or was collected before", Errno::EBADF);
     let Background { event, thread } = group.ok_or(not_a_group)?;
     let results = thread.join();
     drop(event);
-    results.map_err(|_| Failure::of("a fault in libpjw_spawn", Errno::EIO))
+    results.map_err(|_| Failure::from_errno("a fault in libpjw_spawn", Errno::EIO))
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

@@ -22,7 +22,7 @@ impl Failure {
 
     /// Returns the failure of a system call or another step. `step` is the name of the step, and `errno` is the error
     /// number. The message contains both.
-    pub(crate) fn of(step: &str, errno: Errno) -> Self {
+    pub(crate) fn from_errno(step: &str, errno: Errno) -> Self {
         Self { errno, text: format!("{step}: {}", errno.desc()) }
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn last_failure_message() -> *const c_char {
 /// library would abort the C program.
 pub(crate) fn to_c_result(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));
-    let result = result.unwrap_or_else(|_| Err(Failure::of("a fault in libpjw_spawn", Errno::EIO)));
+    let result = result.unwrap_or_else(|_| Err(Failure::from_errno("a fault in libpjw_spawn", Errno::EIO)));
     result.unwrap_or_else(|failure| {
         store_failure_message(&failure.text);
         failure.errno.set();

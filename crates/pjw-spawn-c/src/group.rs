@@ -91,7 +91,7 @@ impl PidArray<'_> {
         let first = results.iter().find_map(|result| result.as_ref().err());
         let begun = results.iter().filter(|result| result.is_ok()).count();
         match first {
-            Some(error) if begun == 0 => Err(Failure::of(error.step.name(), error.errno)),
+            Some(error) if begun == 0 => Err(Failure::from_errno(error.step.name(), error.errno)),
             failed => {
                 if let Some(error) = failed {
                     store_failure_message(&format!("{}: {}", error.step, error.errno.desc()));

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 pub(crate) fn fork_here() -> Result<Option<InstanceParameters>, Failure> {
     match spawn::proxy::fork_here() {
         Ok(own) => Ok(own),
-        Err(ForkHereError::Failed { step, errno }) => Err(Failure::of(step, errno)),
+        Err(ForkHereError::Failed { step, errno }) => Err(Failure::from_errno(step, errno)),
         Err(error @ ForkHereError::MultipleThreads(_)) => {
             Err(Failure { errno: Errno::EBUSY, text: error.to_string() })
         }

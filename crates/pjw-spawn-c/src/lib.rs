@@ -61,7 +61,7 @@ pub unsafe extern "C" fn pspawn_context_create(
         let path = Path::new(std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
         let cpus = if core == -1 { None } else { Some(read_core(core)?) };
         let context = SpawnContext::new(path)?;
-        let arguments = StringLists::one(path.as_os_str());
+        let arguments = StringLists::single_string(path.as_os_str());
         let masks = cpus.iter().cloned().collect();
         context.check_instances(
             &StartArguments { count: 1, arguments, environments: StringLists::none(), masks }.instances()?,

@@ -13,7 +13,7 @@ const MAX_ERRNO: i64 = 4095;
 /// # Safety
 /// The caller must meet the requirements of this system call for these arguments.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) unsafe fn call(number: c_long, arguments: [i64; 5]) -> Result<i64, i32> {
+pub(crate) unsafe fn raw_syscall(number: c_long, arguments: [i64; 5]) -> Result<i64, i32> {
     let [first, second, third, fourth, fifth] = arguments;
     let result: i64;
     // SAFETY: the caller guarantees the call. The kernel keeps all registers except rax, rcx and r11.
@@ -59,14 +59,14 @@ pub(crate) unsafe fn call(number: c_long, arguments: [i64; 5]) -> Result<i64, i3
 /// # Safety
 /// The caller must meet the requirements of this system call for these arguments.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub(crate) unsafe fn call(number: c_long, arguments: [i64; 5]) -> Result<i64, i32> {
+pub(crate) unsafe fn raw_syscall(number: c_long, arguments: [i64; 5]) -> Result<i64, i32> {
     let [first, second, third, fourth, fifth] = arguments;
     // SAFETY: the caller guarantees the call.
     let result = unsafe { libc::syscall(number, first, second, third, fourth, fifth) };
     if result < 0 { Err(nix::errno::Errno::last_raw()) } else { Ok(result.into()) }
 }
 
-/// Returns the address in `pointer` as an integer, which is the form of a pointer in the arguments of [`call`].
+/// Returns the address in `pointer` as an integer, which is the form of a pointer in the arguments of [`raw_syscall`].
 pub(crate) fn address<T>(pointer: *const T) -> i64 {
     pointer.expose_provenance().cast_signed() as i64
 }
@@ -80,7 +80,7 @@ mod tests {
         // SAFETY: both calls only ask.
         let (pid, failed) = unsafe {
             let flags = i64::from(libc::F_GETFD);
-            (call(libc::SYS_getpid, [0; 5]), call(libc::SYS_fcntl, [-1, flags, 0, 0, 0]))
+            (raw_syscall(libc::SYS_getpid, [0; 5]), raw_syscall(libc::SYS_fcntl, [-1, flags, 0, 0, 0]))
         };
         assert_eq!(pid, Ok(i64::from(std::process::id())));
         assert_eq!(failed, Err(libc::EBADF));
@@ -92,13 +92,15 @@ mod tests {
         let bytes = size_of_val(&old).try_into().unwrap();
         let (how, none) = (i64::from(libc::SIG_BLOCK), address(std::ptr::null::<u64>()));
         // SAFETY: the kernel writes one set of signals.
-        let asked = unsafe { call(libc::SYS_rt_sigprocmask, [how, none, address(&raw mut old), bytes, 0]) };
-        assert_eq!((asked, old), (Ok(0), crate::signals::blocked()));
+        let asked =
+            unsafe { raw_syscall(libc::SYS_rt_sigprocmask, [how, none, address(&raw mut old), bytes, 0]) };
+        assert_eq!((asked, old), (Ok(0), crate::signals::blocked_signals()));
         // SAFETY: the fourth argument is a wrong size, so the kernel refuses the call.
-        let refused = unsafe { call(libc::SYS_rt_sigprocmask, [how, none, address(&raw mut old), 1, 0]) };
+        let refused =
+            unsafe { raw_syscall(libc::SYS_rt_sigprocmask, [how, none, address(&raw mut old), 1, 0]) };
         assert_eq!(refused, Err(libc::EINVAL));
         // SAFETY: changes nothing: the fifth argument of an unknown prctl(2) must be looked at by nothing.
-        let unknown = unsafe { call(libc::SYS_prctl, [i64::from(i32::MAX), 0, 0, 0, 0]) };
+        let unknown = unsafe { raw_syscall(libc::SYS_prctl, [i64::from(i32::MAX), 0, 0, 0, 0]) };
         assert_eq!(unknown, Err(libc::EINVAL));
     }
 }

@@ -20,14 +20,14 @@ use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, TemplateError};
-use crate::replicate::{NamespaceEntries, NamespaceEntry};
+use crate::replicate::{NamespaceBarrier, NamespaceEntry};
 use crate::results::{self, InstanceResult, ResultPacket};
 use crate::setup::Setup;
 use crate::signals;
 use crate::spawner;
 use crate::tasks::room::AddressSpaceError;
 use crate::tasks::space::{AddressSpace, SpaceParameters, end_host};
-use crate::work::{Work, leave_shared_descriptors};
+use crate::work::{SpawnerWork, unshare_descriptor_table};
 
 /// The stack of a spawner thread.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
@@ -113,7 +113,7 @@ impl SpawnContext {
             }
             return Ok(batch);
         };
-        let mut entries = NamespaceEntries::new();
+        let mut entries = NamespaceBarrier::new();
         for (node, indexes) in shares_by_node(&batch.instances) {
             let entry = node.map(|node| entries.add(replicas, node));
             batch.start_spawner(self, indexes, entry);
@@ -140,7 +140,7 @@ impl SpawnContext {
             [instance] if self.needs_no_thread() => {
                 self.check_instances(&instances)?;
                 raise_descriptor_limit(1)?;
-                Ok(vec![spawner::start_one(&self.setup, instance)])
+                Ok(vec![spawner::start_single_instance(&self.setup, instance)])
             }
             _ => Ok(self.start(instances)?.into_results()),
         }
@@ -227,7 +227,7 @@ fn space_of(
     setup.image.as_ref()?;
     let size = instances.iter().map(|instance| instance.size).max().unwrap_or(0);
     let extent = SpaceParameters { capacity: indexes.len(), size, is_lasting: false, has_own_table };
-    Some(AddressSpace::of_setup(Arc::clone(setup), &extent))
+    Some(AddressSpace::from_setup(Arc::clone(setup), &extent))
 }
 
 impl Batch {
@@ -317,7 +317,7 @@ impl Batch {
                 return None;
             }
             // An error here would be one of a socket that nothing else has.
-            match results::receive(self.socket.as_fd(), wait) {
+            match results::receive_packet(self.socket.as_fd(), wait) {
                 Ok(Some(packet)) => self.take(packet),
                 Ok(None) => return None,
                 Err(_) => self.busy_spawners = 0,
@@ -351,12 +351,12 @@ impl Batch {
         let failed = indexes.clone();
         let thread = std::thread::Builder::new().name("spawner".into()).stack_size(THREAD_STACK_BYTES);
         let started = thread.spawn(move || {
-            signals::block_all();
+            signals::block_all_signals();
             if entry.is_some_and(|entry| !entry.enter()) {
                 return;
             }
             // The descriptors of the space must be in no other table: the host ends when they are closed.
-            let has_own_table = leave_shared_descriptors();
+            let has_own_table = unshare_descriptor_table();
             let space = match space_of(&setup, &indexes, &instances, has_own_table).transpose() {
                 Ok(space) => space,
                 Err(error) => {
@@ -365,7 +365,8 @@ impl Batch {
                 }
             };
             let _ = report.send(Ok(()));
-            let work = Work { setup, instances, indexes, is_cancelled, refusal, forked, mismatch, space };
+            let work =
+                SpawnerWork { setup, instances, indexes, is_cancelled, refusal, forked, mismatch, space };
             let host = work.run(socket, has_own_table);
             if ends_with_launcher {
                 let _ = released.recv();

@@ -127,7 +127,10 @@ impl ChildStack {
 ///
 /// # Errors
 /// The step that failed, with its errno. No process remains then.
-pub(crate) fn start(start: &StartParameters<'_>, stack: &mut ChildStack) -> Result<Child, SpawnError> {
+pub(crate) fn clone_and_exec(
+    start: &StartParameters<'_>,
+    stack: &mut ChildStack,
+) -> Result<Child, SpawnError> {
     let shared = Shared { start, failure: Failure::default() };
     let mut pidfd: c_int = -1;
     let mut arguments = CloneArguments {
@@ -289,7 +292,7 @@ fn prepare(start: &StartParameters<'_>) -> Result<(), FailedStep> {
         set_own_mask(mask).map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
     if let Some(policy) = start.memory_policy {
-        policy.set().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
+        policy.set_for_calling_thread().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
     set_standard_streams(start.streams)?;
     if !settings.directory.is_null() {
@@ -334,12 +337,12 @@ pub(crate) fn set_standard_streams(mut streams: [RawFd; 3]) -> Result<(), Failed
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
         let arguments = [(*stream).into(), libc::F_DUPFD_CLOEXEC.into(), 3, 0, 0];
         // SAFETY: changes descriptors of the process only, whose table is its own.
-        let copy = unsafe { bare::call(libc::SYS_fcntl, arguments) }.map_err(of_stdio)?;
+        let copy = unsafe { bare::raw_syscall(libc::SYS_fcntl, arguments) }.map_err(of_stdio)?;
         *stream = RawFd::try_from(copy).map_err(|_| of_stdio(libc::EMFILE))?;
     }
     for (target, &stream) in (0..).zip(&streams).filter(|(_, stream)| **stream >= 0) {
         // SAFETY: as above. The two differ, so the copy is not closed by execve(2).
-        unsafe { bare::call(libc::SYS_dup3, [stream.into(), target, 0, 0, 0]) }.map_err(of_stdio)?;
+        unsafe { bare::raw_syscall(libc::SYS_dup3, [stream.into(), target, 0, 0, 0]) }.map_err(of_stdio)?;
     }
     Ok(())
 }
@@ -364,7 +367,7 @@ fn take_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
 pub(crate) fn request_parent_death_signal(launcher: c_int) -> Result<(), FailedStep> {
     let arguments = [libc::PR_SET_PDEATHSIG.into(), libc::SIGKILL.into(), 0, 0, 0];
     // SAFETY: changes the process only.
-    unsafe { bare::call(libc::SYS_prctl, arguments) }.map_err(|errno| (SpawnStep::Clone, errno))?;
+    unsafe { bare::raw_syscall(libc::SYS_prctl, arguments) }.map_err(|errno| (SpawnStep::Clone, errno))?;
     // SAFETY: has no precondition. After the end of its parent, a process has another one.
     if unsafe { libc::getppid() } != launcher {
         // SAFETY: as in `run`.

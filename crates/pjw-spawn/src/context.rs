@@ -15,7 +15,7 @@ use crate::instance::Instance;
 use crate::layout::RANK_VARIABLES;
 use crate::own_policy::own_mask;
 use crate::replicate::Replicas;
-use crate::setup::{Setup, TemplateKind};
+use crate::setup::{Setup, TemplateStopPoint};
 use crate::signals;
 use crate::tasks::{directory, image::TaskProgram, room::AddressSpaceError};
 
@@ -79,7 +79,7 @@ impl SpawnContext {
             templates: None,
             image: None,
             replicas: None,
-            blocked_signals: signals::blocked(),
+            blocked_signals: signals::blocked_signals(),
             descriptor_limit: getrlimit(Resource::RLIMIT_NOFILE).ok(),
         };
         let max_spawner_threads = own_mask().map_or(1, |mask| mask.len()).max(1);
@@ -174,7 +174,7 @@ impl SpawnContext {
     /// This call undoes an earlier call of [`SpawnContext::share_memory`].
     #[must_use]
     pub fn fork_from_templates(self) -> Self {
-        self.with_templates(TemplateKind::Linked)
+        self.with_templates(TemplateStopPoint::Linked)
     }
 
     /// Configures this context so that its processes (instances) will share one address space. Such processes are
@@ -210,7 +210,7 @@ impl SpawnContext {
     /// [`SpawnContext::fork_from_templates`]. Undoes an earlier call of [`SpawnContext::share_memory`].
     #[must_use]
     pub fn use_fork_here_templates(self) -> Self {
-        self.with_templates(TemplateKind::Late)
+        self.with_templates(TemplateStopPoint::Late)
     }
 
     /// Lets each process (instance) read the files in `replicas` from copies in the memory of its own NUMA node. This
@@ -269,7 +269,7 @@ impl SpawnContext {
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.
     pub fn check_instances(&self, instances: &[Instance]) -> Result<(), CheckError> {
-        checks::check(&self.setup, instances, self.starter_count(instances))
+        checks::check_all(&self.setup, instances, self.starter_count(instances))
     }
 
     /// Returns how many threads and processes [`SpawnContext::start`] uses to start `instances`. The limits on the number
@@ -286,7 +286,7 @@ impl SpawnContext {
     }
 
     /// An instance is either a task or a fork of a template.
-    fn with_templates(mut self, kind: TemplateKind) -> Self {
+    fn with_templates(mut self, kind: TemplateStopPoint) -> Self {
         let setup = self.setup_mut();
         setup.templates = Some(kind);
         setup.image = None;

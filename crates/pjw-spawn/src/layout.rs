@@ -53,7 +53,7 @@ impl ExecArrays {
 
     /// Fills the arrays for `instance`, and returns its argument array and its environment array. Both arrays end with
     /// a null pointer. The arrays are valid until the next call, and only as long as `instance` exists.
-    pub(crate) fn of(&mut self, instance: &Instance) -> (*const *const c_char, *const *const c_char) {
+    pub(crate) fn fill(&mut self, instance: &Instance) -> (*const *const c_char, *const *const c_char) {
         self.lay_out_arguments(instance);
         self.lay_out_variables(instance);
         (self.arguments.as_ptr(), self.environment.as_ptr())
@@ -148,7 +148,7 @@ mod tests {
         let arguments = Arc::new(Arguments::parse(&["prog", "-o", "out.%r.of.%n"]).unwrap());
         for rank in [2, 0, 1] {
             let instance = instance(rank, &arguments, &format!("{rank}-7"));
-            let (argv, envp) = layout.of(&instance);
+            let (argv, envp) = layout.fill(&instance);
             assert_eq!(texts(argv), ["prog", "-o", &format!("out.{rank}.of.3")]);
             let cpus = format!("PJW_CPUS={rank}-7");
             let expected =
@@ -168,7 +168,7 @@ mod tests {
             (2, &long, vec!["prog", "2", "b", "c"]),
         ] {
             let instance = instance(rank, arguments, "0");
-            let (argv, envp) = layout.of(&instance);
+            let (argv, envp) = layout.fill(&instance);
             assert_eq!(texts(argv), expected);
             assert_eq!(texts(envp), [format!("OWN={rank}")]);
         }

@@ -52,7 +52,7 @@ impl MemoryPolicy {
     ///
     /// # Errors
     /// `EINVAL` if no NUMA node can have this number: the largest number is 1023.
-    pub(crate) fn preferring(node: u32) -> Result<Self, Errno> {
+    pub(crate) fn prefer_node(node: u32) -> Result<Self, Errno> {
         let node = usize::try_from(node).map_err(|_| Errno::EINVAL)?;
         let mut nodes = [0; MAX_NODES / 64];
         *nodes.get_mut(node / 64).ok_or(Errno::EINVAL)? |= 1 << (node % 64);
@@ -71,17 +71,17 @@ impl MemoryPolicy {
 
     /// Returns the set of NUMA nodes in the form that set_mempolicy(2) takes: the bytes of the bit mask, and the number
     /// of bits in the mask.
-    pub(crate) fn nodes(&self) -> (Vec<u8>, u64) {
+    pub(crate) fn node_mask(&self) -> (Vec<u8>, u64) {
         (self.nodes.iter().flat_map(|word| word.to_ne_bytes()).collect(), MAX_NODES as u64)
     }
 
     /// Makes this policy the memory policy of the calling thread. Does not change the variable `errno` of the C
     /// library.
-    pub(crate) fn set(&self) -> Result<(), Errno> {
+    pub(crate) fn set_for_calling_thread(&self) -> Result<(), Errno> {
         // The kernel reads one bit less than it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.
         let arguments = [self.mode.into(), bare::address(self.nodes.as_ptr()), MAX_NODES as i64, 0, 0];
         // SAFETY: the kernel reads at most MAX_NODES bits of `nodes`.
-        let set = unsafe { bare::call(libc::SYS_set_mempolicy, arguments) };
+        let set = unsafe { bare::raw_syscall(libc::SYS_set_mempolicy, arguments) };
         set.map(drop).map_err(Errno::from_raw)
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Sends `packet` to `socket`. Then removes the results from `packet`, and closes the pidfds in the results. Waits
 /// while the socket is full.
-pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut ResultPacket) -> io::Result<()> {
+pub(crate) fn send_packet(socket: BorrowedFd<'_>, packet: &mut ResultPacket) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + packet.results.len() * RESULT_BYTES);
     bytes.extend_from_slice(&u64::from(packet.is_last).to_ne_bytes());
     bytes.extend_from_slice(&nanoseconds(packet.busy.0).to_ne_bytes());
@@ -85,7 +85,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut ResultPacket) -> io::Res
 
 /// Receives one packet from `socket`. If `wait` is true, waits for the packet. Otherwise returns `None` if no packet
 /// has arrived. Also returns `None` if the other socket of the pair is closed.
-pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<ResultPacket>> {
+pub(crate) fn receive_packet(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<ResultPacket>> {
     let mut bytes = [0_u8; HEAD_BYTES + MAX_RESULTS * RESULT_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RESULTS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -27,7 +27,7 @@ pub(crate) struct Setup {
     /// Whether each instance gets `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
     pub(crate) has_rank_variables: bool,
     /// Of which templates instances are forks, where the program can have one. `None` if each executes the program.
-    pub(crate) templates: Option<TemplateKind>,
+    pub(crate) templates: Option<TemplateStopPoint>,
     /// The program that instances share one address space for. `None` if each has an address space of its own.
     pub(crate) image: Option<Arc<TaskProgram>>,
     /// The copies of the files of the program, for the instances of placements with a NUMA node.
@@ -41,7 +41,7 @@ pub(crate) struct Setup {
 /// The point in the program at which a template stops. A template is a process from which instances of the program are
 /// forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TemplateKind {
+pub(crate) enum TemplateStopPoint {
     /// Where the program is linked, before `main`.
     Linked,
     /// Where the program calls `fork_here`.

@@ -8,17 +8,17 @@ use nix::errno::Errno;
 pub(crate) type KernelSignals = u64;
 
 /// Blocks every signal for the calling thread, and returns the signals that were blocked before.
-pub(crate) fn block_all() -> KernelSignals {
+pub(crate) fn block_all_signals() -> KernelSignals {
     change(libc::SIG_BLOCK, Some(KernelSignals::MAX))
 }
 
 /// Sets the blocked signals of the calling thread to exactly `signals`.
-pub(crate) fn set_blocked(signals: KernelSignals) {
+pub(crate) fn set_blocked_signals(signals: KernelSignals) {
     change(libc::SIG_SETMASK, Some(signals));
 }
 
 /// Returns the signals that the calling thread has blocked.
-pub(crate) fn blocked() -> KernelSignals {
+pub(crate) fn blocked_signals() -> KernelSignals {
     change(libc::SIG_BLOCK, None)
 }
 

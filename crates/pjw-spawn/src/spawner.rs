@@ -3,7 +3,7 @@
 //! So an instance has its mask before its first instruction, and makes no system call for it. The thread has a table
 //! of descriptors of its own: the pidfds of many instances would be copied for each new process, and closed again.
 //!
-//! For one instance, a thread would take longer than it saves: [`start_one`] starts the instance from the calling thread,
+//! For one instance, a thread would take longer than it saves: [`start_single_instance`] starts the instance from the calling thread,
 //! whose mask stays as it is. This instance sets its mask itself before it executes its program.
 
 use std::ffi::CStr;
@@ -57,10 +57,10 @@ pub(crate) fn settings(setup: &Setup) -> ProcessSettings<'_> {
 
 /// Starts the process `instance` from the calling thread, and keeps the affinity mask and the memory policy of this
 /// thread. The new process sets its own mask and policy. Returns when the process has begun its program or has failed.
-pub(crate) fn start_one(setup: &Setup, instance: &Instance) -> Result<Child, SpawnError> {
+pub(crate) fn start_single_instance(setup: &Setup, instance: &Instance) -> Result<Child, SpawnError> {
     let of_mask = |errno| SpawnError { step: SpawnStep::Mask, errno };
     let node = instance.placement.preferred_numa_node;
-    let memory_policy = node.map(MemoryPolicy::preferring).transpose().map_err(of_mask)?;
+    let memory_policy = node.map(MemoryPolicy::prefer_node).transpose().map_err(of_mask)?;
     let (settings, mut stack) = (settings(setup), ChildStack::new());
     let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
     let start = StartParameters {
@@ -68,9 +68,9 @@ pub(crate) fn start_one(setup: &Setup, instance: &Instance) -> Result<Child, Spa
         memory_policy: memory_policy.as_ref(),
         ..start_of(&setup.program, &settings, &mut layout, instance)
     };
-    let blocked = signals::block_all();
-    let result = clone::start(&start, &mut stack);
-    signals::set_blocked(blocked);
+    let blocked = signals::block_all_signals();
+    let result = clone::clone_and_exec(&start, &mut stack);
+    signals::set_blocked_signals(blocked);
     result
 }
 
@@ -82,7 +82,7 @@ fn start_of<'a>(
     layout: &mut ExecArrays,
     instance: &Instance,
 ) -> StartParameters<'a> {
-    let (arguments, environment) = layout.of(instance);
+    let (arguments, environment) = layout.fill(instance);
     let stream = |stream: &Option<Arc<OwnedFd>>| stream.as_ref().map_or(-1, |fd| fd.as_raw_fd());
     let stdio = &instance.stdio;
     StartParameters {
@@ -125,7 +125,7 @@ impl<'a> Spawner<'a> {
     pub(crate) fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         self.enter(&instance.placement)?;
         let start = start_of(self.program, &self.settings, &mut self.layout, instance);
-        clone::start(&start, &mut self.stack)
+        clone::clone_and_exec(&start, &mut self.stack)
     }
 
     /// Gives the calling thread the mask and the memory policy of a placement.
@@ -146,8 +146,10 @@ impl<'a> Spawner<'a> {
         self.inherited.is_in_force = false;
         set_own_mask(placement.cpus.as_ref().unwrap_or(&self.inherited.mask))?;
         match placement.preferred_numa_node {
-            Some(node) => MemoryPolicy::preferring(node)?.set(),
-            None => self.inherited.memory_policy.as_ref().map_or(Ok(()), MemoryPolicy::set),
+            Some(node) => MemoryPolicy::prefer_node(node)?.set_for_calling_thread(),
+            None => {
+                self.inherited.memory_policy.as_ref().map_or(Ok(()), MemoryPolicy::set_for_calling_thread)
+            }
         }
     }
 }

@@ -19,12 +19,12 @@ use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, MAX_RESULTS, ResultPacket};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
-use crate::tasks::request::MAX_POSTED;
+use crate::tasks::request::MAX_PENDING_REQUESTS;
 use crate::tasks::space::AddressSpace;
 
 /// The work of one spawner thread, which is a thread that starts processes: the instances to start, and the state that
 /// the thread shares with the batch.
-pub(crate) struct Work {
+pub(crate) struct SpawnerWork {
     pub(crate) setup: Arc<Setup>,
     pub(crate) instances: Arc<[Instance]>,
     pub(crate) indexes: Vec<usize>,
@@ -36,7 +36,7 @@ pub(crate) struct Work {
     pub(crate) space: Option<AddressSpace>,
 }
 
-impl Work {
+impl SpawnerWork {
     /// Starts the instances (processes), and sends the results to `socket`. `has_own_table` says whether the calling
     /// thread has its own table of file descriptors. If so, all descriptors in the table are closed at the end, because
     /// the table may contain pipe ends of other instances.
@@ -84,7 +84,7 @@ impl Work {
             self.indexes.iter().filter_map(|index| self.instances.get(*index)?.placement.cpus.as_ref());
         let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
         let requested_mask = set_own_mask(&cpus).is_ok().then_some(cpus);
-        match Template::of_setup(Arc::clone(&self.setup), first, requested_mask, &self.is_cancelled) {
+        match Template::from_setup(Arc::clone(&self.setup), first, requested_mask, &self.is_cancelled) {
             Ok(template) => Some(template),
             Err(refusal) => {
                 let _ = self.refusal.set(refusal);
@@ -139,14 +139,14 @@ impl Work {
                 break;
             }
             let Some(instance) = self.instances.get(index) else { break };
-            if posted.len() == MAX_POSTED {
+            if posted.len() == MAX_PENDING_REQUESTS {
                 posted.pop_front().into_iter().for_each(|index| finish(index, space.collect()));
             }
-            let mut result = space.post(instance, &mut layout);
+            let mut result = space.send_request(instance, &mut layout);
             if result.is_err() {
                 // There may be room when the requests on their way are done.
                 posted.drain(..).for_each(|index| finish(index, space.collect()));
-                result = space.post(instance, &mut layout);
+                result = space.send_request(instance, &mut layout);
             }
             match result {
                 Ok(()) => posted.push_back(index),
@@ -181,12 +181,12 @@ fn send_if_full(socket: RawFd, packet: &mut ResultPacket) {
 fn send(socket: RawFd, packet: &mut ResultPacket) {
     // SAFETY: the batch keeps the descriptor open until it has the last packet of this thread.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
-    let _ = results::send(socket, packet);
+    let _ = results::send_packet(socket, packet);
 }
 
 /// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
 /// `CLONE_FILES`). Returns whether the call has succeeded.
-pub(crate) fn leave_shared_descriptors() -> bool {
+pub(crate) fn unshare_descriptor_table() -> bool {
     // SAFETY: the thread uses no descriptor that another thread opens later.
     unsafe { libc::unshare(libc::CLONE_FILES) == 0 }
 }

@@ -28,11 +28,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
-use crate::control::inbox::{Message, MessageSender, message_channel};
+use crate::control::inbox::{EventLoopMessage, MessageSender, message_channel};
 use crate::host::{directories, notify, task_scan, thaw_watcher, thaw_watcher::ThawWatcher};
 use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
-use crate::run::daemon_records::DaemonRecords;
+use crate::run::daemon_records::JournalAndReports;
 use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{SocketFile, WatchedFiles};
 use crate::store::{
@@ -228,9 +228,9 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let mut node = node(config.settings(), &policy.cpuset_support)?;
     node.set_process_event_socket(kernel);
     let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
-    let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
+    let host = pjw_sources::LocalHost { name: clock::hostname(), flux_user: flux_user() };
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
-    let records = DaemonRecords { journal, reports };
+    let records = JournalAndReports { journal, reports };
     let mut warden = Warden::new(node, records, state, recovered.records, policy, host);
     warden.set_thaw_watcher(ThawWatcher::new_if_needed(&state_dir, options.beside));
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
@@ -421,7 +421,7 @@ fn serve_until_stopped(
                 _ = hangup.recv() => {
                     notify::notify_reloading();
                     let (reply, answer) = oneshot::channel();
-                    if outbox.send(Message::Reload { reply }) {
+                    if outbox.send(EventLoopMessage::Reload { reply }) {
                         // The log has the changes or the mistakes.
                         let _ = answer.await;
                     }
@@ -431,7 +431,7 @@ fn serve_until_stopped(
         }
         notify::notify_stopping();
         // Stop the loop first: pending commands get an answer, and subscribers get the last event.
-        let _ = outbox.send(Message::Stop);
+        let _ = outbox.send(EventLoopMessage::Stop);
         let _ = tokio::time::timeout(STOP_TIMEOUT, recorder).await;
         let _ = stop.send(true);
         let both = async { tokio::join!(metrics, server) };

@@ -139,8 +139,8 @@ fn only_user(can_set_all_masks: bool) -> Option<ids::Uid> {
     (!can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()))
 }
 
-fn host() -> pjw_sources::Host {
-    pjw_sources::Host { name: clock::hostname(), flux_user: None }
+fn host() -> pjw_sources::LocalHost {
+    pjw_sources::LocalHost { name: clock::hostname(), flux_user: None }
 }
 
 /// Releases all jobs, in cycles until nothing is left.

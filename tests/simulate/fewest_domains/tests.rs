@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pjw_core::cpuset::Pu;
 use pjw_core::job::Placement;
-use pjw_core::topology::{Core, Domain};
+use pjw_core::topology::{Core, TopologyDomain};
 use proptest::prelude::*;
 
 use super::*;
@@ -32,7 +32,7 @@ fn machine(shape: u8, leaves: &[(u32, u32, u32)]) -> Topology {
             cores.push(Core { pus, kind_index: 0 });
         }
     }
-    let domain = |((level, number), cpus)| Domain { level, number, cpus, memory_bytes: 0 };
+    let domain = |((level, number), cpus)| TopologyDomain { level, number, cpus, memory_bytes: 0 };
     Topology::new(cores, domains.into_iter().map(domain).collect()).unwrap()
 }
 
@@ -140,8 +140,12 @@ fn levels_are_ordered_as_they_nest() {
 #[test]
 fn domains_that_cross_have_no_minimum() {
     let cores = (0..4).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
-    let domain =
-        |level, number, cpus: &str| Domain { level, number, cpus: cpus.parse().unwrap(), memory_bytes: 0 };
+    let domain = |level, number, cpus: &str| TopologyDomain {
+        level,
+        number,
+        cpus: cpus.parse().unwrap(),
+        memory_bytes: 0,
+    };
     let domains = vec![
         domain(TopologyLevel::L3, 0, "1-2"),
         domain(TopologyLevel::Package, 0, "0-1"),
@@ -153,7 +157,7 @@ fn domains_that_cross_have_no_minimum() {
 #[test]
 fn one_kind_of_core_comes_before_few_domains() {
     let core = |n, kind| Core { pus: Pu(n).into(), kind_index: kind };
-    let domain = |number, cpus: &str| Domain {
+    let domain = |number, cpus: &str| TopologyDomain {
         level: TopologyLevel::L3,
         number,
         cpus: cpus.parse().unwrap(),

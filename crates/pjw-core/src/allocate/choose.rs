@@ -8,12 +8,12 @@ use core::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::allocate::fewest::{CoreShare, cost_of, fewest_domains, lower_bound};
+use crate::allocate::fewest::{CoreShare, domain_cost, fewest_domains, lower_bound};
 use crate::allocate::groups::split_at_groups;
-use crate::allocate::kinds::{of_kind, one_kind, only_kind};
+use crate::allocate::kinds::{common_core_kind, fastest_sufficient_kind, prefer_core_kind};
 use crate::allocate::tree::{
-    AllocationUnit, CoreGroup, FreeCore, Pus, cores_by_group, count_split_cores, count_to_cover, take_cores,
-    total_units, units_by_group, with_fewest_split_cores,
+    AllocationUnit, CoreGroup, CorePus, FreeCore, cores_by_group, count_split_cores, count_to_cover,
+    take_cores, total_units, units_by_group, with_fewest_split_cores,
 };
 use crate::basics::{CpuSet, prelude::*};
 use crate::machine::{Topology, TopologyLevel};
@@ -31,7 +31,7 @@ pub(super) struct Allocator<'a> {
 
 /// The PUs (logical CPUs) that [`Allocator::choose`] chose for a request, and the reason for the choice.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(super) struct PuChoice {
     /// The chosen PUs.
     pub(super) cpus: CpuSet,
     /// The reason for the choice.
@@ -99,11 +99,11 @@ impl<'a> Allocator<'a> {
         for (position, (pus, core)) in (0..).zip(topology.pus_by_core().zip(topology.cores())) {
             let there = pus.iter().copied().filter(|&pu| online.contains(pu));
             let mut online_count = 0;
-            let open: Pus =
+            let open: CorePus =
                 there.inspect(|_| online_count += 1).filter(|&pu| available.contains(pu)).collect();
             let whole = open.len() == online_count;
             let Some(&first) = open.first() else { continue };
-            let free_core = |pus: Pus, held, whole| FreeCore {
+            let free_core = |pus: CorePus, held, whole| FreeCore {
                 position,
                 size: unit.count_in_core(&pus),
                 pus,
@@ -113,7 +113,8 @@ impl<'a> Allocator<'a> {
                 groups: CoreGroup::groups_of_pu(topology, first),
             };
             if unit == AllocationUnit::AnyPu {
-                let (held, others): (Pus, Pus) = open.into_iter().partition(|&pu| present.contains(pu));
+                let (held, others): (CorePus, CorePus) =
+                    open.into_iter().partition(|&pu| present.contains(pu));
                 let untouched = whole && held.is_empty();
                 free_cores.extend((!held.is_empty()).then(|| free_core(held, true, whole)));
                 free_cores.extend((!others.is_empty()).then(|| free_core(others, false, untouched)));
@@ -132,13 +133,13 @@ impl<'a> Allocator<'a> {
     }
 
     /// Returns the number of available cores, or of available PUs (logical CPUs) if single PUs are given out.
-    pub(super) fn amount(&self) -> u32 {
+    pub(super) fn available_amount(&self) -> u32 {
         self.amount_of(self.free_cores.iter())
     }
 
     /// Returns the number of available cores if the request counts cores. Otherwise, returns the number of their PUs (logical
     /// CPUs).
-    pub(super) fn units(&self) -> u32 {
+    pub(super) fn available_units(&self) -> u32 {
         total_units(&self.free_cores.iter().collect::<Vec<_>>())
     }
 
@@ -160,7 +161,7 @@ impl<'a> Allocator<'a> {
     /// Returns the number of cores to allocate for a request for `units` cores or PUs (logical CPUs): the smallest
     /// number of available cores that have `units` units. If all available cores have fewer units, each missing core
     /// counts as a core of the largest size on the machine. If single PUs are given out, returns `units`.
-    pub(super) fn amount_for(&self, units: u32) -> u32 {
+    pub(super) fn needed_amount(&self, units: u32) -> u32 {
         let largest = match self.unit {
             AllocationUnit::AnyPu => return units,
             AllocationUnit::Core => 1,
@@ -176,12 +177,12 @@ impl<'a> Allocator<'a> {
     /// Returns the number of available cores in the domain of `level` (L3 cache, NUMA node or package) with the most available
     /// cores. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`, uses the next larger
     /// level.
-    pub(super) fn largest(&self, level: TopologyLevel) -> u32 {
+    pub(super) fn largest_in_one_domain(&self, level: TopologyLevel) -> u32 {
         let larger = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
             .into_iter()
             .filter(|&other| other >= level);
         let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();
-        let Some(depth) = depth else { return self.amount() };
+        let Some(depth) = depth else { return self.available_amount() };
         let free_cores: Vec<&FreeCore> = self.free_cores.iter().collect();
         let holes = cores_by_group(&free_cores, depth).into_iter().filter(|(group, _)| group.is_domain());
         holes.map(|(_, hole)| self.amount_of(hole.into_iter())).max().unwrap_or(0)
@@ -190,7 +191,7 @@ impl<'a> Allocator<'a> {
     /// Chooses at least `n` units for the job: whole cores, or exactly `n` PUs (logical CPUs) if single PUs are given out.
     /// Prefers the PUs that the job holds, and PUs near these. If the job holds nothing, chooses the best fit. If `spread` is
     /// true, spreads the units evenly over the machine. Returns `None` if fewer than `n` units are available.
-    pub(super) fn choose(&self, n: u32, spread: bool) -> Option<Choice> {
+    pub(super) fn choose(&self, n: u32, spread: bool) -> Option<PuChoice> {
         let (held, others): (Vec<&FreeCore>, Vec<&FreeCore>) =
             self.free_cores.iter().partition(|free_core| free_core.held);
         let (held_units, all) = (total_units(&held), total_units(&held).saturating_add(total_units(&others)));
@@ -205,7 +206,7 @@ impl<'a> Allocator<'a> {
             return Some(self.trim_to_request(held, n, ChoiceReason::Unchanged, None));
         }
         if held_units >= n {
-            let (kind, same_kind) = one_kind(held, n);
+            let (kind, same_kind) = fastest_sufficient_kind(held, n);
             let (first, others) = split_at_groups(self.groups, same_kind, n);
             let left = n.saturating_sub(total_units(&first));
             let more = match spread {
@@ -215,9 +216,9 @@ impl<'a> Allocator<'a> {
             // What is not needed is trimmed from the begin.
             return Some(self.trim_to_request(chain(more, first), n, ChoiceReason::Shrunk, kind));
         }
-        let (kind, same_kind) = match only_kind(&held) {
-            Some(kind) => of_kind(others, kind, n - held_units),
-            None => one_kind(others, n - held_units),
+        let (kind, same_kind) = match common_core_kind(&held) {
+            Some(kind) => prefer_core_kind(others, kind, n - held_units),
+            None => fastest_sufficient_kind(others, n - held_units),
         };
         if spread {
             let added = self.add_evenly(&held, &same_kind, n);
@@ -244,7 +245,7 @@ impl<'a> Allocator<'a> {
         n: u32,
         reason: ChoiceReason,
         kind: Option<u32>,
-    ) -> Choice {
+    ) -> PuChoice {
         let mut spare = total_units(&chosen).saturating_sub(n);
         if self.unit != AllocationUnit::Core && spare > 0 {
             let keep_held = !matches!(reason, ChoiceReason::Shrunk);
@@ -259,7 +260,7 @@ impl<'a> Allocator<'a> {
             pus.truncate(n as usize);
         }
         let several = self.topology.cores().iter().any(|core| Some(core.kind_index) != kind);
-        Choice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| several) }
+        PuChoice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| several) }
     }
 
     /// Chooses `n` units from the smallest domain that has enough, and continues with the smaller levels
@@ -332,7 +333,7 @@ impl<'a> Allocator<'a> {
         chosen: &[&'s FreeCore],
         bound: u64,
     ) -> Option<Vec<&'s FreeCore>> {
-        let mut cost = cost_of(chosen, self.levels.len());
+        let mut cost = domain_cost(chosen, self.levels.len());
         let mut best = None;
         for free_cores in candidates {
             if cost <= bound {
@@ -479,7 +480,7 @@ impl<'a> Allocator<'a> {
     fn rank(&self, group: CoreGroup) -> (u32, u32) {
         match group {
             CoreGroup::Domain(place) => {
-                (0, self.topology.domain_at(place).map_or(u32::MAX, |domain| domain.number))
+                (0, self.topology.domain_by_index(place).map_or(u32::MAX, |domain| domain.number))
             }
             CoreGroup::Outside(place) => (1, place.unwrap_or(u32::MAX)),
         }

@@ -170,7 +170,7 @@ impl<'s> Part<'s> {
 /// Returns the cost of a choice of cores: the number of domains (packages, NUMA nodes and L3 caches) in which the cores
 /// lie. The number is weighted: one domain of a larger level costs more than all domains of the smaller levels
 /// together. `level_count` is the number of levels of domains on the machine.
-pub(super) fn cost_of(free_cores: &[&FreeCore], level_count: usize) -> u64 {
+pub(super) fn domain_cost(free_cores: &[&FreeCore], level_count: usize) -> u64 {
     let count = |depth: usize| {
         let mut groups: Vec<CoreGroup> = free_cores.iter().map(|free_core| free_core.groups[depth]).collect();
         groups.dedup();

@@ -1,9 +1,9 @@
 //! The reasons for a choice, as sentences with the kernel's CPU numbers.
 
-use crate::allocate::choose::{Choice, ChoiceReason, FitTrace, Hole};
+use crate::allocate::choose::{ChoiceReason, FitTrace, Hole, PuChoice};
 use crate::allocate::tree::{AllocationUnit, CoreGroup};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
-use crate::machine::{Domain, Topology, TopologyLevel};
+use crate::machine::{Topology, TopologyDomain, TopologyLevel};
 
 /// The maximum number of domains that a sentence lists by name. More domains are only counted.
 const MAX_LISTED: usize = 4;
@@ -11,11 +11,11 @@ const MAX_LISTED: usize = 4;
 /// Returns texts for users: the reasons why `choice` was made, the most important reason first, and a description of
 /// the second-best choice (empty if there is none). The request was for `asked` units; `unit` says whether a unit is a
 /// core or a PU (logical CPU).
-pub(super) fn reasons(
+pub(super) fn choice_reasons(
     topology: &Topology,
     unit: AllocationUnit,
     asked: u32,
-    choice: &Choice,
+    choice: &PuChoice,
 ) -> (Vec<String>, String) {
     let text = ReasonText { topology, unit, asked, taken: count_units(topology, unit, &choice.cpus) };
     let cpus = &choice.cpus;
@@ -90,10 +90,12 @@ impl ReasonText<'_> {
 
     fn hole_name(&self, hole: Hole) -> String {
         match hole.group {
-            CoreGroup::Domain(place) => self.topology.domain_at(place).map(|domain| self.full_name(domain)),
+            CoreGroup::Domain(place) => {
+                self.topology.domain_by_index(place).map(|domain| self.full_name(domain))
+            }
             CoreGroup::Outside(around) => {
                 let level = self.topology.levels().get(hole.depth).copied().unwrap_or(TopologyLevel::Machine);
-                let around = around.and_then(|place| self.topology.domain_at(place));
+                let around = around.and_then(|place| self.topology.domain_by_index(place));
                 let around = around.map_or("the machine".to_owned(), |domain| self.full_name(domain));
                 Some(format!("the part of {around} outside any {level}"))
             }
@@ -102,7 +104,7 @@ impl ReasonText<'_> {
     }
 
     /// Returns the name of a domain, with its package if the machine has several.
-    fn full_name(&self, domain: &Domain) -> String {
+    fn full_name(&self, domain: &TopologyDomain) -> String {
         let mut packages = self.topology.domains(TopologyLevel::Package);
         let around = packages.find(|package| domain.cpus.is_subset(&package.cpus));
         match around {
@@ -130,7 +132,7 @@ impl ReasonText<'_> {
         for &level in self.topology.levels().iter().rev() {
             let places = domains_at(level);
             if (1..=MAX_LISTED).contains(&places.len()) {
-                let domains = places.into_iter().filter_map(|place| self.topology.domain_at(place));
+                let domains = places.into_iter().filter_map(|place| self.topology.domain_by_index(place));
                 return domains.map(|domain| self.full_name(domain)).collect::<Vec<_>>().join(", ");
             }
             if !places.is_empty() {

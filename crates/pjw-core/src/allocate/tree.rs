@@ -8,7 +8,7 @@ use crate::basics::{Pu, prelude::*};
 use crate::machine::Topology;
 
 /// The PUs (logical CPUs) of one core that are available for a request.
-pub(super) type Pus = SmallVec<[Pu; 4]>;
+pub(super) type CorePus = SmallVec<[Pu; 4]>;
 
 /// The way in which the allocator counts and gives out PUs (logical CPUs): counts cores and gives out whole cores,
 /// counts PUs and gives out whole cores, or counts PUs and gives out single PUs.
@@ -73,7 +73,7 @@ pub(super) struct FreeCore {
     /// The index of the core in hwloc's order.
     pub(super) position: u32,
     /// The available PUs of the core.
-    pub(super) pus: Pus,
+    pub(super) pus: CorePus,
     /// The size, in the unit of the request.
     pub(super) size: u32,
     /// The kind of the core: see `Core::kind_index`.

@@ -98,7 +98,7 @@ fn check_move(
     process: ProcessId,
 ) -> Option<Violation> {
     let kernel = state.process(process.pid).is_some_and(|process| process.is_kernel_thread);
-    let is_system_process = kernel || process.pid == Pid(1) || policy.is_own_process(process.pid);
+    let is_system_process = kernel || process.pid == Pid(1) || policy.is_daemon_process(process.pid);
     is_system_process.then(|| Violation::ProcessNotMovable { job: action.job.clone(), process })
 }
 

@@ -291,7 +291,7 @@ fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet)
     }
     // A thread of the owner on the other PU of a core would run slower.
     let online = state.pool.online_cpus();
-    let cores = state.topology.core_parts_in(&online);
+    let cores = state.topology.split_by_core(&online);
     let is_split = |core: &CpuSet| core.intersects(&borrowed) && !core.is_subset(&borrowed);
     if borrowed.is_subset(&online) {
         found.extend(

@@ -59,7 +59,7 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
         problems.extend((!changed.insert(*thread)).then_some(MaskActionProblem::ChangedTwice));
         let pid = thread.process.pid;
         let is_kernel_thread = state.process(pid).is_some_and(|process| process.is_kernel_thread);
-        if is_kernel_thread || pid == Pid(1) || policy.is_own_process(pid) {
+        if is_kernel_thread || pid == Pid(1) || policy.is_daemon_process(pid) {
             problems.push(MaskActionProblem::SystemProcess);
         }
         match kind {

@@ -17,7 +17,7 @@ use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::members::Member;
 use crate::state::members::MemberThread;
 use crate::state::{KnownProcess, jobs::Jobs};
-use crate::terms::evidence::Evidence;
+use crate::terms::evidence::MembershipEvidence;
 use crate::terms::job::EndCondition;
 use crate::terms::job::Job;
 use crate::terms::snapshot::JobMarks;
@@ -65,7 +65,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
     let member = Member {
         id: thread.process,
         job: job("a"),
-        evidence: Evidence::Registered,
+        evidence: MembershipEvidence::Registered,
         inherited_mask: None,
         was_new_at_join: true,
         numa_node: None,

@@ -23,15 +23,15 @@ impl<T: PartialEq> History<T> {
 
     /// Replaces the present value by `value` at the time `at`, if the values differ. The replaced value becomes an
     /// earlier value. Does nothing if both values are equal.
-    pub(crate) fn set(&mut self, value: T, at: Nanos) {
+    pub(crate) fn replace_if_different(&mut self, value: T, at: Nanos) {
         if value != self.now {
-            self.write(value, at);
+            self.replace(value, at);
         }
     }
 
     /// Replaces the present value by `value` at the time `at`, even if both values are equal. The replaced value
     /// becomes an earlier value.
-    pub(crate) fn write(&mut self, value: T, at: Nanos) {
+    pub(crate) fn replace(&mut self, value: T, at: Nanos) {
         let before = core::mem::replace(&mut self.now, value);
         if self.earlier.len() == EARLIER_VALUES {
             self.earlier.remove(0);
@@ -49,14 +49,14 @@ impl<T: PartialEq> History<T> {
 
     /// Sets the time of the last replacement to `at`, if `at` is later. Used if the change of the machine to the new
     /// value was made later than expected.
-    pub(crate) fn postpone(&mut self, at: Nanos) {
+    pub(crate) fn postpone_last_replacement(&mut self, at: Nanos) {
         if let Some((_, until)) = self.earlier.last_mut() {
             *until = at.max(*until);
         }
     }
 
     /// Iterates over the values that were in force at any moment from `from` until now. The present value comes first.
-    pub(crate) fn since(&self, from: Nanos) -> impl Iterator<Item = &T> {
+    pub(crate) fn values_since(&self, from: Nanos) -> impl Iterator<Item = &T> {
         let earlier = self.earlier.iter().rev().filter(move |(_, until)| *until >= from);
         core::iter::once(&self.now).chain(earlier.map(|(value, _)| value))
     }
@@ -81,10 +81,10 @@ mod tests {
     #[test]
     fn values_that_held_since_a_moment_are_found() {
         let mut history = History::new('a');
-        history.set('b', Nanos(10));
-        history.set('b', Nanos(15));
-        history.set('c', Nanos(20));
-        let since = |from| history.since(Nanos(from)).copied().collect::<Vec<_>>();
+        history.replace_if_different('b', Nanos(10));
+        history.replace_if_different('b', Nanos(15));
+        history.replace_if_different('c', Nanos(20));
+        let since = |from| history.values_since(Nanos(from)).copied().collect::<Vec<_>>();
         assert_eq!(since(5), ['c', 'b', 'a']);
         assert_eq!(since(11), ['c', 'b']);
         assert_eq!(since(21), ['c']);
@@ -95,20 +95,20 @@ mod tests {
     fn a_replacement_that_failed_is_no_longer_the_present_value() {
         let mut history = History::new('a');
         history.undo_last_replacement();
-        history.set('b', Nanos(10));
+        history.replace_if_different('b', Nanos(10));
         history.undo_last_replacement();
-        assert_eq!(history.since(Nanos(5)).copied().collect::<Vec<_>>(), ['a', 'b']);
-        assert_eq!(history.since(Nanos(11)).copied().collect::<Vec<_>>(), ['a']);
+        assert_eq!(history.values_since(Nanos(5)).copied().collect::<Vec<_>>(), ['a', 'b']);
+        assert_eq!(history.values_since(Nanos(11)).copied().collect::<Vec<_>>(), ['a']);
     }
 
     #[test]
     fn a_replacement_that_took_place_later_than_noted_is_postponed() {
         let mut history = History::new('a');
-        history.postpone(Nanos(5));
-        history.set('b', Nanos(10));
-        history.postpone(Nanos(20));
-        history.postpone(Nanos(15));
-        let since = |from| history.since(Nanos(from)).copied().collect::<Vec<_>>();
+        history.postpone_last_replacement(Nanos(5));
+        history.replace_if_different('b', Nanos(10));
+        history.postpone_last_replacement(Nanos(20));
+        history.postpone_last_replacement(Nanos(15));
+        let since = |from| history.values_since(Nanos(from)).copied().collect::<Vec<_>>();
         assert_eq!(since(20), ['b', 'a']);
         assert_eq!(since(21), ['b']);
     }
@@ -116,8 +116,8 @@ mod tests {
     #[test]
     fn the_oldest_values_are_dropped() {
         let mut history = History::new(0);
-        (1..20).for_each(|value| history.set(value, Nanos(value)));
-        assert_eq!(history.since(Nanos(0)).count(), EARLIER_VALUES + 1);
-        assert_eq!(history.since(Nanos(0)).last(), Some(&11));
+        (1..20).for_each(|value| history.replace_if_different(value, Nanos(value)));
+        assert_eq!(history.values_since(Nanos(0)).count(), EARLIER_VALUES + 1);
+        assert_eq!(history.values_since(Nanos(0)).last(), Some(&11));
     }
 }

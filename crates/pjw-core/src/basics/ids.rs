@@ -165,7 +165,7 @@ impl ThreadId {
     /// Returns whether this is the first thread of its process. The first thread has the pid of the process as its tid, as long as
     /// the process lives.
     #[must_use]
-    pub fn is_first(self) -> bool {
+    pub fn is_first_thread(self) -> bool {
         self.tid.0 == self.process.pid.0
     }
 }
@@ -251,7 +251,7 @@ pub fn is_cgroup_within(cgroup: &str, ancestor: &str) -> bool {
 
 /// Iterates over the cgroup path `cgroup` and the paths of all cgroups above, the nearest first, without the root
 /// cgroup. For example, the result for `/a/b` is `/a/b` and `/a`.
-pub(crate) fn enclosing_paths(cgroup: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn cgroup_and_ancestor_paths(cgroup: &str) -> impl Iterator<Item = &str> {
     let ends = cgroup.match_indices('/').map(|(at, _)| at).chain([cgroup.len()]).rev();
     ends.filter_map(|end| cgroup.get(..end)).filter(|path| !path.is_empty())
 }

@@ -14,12 +14,12 @@ pub fn cpus_text(cpus: &CpuSet) -> String {
 }
 
 /// Formats a set of PUs (logical CPUs) and the verb `is` or `are`, for use in a sentence: `CPU 0 is`, `CPUs 0-3 are`.
-pub(crate) fn cpus_are(cpus: &CpuSet) -> String {
+pub(crate) fn cpus_with_is_are(cpus: &CpuSet) -> String {
     format!("{} {}", cpus_text(cpus), if cpus.len() == 1 { "is" } else { "are" })
 }
 
 /// Formats a set of PUs (logical CPUs) and the verb `was` or `were`, for use in a sentence: `CPU 0 was`, `CPUs 0-3
 /// were`.
-pub(crate) fn cpus_were(cpus: &CpuSet) -> String {
+pub(crate) fn cpus_with_was_were(cpus: &CpuSet) -> String {
     format!("{} {}", cpus_text(cpus), if cpus.len() == 1 { "was" } else { "were" })
 }

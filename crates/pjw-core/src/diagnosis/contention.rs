@@ -1,11 +1,11 @@
 //! Contention findings: overlapping jobs, oversubscription, busy threads stacked on few PUs, and threads
 //! outside of the cores that their job holds.
 
-use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Pid, Pu, cpus_text, cpus_with_is_are, prelude::*};
 use crate::diagnosis::examination::{
     DaemonStatus, DiagnosisInput, Finding, ObservedJob, Severity, push_limited,
 };
-use crate::diagnosis::words::{count, join_names};
+use crate::diagnosis::words::{counted_noun, join_names};
 use crate::terms::{CpuRequest, GrantedBy, JobId};
 
 /// The short name of the finding that threads of a job may run on PUs (logical CPUs) that the job does not hold.
@@ -67,7 +67,7 @@ fn overlaps(input: &DiagnosisInput) -> Vec<Finding> {
     }
     let found = groups.into_iter().map(|(group, cpus)| {
         let jobs: BTreeSet<&JobId> = group.iter().map(|&at| &bound[at].0.id).collect();
-        let text = format!("{} given to {} at once", cpus_are(&cpus), join_names(&jobs));
+        let text = format!("{} given to {} at once", cpus_with_is_are(&cpus), join_names(&jobs));
         let by_scheduler = group.iter().all(|&at| {
             bound[at].0.grant.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
         });
@@ -95,11 +95,11 @@ fn unbound(input: &DiagnosisInput) -> Option<Finding> {
     let ids = free.iter().map(|job| &job.id);
     let who = match free.len() {
         1 => first.id.to_string(),
-        several_jobs => format!("{} ({})", count(several_jobs, "job"), join_names(ids.clone())),
+        several_jobs => format!("{} ({})", counted_noun(several_jobs, "job"), join_names(ids.clone())),
     };
     let mut text = format!("{who} may run on every CPU, so also on those of other jobs");
     if crowded {
-        text += &format!("; now {busy} threads want {}", count(input.online.len(), "CPU"));
+        text += &format!("; now {busy} threads want {}", counted_noun(input.online.len(), "CPU"));
     }
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
     let remedy = remedy_of_daemon(input, "pjwctl status shows why: unknown core counts, or nothing free");
@@ -124,7 +124,7 @@ fn oversubscribed(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> O
         return None;
     }
     let has = if job.grant.is_some() || job.requested.is_none() { "has" } else { "asked for" };
-    let (threads, cpus) = (count(busy, "thread"), count(room, "CPU"));
+    let (threads, cpus) = (counted_noun(busy, "thread"), counted_noun(room, "CPU"));
     let text = format!("{threads} of {} want a CPU most of the time, and it {has} {cpus}", job.id);
     let (severity, remedy) = if job.grant.is_some() {
         let remedy =
@@ -295,7 +295,7 @@ fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
         out.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.effective_mask)).difference(held);
     let text = format!(
         "{} of {} may run outside its {}: on {}",
-        count(out.len(), "thread"),
+        counted_noun(out.len(), "thread"),
         job.id,
         cpus_text(held),
         cpus_text(&cpus)

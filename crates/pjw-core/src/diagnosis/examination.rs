@@ -10,11 +10,11 @@ pub const MIN_BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of pids that a finding of the diagnosis lists: 20. The text of the finding gives the number of
 /// all processes that the finding is about.
-pub(crate) const MAX_PIDS: usize = 20;
+pub(crate) const MAX_FINDING_PIDS: usize = 20;
 
 /// The maximum number of findings of the same kind (with the same [`Finding::code`]) in one diagnosis: 8. An additional
 /// finding gives the number of the findings that were left out.
-pub(crate) const MAX_OF_A_KIND: usize = 8;
+pub(crate) const MAX_FINDINGS_PER_CODE: usize = 8;
 
 /// The severity of a finding of the diagnosis, most severe first: problem, advice or note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
@@ -108,7 +108,7 @@ impl Finding {
     #[must_use]
     pub fn with_pids(mut self, pids: impl IntoIterator<Item = Pid>) -> Self {
         let pids: BTreeSet<Pid> = pids.into_iter().collect();
-        self.pids = pids.into_iter().take(MAX_PIDS).collect();
+        self.pids = pids.into_iter().take(MAX_FINDING_PIDS).collect();
         self
     }
 }
@@ -436,11 +436,11 @@ impl ObservedJob {
 /// also adds a finding that gives the number of the findings that were left out.
 pub(crate) fn push_limited(mut found: Vec<Finding>, findings: &mut Vec<Finding>) {
     found.sort_by_key(|finding| finding.severity);
-    let left_out = found.len().saturating_sub(MAX_OF_A_KIND);
-    let more = found.get(MAX_OF_A_KIND).map(|next| {
+    let left_out = found.len().saturating_sub(MAX_FINDINGS_PER_CODE);
+    let more = found.get(MAX_FINDINGS_PER_CODE).map(|next| {
         let text = format!("{left_out} more of this kind ({})", next.code);
         Finding::new(next.severity, &next.code, text, "deal with those above first, then look again")
     });
-    findings.extend(found.into_iter().take(MAX_OF_A_KIND));
+    findings.extend(found.into_iter().take(MAX_FINDINGS_PER_CODE));
     findings.extend(more);
 }

@@ -2,7 +2,7 @@
 
 use crate::basics::{Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{DaemonLending, DaemonStatus, DiagnosisInput};
-use crate::diagnosis::words::{count, join_names};
+use crate::diagnosis::words::{counted_noun, join_names};
 use crate::machine::TopologyLevel;
 use crate::terms::{CpusetHierarchy, IdlePrioritySupport};
 
@@ -54,7 +54,7 @@ pub fn machine_facts(input: &DiagnosisInput) -> Vec<MachineFact> {
 /// Returns the fact for a node on which no batch system runs. Jobs may still run: they outlive the daemon of
 /// their scheduler.
 fn no_scheduler(input: &DiagnosisInput) -> String {
-    let sources = input.jobs.iter().map(|job| job.id.source()).filter(|source| source.is_scheduler());
+    let sources = input.jobs.iter().map(|job| job.id.source()).filter(|source| source.is_batch_system());
     let sources: BTreeSet<_> = sources.collect();
     if sources.is_empty() {
         return "none: jobs are those of pjwctl run and assign".to_owned();
@@ -68,9 +68,9 @@ fn machine(input: &DiagnosisInput) -> String {
         |level| input.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
     format!(
         "{}, {}, {}, {}",
-        count(inhabited(TopologyLevel::Package), "package"),
-        count(inhabited(TopologyLevel::NumaNode), "NUMA node"),
-        count(input.topology.cores().len(), "core"),
+        counted_noun(inhabited(TopologyLevel::Package), "package"),
+        counted_noun(inhabited(TopologyLevel::NumaNode), "NUMA node"),
+        counted_noun(input.topology.cores().len(), "core"),
         cpus_text(&input.online)
     )
 }

@@ -1,7 +1,7 @@
 //! Busy threads that run far from the memory of their process: in other NUMA nodes than those that hold it.
 
 use crate::basics::{Pid, Pu, prelude::*};
-use crate::diagnosis::words::{bytes, count, join_names};
+use crate::diagnosis::words::{bytes_text, counted_noun, join_names};
 use crate::machine::{Topology, TopologyLevel};
 
 /// A process is reported if at least this share of its memory is far from its busy threads, in permille.
@@ -49,10 +49,10 @@ impl FarMemory {
         let nodes = if self.thread_nodes.len() == 1 { "node" } else { "nodes" };
         format!(
             "{} {verb} on NUMA {nodes} {}, and {} of {} of the memory is elsewhere, most of it on node {}",
-            count(self.busy_threads, "busy thread"),
+            counted_noun(self.busy_threads, "busy thread"),
             join_names(&self.thread_nodes),
-            bytes(self.far_bytes),
-            bytes(self.total_bytes),
+            bytes_text(self.far_bytes),
+            bytes_text(self.total_bytes),
             self.memory_node
         )
     }

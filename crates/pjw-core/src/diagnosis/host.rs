@@ -3,7 +3,7 @@
 
 use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, Severity};
-use crate::diagnosis::words::{count, join_names};
+use crate::diagnosis::words::{counted_noun, join_names};
 use crate::machine::TopologyLevel;
 use crate::terms::CpusetHierarchy;
 
@@ -112,7 +112,8 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
 fn warden(input: &DiagnosisInput) -> Option<Finding> {
     match &input.warden {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
-            let text = format!("pjwd is not running: no warden manages {}", count(input.jobs.len(), "job"));
+            let text =
+                format!("pjwd is not running: no warden manages {}", counted_noun(input.jobs.len(), "job"));
             let or_as_user = if input.host.has_systemd { ", or as yourself: pjwd" } else { "" };
             let start = input.host.pjwd_start_command();
             let remedy = format!("{start}{or_as_user}; with mode = \"observe\" it only looks");

@@ -5,7 +5,7 @@
 //! (kernel/locking/rwsem.c). So many threads on many cores show some sleeping threads, and much system time.
 
 use crate::basics::{Pid, prelude::*};
-use crate::diagnosis::words::{count, join_names};
+use crate::diagnosis::words::{counted_noun, join_names};
 
 /// The number of busy threads from which they can wait for one another.
 const MIN_THREADS: u32 = 2;
@@ -99,7 +99,7 @@ impl MmapLockWaits {
         format!(
             "{} of {noun} {} wait for one another to map and unmap memory: they are blocked on the kernel's lock of \
              their address space (mmap_lock) for {}.{} % of the time, and {} % of their CPU time is system time",
-            count(self.threads as usize, "busy thread"),
+            counted_noun(self.threads as usize, "busy thread"),
             join_names(&self.pids),
             self.blocked_permille / 10,
             self.blocked_permille % 10,

@@ -4,7 +4,7 @@
 //! each gets a copy, and the memory of the machine or of the job's cgroup may run out.
 
 use crate::basics::{Nanos, prelude::*};
-use crate::diagnosis::words::{bytes, count};
+use crate::diagnosis::words::{bytes_text, counted_noun};
 
 /// How far ahead a lack of memory is predicted.
 const HORIZON_SECONDS: u64 = 600;
@@ -100,11 +100,11 @@ impl MemoryShortage {
         format!(
             "{} x {} of their own will not fit: they have {} each, grow by {} a minute each, and {} is left, which is \
              enough for {}",
-            count(usize::try_from(self.workers).unwrap_or(usize::MAX), "worker"),
-            bytes(wanted),
-            bytes(self.own),
-            bytes(self.growth_per_minute),
-            bytes(self.available),
+            counted_noun(usize::try_from(self.workers).unwrap_or(usize::MAX), "worker"),
+            bytes_text(wanted),
+            bytes_text(self.own),
+            bytes_text(self.growth_per_minute),
+            bytes_text(self.available),
             duration(self.seconds_left)
         )
     }

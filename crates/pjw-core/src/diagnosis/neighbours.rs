@@ -6,7 +6,7 @@ use core::cmp::Reverse;
 use crate::basics::{CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::contention::is_unbound;
 use crate::diagnosis::examination::{DiagnosisInput, Finding, Interrupt, Severity, UnassignedProcess};
-use crate::diagnosis::words::{count, join_names, percent};
+use crate::diagnosis::words::{counted_noun, join_names, percent_text};
 use crate::terms::JobId;
 
 /// System processes that together use less than this share of one PU are normal, in permille.
@@ -74,11 +74,14 @@ fn daemons(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     did.sort_by_key(|(run_permille, other)| (Reverse(*run_permille), other.pid));
     let used: u64 = did.iter().map(|(run_permille, _)| run_permille).sum();
     let who = join_names(did.iter().map(|(_, other)| format!("{} ({})", other.comm, other.pid)));
-    let begin =
-        format!("{} may run on the jobs' {}", count(may.len(), "system process"), cpus_text(&jobs.cpus));
+    let begin = format!(
+        "{} may run on the jobs' {}",
+        counted_noun(may.len(), "system process"),
+        cpus_text(&jobs.cpus)
+    );
     let text = match did.len() {
         0 => format!("{begin}; none did"),
-        several => format!("{begin}; {several} did, for {} of one CPU: {who}", percent(used)),
+        several => format!("{begin}; {several} did, for {} of one CPU: {who}", percent_text(used)),
     };
     let severity = if used >= DISTURBANCE_PERMILLE { Severity::Advice } else { Severity::Note };
     let remedy = if jobs.system_cpus.is_empty() {
@@ -116,7 +119,8 @@ fn interrupts(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     let rate = came.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
     let who =
         join_names(came.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
-    let begin = format!("{} may come to the jobs' {}", count(sent.len(), "interrupt"), cpus_text(&jobs.cpus));
+    let begin =
+        format!("{} may come to the jobs' {}", counted_noun(sent.len(), "interrupt"), cpus_text(&jobs.cpus));
     let text =
         if came.is_empty() { format!("{begin}; none did") } else { format!("{begin}; {rate}/s did: {who}") };
     let severity = if rate >= FREQUENT_PER_SECOND && !jobs.system_cpus.is_empty() {
@@ -159,7 +163,7 @@ fn strays(input: &DiagnosisInput) -> Option<Finding> {
     let first = all.first()?;
     let busy = all.iter().filter(|other| is_busy(other)).count();
     let users = join_names(
-        found.iter().map(|(user, pids)| format!("user {user} ({})", count(pids.len(), "process"))),
+        found.iter().map(|(user, pids)| format!("user {user} ({})", counted_noun(pids.len(), "process"))),
     );
     let working = match busy {
         0 => "none is busy".to_owned(),
@@ -190,7 +194,7 @@ fn unmanaged(input: &DiagnosisInput) -> Option<Finding> {
         busy.iter().map(|other| other.threads.iter().filter(|thread| thread.is_busy()).count()).sum();
     let who = join_names(busy.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
     let verb = if threads == 1 { "keeps" } else { "keep" };
-    let text = format!("{} of no job {verb} CPUs busy: {who}", count(threads, "thread"));
+    let text = format!("{} of no job {verb} CPUs busy: {who}", counted_noun(threads, "thread"));
     let remedy = format!(
         "give each cores of its own: pjwctl assign NAME --cores N --pid {}, or start it with pjwctl run",
         first.pid
@@ -205,5 +209,5 @@ fn is_busy(other: &UnassignedProcess) -> bool {
 
 fn busy_first(mut all: Vec<&UnassignedProcess>) -> Vec<Pid> {
     all.sort_by_key(|other| !is_busy(other));
-    all.into_iter().map(|other| other.pid).take(super::MAX_PIDS).collect()
+    all.into_iter().map(|other| other.pid).take(super::MAX_FINDING_PIDS).collect()
 }

@@ -5,7 +5,7 @@ use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::diagnosis::examination::{
     DiagnosisInput, Finding, JobBinding, ObservedJob, Severity, push_limited,
 };
-use crate::diagnosis::words::{count, join_names};
+use crate::diagnosis::words::{counted_noun, join_names};
 use crate::machine::TopologyLevel;
 use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 
@@ -87,7 +87,7 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     let (left, they) = if job.pids_outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
     let text = format!(
         "{} of {} {left} outside the cgroup of its scheduler, whose accounting and kill miss {they}",
-        count(job.pids_outside_cgroup.len(), "process"),
+        counted_noun(job.pids_outside_cgroup.len(), "process"),
         job.id
     );
     let remedy = format!(

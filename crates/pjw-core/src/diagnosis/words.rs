@@ -24,7 +24,7 @@ pub(super) fn join_names<T: Display>(things: impl IntoIterator<Item = T>) -> Str
 }
 
 /// Formats the number `n` with its noun: `1 thread`, `2 threads`. `one` is the noun in the singular.
-pub(super) fn count(n: usize, one: &str) -> String {
+pub(super) fn counted_noun(n: usize, one: &str) -> String {
     if n == 1 {
         return format!("1 {one}");
     }
@@ -33,7 +33,7 @@ pub(super) fn count(n: usize, one: &str) -> String {
 }
 
 /// Formats a size in bytes with one decimal and a binary unit: `1.2 GiB`, `512.0 MiB`.
-pub(super) fn bytes(amount: u64) -> String {
+pub(super) fn bytes_text(amount: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")];
     let (size, unit) = UNITS.into_iter().find(|(size, _)| amount >= *size).unwrap_or((1 << 10, "KiB"));
     let tenths = u128::from(amount) * 10 / u128::from(size);
@@ -41,6 +41,6 @@ pub(super) fn bytes(amount: u64) -> String {
 }
 
 /// Formats a share in permille as a percentage with one decimal: 302 as `30.2 %`.
-pub(super) fn percent(permille: u64) -> String {
+pub(super) fn percent_text(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }

@@ -166,7 +166,7 @@ pub fn keeps_groups_together(
     };
     let groups: Vec<AddressSpaceThreads> = groups.iter().map(unpinned).collect();
     let cores_of = |cpus: &CpuSet| {
-        let cores: Vec<CpuSet> = topology.core_parts_in(cpus).collect();
+        let cores: Vec<CpuSet> = topology.split_by_core(cpus).collect();
         choose_group_cores(topology, &cores, &groups)
     };
     let (before, after) = (cores_of(from), cores_of(to));
@@ -199,7 +199,7 @@ mod tests {
 
     fn cores(cpus: &str, groups: &[AddressSpaceThreads]) -> Vec<(u32, TopologyLevel, String)> {
         let machine = machine();
-        let free: Vec<CpuSet> = machine.core_parts_in(&cpus.parse().unwrap()).collect();
+        let free: Vec<CpuSet> = machine.split_by_core(&cpus.parse().unwrap()).collect();
         let chosen = choose_group_cores(&machine, &free, groups).into_iter();
         chosen.map(|(number, cores)| (number, cores.level, cores.cpus.to_string())).collect()
     }
@@ -279,13 +279,13 @@ mod tests {
             let mut taken = CpuSet::new();
             for (number, GroupCores { level, cpus }) in &chosen {
                 let group = &groups[usize::try_from(*number).unwrap()];
-                prop_assert_eq!(machine.core_parts_in(cpus).count(), group.threads.len());
+                prop_assert_eq!(machine.split_by_core(cpus).count(), group.threads.len());
                 prop_assert_eq!(machine.whole_core_count(cpus) as usize, group.threads.len(), "whole cores");
                 prop_assert!(machine.domains(*level).any(|domain| cpus.is_subset(&domain.cpus)));
                 prop_assert!(!taken.intersects(cpus), "no core is chosen twice");
                 taken.extend(cpus.iter());
                 let is_own = group.cores_in_one_domain(&machine).as_ref() == Some(cpus);
-                let are_free = machine.core_parts_in(cpus).all(|core| free.contains(&core));
+                let are_free = machine.split_by_core(cpus).all(|core| free.contains(&core));
                 prop_assert!(is_own || are_free, "{} of {:?}", cpus, group);
             }
             // A group alone gets the smallest domain that has a free core for each thread.

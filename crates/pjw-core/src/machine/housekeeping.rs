@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
     use crate::machine::topology::Core;
-    use crate::machine::topology::Domain;
+    use crate::machine::topology::TopologyDomain;
     use crate::testing::regular_topology;
     use std::vec::Vec;
 
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn a_small_domain_gives_all_its_cores_and_an_empty_node_none() {
         let core = |pus: &str| Core { pus: pus.parse().unwrap(), kind_index: 0 };
-        let node = |number, cpus: &str| Domain {
+        let node = |number, cpus: &str| TopologyDomain {
             level: TopologyLevel::NumaNode,
             number,
             cpus: cpus.parse().unwrap(),

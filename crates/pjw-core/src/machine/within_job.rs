@@ -179,7 +179,7 @@ pub fn choose_numa_node(
 ///
 /// The parts of one NUMA node keep their order.
 #[must_use]
-pub fn arrange_parts(topology: &Topology, parts: Vec<CpuSet>, rule: NumaNodeRule) -> Vec<CpuSet> {
+pub fn sort_parts(topology: &Topology, parts: Vec<CpuSet>, rule: NumaNodeRule) -> Vec<CpuSet> {
     let node_of = |part: &CpuSet| {
         part.first().and_then(|pu| topology.domain_of(TopologyLevel::NumaNode, pu)).map(|node| node.number)
     };
@@ -295,7 +295,7 @@ mod tests {
 
     fn arranged(rule: NumaNodeRule, parts: &[&str]) -> Vec<String> {
         let parts = parts.iter().map(|part| part.parse().unwrap()).collect();
-        arrange_parts(&machine(), parts, rule).iter().map(ToString::to_string).collect()
+        sort_parts(&machine(), parts, rule).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use crate::basics::{CpuSet, Pid, ProcessId, Tid, prelude::*};
 use crate::phases::draft::CycleDraft;
-use crate::state::{AffinityRequesters, Member, ReportedAttemptCount, WardenState};
+use crate::state::{Member, ReportedAffinityTargets, ReportedAttemptCount, WardenState};
 use crate::terms::{AffinityRequest, Event, EventKind, JobId};
 
 /// The maximum number of attempts that are reported for one job in a minute. Without a limit, a loop of short
@@ -25,7 +25,7 @@ pub(crate) struct ReportedAttempts {
     /// The processes with a reported attempt in this cycle.
     pub(crate) processes: BTreeSet<Pid>,
     /// The threads whose masks may have changed because of a reported attempt.
-    pub(crate) threads: AffinityRequesters,
+    pub(crate) threads: ReportedAffinityTargets,
 }
 
 /// A call of sched_setaffinity(2) by a process in a job, for PUs outside of the job.
@@ -44,7 +44,7 @@ struct AffinityAttempt<'a> {
 /// processes from the state. Returns the attempts of all these processes.
 pub(crate) fn report_affinity_attempts(draft: &mut CycleDraft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
-    if requests.is_empty() && draft.state.affinity_requesters.is_empty() {
+    if requests.is_empty() && draft.state.reported_affinity_targets.is_empty() {
         return ReportedAttempts::default();
     }
     let mut attempts: BTreeMap<Pid, Vec<AffinityAttempt<'_>>> = BTreeMap::new();
@@ -58,16 +58,17 @@ pub(crate) fn report_affinity_attempts(draft: &mut CycleDraft<'_>) -> ReportedAt
         event.tid = Some(first.request.caller);
         draft.out.events.push(event.with_job(&first.job).with_pid(pid).with_cpus(&first.requested));
     }
-    let now: AffinityRequesters = attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
-    let threads = draft.state.affinity_requesters.union(&now).copied().collect();
+    let now: ReportedAffinityTargets =
+        attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
+    let threads = draft.state.reported_affinity_targets.union(&now).copied().collect();
     let reported = ReportedAttempts { processes: attempts.into_keys().collect(), threads };
     // A process that this scan read already shows the mask that resulted from its earlier calls.
     let (seen, members) = (&draft.seen.processes, &draft.state.members);
-    draft.state.affinity_requesters.retain(|(process, _)| {
+    draft.state.reported_affinity_targets.retain(|(process, _)| {
         let member = members.get(&process.pid).filter(|member| member.id == *process);
         member.is_some() && !seen.contains_key(&process.pid)
     });
-    draft.state.affinity_requesters.extend(now);
+    draft.state.reported_affinity_targets.extend(now);
     reported
 }
 
@@ -139,7 +140,8 @@ fn target_thread(
 ) -> Option<(ProcessId, Tid)> {
     let tid = request.target.unwrap_or(request.caller);
     let has_it = |member: &&Member| member.threads.contains_key(&tid);
-    let owner = Some(member).filter(has_it).or_else(|| state.members.of_job(&member.job).find(has_it))?;
+    let owner =
+        Some(member).filter(has_it).or_else(|| state.members.members_of_job(&member.job).find(has_it))?;
     Some((owner.id, tid))
 }
 

@@ -114,7 +114,7 @@ impl CycleDraft<'_> {
                 self.recheck_for_job(&job);
             }
             if begins {
-                self.state.usage.begin(&job.id, self.now.since_boot);
+                self.state.usage.begin_recording(&job.id, self.now.since_boot);
             }
             self.out.records.push(Record::Job(job.clone()));
             self.state.jobs.insert(job);
@@ -171,7 +171,7 @@ impl CycleDraft<'_> {
     /// mask after a restart. Does nothing while a cpuset may hide this mask from a restarted daemon.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let pid = thread.process.pid;
-        let known = self.state.tracked(pid).and_then(|member| member.threads.get(&thread.tid));
+        let known = self.state.tracked_process(pid).and_then(|member| member.threads.get(&thread.tid));
         let is_journaled = |mask: &MaskEntry| mask.journaled_since().is_some();
         let known = known.filter(|known| known.mask_entry.as_ref().is_some_and(is_journaled));
         if known.is_none_or(|known| self.state.may_cpuset_hide_mask(pid, known)) {

@@ -9,7 +9,7 @@ use crate::terms::{JobId, Ownership};
 /// Returns two numbers for a job: the number of cores that the job holds, and the number of online PUs (logical CPUs)
 /// that it holds. Both are 0 for a frozen job, although its grant still names the PUs that it had last. A job is frozen
 /// while it can borrow no cores.
-pub(crate) fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
+pub(crate) fn held_core_counts(state: &WardenState, job: &JobId) -> (u32, u32) {
     let is_frozen = state.grant_of(job).is_some_and(|grant| grant.ownership == Ownership::Frozen);
     let cpus = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&state.pool.online_cpus()));
     let cpus = cpus.filter(|_| !is_frozen);
@@ -21,8 +21,8 @@ pub(crate) fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
 /// during a time interval). The duration ends at `now`, in ns since boot. Must be called before each change of the
 /// grant, and before the sample ends.
 pub(crate) fn add_held_core_time(state: &mut WardenState, job: &JobId, now: Nanos) {
-    let (cores, _) = held(state, job);
-    if let Some(open) = state.usage.of_job_mut(job).filter(|open| open.sample_began_at != Nanos(0)) {
+    let (cores, _) = held_core_counts(state, job);
+    if let Some(open) = state.usage.usage_of_job_mut(job).filter(|open| open.sample_began_at != Nanos(0)) {
         let since = open.held_until.max(open.sample_began_at);
         let length_ns = now.0.saturating_sub(since.0);
         open.sample_held_ns = open.sample_held_ns.saturating_add(u64::from(cores).saturating_mul(length_ns));

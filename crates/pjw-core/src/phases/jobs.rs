@@ -55,7 +55,7 @@ fn end_reason(job: &Job, draft: &CycleDraft<'_>) -> Option<&'static str> {
 /// back. If the batch scheduler still runs the job, the job stays in the list of jobs, without cores, until the
 /// scheduler ends the job. So pjw does not discover the job again. `why` is the reason, for users.
 pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
-    let still_runs = id.source().is_scheduler() && draft.state.members_of(id).next().is_some();
+    let still_runs = id.source().is_batch_system() && draft.state.members_of(id).next().is_some();
     let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| still_runs) else {
         remove_job(draft, id, why);
         return;
@@ -64,7 +64,7 @@ pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
         return;
     }
     // The report is for the epilog that releases the job.
-    usage::report_ended(draft, &job);
+    usage::report_ended_job(draft, &job);
     let grant = job.grant_chosen_by(GrantedBy::Scheduler).cloned();
     let cpus = if grant.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
     report_released(draft, id, why, &cpus);
@@ -79,9 +79,9 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if job.was_released {
         // It was reported when it was released.
-        drop(draft.state.usage.take(id));
+        drop(draft.state.usage.take_job_usage(id));
     } else {
-        usage::report_ended(draft, &job);
+        usage::report_ended_job(draft, &job);
     }
     draft.state.jobs.remove(id);
     draft.recheck_for_job(&job);
@@ -98,7 +98,7 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
 
 /// Journals the masks of a job that is about to be released: children that no scan has found may keep them.
 fn keep_released_masks(draft: &mut CycleDraft<'_>, id: &JobId) {
-    if let Some(released) = draft.state.masks_to_release(id, draft.now.since_boot) {
+    if let Some(released) = draft.state.masks_of_released_job(id, draft.now.since_boot) {
         draft.out.records.push(Record::ReleasedMasks(released.clone()));
         draft.state.released_masks.insert(id.clone(), released);
     }
@@ -178,7 +178,7 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
 
 /// Grants cores to the jobs that wait for cores, the oldest job first. Adds a warning for each job whose request can't
 /// be served.
-pub(crate) fn serve_waiting(draft: &mut CycleDraft<'_>) {
+pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
     let mut waiting: Vec<Job> = draft
         .state

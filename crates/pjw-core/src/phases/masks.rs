@@ -12,7 +12,7 @@ mod thread_plan;
 use self::nodes::ChosenNodes;
 use self::thread_plan::{ThreadPlan, has_isolated_partition};
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
-use crate::phases::overload::overloaded_threads;
+use crate::phases::overload::threads_to_unbind;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::CycleDraft};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
@@ -39,7 +39,7 @@ pub(crate) fn plan_masks(
 /// `online` is the set of online PUs (logical CPUs).
 pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
     actions.sort_by_key(|action| {
-        let is_first = action.thread.is_first();
+        let is_first = action.thread.is_first_thread();
         match action.kind {
             MaskActionKind::Restore => is_first,
             _ => !(is_first && online.is_subset(&action.current_mask)),
@@ -62,7 +62,7 @@ fn plan_job(
     let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {
         return Vec::new();
     };
-    let Some(mut concerned) = draft.state.members.concerned(&draft.state.dirty, id) else {
+    let Some(mut concerned) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
         return Vec::new();
     };
     if draft.state.cpusets.delayed_changes.has_change_for(id) {
@@ -90,7 +90,7 @@ fn plan_job(
         let pin = pins.get(&plan.id).copied();
         let target_mask = pin.map_or_else(|| plan.mask_without_pin(&grant).clone(), CpuSet::from);
         let requested_mask = plan.mask_to_request(&target_mask, &grant, machine, &online);
-        let is_lifted = target_mask == grant && plan.is_request_hidden(&grant);
+        let is_lifted = target_mask == grant && plan.may_hide_requested_mask(&grant);
         let is_requested =
             !plan.entry.is_mask_from_program() && plan.entry.requested_mask() == Some(&requested_mask);
         if is_requested || (plan.thread.effective_mask == target_mask && !is_lifted) {
@@ -131,12 +131,12 @@ fn thread_plans<'a>(
     let mut plans = Vec::new();
     for member in members {
         let in_cpuset = state.is_in_job_cpuset(member);
-        let follows_cpuset = in_cpuset && state.cpuset_read_around(member.id.pid) == Some(grant);
+        let follows_cpuset = in_cpuset && state.nearest_cpuset_cpus(member.id.pid) == Some(grant);
         let busy =
             state.members.busy_threads_to_plan(&state.dirty, member).filter(|_| !has_isolated_partition);
         for (id, thread) in member.living_threads_in(busy) {
             let Some(entry) = &thread.mask_entry else { continue };
-            let own = state.own_mask(grant, member, entry);
+            let own = state.program_bound_cpus(grant, member, entry);
             let is_lifted_by_policy = |lifted: &&LiftedBinding| match draft.policy.bindings {
                 BindingPolicy::Respect => false,
                 BindingPolicy::Repair => lifted.reason == LiftReason::Overload,
@@ -145,7 +145,7 @@ fn thread_plans<'a>(
             let lifted = entry.lifted_binding(&own).filter(is_lifted_by_policy);
             let was_unbound = lifted.is_some_and(|lifted| !lifted.is_restored);
             let now = draft.now.since_boot;
-            let is_rebound = lifted.is_some_and(|lifted| lifted.has_not_helped(&thread.demand, now));
+            let is_rebound = lifted.is_some_and(|lifted| lifted.must_restore_binding(&thread.demand, now));
             let has_lift_failed = is_rebound || lifted.is_some_and(|lifted| lifted.is_restored);
             plans.push(ThreadPlan {
                 id,
@@ -170,7 +170,7 @@ fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &Cp
     let hot = plans.iter().filter(|plan| plan.thread.demand.is_hot);
     let hot_threads: Vec<HotThread> = hot.map(|plan| hot_thread(plan, grant)).collect();
     let inherited = processes_with_one_binding(state, plans, grant);
-    let overloaded = overloaded_threads(&state.topology, grant, &hot_threads, &inherited);
+    let overloaded = threads_to_unbind(&state.topology, grant, &hot_threads, &inherited);
     for plan in plans {
         let is_inside = plan.thread.effective_mask.is_subset(grant);
         let is_lifted = is_inside && !plan.has_lift_failed && overloaded.contains(&plan.id);
@@ -193,7 +193,7 @@ fn processes_with_one_binding(
     let has_one_binding = |plan: &ThreadPlan<'_>| {
         plan.member.living_threads().all(|(_, thread)| {
             let entry = thread.mask_entry.as_ref();
-            entry.is_some_and(|entry| state.own_mask(grant, plan.member, entry) == plan.own)
+            entry.is_some_and(|entry| state.program_bound_cpus(grant, plan.member, entry) == plan.own)
         })
     };
     let is_in_one_core =
@@ -250,7 +250,7 @@ fn pins(
     choose_pins(&draft.state.topology, kept, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
-/// A thread as input for [`choose_pins`] and [`overloaded_threads`], without a NUMA node and an address space.
+/// A thread as input for [`choose_pins`] and [`threads_to_unbind`], without a NUMA node and an address space.
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     let (thread, last_cpu) = (plan.id, plan.thread.last_cpu);
     let (mask, pinned_pu) = (plan.mask_without_pin(grant).clone(), plan.pinned_pu(grant));
@@ -329,7 +329,7 @@ fn report_violations(
     for MaskAction { thread, current_mask, .. } in repairs {
         let pid = thread.process.pid;
         let requester = (thread.process, thread.tid);
-        draft.state.affinity_requesters.remove(&requester);
+        draft.state.reported_affinity_targets.remove(&requester);
         let inside = current_mask.is_subset(grant);
         // An affinity request in a cpuset, and a later move out of that cpuset, are two violations.
         let is_reported = inside && reported.threads.contains(&requester);
@@ -350,7 +350,9 @@ fn report_violations(
 /// The threads of a job that holds no cores must not stay on those of other jobs: they get their original masks back, and
 /// their processes stay members.
 fn restore_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
-    let Some(members) = draft.state.members.concerned(&draft.state.dirty, id) else { return Vec::new() };
+    let Some(members) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
+        return Vec::new();
+    };
     let (actions, done): (Vec<_>, Vec<_>) =
         members.into_iter().map(|member| restores_of(draft.state, member)).unzip();
     let (actions, done) = (actions.concat(), done.concat());
@@ -371,7 +373,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
         let Some(entry) = &known.mask_entry else { continue };
         let target = entry.original_mask().clone();
         // A mask without an online PU can't be requested.
-        if entry.is_restored() || !target.intersects(&online) {
+        if entry.needs_no_restore() || !target.intersects(&online) {
             done.push(id);
             continue;
         }

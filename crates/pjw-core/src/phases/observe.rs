@@ -18,13 +18,13 @@ const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 /// Updates the state of pjw with what the scan of this cycle found: processes, cgroups and online PUs (logical CPUs).
 pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
-    draft.state.cpusets.postpone_delayed_writes(draft.now.since_boot);
+    draft.state.cpusets.set_delayed_write_times(draft.now.since_boot);
     note_online(draft, &snapshot.online);
     update_cgroups(draft);
     if draft.full {
         let mut places = draft.state.job_cgroup_paths();
         // The search for masks of unknown origin reads these in this scan.
-        places.extend(draft.state.cgroups_around(draft.state.unknown_masks.unread()));
+        places.extend(draft.state.cgroups_with_ancestors(draft.state.unknown_masks.unread_pids()));
         draft.state.cgroups.retain(|path, _| places.contains(path));
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
@@ -50,7 +50,7 @@ fn update_cgroups(draft: &mut CycleDraft<'_>) {
             state.dirty.add_job(&managed.job_cpuset.job);
         }
         if let Some(cpuset) = cgroup.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
-            state.cpusets.note_read(path, &cpuset.cpus, seen.taken_at.since_boot);
+            state.cpusets.record_cpus_read(path, &cpuset.cpus, seen.taken_at.since_boot);
         }
     }
 }
@@ -82,7 +82,7 @@ pub(crate) fn remove_ended(draft: &mut CycleDraft<'_>) {
 fn forget_unread_masks(draft: &mut CycleDraft<'_>) {
     let state = &*draft.state;
     let is_tracked =
-        |process: ProcessId| state.tracked(process.pid).is_some_and(|member| member.id == process);
+        |process: ProcessId| state.tracked_process(process.pid).is_some_and(|member| member.id == process);
     let lost: Vec<ThreadId> =
         state.masks_from_journal.keys().filter(|id| !is_tracked(id.process)).copied().collect();
     for thread in lost {
@@ -100,7 +100,7 @@ fn note_online(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     }
     draft.state.pool.set_online(&online);
     draft.state.dirty = DirtySet::everything();
-    draft.state.online.set(online.clone(), draft.now.since_boot);
+    draft.state.online.replace_if_different(online.clone(), draft.now.since_boot);
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
             let text = format!("PUs {cpus} went {word}");
@@ -113,7 +113,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let pid = process.id.pid;
     let state = &mut draft.state;
     if is_unchanged(state, process) {
-        state.lineage.scanned(pid);
+        state.lineage.record_scanned(pid);
         return;
     }
     let other_start = |id| id != process.id;
@@ -127,7 +127,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     state.remove_unassigned(pid);
     let before = state.processes.remove(pid);
     let is_new = before.is_none();
-    state.lineage.scanned(pid);
+    state.lineage.record_scanned(pid);
     let has_moved = before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup);
     if has_moved {
         state.members.note_move(pid);
@@ -141,7 +141,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let marks_more = process.job_marks.is_some() && process.job_marks.as_ref() != known_marks;
     let has_threads = process.threads.is_some();
     let is_news = is_new || has_moved || marks_more || (has_threads && process.has_all_threads);
-    let recorded = state.tracked(pid).and_then(|member| member.first_seen);
+    let recorded = state.tracked_process(pid).and_then(|member| member.first_seen);
     let first_seen = before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(now);
     let job_marks = process.job_marks.clone().or(before.map(|known| known.job_marks)).unwrap_or_default();
     let parent = parent_at_birth(state, process);
@@ -217,7 +217,7 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
         && is_same
         && has_same_place
         && has_same_marks
-        && state.tracked(id.pid).is_none_or(is_tracked_as)
+        && state.tracked_process(id.pid).is_none_or(is_tracked_as)
         && parent_at_birth(state, process) == known.process.parent
 }
 
@@ -233,7 +233,7 @@ fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
 fn correct_start(draft: &mut CycleDraft<'_>, id: ProcessId) -> bool {
     let state = &mut draft.state;
     let known = state.processes.get(&id.pid).map(|known| known.process.id);
-    let Some(estimated) = known.or_else(|| Some(state.tracked(id.pid)?.id)) else { return false };
+    let Some(estimated) = known.or_else(|| Some(state.tracked_process(id.pid)?.id)) else { return false };
     if !estimated.is_same_process(id) {
         return false;
     }
@@ -263,7 +263,7 @@ fn correct_start(draft: &mut CycleDraft<'_>, id: ProcessId) -> bool {
 pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     let pid = seen.id.pid;
     let Some(list) = &seen.threads else { return };
-    let Some(process) = draft.state.tracked(pid).map(|member| member.id) else { return };
+    let Some(process) = draft.state.tracked_process(pid).map(|member| member.id) else { return };
     if !seen.has_all_threads {
         return update_busy_threads(draft, process, list);
     }
@@ -376,7 +376,7 @@ fn read_mask(draft: &CycleDraft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: P
     }
     let reading = entry.record_reading(seen, &limits, now);
     if !persists && reading == MaskComparison::ChangedByProgram && is_exceeded_in_cpuset(draft, pid, seen) {
-        entry.confirm_writer();
+        entry.confirm_mask_from_program();
     }
     entry
 }
@@ -388,7 +388,7 @@ fn is_exceeded_in_cpuset(draft: &CycleDraft<'_>, pid: Pid, mask: &CpuSet) -> boo
         return false;
     };
     let scanned = draft.seen.processes.values().filter_map(Observed::present);
-    let inside = scanned.filter(|process| process.is_within(&managed.job_cpuset.path));
+    let inside = scanned.filter(|process| process.is_in_cgroup(&managed.job_cpuset.path));
     let mut threads = inside.flat_map(|process| process.threads.iter().flatten());
     threads.any(|thread| !thread.effective_mask.is_subset(mask))
 }
@@ -401,7 +401,7 @@ pub(crate) fn add_missing_mask_entries(draft: &mut CycleDraft<'_>, id: &JobId) {
         let busy = members.busy_threads_to_plan(dirty, member);
         member.living_threads_in(busy).any(|(_, thread)| thread.mask_entry.is_none())
     };
-    let members = members.concerned(dirty, id).unwrap_or_default();
+    let members = members.members_to_plan(dirty, id).unwrap_or_default();
     let pids: Vec<Pid> = members.into_iter().filter(lacks_mask).map(|member| member.id.pid).collect();
     pids.into_iter().for_each(|pid| make_missing_masks(draft, pid, &[]));
 }
@@ -412,7 +412,7 @@ fn make_missing_masks(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[MemberThrea
     let persists = draft.policy.cpuset_support.affinity_persists;
     let now: Nanos = draft.now.since_boot;
     let state = &*draft.state;
-    let Some(member) = state.tracked(pid) else { return };
+    let Some(member) = state.tracked_process(pid) else { return };
     let missing = member.living_threads().filter(|(_, thread)| thread.mask_entry.is_none());
     let entry = |(id, thread): (ThreadId, _)| {
         Some((id, state.first_mask_entry(member, (id.tid, thread), ended, persists, now)?))

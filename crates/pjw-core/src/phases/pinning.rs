@@ -2,7 +2,7 @@
 //!
 //! A *floating* thread may run on all PUs of the grant. A *bound* thread has a mask of its program inside the grant. pjw does
 //! not pin it. It counts on one PU of its mask, so that as many bound threads as possible count on PUs of their own
-//! (`Matching`). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest threads, of
+//! (`ThreadPuMatching`). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest threads, of
 //! these on the core with the fewest, near the PU on which the thread already runs. Threads of processes that share an address
 //! space are placed in one L3 cache or one NUMA node, if each of them gets a free core there, and the job has a core for each hot
 //! thread. Cold threads float.
@@ -17,8 +17,8 @@ use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{
     AddressSpaceThreads, GroupCores, ThreadPlace, Topology, TopologyLevel, choose_group_cores,
 };
-use crate::phases::overload::matching::Matching;
-use crate::phases::pinning::within_job::node_of;
+use crate::phases::overload::matching::ThreadPuMatching;
+use crate::phases::pinning::within_job::numa_node_of_pu;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
 /// A hot (busy) thread of a job, as input for [`choose_pins`]. A thread is hot if it runs or waits for a PU (logical
@@ -236,7 +236,7 @@ impl<'a> PuLoad<'a> {
     /// Counts each bound thread on a PU of its mask: on a PU of its own if there is one. The pins have no influence on that,
     /// so they stay when nothing else changes. Returns the number of PUs without a bound thread.
     fn count_bound(&mut self, grant: &CpuSet, bound: &[&HotThread]) -> usize {
-        let mut matching = Matching::new(self.topology, grant);
+        let mut matching = ThreadPuMatching::new(self.topology, grant);
         let without_pu: Vec<&HotThread> =
             bound.iter().copied().filter(|hot_thread| !matching.add(&hot_thread.mask)).collect();
         matching.assigned_pus().iter().for_each(|&pu| self.add_thread(pu));
@@ -254,7 +254,8 @@ impl<'a> PuLoad<'a> {
             self.topology.domain_of(TopologyLevel::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);
         let chosen_node = hot_thread.numa_node;
         let rank = |(index, pu): &(usize, Pu)| {
-            let outside_chosen = chosen_node.is_some_and(|node| node_of(self.topology, *pu) != Some(node))
+            let outside_chosen = chosen_node
+                .is_some_and(|node| numa_node_of_pu(self.topology, *pu) != Some(node))
                 || group_cpus.is_some_and(|cpus| !cpus.contains(*pu));
             let threads_on_core = self.core.get(pu).map_or(0, |core| self.threads_on_core(*core));
             let on_other_node = node_cpus.is_some_and(|node_cpus| !node_cpus.contains(*pu));

@@ -9,7 +9,7 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
 use crate::phases::cpusets::planned::allows_every_pu;
 use crate::phases::{draft::CycleDraft, unknown_masks};
-use crate::state::cpusets::RecoveredCpuset;
+use crate::state::cpusets::LeftoverDecision;
 use crate::state::{PuHolder, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, DaemonMode, EndCondition,
@@ -121,8 +121,8 @@ fn recover(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     draft.out.events.push(event);
     if is_notable {
         let request = draft.state.jobs.get(job).and_then(|job| job.request.clone());
-        let recovered = RecoveredCpuset { job: job.clone(), request, processes, undone };
-        draft.state.cpusets.add_recovered_cpuset(path, recovered);
+        let recovered = LeftoverDecision { job: job.clone(), request, processes, undone };
+        draft.state.cpusets.add_leftover_decision(path, recovered);
     }
 }
 
@@ -211,7 +211,7 @@ fn keep(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
 /// former processes have ended or belong to a job again.
 pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
     let CycleDraft { state, out, .. } = draft;
-    let mut recovered = state.cpusets.take_recovered_cpusets();
+    let mut recovered = state.cpusets.take_leftover_decisions();
     recovered.retain(|path, cpuset| {
         let warning = match cpuset.undone.clone() {
             Some(why) => undone_warning(state, cpuset, &why),
@@ -221,10 +221,10 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
         out.warnings.extend(warning);
         is_useful
     });
-    state.cpusets.set_recovered_cpusets(recovered);
+    state.cpusets.set_leftover_decisions(recovered);
 }
 
-fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) -> Option<Warning> {
+fn undone_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &str) -> Option<Warning> {
     let is_outside = |process: &ProcessId| {
         let lives = state.process(process.pid).is_some_and(|known| known.id == *process);
         lives && !state.members.contains_key(&process.pid)
@@ -241,7 +241,7 @@ fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) 
     Some(Warning { job: Some(job.clone()), ..Warning::new("recovered", text, remedy) })
 }
 
-fn kept_warning(state: &WardenState, path: &str, cpuset: &RecoveredCpuset) -> Option<Warning> {
+fn kept_warning(state: &WardenState, path: &str, cpuset: &LeftoverDecision) -> Option<Warning> {
     let id = &cpuset.job;
     state.jobs.get(id).filter(|job| job.request == cpuset.request)?;
     let text =

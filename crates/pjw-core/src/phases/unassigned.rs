@@ -8,7 +8,7 @@
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::draft::{CycleDraft, CycleOutput};
 use crate::state::{Member, WardenState};
-use crate::terms::{Evidence, JobId, MaskAction, MaskActionKind, Policy, Process, Record, Warning};
+use crate::terms::{JobId, MaskAction, MaskActionKind, MembershipEvidence, Policy, Process, Record, Warning};
 
 /// Returns the job that adopts an unassigned process (a process in no job, although its user has a job): the only job
 /// of the user. `None` if the process is not unassigned, if its user has several jobs, or if the configuration forbids
@@ -44,7 +44,7 @@ pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
     !process.is_kernel_thread
-        && !policy.is_own_process(pid)
+        && !policy.is_daemon_process(pid)
         && !state.members.contains_key(&pid)
         && !process.has_pjw_program_name()
 }
@@ -98,7 +98,7 @@ fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
 /// Finds the unassigned processes (processes in no job, of users with jobs), and adds warnings about them. Also decides
 /// which unassigned processes must not run on the cores of jobs. pjw keeps track of these processes, as it does of
 /// released processes, in order to restore their original affinity masks later.
-pub(crate) fn update_and_report(draft: &mut CycleDraft<'_>) {
+pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
     let changed = update_unassigned(draft);
     update_warnings(draft.state, &changed);
     draft.out.warnings.extend(draft.state.stray_warnings.values().cloned());
@@ -120,7 +120,7 @@ pub(crate) fn update_and_report(draft: &mut CycleDraft<'_>) {
     let state = &*draft.state;
     let to_member = |(pid, job): (&Pid, &JobId)| {
         let known = state.processes.get(pid).filter(|_| !state.processes_to_restore.contains_key(pid))?;
-        let (id, job, evidence) = (known.process.id, job.clone(), Evidence::Adopted);
+        let (id, job, evidence) = (known.process.id, job.clone(), MembershipEvidence::Adopted);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
         Some(Member {
             id,

@@ -1,12 +1,12 @@
 //! Masks that an earlier daemon may have set, and that no record explains. They are kept, and named in a warning with the
 //! command that widens them: the program itself may have chosen such a mask.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Uid, enclosing_paths, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Uid, cgroup_and_ancestor_paths, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
 use crate::state::{KnownProcess, MaskEntry, MaskWriter, Member, WardenState};
 use crate::terms::{
-    GrantedBy, JobId, Observed, Policy, Process, Record, UnknownMask, UnknownMaskRecord, Warning,
+    GrantedBy, JobId, Observed, Policy, Process, Record, UnknownMaskRecord, UnknownOriginMasks, Warning,
 };
 
 /// The largest number of processes that a warning about a job names.
@@ -18,7 +18,7 @@ const MAX_NAMED_MASKS: usize = 4096;
 /// record explains. Does nothing unless a search was requested and the scan is full. Must be called before the jobs of
 /// processes are determined, because until then the state contains only the members that the journal names. After a
 /// restart, must also be called before cores are granted.
-pub(crate) fn begin_search(draft: &mut CycleDraft<'_>) {
+pub(crate) fn begin_unknown_mask_search(draft: &mut CycleDraft<'_>) {
     if draft.state.unknown_masks.is_list_changed() {
         avoid_cpus_of_found(draft.state);
     }
@@ -33,7 +33,7 @@ pub(crate) fn begin_search(draft: &mut CycleDraft<'_>) {
 
 /// Finds processes whose affinity masks may have been set by an earlier daemon, and adds a warning about these
 /// processes as long as they have these masks.
-pub(crate) fn update_and_report(draft: &mut CycleDraft<'_>) {
+pub(crate) fn report_unknown_masks(draft: &mut CycleDraft<'_>) {
     continue_search(draft);
     find_descendants(draft);
     find_orphans_of_root(draft);
@@ -59,7 +59,7 @@ pub(super) fn apply_and_journal(draft: &mut CycleDraft<'_>, record: UnknownMaskR
 }
 
 /// Adds masks of unknown origin to those that the list has of a process.
-fn add_found(draft: &mut CycleDraft<'_>, pid: Pid, mut mask: UnknownMask) {
+fn add_found(draft: &mut CycleDraft<'_>, pid: Pid, mut mask: UnknownOriginMasks) {
     let Some(process) = draft.state.process(pid).map(|known| known.id) else { return };
     if let Some((known, noted)) = draft.state.unknown_masks.mask_of(pid)
         && known == process
@@ -78,17 +78,17 @@ fn add_found(draft: &mut CycleDraft<'_>, pid: Pid, mut mask: UnknownMask) {
 /// The search has two steps. The full scan that begins it chooses the processes. The next scan reads their threads and the cpusets
 /// around them: a mask that a cpuset limits is not of unknown origin.
 fn continue_search(draft: &mut CycleDraft<'_>) {
-    if draft.full && draft.state.unknown_masks.is_choice_pending() {
+    if draft.full && draft.state.unknown_masks.needs_processes_to_read() {
         let known = draft.state.processes.values();
         let chosen = known.filter(|known| is_to_read(draft.state, draft.policy, known));
         let chosen = chosen.map(|known| known.process.id.pid).collect();
-        draft.state.unknown_masks.choose(chosen, draft.now.since_boot);
+        draft.state.unknown_masks.set_processes_to_read(chosen, draft.now.since_boot);
     }
-    let unread = draft.state.unknown_masks.unread();
-    let read: Vec<(Pid, UnknownMask)> =
+    let unread = draft.state.unknown_masks.unread_pids();
+    let read: Vec<(Pid, UnknownOriginMasks)> =
         unread.filter_map(|pid| Some((pid, read_mask(draft, pid)?))).collect();
     for (pid, mask) in read {
-        draft.state.unknown_masks.note_read(pid);
+        draft.state.unknown_masks.record_masks_read(pid);
         add_found(draft, pid, mask);
     }
     if draft.full {
@@ -112,10 +112,10 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
 /// Adds the mask of the first thread of a process outside of all jobs whose threads can't be read, if it lacks an online PU.
 fn add_first_thread(draft: &mut CycleDraft<'_>, pid: Pid) {
     let online = draft.state.pool.online_cpus();
-    let process = draft.state.process(pid).filter(|_| draft.state.tracked(pid).is_none());
+    let process = draft.state.process(pid).filter(|_| draft.state.tracked_process(pid).is_none());
     let mask = process.and_then(|process| process.first_thread_mask.clone());
     let first_thread = mask.filter(|mask| !online.is_subset(mask));
-    add_found(draft, pid, UnknownMask { first_thread, other_threads: BTreeSet::new() });
+    add_found(draft, pid, UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() });
 }
 
 /// Whether the search must read the threads of a process: of a process in a job whose records were lost, and of any other process
@@ -125,11 +125,11 @@ fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> boo
     let process = &known.process;
     let pid = process.id.pid;
     let is_served = policy.only_managed_user.is_none_or(|user| user == process.uid);
-    let is_system = process.is_kernel_thread || pid == Pid(1) || policy.is_own_process(pid);
+    let is_system = process.is_kernel_thread || pid == Pid(1) || policy.is_daemon_process(pid);
     if is_system || !is_served {
         return false;
     }
-    if let Some(member) = state.tracked(pid) {
+    if let Some(member) = state.tracked_process(pid) {
         return !state.unknown_masks.is_recorded(member.id);
     }
     let online = state.pool.online_cpus();
@@ -137,14 +137,14 @@ fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> boo
 }
 
 /// The masks of unknown origin of a process that the search reads. `None` if the process is not read yet.
-fn read_mask(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownMask> {
+fn read_mask(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownOriginMasks> {
     let state = &*draft.state;
-    let Some(known) = state.processes.get(&pid) else { return Some(UnknownMask::default()) };
+    let Some(known) = state.processes.get(&pid) else { return Some(UnknownOriginMasks::default()) };
     let online = state.pool.online_cpus();
     let possible = cpus_around(state, known).map_or(online.clone(), |cpus| cpus.intersection(&online));
     // The scheduler binds its tasks inside the cpusets that it makes. pjw changes no mask there.
     let is_bound_by_scheduler = known.job_marks.job_of_cgroup().is_some() && possible != online;
-    if let Some(member) = state.tracked(pid) {
+    if let Some(member) = state.tracked_process(pid) {
         if has_unread_threads(member) {
             return None;
         }
@@ -155,7 +155,7 @@ fn read_mask(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownMask> {
             is_unknown.then(|| original.clone())
         };
         return Some(if is_bound_by_scheduler {
-            UnknownMask::default()
+            UnknownOriginMasks::default()
         } else {
             originals(member, unknown_original)
         });
@@ -166,12 +166,12 @@ fn read_mask(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownMask> {
     let first_thread = process.first_thread_mask.as_ref().filter(is_bound).cloned();
     let others = threads.iter().filter(|thread| thread.tid.0 != pid.0).map(|thread| &thread.effective_mask);
     let other_threads = others.filter(is_bound).filter(|_| first_thread.is_some()).cloned().collect();
-    Some(UnknownMask { first_thread, other_threads })
+    Some(UnknownOriginMasks { first_thread, other_threads })
 }
 
 /// The PUs that the nearest cpuset around a process allows. `None` if no cpuset was read.
 fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a CpuSet> {
-    enclosing_paths(known.process.cgroup.as_deref()?).find_map(|path| {
+    cgroup_and_ancestor_paths(known.process.cgroup.as_deref()?).find_map(|path| {
         let cgroup = state.cgroups.get(path)?.present()?;
         let cpuset = cgroup.cpuset.as_ref().map(|cpuset| &cpuset.effective_cpus);
         cpuset.or(cgroup.restricted_cpus.as_ref()).filter(|cpus| !cpus.is_empty())
@@ -209,11 +209,11 @@ fn has_unread_threads(member: &Member) -> bool {
 }
 
 /// What `mask_of` returns for the threads of a tracked process.
-fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) -> UnknownMask {
-    let mut mask = UnknownMask::default();
+fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) -> UnknownOriginMasks {
+    let mut mask = UnknownOriginMasks::default();
     for (thread, known) in member.living_threads() {
         let Some(original) = known.mask_entry.as_ref().and_then(&mask_of) else { continue };
-        if thread.is_first() {
+        if thread.is_first_thread() {
             mask.first_thread = Some(original);
         } else {
             mask.other_threads.insert(original);
@@ -245,14 +245,14 @@ fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
         let parent = state.process(process.parent).filter(|parent| is_older(parent))?;
         state.unknown_masks.masks_for_child(parent.id.pid)
     };
-    let masks = state.unknown_masks.inherited_by(pid).or_else(by_parent);
+    let masks = state.unknown_masks.masks_inherited_by(pid).or_else(by_parent);
     let online = state.pool.online_cpus();
     // The mask of the ancestor is kept: a scan leaves out the offline PUs of the mask of the child.
     let of_ancestor = |mask: &CpuSet| {
         let mut masks = masks.as_deref().into_iter().flatten();
         masks.find(|other| is_same(&online, other, mask)).cloned()
     };
-    let mask = if let Some(member) = state.tracked(pid) {
+    let mask = if let Some(member) = state.tracked_process(pid) {
         originals(member, |entry| of_ancestor(entry.original_mask()))
     } else if known.is_new || was_searched {
         let mask = process.first_thread_mask.as_ref();
@@ -261,7 +261,7 @@ fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
         } else {
             mask.and_then(|mask| mask_of_orphan(state, known, mask))
         };
-        UnknownMask { first_thread, other_threads: BTreeSet::new() }
+        UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() }
     } else {
         return;
     };
@@ -278,8 +278,8 @@ fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> O
         let other = state.process(other.pid);
         other.is_some_and(|other| other.uid == orphan.uid && other.id.start <= orphan.id.start)
     };
-    let found = state.unknown_masks.found().iter().filter(|(process, _)| may_be_ancestor(process));
-    found.flat_map(|(_, found)| found.all()).find(|found| is_same(&online, found, mask)).cloned()
+    let found = state.unknown_masks.masks_by_process().iter().filter(|(process, _)| may_be_ancestor(process));
+    found.flat_map(|(_, found)| found.masks()).find(|found| is_same(&online, found, mask)).cloned()
 }
 
 fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
@@ -288,7 +288,7 @@ fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
     let orphans: Vec<(Pid, Option<CpuSet>)> =
         orphans.map(|known| (known.process.id.pid, known.process.first_thread_mask.clone())).collect();
     for (pid, first_thread) in orphans {
-        add_found(draft, pid, UnknownMask { first_thread, other_threads: BTreeSet::new() });
+        add_found(draft, pid, UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() });
     }
 }
 
@@ -306,7 +306,7 @@ fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
     unknown_masks.released_mut().extend(restoring.map(|(member, cpus)| (member.id, cpus.clone())));
     let released = core::mem::take(unknown_masks.released_mut());
     for (process, cpus) in released {
-        if draft.state.tracked(process.pid).is_some_and(|member| member.id == process) {
+        if draft.state.tracked_process(process.pid).is_some_and(|member| member.id == process) {
             draft.state.unknown_masks.released_mut().insert(process, cpus);
             continue;
         }
@@ -322,7 +322,7 @@ fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
         let mut others = threads.filter(|thread| thread.tid.0 != process.pid.0);
         let is_one_hidden = others.any(|thread| is_hidden(&&thread.effective_mask));
         let other_threads = is_one_hidden.then(|| cpus.clone()).into_iter().collect();
-        add_found(draft, process.pid, UnknownMask { first_thread, other_threads });
+        add_found(draft, process.pid, UnknownOriginMasks { first_thread, other_threads });
     }
     let state = &*draft.state;
     let is_left = |job: &&JobId| {
@@ -335,9 +335,9 @@ fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
 
 /// Drops the processes that have ended, and the masks that were changed, among the processes that the scan covers.
 fn update_found(draft: &mut CycleDraft<'_>) {
-    let found = draft.state.unknown_masks.found().iter();
+    let found = draft.state.unknown_masks.masks_by_process().iter();
     let found = found.filter(|(process, _)| draft.full || draft.seen.processes.contains_key(&process.pid));
-    let changed: Vec<(ProcessId, UnknownMask)> = found
+    let changed: Vec<(ProcessId, UnknownOriginMasks)> = found
         .filter_map(|(&process, mask)| {
             let left = mask_left(draft, process, mask);
             (left != *mask).then_some((process, left))
@@ -357,26 +357,26 @@ fn update_found(draft: &mut CycleDraft<'_>) {
 
 /// Lets the allocator choose the PUs of the processes last that are outside of all jobs: nothing keeps these processes off a job.
 fn avoid_cpus_of_found(state: &mut WardenState) {
-    let found = state.unknown_masks.found().iter();
-    let outside = found.filter(|(process, _)| state.tracked(process.pid).is_none());
-    let cpus = outside.flat_map(|(_, mask)| mask.all()).fold(CpuSet::new(), |all, mask| all.union(mask));
+    let found = state.unknown_masks.masks_by_process().iter();
+    let outside = found.filter(|(process, _)| state.tracked_process(process.pid).is_none());
+    let cpus = outside.flat_map(|(_, mask)| mask.masks()).fold(CpuSet::new(), |all, mask| all.union(mask));
     state.pool.set_avoided(cpus);
 }
 
 /// The noted masks of a process that it still has, or that its release puts back. What the scan did not read is unchanged.
-fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownMask) -> UnknownMask {
+fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMasks) -> UnknownOriginMasks {
     let state = &*draft.state;
     let Some(known) = state.process(process.pid) else {
-        return if draft.full { UnknownMask::default() } else { noted.clone() };
+        return if draft.full { UnknownOriginMasks::default() } else { noted.clone() };
     };
     if known.id != process {
-        return UnknownMask::default();
+        return UnknownOriginMasks::default();
     }
     let online = state.pool.online_cpus();
     let is_in =
         |present: Option<&CpuSet>, mask: &CpuSet| present.is_some_and(|other| is_same(&online, other, mask));
     let mut left = noted.clone();
-    if let Some(member) = state.tracked(process.pid) {
+    if let Some(member) = state.tracked_process(process.pid) {
         if has_unread_threads(member) {
             return left;
         }
@@ -403,7 +403,7 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     if process.uid != Uid::ROOT
         || process.is_kernel_thread
         || !known.is_new
-        || state.tracked(process.id.pid).is_some()
+        || state.tracked_process(process.id.pid).is_some()
     {
         return false;
     }

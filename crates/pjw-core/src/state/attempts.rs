@@ -6,7 +6,7 @@ use crate::basics::{Nanos, ProcessId, Tid, prelude::*};
 /// The threads of jobs whose affinity mask may change because of a sched_setaffinity(2) call for PUs (logical CPUs)
 /// outside the job. pjw has already reported the call. Each thread is given by its process and its thread id. The
 /// thread itself or another thread made the call.
-pub(crate) type AffinityRequesters = BTreeSet<(ProcessId, Tid)>;
+pub(crate) type ReportedAffinityTargets = BTreeSet<(ProcessId, Tid)>;
 
 /// The number of sched_setaffinity(2) calls for PUs (logical CPUs) outside one job that pjw has reported in the current
 /// minute.

@@ -149,7 +149,7 @@ impl Jobs {
             (&mut self.jobs_without_cores, job.active_grant().is_none()),
             (&mut self.jobs_without_processes, job.empty_since.is_some()),
             (&mut self.borrowers, job.is_borrower()),
-            (&mut self.guaranteed_jobs, job.has_class(PriorityClass::Guaranteed)),
+            (&mut self.guaranteed_jobs, job.has_priority_class(PriorityClass::Guaranteed)),
             (&mut self.provisions, job.provision.is_some()),
         ] {
             if is_in {

@@ -19,7 +19,7 @@ use crate::state::dirty::{DirtyScope, DirtySet};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
 use crate::state::members::busy_threads::BusyThreads;
-use crate::terms::{Evidence, JobId, Membership};
+use crate::terms::{JobId, JobMembership, MembershipEvidence};
 
 /// A member of a job: a process that belongs to the job, with its threads and the evidence for the
 /// membership.
@@ -31,7 +31,7 @@ pub struct Member {
     pub job: JobId,
     /// The evidence that the process belongs to the job, such as the cgroup that the batch system made for
     /// the job.
-    pub evidence: Evidence,
+    pub evidence: MembershipEvidence,
     /// The affinity mask with which the processes of the job began. It is the mask of the nearest ancestor
     /// process that belongs to no job: the mask of the first thread of this ancestor, as the last scan before
     /// the join of its child had read it. `None` if unknown.
@@ -56,8 +56,8 @@ pub struct Member {
 
 impl Member {
     /// Makes a member without threads from its record in the journal.
-    pub(crate) fn from_record(membership: Membership) -> Self {
-        let Membership { process: id, job, evidence, inherited_mask, first_seen } = membership;
+    pub(crate) fn from_record(membership: JobMembership) -> Self {
+        let JobMembership { process: id, job, evidence, inherited_mask, first_seen } = membership;
         Self {
             id,
             job,
@@ -72,10 +72,10 @@ impl Member {
 
     /// Returns the facts about the member that the journal contains: the process, its job, and the evidence for the
     /// membership.
-    pub(crate) fn membership(&self) -> Membership {
+    pub(crate) fn membership(&self) -> JobMembership {
         let Self { id: process, job, evidence, inherited_mask, first_seen, .. } = self;
         let (job, inherited_mask) = (job.clone(), inherited_mask.clone());
-        Membership { process: *process, job, evidence: *evidence, inherited_mask, first_seen: *first_seen }
+        JobMembership { process: *process, job, evidence: *evidence, inherited_mask, first_seen: *first_seen }
     }
 
     /// Returns the mask requests that may have set the affinity mask which a child inherited. The thread `creator` of
@@ -227,7 +227,7 @@ impl Deref for Members {
 
 impl Members {
     /// Iterates over the processes that belong to the job.
-    pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
+    pub fn members_of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))
     }
@@ -258,9 +258,9 @@ impl Members {
     /// Returns the processes of the job `job` whose affinity masks must be planned again according to `dirty`. If
     /// `dirty` contains only some processes of the job, the active processes of the job are included. `None` if `dirty`
     /// contains nothing of the job.
-    pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
+    pub(crate) fn members_to_plan(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
         let DirtyScope::Processes(pids) = dirty.dirty_scope_of(job)? else {
-            return Some(self.of_job(job).collect());
+            return Some(self.members_of_job(job).collect());
         };
         let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_pids_of(job)).collect();
         let members = concerned.iter().filter_map(|pid| self.members.get(pid));

@@ -66,7 +66,7 @@ impl Processes {
         for mark in &known.job_marks.marks {
             self.by_marked_job.entry(mark.job.clone()).or_default().insert(pid);
         }
-        for (_, unit) in known.job_marks.jobs_with_own_scope() {
+        for (_, unit) in known.job_marks.jobs_with_own_grouping() {
             self.by_own_unit.entry(unit_of(&known.process, unit)).or_default().insert(pid);
         }
         self.processes.insert(pid, known);
@@ -84,7 +84,7 @@ impl Processes {
         for mark in &known.job_marks.marks {
             remove_from(&mut self.by_marked_job, &mark.job, pid);
         }
-        for (_, unit) in known.job_marks.jobs_with_own_scope() {
+        for (_, unit) in known.job_marks.jobs_with_own_grouping() {
             remove_from(&mut self.by_own_unit, &unit_of(&known.process, unit), pid);
         }
         Some(known)

@@ -14,8 +14,11 @@ impl WardenState {
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
         let members = self.members.values().map(Member::membership).map(Record::Joined);
-        let restoring =
-            self.processes_to_restore.values().map(Member::membership).chain(self.restored_of_unsettled());
+        let restoring = self
+            .processes_to_restore
+            .values()
+            .map(Member::membership)
+            .chain(self.restored_potential_parents());
         let restoring = restoring.map(Record::Left);
         let masks = self.journaled_masks();
         let masks =
@@ -60,11 +63,11 @@ impl WardenState {
                 self.jobs.remove(&job);
                 self.pool.release(&job);
                 self.move_to_restoring(&job);
-                self.usage.take(&job);
+                self.usage.take_job_usage(&job);
             }
             Record::Usage { job, usage } => {
                 if self.jobs.contains_key(&job) {
-                    self.usage.recover(job, *usage);
+                    self.usage.resume_recording(job, *usage);
                 }
             }
             Record::Joined(membership) if self.jobs.contains_key(&membership.job) => {

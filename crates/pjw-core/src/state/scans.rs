@@ -17,9 +17,9 @@
 use alloc::sync::Arc;
 use core::cell::OnceCell;
 
-use crate::basics::{Pid, enclosing_paths, prelude::*};
+use crate::basics::{Pid, cgroup_and_ancestor_paths, prelude::*};
 use crate::state::{members::Member, warden::WardenState};
-use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
+use crate::terms::{IdleProcessGroup, JobId, ScanRequest, ScanScope, WatchedProcesses};
 
 /// One rescan of this number is full.
 const RESCANS_PER_FULL_PLAN: u32 = 8;
@@ -43,15 +43,15 @@ impl WardenState {
     ///   waited for a PU (logical CPU), or if no scan has read its threads. Of an active process with many threads, the
     ///   scan may read only the busy threads ([`ScanRequest::busy_threads`]).
     /// - Those idle (not active) processes of jobs for which a check finds a change, such as used CPU time
-    ///   ([`IdleWatch`]).
+    ///   ([`WatchedProcesses`]).
     /// - The cgroups of the jobs that have no PUs or no processes, and the cgroups that pjw has to remove.
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
         if is_full {
             let (mut pids_to_read_threads_of, mut cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
             pids_to_read_threads_of.extend(self.unknown_masks.pids_with_other_threads());
-            pids_to_read_threads_of.extend(self.unknown_masks.unread());
-            cgroups.extend(self.cgroups_around(self.unknown_masks.unread()));
+            pids_to_read_threads_of.extend(self.unknown_masks.unread_pids());
+            cgroups.extend(self.cgroups_with_ancestors(self.unknown_masks.unread_pids()));
             let busy_threads = BTreeMap::new();
             let (scope, idle_watch) = (ScanScope::Full, Arc::default());
             return ScanRequest { scope, pids_to_read_threads_of, busy_threads, cgroups, idle_watch };
@@ -79,7 +79,7 @@ impl WardenState {
     ///   affinity masks (the masks before pjw changed them).
     /// - Each active process of a job. A process is active if one of its threads recently ran or waited for a PU
     ///   (logical CPU), or if no scan has read its threads. Any other process is idle.
-    /// - Each idle process of a job for which the check of [`IdleWatch`] finds a change. To save time, the scan does
+    /// - Each idle process of a job for which the check of [`WatchedProcesses`] finds a change. To save time, the scan does
     ///   not read the threads of the other idle processes.
     ///
     /// The check compares the CPU time of the process with its CPU time at the last check. A process that was never
@@ -102,7 +102,7 @@ impl WardenState {
         self.periodic_scans_until_full -= 1;
         let unassigned = self.processes.values().map(|known| &known.process);
         let unassigned = unassigned.filter(|process| !process.is_kernel_thread).map(|process| process.id.pid);
-        let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
+        let unassigned = unassigned.filter(|&pid| self.tracked_process(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
         let turn = self.periodic_scans_until_full as usize;
         let turns = RESCANS_PER_FULL_PLAN as usize;
@@ -114,7 +114,11 @@ impl WardenState {
         let active: BTreeSet<&JobId> = active.collect();
         request.cgroups.extend(active.into_iter().flat_map(|job| self.cgroups_of(job)));
         ScanRequest {
-            idle_watch: Arc::new(IdleWatch { groups, unassigned_pids: unassigned, check_all_masks: true }),
+            idle_watch: Arc::new(WatchedProcesses {
+                groups,
+                unassigned_pids: unassigned,
+                check_all_masks: true,
+            }),
             ..request
         }
     }
@@ -130,9 +134,9 @@ impl WardenState {
         self.fork_events_complete_since.is_some() && are_served && !is_open
     }
 
-    fn idle_watch(&self) -> Arc<IdleWatch> {
+    fn idle_watch(&self) -> Arc<WatchedProcesses> {
         let groups = || self.idle_groups.values().flatten().cloned().collect();
-        let watch = || Arc::new(IdleWatch { groups: groups(), ..IdleWatch::default() });
+        let watch = || Arc::new(WatchedProcesses { groups: groups(), ..WatchedProcesses::default() });
         Arc::clone(self.idle_watch.get_or_init(watch))
     }
 
@@ -171,9 +175,14 @@ impl WardenState {
     }
 
     /// Returns the paths of the cgroups of the processes `pids`, and of all cgroups above them except the root cgroup.
-    pub(crate) fn cgroups_around(&self, pids: impl Iterator<Item = Pid>) -> BTreeSet<String> {
+    pub(crate) fn cgroups_with_ancestors(&self, pids: impl Iterator<Item = Pid>) -> BTreeSet<String> {
         let cgroups: BTreeSet<&str> = pids.filter_map(|pid| self.process(pid)?.cgroup.as_deref()).collect();
-        cgroups.into_iter().flat_map(enclosing_paths).filter(|path| *path != "/").map(str::to_owned).collect()
+        cgroups
+            .into_iter()
+            .flat_map(cgroup_and_ancestor_paths)
+            .filter(|path| *path != "/")
+            .map(str::to_owned)
+            .collect()
     }
 
     /// Iterates over the paths of the cgroups of the job `job`: the cgroup that the batch system made for the job, and
@@ -199,19 +208,19 @@ impl WardenState {
 
     /// The idle members of a job, in groups: by whether they are in the job's cgroup, and by whether masks alone keep them
     /// on the grant.
-    fn find_idle_of(&self, job: &JobId) -> Vec<Arc<IdleGroup>> {
+    fn find_idle_of(&self, job: &JobId) -> Vec<Arc<IdleProcessGroup>> {
         let mut groups: BTreeMap<(bool, bool), Vec<Pid>> = BTreeMap::new();
         let cgroup = self.job_cgroup(job);
         for member in self.members.idle_members_of(job) {
             let pid = member.id.pid;
             let process = cgroup.zip(self.process(pid));
-            let is_inside = process.is_some_and(|(cgroup, process)| process.is_within(cgroup));
+            let is_inside = process.is_some_and(|(cgroup, process)| process.is_in_cgroup(cgroup));
             groups.entry((is_inside, self.is_kept_by_masks(member))).or_default().push(pid);
         }
         let groups = groups.into_iter().map(|((inside, masked), pids)| {
             let cgroup = cgroup.filter(|_| inside).map(str::to_owned);
             let expected_cpus = self.grant_of(job).filter(|_| masked).map(|grant| grant.cpus.clone());
-            Arc::new(IdleGroup { cgroup, expected_cpus, pids })
+            Arc::new(IdleProcessGroup { cgroup, expected_cpus, pids })
         });
         groups.collect()
     }

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
 use crate::state::lineage::MAX_FORK_RECORDS;
-use crate::terms::{JobId, ProcessEvent, UnknownMask, UnknownMaskRecord, Warning};
+use crate::terms::{JobId, ProcessEvent, UnknownMaskRecord, UnknownOriginMasks, Warning};
 
 /// The number of full scans, after the one that chose the processes, in which a search tries to read them.
 const MAX_SEARCH_SCANS: u32 = 4;
@@ -60,7 +60,7 @@ pub(crate) struct MaskSearchResult {
 pub struct MasksOfUnknownOrigin {
     search: Search,
     /// The found processes with their masks.
-    found: BTreeMap<ProcessId, UnknownMask>,
+    found: BTreeMap<ProcessId, UnknownOriginMasks>,
     /// Whether `found` has changed since the last call of `take_list_change`.
     is_list_changed: bool,
     /// The warning about the found processes, as of the last change of the list. It is kept because its text is long.
@@ -132,13 +132,13 @@ impl MasksOfUnknownOrigin {
     /// Returns the affinity masks of unknown origin that the process `parent` has or may have inherited. A child of the
     /// process may inherit one of them. `None` if there are none.
     pub(crate) fn masks_for_child(&self, parent: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
-        let found = self.mask_of(parent).map(|(_, mask)| Arc::new(mask.all().cloned().collect()));
+        let found = self.mask_of(parent).map(|(_, mask)| Arc::new(mask.masks().cloned().collect()));
         found.or_else(|| self.inherited.get(&parent).cloned())
     }
 
     /// Returns the affinity masks of unknown origin that the process `pid` may have inherited when it was forked. The
     /// process inherited at most one of them. `None` if there are none.
-    pub(crate) fn inherited_by(&self, pid: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
+    pub(crate) fn masks_inherited_by(&self, pid: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
         self.inherited.get(&pid).cloned()
     }
 
@@ -165,9 +165,9 @@ impl MasksOfUnknownOrigin {
         record
     }
 
-    /// Returns whether the search for affinity masks of unknown origin has begun, but [`MasksOfUnknownOrigin::choose`]
+    /// Returns whether the search for affinity masks of unknown origin has begun, but [`MasksOfUnknownOrigin::set_processes_to_read`]
     /// was not called yet.
-    pub(crate) fn is_choice_pending(&self) -> bool {
+    pub(crate) fn needs_processes_to_read(&self) -> bool {
         matches!(self.search, Search::Running { choice: None, .. })
     }
 
@@ -179,7 +179,7 @@ impl MasksOfUnknownOrigin {
 
     /// Sets the processes whose threads and cpusets the search for affinity masks of unknown origin must read. The
     /// caller chose them from a scan that began at the time `chosen_at`, in ns since boot.
-    pub(crate) fn choose(&mut self, unread: BTreeSet<Pid>, chosen_at: Nanos) {
+    pub(crate) fn set_processes_to_read(&mut self, unread: BTreeSet<Pid>, chosen_at: Nanos) {
         if let Search::Running { choice, .. } = &mut self.search {
             *choice = Some(Choice { chosen_at, unread, full_scans: 0 });
         }
@@ -187,7 +187,7 @@ impl MasksOfUnknownOrigin {
 
     /// Records that a scan has read the threads and the cpusets of the process `pid` for the search for affinity masks
     /// of unknown origin.
-    pub(crate) fn note_read(&mut self, pid: Pid) {
+    pub(crate) fn record_masks_read(&mut self, pid: Pid) {
         if let Search::Running { choice: Some(choice), .. } = &mut self.search {
             choice.unread.remove(&pid);
         }
@@ -209,7 +209,7 @@ impl MasksOfUnknownOrigin {
 
     /// Iterates over the pids of the processes whose threads and cpusets the search for affinity masks of unknown
     /// origin must still read.
-    pub(crate) fn unread(&self) -> impl Iterator<Item = Pid> {
+    pub(crate) fn unread_pids(&self) -> impl Iterator<Item = Pid> {
         let unread = match &self.search {
             Search::Running { choice: Some(choice), .. } => Some(&choice.unread),
             _ => None,
@@ -243,13 +243,13 @@ impl MasksOfUnknownOrigin {
     }
 
     /// Returns the processes that have affinity masks of unknown origin, each with these masks.
-    pub(crate) fn found(&self) -> &BTreeMap<ProcessId, UnknownMask> {
+    pub(crate) fn masks_by_process(&self) -> &BTreeMap<ProcessId, UnknownOriginMasks> {
         &self.found
     }
 
     /// Returns the process with the pid `pid` and its affinity masks of unknown origin. `None` if the process has no
     /// such mask.
-    pub(crate) fn mask_of(&self, pid: Pid) -> Option<(ProcessId, &UnknownMask)> {
+    pub(crate) fn mask_of(&self, pid: Pid) -> Option<(ProcessId, &UnknownOriginMasks)> {
         let first = ProcessId { pid, start: crate::basics::StartTime(0) };
         let (process, mask) = self.found.range(first..).next()?;
         (process.pid == pid).then_some((*process, mask))
@@ -326,7 +326,7 @@ mod tests {
         let mut masks = MasksOfUnknownOrigin::default();
         masks.request_search();
         let _ = masks.begin_search(BTreeSet::new);
-        masks.choose(BTreeSet::from([Pid(7)]), Nanos(1));
+        masks.set_processes_to_read(BTreeSet::from([Pid(7)]), Nanos(1));
         for scan in 0..=MAX_SEARCH_SCANS {
             assert!(masks.end_search_if_complete().is_none());
             assert_eq!(masks.note_full_scan().contains(&Pid(7)), scan == MAX_SEARCH_SCANS);

@@ -5,12 +5,12 @@ use alloc::sync::Arc;
 use core::cell::OnceCell;
 
 use crate::basics::{
-    CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, Uid, enclosing_paths, history::History,
-    is_cgroup_within, prelude::*,
+    CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, Uid, cgroup_and_ancestor_paths,
+    history::History, is_cgroup_within, prelude::*,
 };
 use crate::machine::topology::Topology;
 use crate::state::address_spaces::AddressSpaceGroups;
-use crate::state::attempts::{AffinityRequesters, ReportedAttemptCount};
+use crate::state::attempts::{ReportedAffinityTargets, ReportedAttemptCount};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
@@ -19,8 +19,8 @@ use crate::state::{
     processes::Processes, unknown_masks::MasksOfUnknownOrigin, usage::UsageState,
 };
 use crate::terms::{
-    Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, LeftoverCpuset, MaskAction, MaskActionKind,
-    Observed, Process, ProcessEvent, ReleasedMasks, Warning,
+    Cgroup, Grant, GrantedBy, IdleProcessGroup, JobId, LeftoverCpuset, MaskAction, MaskActionKind, Observed,
+    Process, ProcessEvent, ReleasedJobMasks, Warning, WatchedProcesses,
 };
 
 /// What pjwd knows about the machine, the jobs, the PUs (logical CPUs) granted to the jobs, and the processes. pjwd repeats these steps:
@@ -65,7 +65,7 @@ pub struct WardenState {
     /// job until then. A process that was forked during the release may have inherited one of these masks,
     /// and may still have it. The entry of a job is removed when a full scan has shown that no process has
     /// such a mask. Jobs that an earlier run of the daemon released are included.
-    pub released_masks: BTreeMap<JobId, ReleasedMasks>,
+    pub released_masks: BTreeMap<JobId, ReleasedJobMasks>,
     /// The processes whose affinity masks an earlier run of the daemon may have set, where no journal record says
     /// whether it did. Also the search for such processes, which is due after records were lost.
     pub unknown_masks: MasksOfUnknownOrigin,
@@ -100,7 +100,7 @@ pub struct WardenState {
     pub(crate) users_with_changed_strays: BTreeSet<Uid>,
     /// The threads for which an affinity request outside the grant was reported, and whose masks were not
     /// scanned since.
-    pub(crate) affinity_requesters: AffinityRequesters,
+    pub(crate) reported_affinity_targets: ReportedAffinityTargets,
     /// The number of affinity attempts of each job that were reported in the current minute.
     pub(crate) attempts: BTreeMap<JobId, ReportedAttemptCount>,
     /// The time since which pjwd has received every fork event of the kernel, in ns since boot. pjwd knows
@@ -108,9 +108,9 @@ pub struct WardenState {
     /// events, or if fork events are being lost.
     pub fork_events_complete_since: Option<Nanos>,
     /// The idle processes of each job, by group.
-    pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleGroup>>>,
+    pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleProcessGroup>>>,
     /// The groups in `idle_groups` together. Empty if one changed since the last calculation.
-    pub(crate) idle_watch: OnceCell<Arc<IdleWatch>>,
+    pub(crate) idle_watch: OnceCell<Arc<WatchedProcesses>>,
 }
 
 impl WardenState {
@@ -146,7 +146,7 @@ impl WardenState {
             login_pids_by_user: BTreeMap::new(),
             stray_warnings: BTreeMap::new(),
             users_with_changed_strays: BTreeSet::new(),
-            affinity_requesters: AffinityRequesters::default(),
+            reported_affinity_targets: ReportedAffinityTargets::default(),
             attempts: BTreeMap::new(),
             fork_events_complete_since: None,
             idle_groups: BTreeMap::new(),
@@ -156,7 +156,7 @@ impl WardenState {
 
     /// Iterates over the members of a job: the processes that belong to the job.
     pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
-        self.members.of_job(job)
+        self.members.members_of_job(job)
     }
 
     /// Returns the process with the pid `pid`. The facts about the process are from the last scan that read it. Returns `None` if no scan
@@ -177,7 +177,7 @@ impl WardenState {
     /// release.
     pub(crate) fn tracked_processes_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
         self.members
-            .of_job(job)
+            .members_of_job(job)
             .chain(self.processes_to_restore.values().filter(move |member| member.job == *job))
     }
 
@@ -189,7 +189,7 @@ impl WardenState {
         path: &str,
     ) -> impl Iterator<Item = &Member> {
         let inside = self.processes.processes_in_cgroup(path).map(|known| known.process.id.pid);
-        let inside = inside.filter_map(|pid| self.tracked(pid));
+        let inside = inside.filter_map(|pid| self.tracked_process(pid));
         self.tracked_processes_of(job).chain(inside.filter(move |member| member.job != *job))
     }
 
@@ -227,14 +227,14 @@ impl WardenState {
         let thread = member.threads.get(&tid)?;
         let entry = thread.mask_entry.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
-        let own = self.own_mask(grant, member, entry);
+        let own = self.program_bound_cpus(grant, member, entry);
         let is_bound_to = |pin| own.only_pu() == Some(pin) && !entry.is_binding_lifted(&own);
         entry.pinned_pu().filter(|&pin| !is_bound_to(pin) && thread.effective_mask.only_pu() == Some(pin))
     }
 
     /// Returns the PUs (logical CPUs) of `grant` to which the program bound a thread of the process `member`. `entry` is the mask entry
     /// of the thread. Returns `grant` if the program did not bind the thread.
-    pub(crate) fn own_mask(&self, grant: &CpuSet, member: &Member, entry: &MaskEntry) -> CpuSet {
+    pub(crate) fn program_bound_cpus(&self, grant: &CpuSet, member: &Member, entry: &MaskEntry) -> CpuSet {
         target_mask(&self.topology, grant, entry.original_mask(), member.inherited_mask.as_ref())
     }
 
@@ -242,7 +242,7 @@ impl WardenState {
     fn binding_to_lift(&self, id: &ThreadId) -> Option<CpuSet> {
         let member = self.members.get(&id.process.pid)?;
         let grant = self.jobs.get(&member.job)?.online_granted_cpus(&self.pool.online_cpus())?;
-        Some(self.own_mask(&grant, member, self.mask_entry(id)?))
+        Some(self.program_bound_cpus(&grant, member, self.mask_entry(id)?))
     }
 
     /// Returns what pjw knows about the affinity mask of a thread: the masks that pjw or the program requested
@@ -253,7 +253,7 @@ impl WardenState {
     /// - The process of the thread does not belong to a job, and pjw is not restoring its original masks.
     #[must_use]
     pub fn mask_entry(&self, id: &ThreadId) -> Option<&MaskEntry> {
-        let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
+        let member = self.tracked_process(id.process.pid).filter(|member| member.id == id.process)?;
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
@@ -309,7 +309,7 @@ impl WardenState {
         for event in events {
             if let ProcessEvent::Exec { pid } | ProcessEvent::Exit { pid } = *event {
                 let changed = self.address_spaces.forget(pid);
-                self.plan_jobs_of(&changed);
+                self.mark_jobs_dirty(&changed);
             }
         }
         self.unknown_masks.apply_events(events);
@@ -336,7 +336,7 @@ impl WardenState {
     }
 
     /// Marks the jobs of the processes `pids`: the next decision of the daemon plans their masks and cpusets again.
-    pub(crate) fn plan_jobs_of(&mut self, pids: &BTreeSet<Pid>) {
+    pub(crate) fn mark_jobs_dirty(&mut self, pids: &BTreeSet<Pid>) {
         let jobs: BTreeSet<&JobId> =
             pids.iter().filter_map(|pid| Some(&self.members.get(pid)?.job)).collect();
         jobs.into_iter().for_each(|job| self.dirty.add_job(job));
@@ -350,7 +350,7 @@ impl WardenState {
 
     /// Returns the process `pid` if it belongs to a job, or if pjw must restore its original masks (the masks before pjw changed them).
     /// Otherwise `None`.
-    pub(crate) fn tracked(&self, pid: Pid) -> Option<&Member> {
+    pub(crate) fn tracked_process(&self, pid: Pid) -> Option<&Member> {
         tracked_in(&self.members, &self.processes_to_restore, pid).map(|(process, _)| process)
     }
 
@@ -372,9 +372,9 @@ impl WardenState {
 
     /// Returns the PUs (logical CPUs) of the nearest cpuset at or above the cgroup of the process `pid`, as the last scan read them.
     /// `None` if unknown.
-    pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
+    pub(crate) fn nearest_cpuset_cpus(&self, pid: Pid) -> Option<&CpuSet> {
         let cgroup = self.process(pid)?.cgroup.as_deref()?;
-        enclosing_paths(cgroup)
+        cgroup_and_ancestor_paths(cgroup)
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective_cpus))
     }
 
@@ -409,8 +409,8 @@ impl WardenState {
             });
             match action.kind {
                 MaskActionKind::Rebind => entry.record_binding_restored(),
-                MaskActionKind::Restore => entry.note_lifted(None),
-                _ if lifted.is_some() => entry.note_lifted(lifted),
+                MaskActionKind::Restore => entry.set_lifted_binding(None),
+                _ if lifted.is_some() => entry.set_lifted_binding(lifted),
                 _ => {}
             }
         }
@@ -432,7 +432,7 @@ impl WardenState {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         if let Some(entry) = &mut thread.mask_entry {
-            entry.note_original_unreachable(&thread.effective_mask, &limits);
+            entry.record_original_refused(&thread.effective_mask, &limits);
         }
     }
 

@@ -8,7 +8,7 @@ use strum::IntoStaticStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
-pub enum Evidence {
+pub enum MembershipEvidence {
     /// There is no other evidence, but the user of the process has exactly one job on this machine. Counts
     /// only if the setting `adopt_strays` is on.
     Adopted,

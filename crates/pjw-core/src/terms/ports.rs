@@ -6,7 +6,9 @@ use crate::basics::{Pid, prelude::*};
 use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
 use crate::terms::own_cgroups::OwnCgroupNames;
 use crate::terms::plan::{MaskAction, MaskOutcome};
-use crate::terms::snapshot::{ExpectedMask, MaskProbe, Observed, ProcessEventBatch, ProcessTimes, Snapshot};
+use crate::terms::snapshot::{
+    ExpectedMask, MaskProbeResult, Observed, ProcessCpuTimes, ProcessEventBatch, Snapshot,
+};
 use crate::terms::{record::Record, scan::ScanRequest, usage::JobReport};
 
 /// The interface through which pjwd scans and changes the machine on which it runs. `pjw-linux` implements
@@ -21,7 +23,7 @@ pub trait MachineInterface {
     /// zombie) is present. A process that can't be read for another reason than that it does not exist is left out. The times
     /// of ended children are read before the times of any process, so that no time of a process counts in both. The default
     /// reads nothing.
-    fn read_cpu_times(&mut self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
+    fn read_cpu_times(&mut self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         BTreeMap::new()
     }
 
@@ -35,7 +37,7 @@ pub trait MachineInterface {
     /// contains the expected mask of each process. The result contains only the processes whose mask differs
     /// from the expected mask. Processes that have exited are left out. So are processes that were forked
     /// longer ago than [`crate::basics::ids::ProcessId::MIN_PID_REUSE_TIME`].
-    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe;
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbeResult;
 
     /// Reads the cgroups of these processes: their paths in the hierarchy with the cpuset controller, by pid. A process
     /// that has exited is left out. The call may wait for a move of processes between cgroups.

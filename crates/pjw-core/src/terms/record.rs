@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
-use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence, usage::JobUsage};
+use crate::terms::{cpuset_group::JobCpuset, evidence::MembershipEvidence, usage::JobUsage};
 
 /// A journal record about the cpuset of a job. pjw writes three of the records before it makes a change:
 ///
@@ -59,13 +59,13 @@ pub enum CpusetRecord {
 /// daemon could not read again. This is the content of the journal record [`Record::Joined`] (the process
 /// belongs to the job from now on) and of [`Record::Left`] (the process no longer belongs to the job).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Membership {
+pub struct JobMembership {
     /// The process that belongs or belonged to the job.
     pub process: ProcessId,
     /// The job to which the process belongs or belonged.
     pub job: JobId,
     /// The evidence that the process belongs to the job.
-    pub evidence: Evidence,
+    pub evidence: MembershipEvidence,
     /// The affinity mask with which the processes of the job began: the mask of the nearest ancestor process
     /// that belongs to no job. `None` if unknown. See [`crate::state::members::Member::inherited_mask`].
     #[serde(rename = "inherited")]
@@ -84,7 +84,7 @@ pub struct Membership {
 /// restores the original mask. pjw deletes the list when a full scan has shown that no process has any of these
 /// masks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReleasedMasks {
+pub struct ReleasedJobMasks {
     /// The job that ended or was released.
     pub job: JobId,
     /// The user ids of the job's owner and of the processes of the job.
@@ -105,7 +105,7 @@ pub struct ReleasedMasks {
     pub last_pending_restore_at: Option<Nanos>,
 }
 
-impl ReleasedMasks {
+impl ReleasedJobMasks {
     /// Makes an empty list of masks for `job`. `released_at` is the time at which the job is released, in ns since
     /// boot. A job is released when it ends or when a command releases it.
     #[must_use]
@@ -120,7 +120,7 @@ impl ReleasedMasks {
     }
 }
 
-/// An entry of [`ReleasedMasks`]: one affinity mask that pjw had given to threads of a job before the job was
+/// An entry of [`ReleasedJobMasks`]: one affinity mask that pjw had given to threads of a job before the job was
 /// released, with the original mask of these threads (the mask before pjw changed it). A job is released when it
 /// ends or when a command releases it. pjw then restores the original mask.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -137,7 +137,7 @@ pub struct ReleasedJobMask {
 /// The affinity masks of unknown origin in one process. An earlier run of pjwd may have set these masks, but no
 /// journal record says so. At least one of the two fields has a mask.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnknownMask {
+pub struct UnknownOriginMasks {
     /// The mask of the first thread. `None` if its mask is not of unknown origin.
     pub first_thread: Option<CpuSet>,
     /// The masks of the other threads that are of unknown origin.
@@ -145,20 +145,20 @@ pub struct UnknownMask {
     pub other_threads: BTreeSet<CpuSet>,
 }
 
-impl UnknownMask {
+impl UnknownOriginMasks {
     /// Iterates over the masks in both fields: the mask of the first thread, then the masks of the other
     /// threads.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &CpuSet> {
+    pub(crate) fn masks(&self) -> impl Iterator<Item = &CpuSet> {
         self.first_thread.iter().chain(&self.other_threads)
     }
 
     /// Returns whether no thread of the process has a mask of unknown origin.
     pub(crate) fn is_empty(&self) -> bool {
-        self.all().next().is_none()
+        self.masks().next().is_none()
     }
 }
 
-/// A journal record about affinity masks of unknown origin ([`UnknownMask`]). An earlier run of pjwd may have set
+/// A journal record about affinity masks of unknown origin ([`UnknownOriginMasks`]). An earlier run of pjwd may have set
 /// these masks, but no other record says so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -178,7 +178,7 @@ pub enum UnknownMaskRecord {
         /// The process.
         process: ProcessId,
         /// Its masks.
-        mask: UnknownMask,
+        mask: UnknownOriginMasks,
     },
     /// The process has ended or has no mask of unknown origin any longer.
     Settled {
@@ -210,7 +210,7 @@ pub enum Record {
     /// affinity masks.
     Ended(JobId),
     /// The process belongs to the job from now on.
-    Joined(Membership),
+    Joined(JobMembership),
     /// The process does not belong to the job, and pjw is going to restore the original affinity masks of the
     /// process (the masks before pjw changed them). Written for these processes:
     ///
@@ -221,7 +221,7 @@ pub enum Record {
     ///   is then one of the jobs of the user of the process.
     ///
     /// The job may have ended since the record was written, and another job may have the same id.
-    Left(Membership),
+    Left(JobMembership),
     /// pjw is about to set the affinity mask of a thread, or to store the present mask of a thread in the
     /// journal.
     #[serde(rename = "touched")]
@@ -247,7 +247,7 @@ pub enum Record {
     /// A job is about to end, or a command is about to release the job. Contains the masks that pjw set for
     /// its threads. A descendant of the job's processes that no scan has read may have inherited one of these
     /// masks.
-    ReleasedMasks(ReleasedMasks),
+    ReleasedMasks(ReleasedJobMasks),
     /// No process has a mask of the last [`Record::ReleasedMasks`] of this job any longer, as a full scan has
     /// shown.
     ReleaseSettled(JobId),

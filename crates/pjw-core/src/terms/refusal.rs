@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::basics::{CpuSet, Pid, Pu, Tid, Uid, cpus_are, prelude::*};
+use crate::basics::{CpuSet, Pid, Pu, Tid, Uid, cpus_with_is_are, prelude::*};
 use crate::terms::job::{JobId, JobSource};
 
 /// The unit of the numbers in a [`Refusal`], such as the numbers of requested and of free CPUs: whole cores
@@ -124,7 +124,7 @@ pub enum Refusal {
         why: &'static str,
     },
     /// The requested list contains PUs that are offline or that the machine does not have.
-    #[error("{} not on this machine or offline: choose among {online_cpus}", cpus_are(cpus))]
+    #[error("{} not on this machine or offline: choose among {online_cpus}", cpus_with_is_are(cpus))]
     NoSuchPus {
         /// The PUs of the list that are offline or that the machine does not have.
         cpus: CpuSet,
@@ -134,7 +134,7 @@ pub enum Refusal {
     /// The requested list contains housekeeping PUs.
     #[error(
         "{} kept for housekeeping: choose others, or have `housekeeping` changed in the configuration",
-        cpus_are(cpus)
+        cpus_with_is_are(cpus)
     )]
     HousekeepingPus {
         /// The housekeeping PUs in the list.

@@ -34,9 +34,9 @@ pub struct ScanRequest {
     /// reads each cgroup that an earlier scan read and that has changed since.
     pub cgroups: BTreeSet<String>,
     /// The processes that the scan checks before it decides whether to read them: idle processes of jobs, and
-    /// processes that belong to no job. [`IdleWatch`] says in which cases the scan then reads such a process.
+    /// processes that belong to no job. [`WatchedProcesses`] says in which cases the scan then reads such a process.
     /// A process that a partial scan does not read is unchanged since the last scan.
-    pub idle_watch: Arc<IdleWatch>,
+    pub idle_watch: Arc<WatchedProcesses>,
 }
 
 /// The processes that a scan checks before it decides whether to read them: idle processes of jobs, and
@@ -44,24 +44,24 @@ pub struct ScanRequest {
 /// check is cheaper than reading the process.
 ///
 /// The check finds a change if the process has exited, has used CPU time since the last check, or was never checked
-/// before. For an idle process of a job, an affinity mask with a PU (logical CPU) outside [`IdleGroup::expected_cpus`]
-/// is a change too. [`IdleWatch::check_all_masks`] says which masks are checked.
+/// before. For an idle process of a job, an affinity mask with a PU (logical CPU) outside [`IdleProcessGroup::expected_cpus`]
+/// is a change too. [`WatchedProcesses::check_all_masks`] says which masks are checked.
 ///
 /// - A partial scan reads a process in this list if the check finds a change, or if the scope of the scan lists
 ///   the process.
 /// - A full scan reads every process. It reads the threads of an idle process of a job only if the check finds
 ///   a change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct IdleWatch {
+pub struct WatchedProcesses {
     /// The idle processes of jobs, in groups. A process is idle if the smoothed CPU demand of all its threads
     /// is 0. All processes of a group belong to the same job, and each process is in only one group. If a
     /// group has a `cgroup`, this cgroup contains only processes of this job.
-    pub groups: Vec<Arc<IdleGroup>>,
+    pub groups: Vec<Arc<IdleProcessGroup>>,
     /// The pids of processes that belong to no job, whether idle or not. If such a process used CPU time
     /// since the last check or has exited, the scan reads the process, but not its threads.
     pub unassigned_pids: Vec<Pid>,
     /// Whether a partial scan checks the affinity masks of all processes in groups with
-    /// [`IdleGroup::expected_cpus`]. If false, each partial scan checks a part of these processes, and
+    /// [`IdleProcessGroup::expected_cpus`]. If false, each partial scan checks a part of these processes, and
     /// several scans together check all of them. A full scan always checks all of them.
     pub check_all_masks: bool,
 }
@@ -70,7 +70,7 @@ pub struct IdleWatch {
 /// 0. If the processes are in a cgroup of the job, a scan checks the CPU time of this cgroup, and need not
 /// check each process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IdleGroup {
+pub struct IdleProcessGroup {
     /// The path of the cgroup of the job, which contains all processes of the group. If this cgroup used no
     /// CPU time since the last check, none of the processes ran, and the scan need not check each process.
     /// `None` if the processes are not in a cgroup of their job.

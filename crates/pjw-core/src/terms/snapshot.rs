@@ -48,7 +48,7 @@ pub struct Snapshot {
     /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
     /// The CPU times of processes, by pid. A scan does not read them: [`crate::usage_times::read_cpu_times`] adds them.
-    pub cpu_times: BTreeMap<Pid, ProcessTimes>,
+    pub cpu_times: BTreeMap<Pid, ProcessCpuTimes>,
     /// The processes of jobs whose CPU times were read before and that did not exist any more when the CPU times were read for
     /// this snapshot. Their parents have waited for them (wait4(2)), except where nothing waits.
     pub reaped: BTreeSet<Pid>,
@@ -59,7 +59,7 @@ pub struct Snapshot {
 /// The CPU time that a process has used since its start, and the CPU time of its ended children, in ns. The
 /// kernel adds the CPU time of a child to the second value when the process waits for the child (wait4(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProcessTimes {
+pub struct ProcessCpuTimes {
     /// The start time of the process, which differs from that of an earlier process with the same pid.
     pub start: StartTime,
     /// The CPU time that all threads of the process used since its start, including ended threads, in ns.
@@ -227,7 +227,7 @@ impl JobMarks {
     /// Iterates over the jobs that environment variables of the process name, and whose batch system starts
     /// each job in a process group or in a session of its own. Each item says whether this is a process group
     /// or a session.
-    pub(crate) fn jobs_with_own_scope(&self) -> impl Iterator<Item = (&JobId, JobProcessGrouping)> {
+    pub(crate) fn jobs_with_own_grouping(&self) -> impl Iterator<Item = (&JobId, JobProcessGrouping)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
             JobIdAttribute::Environment { process_scope: own } if own != JobProcessGrouping::Neither => {
                 Some((&mark.job, own))
@@ -372,7 +372,7 @@ pub struct Cpuset {
 impl Process {
     /// Returns whether the process is in the cgroup at the path `cgroup`, or in a cgroup below it.
     #[must_use]
-    pub fn is_within(&self, cgroup: &str) -> bool {
+    pub fn is_in_cgroup(&self, cgroup: &str) -> bool {
         self.cgroup.as_deref().is_some_and(|at| is_cgroup_within(at, cgroup))
     }
 }
@@ -392,7 +392,7 @@ impl<T> Observed<T> {
 /// check of the affinity masks of processes that were just forked. The check reads only the masks, so that
 /// pjw can correct a wrong mask earlier than by a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MaskProbe {
+pub struct MaskProbeResult {
     /// The time at which the masks were read, as the time since boot and as the UTC time.
     pub taken_at: Moment,
     /// The PUs (logical CPUs) that were online at the latest scan. The check itself does not read which PUs

@@ -10,7 +10,7 @@ use pjw_core::fork_fastpath::{
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::snapshot::Observed;
-use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbe, ProcessEvent};
+use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbeResult, ProcessEvent};
 use pjw_core::state::lineage::scan_queue::ScanUrgency;
 use pjw_core::time::Nanos;
 
@@ -49,7 +49,8 @@ fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
     let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, effective_mask: set(mask) };
-    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
+    let probe =
+        MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     fork(machine, child, 7);
     let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
     machine.decide(&snapshot, &[]).plan.mask_actions
@@ -136,7 +137,8 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let snapshot = machine.scan();
     let forked =
         ForkMaskMismatch { id: ProcessId { pid: Pid(9), start: StartTime(200) }, effective_mask: set("0-7") };
-    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
+    let probe =
+        MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     let seen = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes.remove(&Pid(9));
     let Some(Observed::Present(process)) = seen else { panic!("it was not reported") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
@@ -233,7 +235,7 @@ fn a_child_whose_mask_does_not_follow_from_the_requests_of_its_parent_is_left_to
         let snapshot = machine.scan();
         let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
         let mismatches = vec![ForkMaskMismatch { id, effective_mask: set(mask) }];
-        let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
+        let probe = MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
         let processes = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes;
         assert_eq!(processes.is_empty(), is_left_out, "{mask}");
     }
@@ -247,7 +249,7 @@ fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_
         fork(&mut machine, 9, 7);
         let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
         let mismatches = vec![ForkMaskMismatch { id, effective_mask: set(mask) }];
-        let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
+        let probe = MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
         let expected = expected_fork_masks(&machine.state);
         let unknown = forked_with_unexplained_masks(&machine.state, &expected, &probe);
         let paths: BTreeMap<Pid, String> = unknown.iter().map(|&pid| (pid, cgroup.to_owned())).collect();

@@ -1,7 +1,7 @@
 //! Provisions: cores that are promised to a service, whether it runs or not.
 
 use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
-use pjw_core::evidence::Evidence;
+use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::job::{Job, Provision, ProvisionRule};
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
@@ -55,7 +55,7 @@ fn processes_that_the_rule_recognises_join_and_the_cores_outlive_them() {
     m.settle();
     let members: Vec<u32> = m.state.members_of(&job("web")).map(|member| member.id.pid.0).collect();
     assert_eq!(members, [10, 11], "the one that ran already, and a new one");
-    assert_eq!(m.state.members.get(&Pid(10)).unwrap().evidence, Evidence::Provision);
+    assert_eq!(m.state.members.get(&Pid(10)).unwrap().evidence, MembershipEvidence::Provision);
     m.exit(10);
     m.exit(11);
     m.settle();

@@ -58,7 +58,7 @@ fn a_job_that_uses_its_cores_is_reported_as_fine() {
     );
     assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (20, 80));
     assert_eq!((report.usage.cores_max, report.usage.threads_max), (4, 4));
-    assert_eq!((report.mean_cores_permille(), report.mean_pus_permille()), (4000, 4000));
+    assert_eq!((report.mean_held_cores_permille(), report.mean_held_pus_permille()), (4000, 4000));
     let verdict = judge_ended_job(&report).unwrap();
     assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0));
     assert_eq!(report.incomplete, None);
@@ -73,7 +73,7 @@ fn cores_that_come_and_go_within_a_sample_count_for_as_long_as_they_were_held() 
             machine.assign("a", cores, &[]).unwrap();
         }
     }
-    let held = end(&mut machine).mean_cores_permille();
+    let held = end(&mut machine).mean_held_cores_permille();
     assert!((2_950..=3_050).contains(&held), "{held}");
 }
 

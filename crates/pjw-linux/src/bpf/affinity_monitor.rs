@@ -13,7 +13,7 @@ use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest, time::Nanos};
 
 use super::fault::{AffinityMonitorUnavailable, TaskScanUnavailable};
 use super::object::{BpfPlatform, load_program, refusal_error, take_map, unavailable_reason};
-use super::record::{comm, u32_at, u64_at};
+use super::record::{parse_comm, u32_at, u64_at};
 use super::task::DrainedRequests;
 use crate::sys::affinity;
 
@@ -61,7 +61,7 @@ impl AffinityMonitor {
     /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
     /// reason and a remedy.
     pub fn load() -> Result<Self, AffinityMonitorUnavailable> {
-        Self::load_with(&BpfPlatform::find()?)
+        Self::load_with_platform(&BpfPlatform::detect()?)
     }
 
     /// Loads the BPF program that reports calls of sched_setaffinity(2), as [`AffinityMonitor::load`] does.
@@ -69,7 +69,7 @@ impl AffinityMonitor {
     ///
     /// # Errors
     /// If the kernel refuses the program, or the test of the program fails.
-    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
+    pub(super) fn load_with_platform(platform: &BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));
             loaded.map_err(|error| match unavailable_reason("verifying", &error) {
@@ -169,7 +169,7 @@ fn parse(record: &[u8]) -> Option<AffinityRequest> {
         caller: Tid(caller),
         caller_pid: Pid(u32_at(header, 4)),
         caller_parent: Pid(u32_at(header, 8)),
-        comm: comm(&header[32..]),
+        comm: parse_comm(&header[32..]),
         called_at: Nanos(u64_at(header, 24)),
         target: Some(Tid(scope)).filter(|_| scope != 0 && scope != caller),
         requested_mask: CpuSet::from_words(&words),

@@ -26,7 +26,7 @@ const FIRST_WORDS: usize = 12;
 const LAST_WORDS: usize = 60;
 
 /// The facts about the running kernel that pjw needs to load its BPF programs: the type information of the kernel
-/// (BTF), and the size of an affinity mask. [`BpfPlatform::find`] determines them.
+/// (BTF), and the size of an affinity mask. [`BpfPlatform::detect`] determines them.
 #[derive(Debug)]
 pub(super) struct BpfPlatform {
     /// The kernel's BTF type information, some megabytes.
@@ -42,7 +42,7 @@ impl BpfPlatform {
     /// # Errors
     /// The first requirement that is missing, for example the capability `CAP_BPF` or the type information of the
     /// kernel (BTF).
-    pub(super) fn find() -> Result<Self, TaskScanUnavailable> {
+    pub(super) fn detect() -> Result<Self, TaskScanUnavailable> {
         if cfg!(target_endian = "big") {
             return Err(TaskScanUnavailable::BigEndian);
         }
@@ -163,7 +163,7 @@ pub(super) fn unavailable_reason(step: &'static str, error: &(dyn Error + 'stati
     if locked.is_ok_and(|state| state.contains("[confidentiality]")) {
         TaskScanUnavailable::LockedDown
     } else if too_old {
-        TaskScanUnavailable::KernelTooOld(version::release())
+        TaskScanUnavailable::KernelTooOld(version::kernel_release())
     } else if denied {
         TaskScanUnavailable::NotPermitted(failed(step, error))
     } else {

@@ -64,7 +64,7 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
         tid: Tid(u32_at(header, 4)),
         pid: Pid(u32_at(header, 8)),
         stat: Stat {
-            comm: comm(&header[104..]),
+            comm: parse_comm(&header[104..]),
             state: letter(u32_at(header, 24), u32_at(header, 28)),
             parent: Pid(u32_at(header, 12)),
             process_group: Pid(u32_at(header, 20)),
@@ -113,7 +113,7 @@ fn letter(state: u32, exit_state: u32) -> char {
 
 /// Returns the name of a thread (comm) from `bytes`, a text that ends at its first zero byte. The bytes behind the
 /// zero byte are ignored: they can be left from an earlier name.
-pub(super) fn comm(bytes: &[u8]) -> Comm {
+pub(super) fn parse_comm(bytes: &[u8]) -> Comm {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     Comm::new(&bytes[..end])
 }
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_name_ends_with_its_first_zero_byte() {
-        assert_eq!(comm(b"sh\0h\0\0\0\0\0\0\0\0\0\0\0\0"), Comm::from("sh"));
-        assert_eq!(comm(b"fifteen-letters\0"), Comm::from("fifteen-letters"));
+        assert_eq!(parse_comm(b"sh\0h\0\0\0\0\0\0\0\0\0\0\0\0"), Comm::from("sh"));
+        assert_eq!(parse_comm(b"fifteen-letters\0"), Comm::from("fifteen-letters"));
     }
 }

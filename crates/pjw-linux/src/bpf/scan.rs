@@ -14,7 +14,7 @@ use super::fault::{TaskScanError, TaskScanUnavailable};
 use super::object::{BpfPlatform, load_program, refusal_error, scan_error, take_map, unavailable_reason};
 use super::task::{MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 use super::{record, self_check};
-use crate::sys::online::Online;
+use crate::sys::online::OnlinePuReader;
 
 /// In bytes. Twice the kernel's buffer for an iterator.
 const BUFFER_BYTES: usize = 65_536;
@@ -37,7 +37,7 @@ pub struct TaskScan {
     /// The random keys from which, with its address, the number of an address space is computed.
     keys: [u64; 2],
     /// Reader of the online PUs.
-    online: Online,
+    online: OnlinePuReader,
     /// The records that were read and not parsed yet. Reused by each scan.
     buffer: Vec<u8>,
     /// The affinity mask of the current record. Reused for each record.
@@ -58,7 +58,7 @@ impl TaskScan {
     /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
     /// reason and a remedy.
     pub fn load() -> Result<Self, TaskScanUnavailable> {
-        Self::load_with(&BpfPlatform::find()?)
+        Self::load_with_platform(&BpfPlatform::detect()?)
     }
 
     /// Loads the BPF program of the task scan and tests it, as [`TaskScan::load`] does. `platform` contains the facts
@@ -66,8 +66,8 @@ impl TaskScan {
     ///
     /// # Errors
     /// If the kernel refuses the program, or the test of the program fails.
-    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, TaskScanUnavailable> {
-        let online = Online::open().map_err(|error| refusal_error("the online PUs", &error))?;
+    pub(super) fn load_with_platform(platform: &BpfPlatform) -> Result<Self, TaskScanUnavailable> {
+        let online = OnlinePuReader::open().map_err(|error| refusal_error("the online PUs", &error))?;
         let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {
             let loaded = iterator(object).and_then(|iterator| load_program(|| iterator.load("task", btf)));
             loaded.map_err(|error| unavailable_reason("verifying", &error))

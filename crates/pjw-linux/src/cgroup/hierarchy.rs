@@ -50,7 +50,7 @@ impl CpusetMount {
                 v1_cpu_mount_point: twin_mount("cpu"),
                 v1_freezer_mount_point: twin_mount("freezer"),
             }),
-            None => mounts.v2_mount_point.clone().map(Self::unified),
+            None => mounts.v2_mount_point.clone().map(Self::from_v2_mount_point),
         }
     }
 
@@ -64,27 +64,27 @@ impl CpusetMount {
     }
 
     /// Returns the v2 hierarchy that is mounted at the directory `mount_point`.
-    pub(crate) fn unified(mount_point: PathBuf) -> Self {
+    pub(crate) fn from_v2_mount_point(mount_point: PathBuf) -> Self {
         Self { mount_point, is_unified: true, v1_cpu_mount_point: None, v1_freezer_mount_point: None }
     }
 
     /// Returns the cgroup at `path` in the v1 hierarchy with the cpu controller. The cgroup need not exist. `None` if
     /// no such hierarchy is mounted, or if `path` is not the path of a cgroup, as for [`CpusetMount::cgroup`].
-    pub(crate) fn cpu_twin(&self, path: &str) -> Option<CgroupDir> {
+    pub(crate) fn v1_cpu_cgroup(&self, path: &str) -> Option<CgroupDir> {
         CgroupDir::from_path(self.v1_cpu_mount_point.as_ref()?, path, false)
     }
 
     /// Returns the cgroup at `path` in the v1 hierarchy with the freezer controller. The cgroup need not exist.
     /// `None` if no such hierarchy is mounted, or if `path` is not the path of a cgroup, as for
     /// [`CpusetMount::cgroup`].
-    pub(crate) fn freezer_twin(&self, path: &str) -> Option<CgroupDir> {
+    pub(crate) fn v1_freezer_cgroup(&self, path: &str) -> Option<CgroupDir> {
         CgroupDir::from_path(self.v1_freezer_mount_point.as_ref()?, path, false)
     }
 
     /// Returns the kind of this hierarchy: v1, v2, or v2 with systemd. `with_systemd` says whether systemd manages
     /// this machine. `None` if this is a v2 hierarchy without the cpuset controller, or if its controllers can't be
     /// read.
-    pub(crate) fn kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
+    pub(crate) fn hierarchy_kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
         if !self.is_unified {
             return Some(CpusetHierarchy::Legacy);
         }

@@ -15,7 +15,7 @@ const PARTITION: &str = "cpuset.cpus.partition";
 /// affinity masks of all threads in the cgroup at each write. If `spec` has no NUMA nodes, `keep_mems` says whether
 /// the cgroup keeps its present nodes or gets all nodes.
 pub(super) fn write_cpuset(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet> {
-    let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
+    let now = group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?;
     if !spec.isolated {
         end_partition(group, &now)?;
     }
@@ -23,7 +23,7 @@ pub(super) fn write_cpuset(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool
     match mems {
         Some(mems) => write_list(group, "cpuset.mems", &now.mems, &mems)?,
         None if keep_mems || now.mems.is_empty() => {}
-        None => clear(group, "cpuset.mems").map_err(refusal(group, "get all memory nodes"))?,
+        None => clear(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?,
     }
     write_list(group, "cpuset.cpus", &now.cpus, &cpus)?;
     if spec.isolated {
@@ -38,7 +38,7 @@ fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Opt
         return Ok((spec.cpus.clone(), spec.mems.clone()));
     }
     let above = group.parent();
-    let files = above.read_cpuset().map_err(refusal(&above, "be read"))?;
+    let files = above.read_cpuset().map_err(errno_to_outcome(&above, "be read"))?;
     let cpus = spec.cpus.intersection(&files.cpus);
     let mems = spec.mems.as_ref().unwrap_or(&files.mems).intersection(&files.mems);
     if cpus.is_empty() {
@@ -61,7 +61,7 @@ fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Resul
     if now == to {
         return Ok(());
     }
-    group.write_file(file, &to.to_string()).map_err(refusal(group, &format!("get {file} {to}")))
+    group.write_file(file, &to.to_string()).map_err(errno_to_outcome(group, &format!("get {file} {to}")))
 }
 
 /// Clears a value. v2 refuses that while processes are in the cgroup (`ENOSPC`), and v1 needs a value. Then
@@ -88,7 +88,9 @@ pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<()>
     if now.partition.is_empty() || now.partition == "member" {
         return Ok(());
     }
-    group.write_file(PARTITION, "member").map_err(refusal(group, "become a member of its parent's partition"))
+    group
+        .write_file(PARTITION, "member")
+        .map_err(errno_to_outcome(group, "become a member of its parent's partition"))
 }
 
 /// Makes the cgroup `group` an isolated cpuset partition: writes `isolated` to its file `cpuset.cpus.partition`.
@@ -103,10 +105,10 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
         ))
     })?;
     if now != "isolated" {
-        group.write_file(PARTITION, "isolated").map_err(refusal(group, "be isolated"))?;
+        group.write_file(PARTITION, "isolated").map_err(errno_to_outcome(group, "be isolated"))?;
     }
     // The kernel accepts the write, and reports in the same file whether the partition is valid.
-    let state = group.read_file(PARTITION).map_err(refusal(group, "be read"))?;
+    let state = group.read_file(PARTITION).map_err(errno_to_outcome(group, "be read"))?;
     if state == "isolated" {
         Ok(())
     } else {
@@ -121,7 +123,7 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
 /// PUs that `spec` requests. If `spec` requests NUMA nodes, checks the granted NUMA nodes in the same way. Returns
 /// the granted PUs.
 pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet> {
-    let cpus = group.effective_cpus().map_err(refusal(group, "be read"))?;
+    let cpus = group.effective_cpus().map_err(errno_to_outcome(group, "be read"))?;
     let holds =
         |effective: &CpuSet, requested: &CpuSet| !effective.is_empty() && effective.is_subset(requested);
     if !holds(&cpus, &spec.cpus) {
@@ -133,7 +135,7 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
         )));
     }
     if let Some(requested) = &spec.mems {
-        let mems = group.effective_mems().map_err(refusal(group, "be read"))?;
+        let mems = group.effective_mems().map_err(errno_to_outcome(group, "be read"))?;
         if !holds(&mems, requested) {
             return Err(refused_outcome(format!(
                 "the cgroup {} requests the memory nodes {requested}, but the kernel grants {mems}",
@@ -148,20 +150,20 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
 /// afterwards. Unless `keep_mems` is true, the cgroup also gets all NUMA nodes. Returns the PUs that the kernel
 /// grants.
 pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet> {
-    let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
+    let now = group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?;
     end_partition(group, &now)?;
     if !keep_mems && !now.mems.is_empty() {
-        clear(group, "cpuset.mems").map_err(refusal(group, "get all memory nodes"))?;
+        clear(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?;
     }
     if !now.cpus.is_empty() {
-        clear(group, "cpuset.cpus").map_err(refusal(group, "get all CPUs"))?;
+        clear(group, "cpuset.cpus").map_err(errno_to_outcome(group, "get all CPUs"))?;
     }
-    group.effective_cpus().map_err(refusal(group, "be read"))
+    group.effective_cpus().map_err(errno_to_outcome(group, "be read"))
 }
 
 /// Restores the configuration `before` of the cgroup `group`, after a change of its cpuset has failed. If the kernel
 /// refuses a value, logs a warning.
-pub(super) fn restore(group: &CgroupDir, before: &CpusetConfig) {
+pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     let Ok(now) = group.read_cpuset() else { return };
     for (file, now, before) in
         [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &before.cpus)]
@@ -193,7 +195,7 @@ pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
 
 /// Returns a function that converts the error of a file of the cgroup `group` to the outcome of the whole change.
 /// `what` completes the sentence "the cgroup can't ..." in the message, for example `be frozen`.
-pub(super) fn refusal(group: &CgroupDir, what: &str) -> impl FnOnce(Errno) -> CpusetOutcome {
+pub(super) fn errno_to_outcome(group: &CgroupDir, what: &str) -> impl FnOnce(Errno) -> CpusetOutcome {
     move |errno| {
         let why = match errno {
             errno if is_gone(errno) => return CpusetOutcome::Gone,

@@ -9,7 +9,7 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::bounds::refusal;
+use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
 use super::{moving, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
@@ -29,16 +29,16 @@ fn freeze(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     if group.is_unified() {
         return match group.read_file(FREEZE).as_deref() {
             Ok("1") => Ok(()),
-            Ok(_) => group.write_file(FREEZE, "1").map_err(refusal(group, "be frozen")),
+            Ok(_) => group.write_file(FREEZE, "1").map_err(errno_to_outcome(group, "be frozen")),
             Err(Errno::ENOENT) if group.exists() => Err(refused_outcome(format!(
                 "the cgroup {} can't be frozen: that needs Linux 5.2",
                 group.path
             ))),
-            Err(errno) => Err(refusal(group, "be frozen")(*errno)),
+            Err(errno) => Err(errno_to_outcome(group, "be frozen")(*errno)),
         };
     }
     let twin = twin_of(context.hierarchy, group)?;
-    twins::create(&twin, |_| Ok(()))?;
+    twins::create_v1_cgroup(&twin, |_| Ok(()))?;
     let frozen = write_state(&twin, "FROZEN").and_then(|()| gather(context, group, &twin));
     if frozen.is_err() {
         let _ = thaw(context.hierarchy, group);
@@ -50,7 +50,7 @@ fn twin_of(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<CgroupDir> {
     if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
         return Err(refused_outcome(format!("the cgroup {} is not in a place for frozen jobs", group.path)));
     }
-    hierarchy.freezer_twin(&group.path).ok_or_else(|| {
+    hierarchy.v1_freezer_cgroup(&group.path).ok_or_else(|| {
         refused_outcome(format!(
             "the cgroup {} can't be frozen: no v1 hierarchy with the freezer is mounted",
             group.path
@@ -62,7 +62,7 @@ fn write_state(twin: &CgroupDir, state: &str) -> Result<()> {
     if twin.read_file(STATE).is_ok_and(|now| now == state) {
         return Ok(());
     }
-    twin.write_file(STATE, state).map_err(refusal(twin, &format!("become {state}")))
+    twin.write_file(STATE, state).map_err(errno_to_outcome(twin, &format!("become {state}")))
 }
 
 /// Moves the processes of a cpuset into its frozen twin. A process that is frozen has no more children, so the last ones are
@@ -100,7 +100,7 @@ fn is_free(path: &str) -> bool {
 fn move_in(twin: &CgroupDir, pid: Pid) -> Result<()> {
     match twin.write_file("cgroup.procs", &pid.to_string()) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
-        Err(errno) => Err(refusal(twin, &format!("take process {pid}"))(errno)),
+        Err(errno) => Err(errno_to_outcome(twin, &format!("take process {pid}"))(errno)),
     }
 }
 
@@ -116,16 +116,18 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if group.is_unified() {
         return match group.read_file(FREEZE).as_deref() {
             Ok("0") | Err(Errno::ENOENT | Errno::ENODEV) => Ok(()),
-            Ok(_) => group.write_file(FREEZE, "0").map_err(refusal(group, "be thawed")),
-            Err(errno) => Err(refusal(group, "be thawed")(*errno)),
+            Ok(_) => group.write_file(FREEZE, "0").map_err(errno_to_outcome(group, "be thawed")),
+            Err(errno) => Err(errno_to_outcome(group, "be thawed")(*errno)),
         };
     }
-    let Some(twin) = hierarchy.freezer_twin(&group.path).filter(CgroupDir::exists) else { return Ok(()) };
+    let Some(twin) = hierarchy.v1_freezer_cgroup(&group.path).filter(CgroupDir::exists) else {
+        return Ok(());
+    };
     if twins::besteffort_job_path(&group.path).is_none() {
         return Ok(());
     }
     write_state(&twin, "THAWED")?;
-    twins::remove(&twin, |pid| twins::move_to(|path| hierarchy.freezer_twin(path), "/", pid))
+    twins::remove_v1_cgroup(&twin, |pid| twins::move_to(|path| hierarchy.v1_freezer_cgroup(path), "/", pid))
 }
 
 /// Thaws the processes of all jobs of the class besteffort. Such a job has no cores of its own, so pjwd can freeze
@@ -156,9 +158,9 @@ pub(super) fn update_freezer_cgroup(
     process: ProcessId,
     to: &str,
 ) -> Result<()> {
-    let twin = context.hierarchy.freezer_twin(to).filter(|_| twins::besteffort_job_path(to).is_some());
+    let twin = context.hierarchy.v1_freezer_cgroup(to).filter(|_| twins::besteffort_job_path(to).is_some());
     let Some(twin) = twin.filter(CgroupDir::exists) else { return leave_freezer_cgroup(context, process) };
-    match moving::cgroup_in(context.proc, process, FREEZER) {
+    match moving::process_cgroup_path(context.proc, process, FREEZER) {
         Some(here) if is_free(&here) && !is_cgroup_within(&here, &twin.path) => move_in(&twin, process.pid),
         _ => Ok(()),
     }
@@ -168,9 +170,9 @@ pub(super) fn update_freezer_cgroup(
 /// process to the root cgroup of this hierarchy. Has no effect if another program has put the process into a cgroup
 /// of this hierarchy.
 pub(super) fn leave_freezer_cgroup(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
-    let here = moving::cgroup_in(context.proc, process, FREEZER);
+    let here = moving::process_cgroup_path(context.proc, process, FREEZER);
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {
         return Ok(());
     }
-    twins::move_to(|path| context.hierarchy.freezer_twin(path), "/", process.pid)
+    twins::move_to(|path| context.hierarchy.v1_freezer_cgroup(path), "/", process.pid)
 }

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, is_cgroup_within};
 
-use super::bounds::refusal;
+use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
 use super::{marks, moving, own, twins};
 use crate::cgroup::{CgroupDir, CpusetMount};
@@ -20,7 +20,7 @@ use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 
 /// The name of the file in the directory of a cgroup that gives the cgroup idle priority: the processes then run only
 /// when no process of its sibling cgroups runs. The file exists on Linux 5.15 and later.
-pub(super) const IDLE: &str = "cpu.idle";
+pub(super) const CPU_IDLE_FILE: &str = "cpu.idle";
 const CPU: &str = "cpu";
 /// The extended attribute with the origins that differ from the twin's: a line "PID START PATH" for each process.
 const ORIGINS: &str = "pjw.origins";
@@ -34,15 +34,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// # Errors
 /// If the file does not exist, the kernel refuses the write, or the file does not contain 1 afterwards.
 pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
-    let now = group.read_file(IDLE).map_err(|errno| no_idle(group, errno))?;
+    let now = group.read_file(CPU_IDLE_FILE).map_err(|errno| no_idle(group, errno))?;
     if now == "1" {
         return Ok(());
     }
-    group.write_file(IDLE, "1").map_err(refusal(group, "get idle priority"))?;
-    match group.read_file(IDLE) {
+    group.write_file(CPU_IDLE_FILE, "1").map_err(errno_to_outcome(group, "get idle priority"))?;
+    match group.read_file(CPU_IDLE_FILE) {
         Ok(now) if now == "1" => Ok(()),
         Ok(now) => Err(refused_outcome(format!(
-            "the cgroup {} can't get idle priority: {IDLE} stays {now}",
+            "the cgroup {} can't get idle priority: {CPU_IDLE_FILE} stays {now}",
             group.path
         ))),
         Err(errno) => Err(no_idle(group, errno)),
@@ -52,11 +52,11 @@ pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
 fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
     if errno == Errno::ENOENT && group.exists() {
         refused_outcome(format!(
-            "the cgroup {} can't get idle priority: it has no {IDLE}, which needs Linux 5.15 and the cpu controller",
+            "the cgroup {} can't get idle priority: it has no {CPU_IDLE_FILE}, which needs Linux 5.15 and the cpu controller",
             group.path
         ))
     } else {
-        refusal(group, "be read")(errno)
+        errno_to_outcome(group, "be read")(errno)
     }
 }
 
@@ -75,21 +75,21 @@ pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -
         own::enable_cpu_controller(hierarchy, &above)?;
         return set_idle(&above);
     }
-    let twin = hierarchy.cpu_twin(&group.path).ok_or_else(|| {
+    let twin = hierarchy.v1_cpu_cgroup(&group.path).ok_or_else(|| {
         refused_outcome(
             "no v1 hierarchy with the cpu controller and without cpusets is mounted, so there is no idle priority: \
              mount one, or boot with cgroup v2"
                 .to_owned(),
         )
     })?;
-    twins::create(&twin, set_idle)
+    twins::create_v1_cgroup(&twin, set_idle)
 }
 
 /// Starts `slice`, the systemd slice that contains the scopes of besteffort jobs, and gives its cgroup idle priority.
 /// Has no effect if the cgroup already has idle priority.
 pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Result<()> {
     let group = context.cgroup(&format!("/{slice}"))?;
-    let is_idle = || group.read_file(IDLE).is_ok_and(|now| now == "1");
+    let is_idle = || group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now == "1");
     if is_idle() {
         return Ok(());
     }
@@ -102,7 +102,7 @@ pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Resu
     };
     started.map_err(|fault| failed(&fault))?;
     let deadline = Instant::now() + TIMEOUT;
-    while group.read_file(IDLE).is_err() && Instant::now() < deadline {
+    while group.read_file(CPU_IDLE_FILE).is_err() && Instant::now() < deadline {
         std::thread::sleep(POLL_INTERVAL);
     }
     // An older systemd leaves the file alone: while it is 1, the kernel takes no weight.
@@ -130,7 +130,7 @@ pub(super) fn stop_empty_slice(context: &mut CpusetContext<'_>, slice: &str) {
 
 /// The twin of the cpuset at `path`, if there is one.
 fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
-    let twin = hierarchy.cpu_twin(path).filter(|_| twins::besteffort_job_path(path).is_some());
+    let twin = hierarchy.v1_cpu_cgroup(path).filter(|_| twins::besteffort_job_path(path).is_some());
     twin.filter(CgroupDir::exists)
 }
 
@@ -144,7 +144,7 @@ pub(super) fn enter_idle_cgroup(
     to: &str,
 ) -> Result<bool> {
     let Some(twin) = twin_of(context.hierarchy, to) else { return Ok(false) };
-    let here = moving::cgroup_in(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
+    let here = moving::process_cgroup_path(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
     if is_cgroup_within(&here, &twin.path) {
         return Ok(false);
     }
@@ -160,7 +160,7 @@ pub(super) fn enter_idle_cgroup(
         Err(Errno::EINVAL) => Err(refused_outcome(format!(
             "process {process} can't get idle priority: it has a real-time policy, or is bound to its cgroup (EINVAL)"
         ))),
-        Err(errno) => Err(refusal(&twin, &format!("take process {process}"))(errno)),
+        Err(errno) => Err(errno_to_outcome(&twin, &format!("take process {process}"))(errno)),
     }
 }
 
@@ -178,26 +178,26 @@ pub(super) fn leave_outdated_idle_cgroup(
 /// Ends the idle priority of `process` in cgroup v1: moves the process back to its original cgroup in the hierarchy
 /// with the cpu controller. Has no effect if the process is not in a cgroup of a besteffort job in this hierarchy.
 pub(super) fn leave_idle_cgroup(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
-    let Some(here) = moving::cgroup_in(context.proc, process, CPU) else { return Ok(()) };
+    let Some(here) = moving::process_cgroup_path(context.proc, process, CPU) else { return Ok(()) };
     let Some(twin) = twin_around(context.hierarchy, &here) else { return Ok(()) };
     let origin = Origins::read(&twin).of(process);
-    twins::move_to(|path| context.hierarchy.cpu_twin(path), &origin, process.pid)
+    twins::move_to(|path| context.hierarchy.v1_cpu_cgroup(path), &origin, process.pid)
 }
 
 fn twin_around(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
-    hierarchy.cpu_twin(&twins::besteffort_job_path(path)?)
+    hierarchy.v1_cpu_cgroup(&twins::besteffort_job_path(path)?)
 }
 
 /// Removes the twin of the cgroup at `path`: the cgroup at the same path in the v1 hierarchy with the cpu controller.
 /// First moves the processes of the twin back to their original cgroups in this hierarchy. Has no effect if there is
 /// no twin.
-pub(super) fn remove_twin(context: &mut CpusetContext<'_>, path: &str) -> Result<()> {
+pub(super) fn remove_v1_cpu_cgroup(context: &mut CpusetContext<'_>, path: &str) -> Result<()> {
     let Some(twin) = twin_of(context.hierarchy, path) else { return Ok(()) };
     let origins = Origins::read(&twin);
     let CpusetContext { proc, hierarchy, .. } = context;
-    twins::remove(&twin, |pid| {
+    twins::remove_v1_cgroup(&twin, |pid| {
         let Some(process) = process_of(proc, pid) else { return Ok(()) };
-        twins::move_to(|path| hierarchy.cpu_twin(path), &origins.of(process), pid)
+        twins::move_to(|path| hierarchy.v1_cpu_cgroup(path), &origins.of(process), pid)
     })
 }
 

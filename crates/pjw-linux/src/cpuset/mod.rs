@@ -41,13 +41,13 @@ pub(crate) fn apply_change(
     unrelated_threads: &mut UnrelatedThreads,
     change: &CpusetChange,
 ) -> CpusetOutcome {
-    let bound = unrelated_threads.record_bound(context, change);
+    let bound = unrelated_threads.find_affected_threads(context, change);
     let outcome = try_change(context, change);
     if !matches!(outcome, CpusetOutcome::Done { .. }) {
-        unrelated_threads.note_refused(change);
+        unrelated_threads.record_refused_change(change);
     }
     if let Some(job_cpuset) = changed_cpuset(change) {
-        unrelated_threads.restore(context, bound, core::slice::from_ref(&job_cpuset.path));
+        unrelated_threads.restore_reset_masks(context, bound, core::slice::from_ref(&job_cpuset.path));
     }
     outcome
 }
@@ -131,7 +131,7 @@ fn create(
         CgroupCreator::Scheduler => bounds::write_cpuset(&group, &job_cpuset.spec, true),
         CgroupCreator::Warden => create_own(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
-            return scope::create(context, job_cpuset, owner, &group, initial_processes);
+            return scope::create_or_update_scope(context, job_cpuset, owner, &group, initial_processes);
         }
     };
     if created.is_ok() && job_cpuset.creator == CgroupCreator::Warden {
@@ -139,13 +139,13 @@ fn create(
     }
     if created.is_err() {
         match before {
-            Some(Ok(files)) => bounds::restore(&group, &files),
+            Some(Ok(files)) => bounds::restore_cpuset(&group, &files),
             // The cgroup could not be read, so nothing was written.
             Some(Err(_)) => {}
             None => {
                 let _ = undo_twins(context, &group);
                 let _ = group.remove();
-                if let Some(base) = own::directory_of(context.hierarchy, &group) {
+                if let Some(base) = own::find_top_cgroup(context.hierarchy, &group) {
                     own::remove_unused_directory(context.hierarchy, &base);
                 }
             }
@@ -157,7 +157,7 @@ fn create(
 /// Thaws a job and removes its twins.
 fn undo_twins(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     freezer::thaw(context.hierarchy, group)?;
-    idle::remove_twin(context, &group.path)
+    idle::remove_v1_cpu_cgroup(context, &group.path)
 }
 
 /// Removes the twins that an earlier run of pjwd left behind, for example because it was killed. A twin is a cgroup
@@ -179,7 +179,7 @@ fn create_own(context: &mut CpusetContext<'_>, group: &CgroupDir, job_cpuset: &J
     let spec = &job_cpuset.spec;
     let hierarchy = context.hierarchy;
     let once = || {
-        own::create(hierarchy, group)?;
+        own::create_job_cgroup(hierarchy, group)?;
         if spec.idle {
             idle::ensure_idle_priority(hierarchy, group)?;
         }
@@ -223,7 +223,7 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()>
             scope::remove(context, &group)
         }
         CgroupCreator::Warden => {
-            let Some(base) = own::directory_of(context.hierarchy, &group) else {
+            let Some(base) = own::find_top_cgroup(context.hierarchy, &group) else {
                 return Err(refused_outcome(format!(
                     "the cgroup {} does not belong to pjwd and is not removed",
                     group.path
@@ -237,7 +237,7 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()>
                     "the cgroup {} can't be removed: processes are still in it",
                     group.path
                 )),
-                other => bounds::refusal(&group, "be removed")(other),
+                other => bounds::errno_to_outcome(&group, "be removed")(other),
             })
         }
     }

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{ProcessId, Tid, is_cgroup_within};
 
-use super::bounds::refusal;
+use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
 use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 
@@ -22,7 +22,7 @@ pub(super) fn move_between(
 ) -> Result<CpusetOutcome> {
     const DONE: CpusetOutcome = CpusetOutcome::Done { effective: None };
     let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
-    let here = cgroup_of(context.proc, process).ok_or(CpusetOutcome::Gone)?;
+    let here = process_cpuset_path(context.proc, process).ok_or(CpusetOutcome::Gone)?;
     if here == to.path {
         return Ok(DONE);
     }
@@ -45,7 +45,7 @@ pub(super) fn move_between(
 }
 
 fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno: Errno) -> CpusetOutcome {
-    if cgroup_of(proc, process).is_none() {
+    if process_cpuset_path(proc, process).is_none() {
         return CpusetOutcome::Gone;
     }
     let why = match errno {
@@ -54,21 +54,25 @@ fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno
         Errno::EOPNOTSUPP => "the cgroup is threaded",
         Errno::ENOSPC => "the cgroup has no CPUs or no memory nodes",
         Errno::EINVAL => "the kernel does not let this process move",
-        _ => return refusal(to, &format!("take process {process}"))(errno),
+        _ => return errno_to_outcome(to, &format!("take process {process}"))(errno),
     };
     refused_outcome(format!("process {process} can't move to the cgroup {}: {why} ({errno:?})", to.path))
 }
 
 /// Returns the path of the cgroup of `process` in the hierarchy with the cpuset controller. `None` if the process has
 /// ended, even if another process now has its pid.
-pub(super) fn cgroup_of(proc: &mut ProcDir, process: ProcessId) -> Option<String> {
+pub(super) fn process_cpuset_path(proc: &mut ProcDir, process: ProcessId) -> Option<String> {
     let is_alive = is_alive(proc, process);
     proc.cpuset_path(process.pid).filter(|_| is_alive)
 }
 
 /// Returns the path of the cgroup of `process` in the v1 hierarchy with the controller `controller`. `None` if there
 /// is no such hierarchy, or if the process has ended, even if another process now has its pid.
-pub(super) fn cgroup_in(proc: &mut ProcDir, process: ProcessId, controller: &str) -> Option<String> {
+pub(super) fn process_cgroup_path(
+    proc: &mut ProcDir,
+    process: ProcessId,
+    controller: &str,
+) -> Option<String> {
     let is_alive = is_alive(proc, process);
     let cgroups = proc.cgroups(process.pid).ok().filter(|_| is_alive)?;
     let has = |controllers: &str| controllers.split(',').any(|listed| listed == controller);

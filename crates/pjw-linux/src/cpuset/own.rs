@@ -15,7 +15,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::XattrFlags;
 
 use super::{
-    bounds::refusal,
+    bounds::errno_to_outcome,
     context::{Result, refused_outcome},
 };
 use crate::cgroup::{CgroupDir, CpusetMount, SUBTREE_CONTROL};
@@ -33,8 +33,8 @@ const CPU: &str = "cpu";
 ///
 /// # Errors
 /// If the path of the cgroup is not one that pjwd uses for jobs, or if the kernel refuses a step.
-pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
-    let Some(base) = directory_of(hierarchy, job_cpuset) else {
+pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
+    let Some(base) = find_top_cgroup(hierarchy, job_cpuset) else {
         return Err(refused_outcome(format!(
             "the cgroup {} does not belong to pjwd and is not created",
             job_cpuset.path
@@ -42,7 +42,7 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
     };
     let above = job_cpuset.parent();
     let at_the_top = above.path == "/";
-    let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
+    let create_dir = |group: &CgroupDir| group.create().map_err(errno_to_outcome(group, "be created"));
     if hierarchy.is_unified {
         // Also for a cgroup that is not in this directory: this directory carries the mark.
         create_dir(&base)?;
@@ -67,7 +67,7 @@ pub(super) fn enable_cpu_controller(hierarchy: &CpusetMount, besteffort: &Cgroup
 
 /// Returns the top cgroup (such as `/pjw`) of the pjwd that created the cgroup `job_cpuset`. `None` if the path of
 /// `job_cpuset` is not one that pjwd uses for jobs.
-pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
+pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
     let own_cgroups = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?;
     let directory = own_cgroups.directory_path();
     let besteffort = job_cpuset.path.strip_prefix(&own_cgroups.besteffort_directory_path());
@@ -81,11 +81,12 @@ pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> O
 /// Gives the warden's directory all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1 removes an
 /// offline CPU for good.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
-    let top = hierarchy.root().read_cpuset().map_err(refusal(&hierarchy.root(), "be read"))?;
-    let now = base.read_cpuset().map_err(refusal(base, "be read"))?;
+    let top = hierarchy.root().read_cpuset().map_err(errno_to_outcome(&hierarchy.root(), "be read"))?;
+    let now = base.read_cpuset().map_err(errno_to_outcome(base, "be read"))?;
     for (file, now, all) in [("cpuset.mems", now.mems, top.mems), ("cpuset.cpus", now.cpus, top.cpus)] {
         if now != all {
-            base.write_file(file, &all.to_string()).map_err(refusal(base, &format!("get {file} {all}")))?;
+            base.write_file(file, &all.to_string())
+                .map_err(errno_to_outcome(base, &format!("get {file} {all}")))?;
         }
     }
     Ok(())
@@ -96,7 +97,7 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
 /// in v2, or if pjwd did not create `job_cpuset`. Errors are ignored.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     let above = job_cpuset.parent();
-    if !hierarchy.is_unified && above.path != "/" && directory_of(hierarchy, job_cpuset).is_some() {
+    if !hierarchy.is_unified && above.path != "/" && find_top_cgroup(hierarchy, job_cpuset).is_some() {
         // If this fails, the kernel refuses the next write with a reason of its own.
         let _ = sync_with_root(hierarchy, &above);
     }

@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the scope does not exist and all initial processes have ended.
 /// [`CpusetOutcome::Refused`] if systemd or the kernel refuses a step.
-pub(super) fn create(
+pub(super) fn create_or_update_scope(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
     owner: Uid,
@@ -47,7 +47,7 @@ pub(super) fn create(
     let before = group.exists().then(|| group.read_cpuset()).and_then(Result::ok);
     let initial: Vec<(ProcessId, String)> = initial_processes
         .iter()
-        .filter_map(|&process| Some((process, moving::cgroup_of(context.proc, process)?)))
+        .filter_map(|&process| Some((process, moving::process_cpuset_path(context.proc, process)?)))
         .collect();
     let created = match &before {
         Some(now) => update(context, job_cpuset, group, unit, now),
@@ -196,7 +196,7 @@ fn wait_until_applied(
     loop {
         let alive: Vec<String> = initial_processes
             .iter()
-            .filter_map(|(process, _)| moving::cgroup_of(context.proc, *process))
+            .filter_map(|(process, _)| moving::process_cpuset_path(context.proc, *process))
             .collect();
         if is_new && alive.is_empty() {
             return Err(CpusetOutcome::Gone);
@@ -247,7 +247,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
         reset_unit_cpuset(context, group, unit);
         return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
     }
-    let now = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
+    let now = group.read_cpuset().map_err(bounds::errno_to_outcome(group, "be read"))?;
     bounds::end_partition(group, &now)?;
     let all = possible_cpus();
     let mems = Some(possible_nodes()).filter(|_| !now.mems.is_empty());
@@ -255,9 +255,9 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
     set(context, unit, &now, cpus, mems.as_ref())?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        let files = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
+        let files = group.read_cpuset().map_err(bounds::errno_to_outcome(group, "be read"))?;
         if (cpus.is_none() || files.cpus == all) && mems.as_ref().is_none_or(|mems| *mems == files.mems) {
-            return group.effective_cpus().map_err(bounds::refusal(group, "be read"));
+            return group.effective_cpus().map_err(bounds::errno_to_outcome(group, "be read"));
         }
         if Instant::now() >= deadline {
             return Err(refused_outcome(format!(

@@ -11,7 +11,7 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::Pid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::bounds::refusal;
+use super::bounds::errno_to_outcome;
 use super::context::{Result, refused_outcome};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
@@ -31,9 +31,9 @@ pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
 /// Creates `twin`, a cgroup at the same path as the cpuset of a job, in the v1 hierarchy of another controller. First
 /// creates the parent of the twin, and calls `prepare` with the parent. If another pjwd removes the parent meanwhile,
 /// repeats these steps, up to 3 times in total.
-pub(super) fn create(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()>) -> Result<()> {
+pub(super) fn create_v1_cgroup(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()>) -> Result<()> {
     let above = twin.parent();
-    let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
+    let create_dir = |group: &CgroupDir| group.create().map_err(errno_to_outcome(group, "be created"));
     let once = || create_dir(&above).and_then(|()| prepare(&above)).and_then(|()| create_dir(twin));
     (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)).unwrap_or_else(
         || {
@@ -54,7 +54,7 @@ pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, 
         match group.write_file("cgroup.procs", &pid.to_string()) {
             Ok(()) | Err(Errno::ESRCH) => return Ok(()),
             Err(errno) if group.path == "/" => {
-                return Err(refusal(&group, &format!("take process {pid}"))(errno));
+                return Err(errno_to_outcome(&group, &format!("take process {pid}"))(errno));
             }
             Err(_) => group = group.parent(),
         }
@@ -67,7 +67,7 @@ pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, 
 /// # Errors
 /// The first error of `move_out`. [`CpusetOutcome::Refused`] if processes are left in the cgroup, or the kernel
 /// refuses the removal.
-pub(super) fn remove(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<()>) -> Result<()> {
+pub(super) fn remove_v1_cgroup(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<()>) -> Result<()> {
     for _ in 0..MAX_PASSES {
         let left = twin.processes();
         if left.is_empty() {
@@ -80,7 +80,7 @@ pub(super) fn remove(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<(
             "the cgroup {} can't be removed: processes are still in it",
             twin.dir.display()
         )),
-        other => refusal(twin, "be removed")(other),
+        other => errno_to_outcome(twin, "be removed")(other),
     })?;
     remove_empty_parent(twin);
     Ok(())
@@ -100,7 +100,7 @@ pub(super) fn remove_empty_parent(twin: &CgroupDir) {
 /// controller, and `own_cgroups` has the names of the cgroups that this pjwd creates.
 pub(super) fn orphaned_twins(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
     let above = own_cgroups.besteffort_directory_path();
-    let above = [hierarchy.cpu_twin(&above), hierarchy.freezer_twin(&above)];
+    let above = [hierarchy.v1_cpu_cgroup(&above), hierarchy.v1_freezer_cgroup(&above)];
     let twins = above.iter().flatten().flat_map(CgroupDir::children);
     twins.filter(|twin| hierarchy.cgroup(&twin.path).is_none_or(|cpuset| !cpuset.exists())).collect()
 }

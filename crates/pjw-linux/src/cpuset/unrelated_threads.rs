@@ -28,7 +28,7 @@ pub(crate) struct UnrelatedThreads {
     affinity_persists: bool,
     /// Threads whose masks name PUs of a partition. The masks are restored when the partition ends while this
     /// warden runs.
-    pending: Vec<BoundThread>,
+    pending: Vec<RecordedThreadMask>,
     /// The partitions: the PUs of each, by the path of its cgroup. A restarted warden knows a partition from its end on.
     partitions: BTreeMap<String, CpuSet>,
     /// The partitions that ended, while the kernel may still change masks because of that.
@@ -52,7 +52,7 @@ pub(crate) const REMOVAL_DELAY: Duration = Duration::from_secs(5);
 /// A thread that is bound to fewer PUs (logical CPUs) than its cpuset has, with its affinity mask before a cpuset
 /// change.
 #[derive(Debug, Clone)]
-pub(super) struct BoundThread {
+pub(super) struct RecordedThreadMask {
     pub(super) pid: Pid,
     pub(super) tid: Tid,
     pub(super) start: StartTime,
@@ -92,11 +92,11 @@ impl UnrelatedThreads {
     /// Finds the threads whose affinity masks the kernel may reset when pjw makes the cpuset change `change`. Returns
     /// these threads with their masks. The list is empty if the kernel keeps the masks, or if the change affects no
     /// other cgroups.
-    pub(super) fn record_bound(
+    pub(super) fn find_affected_threads(
         &mut self,
         context: &mut CpusetContext<'_>,
         change: &CpusetChange,
-    ) -> Vec<BoundThread> {
+    ) -> Vec<RecordedThreadMask> {
         if self.affinity_persists || !affects_unrelated(context, change) {
             return Vec::new();
         }
@@ -109,7 +109,7 @@ impl UnrelatedThreads {
         }
         let becomes_partition = job_cpuset.spec.isolated && is_created;
         if !becomes_partition {
-            self.note_ended(path);
+            self.record_partition_end(path);
         }
         let bound = self.find_bound(context);
         if becomes_partition {
@@ -121,7 +121,7 @@ impl UnrelatedThreads {
     /// Records that the cpuset partition at `path` ends, because pjw ends it or its cgroup was removed. The kernel
     /// then resets the affinity masks of other threads, possibly later. Has no effect if no partition at `path` is
     /// recorded.
-    pub(crate) fn note_ended(&mut self, path: &str) {
+    pub(crate) fn record_partition_end(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
             let until = Instant::now() + REMOVAL_DELAY;
             self.ended.push(EndedPartition { path: path.to_owned(), cpus, until });
@@ -138,15 +138,15 @@ impl UnrelatedThreads {
         let pending = self.still_pending(context, &mut EffectiveCpus::new());
         let now = Instant::now();
         self.ended.retain(|ended| ended.until > now);
-        self.restore(context, pending, &paths);
+        self.restore_reset_masks(context, pending, &paths);
     }
 
     /// Restores the affinity masks of the threads in `bound` if the kernel has reset them. `paths` are the paths of
     /// the cpusets that were changed. Threads in these cpusets are skipped, because pjwd plans their masks.
-    pub(super) fn restore(
+    pub(super) fn restore_reset_masks(
         &mut self,
         context: &mut CpusetContext<'_>,
-        bound: Vec<BoundThread>,
+        bound: Vec<RecordedThreadMask>,
         paths: &[String],
     ) {
         if bound.is_empty() {
@@ -157,7 +157,7 @@ impl UnrelatedThreads {
         let partitions = self.partitions();
         // The kernel may reset a restored mask once more.
         let is_ending = !self.ended.is_empty();
-        for BoundThread { pid, tid, start, mask, effective, is_displaced } in bound {
+        for RecordedThreadMask { pid, tid, start, mask, effective, is_displaced } in bound {
             let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
             if paths.iter().any(|path| is_cgroup_within(&current, path)) {
                 continue;
@@ -175,14 +175,14 @@ impl UnrelatedThreads {
             }
             let is_displaced = is_displaced || effective != mask;
             if effective != mask || (is_ending && is_displaced) {
-                self.pending.push(BoundThread { pid, tid, start, mask, effective, is_displaced });
+                self.pending.push(RecordedThreadMask { pid, tid, start, mask, effective, is_displaced });
             }
         }
     }
 
     /// The threads whose masks differ from the effective CPUs of their cgroups. Threads that can't be read
     /// are skipped.
-    fn find_bound(&mut self, context: &mut CpusetContext<'_>) -> Vec<BoundThread> {
+    fn find_bound(&mut self, context: &mut CpusetContext<'_>) -> Vec<RecordedThreadMask> {
         let online = online_mask();
         let partitions = self.partitions();
         let mut cache = EffectiveCpus::new();
@@ -201,7 +201,7 @@ impl UnrelatedThreads {
                 let cpuset = effective_cached(context.hierarchy, &mut cache, path);
                 if !is_reset_mask(&mask, cpuset, &partitions) {
                     let (start, effective) = (stat.start, mask.clone());
-                    bound.push(BoundThread { pid, tid, start, effective, mask, is_displaced: false });
+                    bound.push(RecordedThreadMask { pid, tid, start, effective, mask, is_displaced: false });
                 }
             }
         }
@@ -213,7 +213,7 @@ impl UnrelatedThreads {
         &mut self,
         context: &mut CpusetContext<'_>,
         cache: &mut EffectiveCpus,
-    ) -> Vec<BoundThread> {
+    ) -> Vec<RecordedThreadMask> {
         let partitions = self.partitions();
         let mut pending = std::mem::take(&mut self.pending);
         pending.retain(|bound| {
@@ -228,7 +228,7 @@ impl UnrelatedThreads {
 
     /// Records that the cpuset change `change` was not made. Must be called after a failed change: if the change was
     /// to create a partition, removes the record of this partition.
-    pub(super) fn note_refused(&mut self, change: &CpusetChange) {
+    pub(super) fn record_refused_change(&mut self, change: &CpusetChange) {
         if let CpusetChange::Create { job_cpuset, .. } = change {
             self.partitions.remove(&job_cpuset.path);
         }
@@ -277,5 +277,5 @@ pub(super) fn effective_cpus(hierarchy: &CpusetMount, path: &str) -> CpuSet {
 
 /// The mask of a thread without a mask of its own: the online PUs.
 fn online_mask() -> CpuSet {
-    online::read_once().unwrap_or_default()
+    online::read_online_pus().unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::{Observed, ProcessTimes};
+use pjw_core::snapshot::{Observed, ProcessCpuTimes};
 
 use super::process_cache::ProcessCache;
 use crate::sys::clock::process_cpu_time_ns;
@@ -16,14 +16,17 @@ impl ProcessCache {
     ///
     /// First reads the times of the ended children of all processes. So if a child ends during this call, its time is
     /// not counted twice. It counts in the next call, as a time of its parent.
-    pub(super) fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
+    pub(super) fn read_cpu_times(
+        &mut self,
+        pids: &BTreeSet<Pid>,
+    ) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         let mut read = BTreeMap::new();
         for &pid in pids {
             // The file of the first thread: the kernel would sum over all threads for the file of the process.
             match self.proc.start_time_and_children_cpu_ticks(pid, Tid(pid.0)) {
                 Ok((start, ticks)) => {
                     let children_ns = ticks.saturating_mul(self.ns_per_tick);
-                    read.insert(pid, Observed::Present(ProcessTimes { start, own_ns: 0, children_ns }));
+                    read.insert(pid, Observed::Present(ProcessCpuTimes { start, own_ns: 0, children_ns }));
                 }
                 Err(errno) if is_gone(errno) => {
                     read.insert(pid, Observed::Gone);
@@ -50,7 +53,7 @@ mod tests {
     use super::*;
     use crate::tests::until_true;
 
-    fn times_of(pid: u32) -> Option<ProcessTimes> {
+    fn times_of(pid: u32) -> Option<ProcessCpuTimes> {
         let mut cache = ProcessCache::new(BTreeSet::new()).unwrap();
         cache.read_cpu_times(&BTreeSet::from([Pid(pid)])).remove(&Pid(pid))?.present().copied()
     }

@@ -93,7 +93,7 @@ impl ChangeContext {
 
     fn restore_masks(&mut self, removed: &[String], hierarchy: &CpusetMount) {
         let Self { proc, systemd, unrelated_threads } = self;
-        removed.iter().for_each(|path| unrelated_threads.note_ended(path));
+        removed.iter().for_each(|path| unrelated_threads.record_partition_end(path));
         unrelated_threads.restore_after_end(&mut CpusetContext { proc, hierarchy, systemd });
     }
 

@@ -16,8 +16,8 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AffinityRequest, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ProcessEvent,
-    ProcessEventBatch, ProcessTimes, Snapshot,
+    AffinityRequest, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbeResult, Observed, Process,
+    ProcessCpuTimes, ProcessEvent, ProcessEventBatch, Snapshot,
 };
 use pjw_core::{cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernels::HOTPLUG_DELAY};
 
@@ -30,7 +30,7 @@ pub use crate::cpuset::thaw_jobs;
 use crate::proc::events::{EventLoss, ProcEventSocket};
 use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
-use crate::{sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version};
+use crate::{sys::errno::is_gone, sys::online::OnlinePuReader, sys::version::affinity_survives_by_version};
 
 mod address_spaces;
 mod cpu_times;
@@ -44,8 +44,8 @@ mod task_pass;
 use cpuset_changer::CpusetChanger;
 use idle::IdleTracker;
 use mask_write::{refusal_reason, set_mask, set_mask_or_inherit};
-use process_cache::{ProcessCache, is_absent};
-use task_pass::PassResult;
+use process_cache::{ProcessCache, is_ended_or_unreadable};
+use task_pass::TaskScanResult;
 
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ pub struct LinuxMachine {
     /// The online PUs, as last read.
     online: CpuSet,
     /// Reader of the online PUs. `None` if sysfs is not mounted.
-    online_list: Option<Online>,
+    online_list: Option<OnlinePuReader>,
     /// The time of the last change of the online PUs. `None` if the kernel has finished its changes of masks
     /// after this change.
     online_changed_at: Option<Instant>,
@@ -99,7 +99,7 @@ impl LinuxMachine {
             populated_cache: PopulatedCgroupCache::default(),
             cgroup_watch: CgroupWatch::default(),
             online: CpuSet::new(),
-            online_list: Online::open().ok(),
+            online_list: OnlinePuReader::open().ok(),
             online_changed_at: None,
             cpuset_changer: CpusetChanger::new(affinity_survives_by_version())?,
             idle: IdleTracker::default(),
@@ -221,9 +221,9 @@ impl LinuxMachine {
         &mut self,
         scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
-    ) -> PassResult {
-        let Some(scan) = &mut self.scan else { return PassResult::default() };
-        match PassResult::run(scan, scope, within) {
+    ) -> TaskScanResult {
+        let Some(scan) = &mut self.scan else { return TaskScanResult::default() };
+        match TaskScanResult::run(scan, scope, within) {
             Ok(pass) => {
                 self.tasks = pass.tasks;
                 pass
@@ -231,7 +231,7 @@ impl LinuxMachine {
             Err(error) => {
                 warn!("{error}; the task scan stays off until pjwd is restarted");
                 self.set_task_scan(None);
-                PassResult::default()
+                TaskScanResult::default()
             }
         }
     }
@@ -372,7 +372,7 @@ impl MachineInterface for LinuxMachine {
                     process.idle_until = idle_until.filter(|_| process.threads.is_some());
                     processes.insert(pid, Observed::Present(process));
                 }
-                Err(errno) if is_absent(errno) => {
+                Err(errno) if is_ended_or_unreadable(errno) => {
                     self.cache.forget(pid);
                     processes.insert(pid, Observed::Gone);
                 }
@@ -406,7 +406,7 @@ impl MachineInterface for LinuxMachine {
         }
     }
 
-    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>> {
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         self.cache.read_cpu_times(pids)
     }
 
@@ -414,7 +414,7 @@ impl MachineInterface for LinuxMachine {
         self.mounts.read_memory_peak(path)
     }
 
-    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbeResult {
         let taken_at = clock::now();
         let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {
             let age = taken_at.since_boot.0.checked_sub(expected.forked_at.0)?;
@@ -427,7 +427,7 @@ impl MachineInterface for LinuxMachine {
         };
         let mismatches: Vec<ForkMaskMismatch> = expected.iter().filter_map(mismatch).collect();
         self.probed_mismatches = mismatches.iter().map(|mismatch| mismatch.id).collect();
-        MaskProbe { taken_at, online: self.online.clone(), mismatches }
+        MaskProbeResult { taken_at, online: self.online.clone(), mismatches }
     }
 
     fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String> {

@@ -16,7 +16,7 @@ use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
 use super::address_spaces::AddressSpaces;
 use super::task_pass::ScannedProcess;
-use crate::proc::memory_files::{MemoryContents, MemoryFiles};
+use crate::proc::memory_files::{EnvironAndCommandLine, MemoryFiles};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::sys::errno::{is_gone, is_permission_denied};
 use crate::sys::{affinity, clock::process_cpu_time_ns, kcmp::compare_address_spaces};
@@ -75,9 +75,9 @@ struct ThreadFacts {
 }
 
 impl CachedProcess {
-    fn last_memory_contents(&self) -> MemoryContents {
+    fn last_memory_contents(&self) -> EnvironAndCommandLine {
         let BatchAttributes { environ, command_line, .. } = &self.attributes;
-        MemoryContents { environ: environ.clone(), command_line: command_line.clone() }
+        EnvironAndCommandLine { environ: environ.clone(), command_line: command_line.clone() }
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) struct ProcessCache {
 /// Returns whether `errno`, the error of reading a file in `/proc`, means that the process has ended or that this
 /// user has no permission to read the file. Other errors say nothing about the process, for example that no file
 /// descriptor is free.
-pub(super) fn is_absent(errno: Errno) -> bool {
+pub(super) fn is_ended_or_unreadable(errno: Errno) -> bool {
     is_gone(errno) || is_permission_denied(errno)
 }
 
@@ -324,7 +324,7 @@ impl ProcessCache {
         if known.program == program && stays {
             return Ok(None);
         }
-        let (program, MemoryContents { environ, command_line }) =
+        let (program, EnvironAndCommandLine { environ, command_line }) =
             match self.memory_files.read(&mut self.proc, representative) {
                 // The last known contents hold until the next scan, which reads the files again.
                 Err(Errno::EAGAIN) => (None, known.last_memory_contents()),
@@ -363,7 +363,7 @@ impl ProcessCache {
                         facts.push(fact);
                     }
                     // The thread ended while it was read.
-                    Err(errno) if is_absent(errno) => {}
+                    Err(errno) if is_ended_or_unreadable(errno) => {}
                     Err(errno) => return Err(errno),
                 }
             }

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
-use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
+use pjw_core::scan::{ScanRequest, ScanScope, WatchedProcesses};
 use pjw_core::snapshot::{AddressSpaceList, Observed, Process};
 use pjw_core::time::Nanos;
 
 use super::LinuxMachine;
 use super::idle::{IdleCheck, check_thread_masks};
 use super::process_cache::ProcessCache;
-use super::task_pass::{PassResult, is_pass_cheaper};
+use super::task_pass::{TaskScanResult, is_task_scan_faster};
 use crate::bpf::TaskScope;
 
 /// The processes that one scan reads, and what the task scan (a BPF program that reports the state of threads) has
@@ -24,7 +24,7 @@ pub(super) struct ScanPlan {
     /// All processes to observe, including `wanted`. The error is that of the process list.
     pub(super) pids: Result<BTreeSet<Pid>, Errno>,
     /// What the task scan reported.
-    pub(super) pass: PassResult,
+    pub(super) pass: TaskScanResult,
 }
 
 impl LinuxMachine {
@@ -33,13 +33,13 @@ impl LinuxMachine {
         &mut self,
         idle_check: &mut IdleCheck,
         planned: &BTreeMap<Pid, &CpuSet>,
-        pass: &mut PassResult,
+        pass: &mut TaskScanResult,
     ) {
         for (&pid, within) in planned {
             let scanned = pass.processes.get(&pid).map(|process| process.is_outside);
             let is_outside = || {
                 let proc = &mut self.cache.proc;
-                let known = self.idle.tids_of(pid);
+                let known = self.idle.cached_tids(pid);
                 known.is_some_and(|known| check_thread_masks(proc, pid, within, known).1)
             };
             if scanned.unwrap_or_else(is_outside) {
@@ -75,7 +75,7 @@ impl LinuxMachine {
     fn plan_partial(
         &mut self,
         pids: &BTreeSet<Pid>,
-        idle_watch: &IdleWatch,
+        idle_watch: &WatchedProcesses,
         idle_check: &mut IdleCheck,
     ) -> ScanPlan {
         let Self { idle, cache, .. } = self;
@@ -85,8 +85,8 @@ impl LinuxMachine {
         let pids: BTreeSet<Pid> = pids.union(&idle_check.active).copied().collect();
         let threads = |pid| self.cache.processes.get(pid).map_or(1, |known| known.thread_count);
         let unassigned = idle_check.active_unassigned.difference(&pids).count();
-        let pass = if !is_pass_cheaper(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
-            PassResult::default()
+        let pass = if !is_task_scan_faster(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
+            TaskScanResult::default()
         } else if unassigned == 0 {
             self.run_pass(TaskScope::ThreadsOf(&pids), |_| None)
         } else {
@@ -113,7 +113,7 @@ impl LinuxMachine {
 
     /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
     /// hide processes from BPF programs. The first scan finds these in `/proc`, and later scans know them.
-    fn all_pids(&mut self, pass: &PassResult) -> Result<BTreeSet<Pid>, Errno> {
+    fn all_pids(&mut self, pass: &TaskScanResult) -> Result<BTreeSet<Pid>, Errno> {
         if pass.processes.is_empty() {
             return self.cache.proc.pids().map(|pids| pids.into_iter().collect());
         }

@@ -55,7 +55,7 @@ fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
              itself",
         );
     }
-    let hierarchy = mount.kind(systemd::is_running()).ok_or(
+    let hierarchy = mount.hierarchy_kind(systemd::is_running()).ok_or(
         "cgroup v2 has no cpuset controller here: the kernel lacks CONFIG_CPUSETS, or was booted with \
          cgroup_disable=cpuset",
     )?;

@@ -121,7 +121,8 @@ mod tests {
         let name = format!("probe-{}", std::process::id());
         let left = hierarchy.iter().flat_map(|hierarchy| {
             let path = format!("/pjw_besteffort/{name}");
-            let twins = [hierarchy.cpu_twin(&path), hierarchy.freezer_twin(&path), hierarchy.cgroup(&path)];
+            let twins =
+                [hierarchy.v1_cpu_cgroup(&path), hierarchy.v1_freezer_cgroup(&path), hierarchy.cgroup(&path)];
             twins.into_iter().chain([hierarchy.cgroup(&format!("/pjw/{name}"))]).flatten()
         });
         let left: Vec<_> = left.filter(crate::cgroup::CgroupDir::exists).collect();

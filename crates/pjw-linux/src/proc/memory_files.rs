@@ -28,14 +28,14 @@ const MAX_READERS: usize = 4;
 /// The environment variables and the command line of one process, from the files `/proc/PID/environ` and
 /// `/proc/PID/cmdline`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct MemoryContents {
+pub(crate) struct EnvironAndCommandLine {
     /// The variables of the environment whose names are wanted. Empty if this user may not read them.
     pub(crate) environ: BTreeMap<String, String>,
     /// See [`ProcDir::command_line`].
     pub(crate) command_line: String,
 }
 
-type Contents = Result<MemoryContents, Errno>;
+type Contents = Result<EnvironAndCommandLine, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
 /// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline` of processes. The content of these files lies in the
@@ -115,7 +115,7 @@ impl MemoryFiles {
         let thread = thread::Builder::new().name("proc-reader".to_owned()).spawn(run);
         let thread = thread.map_err(|_| Errno::EAGAIN)?;
         // With the normal policy, the caller would wait until the thread gets a CPU.
-        let _ = realtime::raise_thread(&thread);
+        let _ = realtime::set_thread_realtime(&thread);
         Ok(Reader { requests, contents })
     }
 }
@@ -133,7 +133,7 @@ fn read_files(proc: &mut ProcDir, pid: Pid, wanted: &BTreeSet<&'static str>) -> 
         Err(errno) if is_gone(errno) => return Err(errno),
         environ => environ.unwrap_or_default(),
     };
-    Ok(MemoryContents { environ, command_line: proc.command_line(pid)? })
+    Ok(EnvironAndCommandLine { environ, command_line: proc.command_line(pid)? })
 }
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
 
     fn read_when_unlocked(_: &mut ProcDir, pid: Pid, _: &BTreeSet<&'static str>) -> Contents {
         let _held = (pid == LOCKED).then(|| LOCK.lock());
-        Ok(MemoryContents { command_line: pid.to_string(), ..MemoryContents::default() })
+        Ok(EnvironAndCommandLine { command_line: pid.to_string(), ..EnvironAndCommandLine::default() })
     }
 
     const SLEEPING: Pid = Pid(2);

@@ -29,7 +29,7 @@ const REFERENCE_THREADS: [(Tid, &str); 2] =
 /// Reads the online PUs (logical CPUs) repeatedly and fast: keeps the file with the list open, and parses the list
 /// only if its text has changed. A PU counts as online only if the kernel also schedules threads on it.
 #[derive(Debug)]
-pub(crate) struct Online {
+pub(crate) struct OnlinePuReader {
     file: File,
     text: Vec<u8>,
     read: Vec<u8>,
@@ -47,7 +47,7 @@ struct NotScheduled {
     known: CpuSet,
 }
 
-impl Online {
+impl OnlinePuReader {
     /// Opens the file in sysfs that lists the online PUs (logical CPUs), and reads the list.
     pub(crate) fn open() -> io::Result<Self> {
         let file = File::open(ONLINE)?;
@@ -84,19 +84,19 @@ impl Online {
         Ok(&self.set)
     }
 
-    /// Returns the PUs (logical CPUs) that were online at the last call of [`Online::read`].
+    /// Returns the PUs (logical CPUs) that were online at the last call of [`OnlinePuReader::read`].
     #[cfg(feature = "bpf")]
     pub(crate) fn online_pus(&self) -> &CpuSet {
         &self.set
     }
 }
 
-/// Returns the PUs (logical CPUs) that are online now. [`Online`] is faster if they are read repeatedly.
+/// Returns the PUs (logical CPUs) that are online now. [`OnlinePuReader`] is faster if they are read repeatedly.
 ///
 /// # Errors
 /// If the list in sysfs can't be read or parsed.
-pub(crate) fn read_once() -> io::Result<CpuSet> {
-    Online::open().map(|online| online.set)
+pub(crate) fn read_online_pus() -> io::Result<CpuSet> {
+    OnlinePuReader::open().map(|online| online.set)
 }
 
 impl NotScheduled {
@@ -186,10 +186,10 @@ mod tests {
 
     #[test]
     fn a_narrow_mask_of_the_reading_thread_removes_no_pu() {
-        let one = CpuSet::from(read_once().unwrap().first().unwrap());
+        let one = CpuSet::from(read_online_pus().unwrap().first().unwrap());
         let thread = std::thread::spawn(move || {
             affinity::set_mask(Tid(0), &one).unwrap();
-            Online::open().unwrap()
+            OnlinePuReader::open().unwrap()
         });
         let online = thread.join().unwrap();
         assert_eq!(online.set, online.listed);
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn all_listed_pus_of_this_machine_are_active() {
-        let online = Online::open().unwrap();
+        let online = OnlinePuReader::open().unwrap();
         assert_eq!(online.set, online.listed);
         assert!(!online.set.is_empty());
     }

@@ -76,7 +76,7 @@ pub fn set_realtime_policy(tid: Tid) -> Result<(), Errno> {
 ///
 /// # Errors
 /// The errors of [`set_realtime_policy`].
-pub(crate) fn raise_thread<T>(thread: &JoinHandle<T>) -> Result<(), Errno> {
+pub(crate) fn set_thread_realtime<T>(thread: &JoinHandle<T>) -> Result<(), Errno> {
     let parameters = parameters(1);
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the handle is of a thread that was neither joined nor detached. The function reads `parameters`.
@@ -196,7 +196,7 @@ mod tests {
                 Ok(SchedulingPolicy::Normal)
             );
             let thread = std::thread::spawn(|| (std::thread::park(), scheduling_policy(own_tid())).1);
-            raise_thread(&thread).unwrap();
+            set_thread_realtime(&thread).unwrap();
             thread.thread().unpark();
             assert_eq!(thread.join().unwrap(), Ok(SchedulingPolicy::RoundRobin));
             let mut child = Command::new("sleep").arg("1000").spawn().unwrap();

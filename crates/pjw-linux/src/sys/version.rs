@@ -4,14 +4,14 @@ use nix::sys::utsname::uname;
 
 /// Returns the release of the running kernel, as `uname -r` prints it. Empty if the kernel does not provide a
 /// release.
-pub(crate) fn release() -> String {
+pub(crate) fn kernel_release() -> String {
     uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// Returns whether the running kernel, according to its version, keeps the affinity masks of threads when a cpuset
 /// changes. True on Linux 6.2 and later.
 pub(crate) fn affinity_survives_by_version() -> bool {
-    affinity_survives(&release())
+    affinity_survives(&kernel_release())
 }
 
 /// Linux 6.2 and later store the requested mask (commit 8f9ea86fdf99).
@@ -21,7 +21,7 @@ fn affinity_survives(release: &str) -> bool {
 
 /// Returns whether the running kernel has the version `version` (major and minor version number) or a later version.
 pub(crate) fn is_kernel_at_least(version: (u32, u32)) -> bool {
-    is_at_least(&release(), version)
+    is_at_least(&kernel_release(), version)
 }
 
 fn is_at_least(release: &str, version: (u32, u32)) -> bool {

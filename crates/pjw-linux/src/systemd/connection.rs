@@ -11,7 +11,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::Uid;
 
 use super::request::{Address, Reply, SystemdError};
-use super::wire::{self, Body, Call};
+use super::wire::{self, CallArguments, CallDestination};
 
 const NAME: &str = "org.freedesktop.systemd1";
 const PATH: &str = "/org/freedesktop/systemd1";
@@ -25,13 +25,13 @@ pub(super) struct MethodCall {
     path: String,
     interface: &'static str,
     method: &'static str,
-    body: Body,
+    body: CallArguments,
 }
 
 impl MethodCall {
     /// Returns a call of the method `method` of systemd's manager object (`org.freedesktop.systemd1.Manager`). `body`
     /// contains the arguments.
-    pub(super) fn manager(method: &'static str, body: Body) -> Self {
+    pub(super) fn manager(method: &'static str, body: CallArguments) -> Self {
         Self { path: PATH.to_owned(), interface: MANAGER, method, body }
     }
 
@@ -39,7 +39,7 @@ impl MethodCall {
     /// this property, such as `org.freedesktop.systemd1.Slice`.
     pub(super) fn property(unit: &str, kind: &str, name: &str) -> Self {
         let path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
-        let body = Body::default().text(kind).text(name);
+        let body = CallArguments::default().text(kind).text(name);
         Self { path, interface: PROPERTIES, method: "Get", body }
     }
 }
@@ -49,7 +49,7 @@ impl MethodCall {
 ///
 /// # Errors
 /// If systemd can't be reached, does not reply in time, or refuses the request.
-pub(super) fn call(address: &Address, request: &MethodCall, within: Duration) -> Reply {
+pub(super) fn call_systemd(address: &Address, request: &MethodCall, within: Duration) -> Reply {
     let (socket, name) = match address {
         Address::Bus(socket) => (socket, Some(NAME)),
         Address::Direct(socket) => (socket, None),
@@ -59,11 +59,12 @@ pub(super) fn call(address: &Address, request: &MethodCall, within: Duration) ->
     if name.is_some() {
         // A bus accepts no message before Hello.
         let bus = "org.freedesktop.DBus";
-        let hello = Call { to: Some(bus), path: "/org/freedesktop/DBus", interface: bus, method: "Hello" };
-        connection.call(&hello, &Body::default())?;
+        let hello =
+            CallDestination { to: Some(bus), path: "/org/freedesktop/DBus", interface: bus, method: "Hello" };
+        connection.call(&hello, &CallArguments::default())?;
     }
     let MethodCall { path, interface, method, body } = request;
-    connection.call(&Call { to: name, path, interface, method }, body)
+    connection.call(&CallDestination { to: name, path, interface, method }, body)
 }
 
 /// A connection with a deadline.
@@ -110,9 +111,9 @@ impl<'a> Connection<'a> {
         if answer.starts_with(b"OK ") { Ok(()) } else { Err(self.broken("the peer rejects this user")) }
     }
 
-    fn call(&mut self, what: &Call<'_>, body: &Body) -> Reply {
+    fn call(&mut self, what: &CallDestination<'_>, body: &CallArguments) -> Reply {
         self.serial += 1;
-        self.send(&wire::call(what, body, self.serial))?;
+        self.send(&wire::encode_call(what, body, self.serial))?;
         loop {
             let mut prefix = [0; wire::PREFIX_BYTES];
             self.receive(&mut prefix)?;

@@ -16,7 +16,7 @@ use pjw_core::{cpuset::CpuSet, ids::Pid};
 
 use connection::MethodCall;
 use request::{Property, PropertyValue, Reply};
-use wire::Body;
+use wire::CallArguments;
 
 pub(crate) use request::Address;
 pub use request::{CALL_TIMEOUT, SystemdError};
@@ -70,13 +70,13 @@ impl Default for SystemdClient {
         // The bus is the documented way. systemd's private socket, which systemctl uses as root, serves if
         // there is no bus or the bus does not reply.
         let [bus, direct] = ["/run/dbus/system_bus_socket", "/run/systemd/private"].map(PathBuf::from);
-        Self::at(vec![Address::Bus(bus), Address::Direct(direct)])
+        Self::with_addresses(vec![Address::Bus(bus), Address::Direct(direct)])
     }
 }
 
 impl SystemdClient {
     /// Makes a client that connects to systemd at the first of `addresses` that replies.
-    pub(crate) fn at(addresses: Vec<Address>) -> Self {
+    pub(crate) fn with_addresses(addresses: Vec<Address>) -> Self {
         Self { addresses, silent_since: None }
     }
 
@@ -106,7 +106,7 @@ impl SystemdClient {
         // killed for lack of memory.
         let newer = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
         let request = |properties: &[Property]| {
-            let body = Body::default().text(&scope.unit).text("fail");
+            let body = CallArguments::default().text(&scope.unit).text("fail");
             MethodCall::manager("StartTransientUnit", body.properties(properties).no_auxiliary_units())
         };
         match self.call(&request(&[properties.as_slice(), &[newer]].concat())) {
@@ -134,7 +134,7 @@ impl SystemdClient {
         mems: Option<&CpuSet>,
     ) -> Result<(), SystemdError> {
         // True: the change lasts until the next boot.
-        let body = Body::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
+        let body = CallArguments::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
         self.call(&MethodCall::manager("SetUnitProperties", body)).map(drop)
     }
 
@@ -150,7 +150,8 @@ impl SystemdClient {
             ("Description", PropertyValue::Text(description.to_owned())),
             ("CPUWeight", PropertyValue::Number(weight)),
         ];
-        let body = Body::default().text(slice).text("fail").properties(&properties).no_auxiliary_units();
+        let body =
+            CallArguments::default().text(slice).text("fail").properties(&properties).no_auxiliary_units();
         self.call(&MethodCall::manager("StartTransientUnit", body)).map(drop)
     }
 
@@ -162,7 +163,7 @@ impl SystemdClient {
     /// can't be reached, or does not reply in time.
     pub fn set_cpu_weight(&mut self, unit: &str, weight: u64) -> Result<(), SystemdError> {
         let property = ("CPUWeight", PropertyValue::Number(weight));
-        let body = Body::default().text(unit).boolean_true().properties(&[property]);
+        let body = CallArguments::default().text(unit).boolean_true().properties(&[property]);
         self.call(&MethodCall::manager("SetUnitProperties", body)).map(drop)
     }
 
@@ -173,7 +174,7 @@ impl SystemdClient {
     /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
     /// can't be reached, or does not reply in time.
     pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdError> {
-        let body = Body::default().text(unit).text("replace");
+        let body = CallArguments::default().text(unit).text("replace");
         self.call(&MethodCall::manager("StopUnit", body)).map(drop)
     }
 
@@ -206,7 +207,11 @@ impl SystemdClient {
         let mut was_silent = false;
         for (address, addresses_left) in self.addresses.iter().zip((1..=self.addresses.len()).rev()) {
             let left = until.saturating_duration_since(Instant::now());
-            match connection::call(address, request, left / u32::try_from(addresses_left).unwrap_or(1)) {
+            match connection::call_systemd(
+                address,
+                request,
+                left / u32::try_from(addresses_left).unwrap_or(1),
+            ) {
                 Err(SystemdError::Unreachable(why)) => last = SystemdError::Unreachable(why),
                 Err(SystemdError::NoReply) => was_silent = true,
                 Err(SystemdError::UnitExists) if was_silent => return Ok(Vec::new()),

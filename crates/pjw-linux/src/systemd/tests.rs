@@ -29,7 +29,7 @@ fn a_set_is_encoded_with_the_lowest_bits_first() {
 
 #[test]
 fn a_missing_socket_is_reported_with_its_path() {
-    let mut manager = SystemdClient::at(vec![
+    let mut manager = SystemdClient::with_addresses(vec![
         Address::Bus(PathBuf::from("/nonexistent/bus")),
         Address::Direct(PathBuf::from("/nonexistent/private")),
     ]);
@@ -68,7 +68,7 @@ fn a_peer_without_reply_is_a_timeout_and_is_not_called_again_for_a_while() {
         count.send(()).unwrap();
         held.lock().unwrap().push(stream);
     });
-    let mut manager = SystemdClient::at(vec![address]);
+    let mut manager = SystemdClient::with_addresses(vec![address]);
     for _ in 0..50 {
         assert_eq!(manager.stop_unit("pjw-a.scope"), Err(SystemdError::NoReply));
     }
@@ -85,8 +85,8 @@ fn a_peer_that_accepts_no_connection_is_a_timeout() {
     listen(&listener, Backlog::new(0).unwrap()).unwrap();
     // No connection is accepted. Once the queue is full, connect(2) itself waits.
     let _first = UnixStream::connect(&path).unwrap();
-    let stop = MethodCall::manager("StopUnit", Body::default().text(""));
-    let called = connection::call(&Address::Direct(path), &stop, Duration::from_millis(50));
+    let stop = MethodCall::manager("StopUnit", CallArguments::default().text(""));
+    let called = connection::call_systemd(&Address::Direct(path), &stop, Duration::from_millis(50));
     assert_eq!(called, Err(SystemdError::NoReply));
 }
 
@@ -106,7 +106,8 @@ fn malformed_replies_and_closed_connections_are_no_timeouts() {
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let said = SystemdClient::at(vec![address]).stop_unit("pjw-a.scope").unwrap_err().to_string();
+        let said =
+            SystemdClient::with_addresses(vec![address]).stop_unit("pjw-a.scope").unwrap_err().to_string();
         assert!(said.contains(expected), "{said}");
     }
 }
@@ -143,7 +144,10 @@ fn an_older_systemd_is_called_without_unknown_properties() {
         };
         reader.get_mut().write_all(&error(name)).unwrap();
     });
-    assert_eq!(SystemdClient::at(vec![address]).start_scope(&scope()), Err(SystemdError::UnitExists));
+    assert_eq!(
+        SystemdClient::with_addresses(vec![address]).start_scope(&scope()),
+        Err(SystemdError::UnitExists)
+    );
     let requests: Vec<String> = requests.try_iter().collect();
     let has = |word: &str| requests.iter().map(|text| text.contains(word)).collect::<Vec<_>>();
     assert_eq!(has("OOMPolicy"), [true, false]);
@@ -199,7 +203,8 @@ fn a_bus_without_systemd_differs_from_a_missing_bus() {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         // The bus replies only if authentication, Hello and the call follow the specification.
-        let said = SystemdClient::at(vec![bus.address()]).start_scope(&scope()).unwrap_err().to_string();
+        let said =
+            SystemdClient::with_addresses(vec![bus.address()]).start_scope(&scope()).unwrap_err().to_string();
         if said.contains("org.freedesktop.systemd1") {
             break;
         }

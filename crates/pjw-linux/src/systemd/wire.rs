@@ -24,7 +24,7 @@ pub(super) const PREFIX_BYTES: usize = 16;
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// The destination of a D-Bus method call: the bus name, the object path, the interface and the method.
-pub(super) struct Call<'a> {
+pub(super) struct CallDestination<'a> {
     /// Name of the peer on the bus. `None` without a bus.
     pub(super) to: Option<&'a str>,
     pub(super) path: &'a str,
@@ -34,7 +34,7 @@ pub(super) struct Call<'a> {
 
 /// The arguments of a D-Bus method call, in the binary format of D-Bus, with their type signature.
 #[derive(Debug, Default)]
-pub(super) struct Body {
+pub(super) struct CallArguments {
     bytes: Bytes,
     signature: String,
 }
@@ -83,7 +83,7 @@ impl Bytes {
     }
 }
 
-impl Body {
+impl CallArguments {
     /// Appends the string argument `text`.
     pub(super) fn text(mut self, text: &str) -> Self {
         self.signature.push('s');
@@ -154,7 +154,7 @@ pub(super) fn escape_unit(unit: &str) -> String {
 
 /// Returns the bytes of a D-Bus method call. `call` is its destination, `body` contains its arguments, and `serial`
 /// is its serial number, which the reply repeats.
-pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
+pub(super) fn encode_call(call: &CallDestination<'_>, body: &CallArguments, serial: u32) -> Vec<u8> {
     let mut bytes = Bytes(vec![b'l', CALL, 0, 1]);
     bytes.length(body.bytes.0.len());
     bytes.number(serial);
@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn a_call_is_encoded_as_the_specification_says() {
-        let hello = Call { to: Some("a.b"), path: "/a", interface: "a.b", method: "Hello" };
-        let bytes = call(&hello, &Body::default().text("x").boolean_true(), 5);
+        let hello = CallDestination { to: Some("a.b"), path: "/a", interface: "a.b", method: "Hello" };
+        let bytes = encode_call(&hello, &CallArguments::default().text("x").boolean_true(), 5);
         let expected: &[u8] = b"l\x01\0\x01\x0c\0\0\0\x05\0\0\0\x48\0\0\0\
             \x01\x01o\0\x02\0\0\0/a\0\0\0\0\0\0\
             \x02\x01s\0\x03\0\0\0a.b\0\0\0\0\0\
@@ -396,7 +396,7 @@ mod tests {
             ("AllowedCPUs", PropertyValue::Set(vec![0b101, 1])),
             ("TasksMax", PropertyValue::Number(u64::MAX)),
         ];
-        let body = Body::default().properties(&set).no_auxiliary_units();
+        let body = CallArguments::default().properties(&set).no_auxiliary_units();
         assert_eq!(body.signature, "a(sv)a(sa(sv))");
         let expected: &[u8] = b"\x38\0\0\0\0\0\0\0\
             \x0b\0\0\0AllowedCPUs\0\x02ay\0\x02\0\0\0\x05\x01\0\0\0\0\0\0\

@@ -111,7 +111,7 @@ impl<'a> Reader<'a> {
         match self.open.pop() {
             Some((open, _)) if open == name.trim_end() => {
                 if open == "object" {
-                    self.nesting.close()?;
+                    self.nesting.close_object()?;
                 }
             }
             Some((open, began)) => {
@@ -177,12 +177,12 @@ impl<'a> Reader<'a> {
         }
         if name == "object" {
             object.number = self.count(&object.kind, number)?;
-            self.nesting.open(object)?;
+            self.nesting.open_object(object)?;
         }
         if is_empty {
             self.open.pop();
             if name == "object" {
-                self.nesting.close()?;
+                self.nesting.close_object()?;
             }
         }
         Ok(())

@@ -57,7 +57,7 @@ impl Nesting {
     ///
     /// # Errors
     /// What is wrong, as text for users.
-    pub(super) fn open(&mut self, object: Object) -> Result<(), String> {
+    pub(super) fn open_object(&mut self, object: Object) -> Result<(), String> {
         if self.is_off {
             return Ok(());
         }
@@ -118,7 +118,7 @@ impl Nesting {
     ///
     /// # Errors
     /// What is wrong, as text for users.
-    pub(super) fn close(&mut self) -> Result<(), String> {
+    pub(super) fn close_object(&mut self) -> Result<(), String> {
         let Some(object) = self.open.pop() else { return Ok(()) };
         match &object.cpus {
             Some(cpus) if !object.is_outside_cpu_tree() && object.kind != "PU" && *cpus != object.inside => {

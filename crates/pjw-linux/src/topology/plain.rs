@@ -6,7 +6,7 @@ use hwlocality::object::attributes::ObjectAttributes;
 use hwlocality::object::types::ObjectType;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::devices::{CoreKind, Die, MachineDetails};
-use pjw_core::topology::{Core, Domain, Topology, TopologyError, TopologyLevel};
+use pjw_core::topology::{Core, Topology, TopologyDomain, TopologyError, TopologyLevel};
 
 use super::convert::{pus_from_numbers, pus_of, trimmed_text};
 use super::devices;
@@ -45,7 +45,7 @@ fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
     cores.map(|pus| Core { kind_index: kind_of(&pus), pus }).collect()
 }
 
-fn domains(hwloc: &Hwloc) -> Vec<Domain> {
+fn domains(hwloc: &Hwloc) -> Vec<TopologyDomain> {
     let mut domains = Vec::new();
     for (kind, level) in [
         (ObjectType::L3Cache, TopologyLevel::L3),
@@ -57,7 +57,7 @@ fn domains(hwloc: &Hwloc) -> Vec<Domain> {
             let cpus = pus_of(object);
             // A memory node may have no PUs. A cache or package without PUs is offline.
             if level == TopologyLevel::NumaNode || !cpus.is_empty() {
-                domains.push(Domain { level, number, cpus, memory_bytes: memory_of(object) });
+                domains.push(TopologyDomain { level, number, cpus, memory_bytes: memory_of(object) });
             }
         }
     }

@@ -88,10 +88,14 @@ fn single_pus_come_last_and_of_cores_in_use_first() {
 #[test]
 fn where_nodes_hold_packages_nodes_are_the_outer_domains() {
     use pjw_core::cpuset::Pu;
-    use pjw_core::topology::{Core, Domain, TopologyLevel};
+    use pjw_core::topology::{Core, TopologyDomain, TopologyLevel};
     let cores = (0..8).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
-    let domain =
-        |level, number, cpus: &str| Domain { level, number, cpus: cpus.parse().unwrap(), memory_bytes: 0 };
+    let domain = |level, number, cpus: &str| TopologyDomain {
+        level,
+        number,
+        cpus: cpus.parse().unwrap(),
+        memory_bytes: 0,
+    };
     let domains = vec![
         domain(TopologyLevel::NumaNode, 0, "0-3"),
         domain(TopologyLevel::NumaNode, 1, "4-7"),

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
-use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent, ProcessTimes};
+use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessCpuTimes, ProcessEvent};
 use pjw_core::time::Nanos;
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
 
@@ -442,11 +442,11 @@ impl World {
 
     /// Returns the CPU times of the process `pid` and of its ended children, as the kernel reports them in
     /// `/proc/PID/stat`. `None` if there is no such process.
-    pub(crate) fn cpu_times(&self, pid: Pid) -> Option<ProcessTimes> {
+    pub(crate) fn cpu_times(&self, pid: Pid) -> Option<ProcessCpuTimes> {
         let process = self.processes.get(&pid)?;
         // The times of children are in clock ticks.
         let children_ns = self.children_ns.get(&pid).map_or(0, |ns| ns - ns % StartTime::TICK.0);
-        Some(ProcessTimes { start: process.id.start, own_ns: process.run_ns(), children_ns })
+        Some(ProcessCpuTimes { start: process.id.start, own_ns: process.run_ns(), children_ns })
     }
 
     /// Ends the process `pid`. Its children become children of process 1. Has no effect for process 1, or if

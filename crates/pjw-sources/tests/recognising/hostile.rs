@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::JobSource;
 use pjw_core::snapshot::{BatchAttributes, JobIdAttribute};
-use pjw_sources::{Host, counts, hostlist, job_variable_names, recognise_jobs};
+use pjw_sources::{LocalHost, counts, hostlist, job_variable_names, recognise_jobs};
 use proptest::prelude::*;
 
 use crate::story::TestProcess;
@@ -140,8 +140,8 @@ fn is_at_or_below(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-fn host() -> impl Strategy<Value = Host> {
-    (text(), any::<Option<u32>>()).prop_map(|(name, user)| Host { name, flux_user: user.map(Uid) })
+fn host() -> impl Strategy<Value = LocalHost> {
+    (text(), any::<Option<u32>>()).prop_map(|(name, user)| LocalHost { name, flux_user: user.map(Uid) })
 }
 
 proptest! {
@@ -167,7 +167,7 @@ proptest! {
     fn nothing_under_a_users_own_manager_is_a_claim_by_cgroup(
         comm in any::<Vec<u8>>(), attributes in attributes(false)
     ) {
-        let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
+        let host = LocalHost { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
         let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &JobSource::ALL.iter().copied().collect()).marks;
         let by_cgroup = claims.iter().filter(|claim| matches!(claim.kind, JobIdAttribute::Cgroup(_))).count();
         prop_assert_eq!(by_cgroup, 0);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
 use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMarks, JobProcessGrouping};
-use pjw_sources::{Host, recognise_jobs};
+use pjw_sources::{LocalHost, recognise_jobs};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
 pub(crate) struct TestProcess {
@@ -55,7 +55,7 @@ impl TestProcess {
     }
 
     pub(crate) fn claims_among(&self, enabled: &BTreeSet<JobSource>) -> JobMarks {
-        let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
+        let host = LocalHost { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
         recognise_jobs(&self.comm, &self.attributes, &host, enabled)
     }
 

@@ -137,7 +137,7 @@ pub unsafe extern "C" fn pjw_farm_next(
                 NextResult::Result(next) => {
                     let next = farm.last.insert(next);
                     // SAFETY: the caller gives the room.
-                    unsafe { result.write(PjwFarmResult::of(next)) };
+                    unsafe { result.write(PjwFarmResult::from_result(next)) };
                     return Ok(1);
                 }
                 NextResult::End => return Ok(0),
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn pjw_farm_get_progress(
             return Err(Failure::invalid("progress is NULL"));
         }
         // SAFETY: the caller gives the room.
-        unsafe { progress.write(PjwFarmProgress::of(&farm.running.progress())) };
+        unsafe { progress.write(PjwFarmProgress::from_progress(&farm.running.progress())) };
         Ok(0)
     })
 }

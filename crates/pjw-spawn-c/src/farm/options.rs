@@ -101,7 +101,7 @@ fn with_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'st
     }
     if let Some(write) = options.write {
         farm = farm.writer(move |result| {
-            let result = PjwFarmResult::of(result);
+            let result = PjwFarmResult::from_result(result);
             match write(data, &raw const result) {
                 0 => Ok(()),
                 code => Err(code),
@@ -133,7 +133,7 @@ fn work_of(
     data: *mut c_void,
 ) -> impl FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
     move |item, result| {
-        let item = PjwFarmItem::of(&item);
+        let item = PjwFarmItem::from_item(&item);
         match with_bytes(result, |result| work(data, &raw const item, result)) {
             0 => Ok(()),
             code => Err(code),

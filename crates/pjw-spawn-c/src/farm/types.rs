@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::pid_t;
 use spawn::ExitStatus;
-use spawn::farm::{Item, ItemResult, Outcome, Progress};
+use spawn::farm::{FarmProgress, Item, ItemResult, Outcome};
 
 /// The C type `pjw_farm_bytes_t`: an array of bytes that grows, for one item or one result of a farm (a group of
 /// worker processes that compute items). The functions of the program append bytes by [`super::pjw_farm_append`].
@@ -23,7 +23,7 @@ pub struct PjwFarmItem {
 
 impl PjwFarmItem {
     /// Converts an item to the C type. The C value points to the bytes of `item`.
-    pub(crate) fn of(item: &Item<'_>) -> Self {
+    pub(crate) fn from_item(item: &Item<'_>) -> Self {
         let (bytes, size) = (item.bytes.as_ptr().cast(), item.bytes.len());
         Self { number: item.number, bytes, size, worker: item.worker }
     }
@@ -42,7 +42,7 @@ pub struct PjwFarmResult {
 
 impl PjwFarmResult {
     /// Converts a result to the C type. The C value points to the bytes of `result`.
-    pub(crate) fn of(result: &ItemResult) -> Self {
+    pub(crate) fn from_result(result: &ItemResult) -> Self {
         let (outcome, code, attempts, bytes): (_, _, _, &[u8]) = match &result.outcome {
             Outcome::Done(bytes) => (0, 0, 0, bytes),
             Outcome::Failed { code, bytes } => (1, *code, 0, bytes),
@@ -67,7 +67,7 @@ pub struct PjwFarmProgress {
 
 impl PjwFarmProgress {
     /// Converts the progress of a farm to the C type.
-    pub(crate) fn of(progress: &Progress) -> Self {
+    pub(crate) fn from_progress(progress: &FarmProgress) -> Self {
         Self {
             total: progress.total.unwrap_or(u64::MAX),
             delivered: progress.delivered,

@@ -16,7 +16,7 @@ use crate::tasks::room::check_room;
 /// Makes all checks of `instances` that are possible before a process is started.
 /// [`crate::SpawnContext::check_instances`] lists the checks. `setup` contains the parameters that all instances have
 /// in common. `starters` is the number of threads and processes that will start the instances. Returns the first error.
-pub(crate) fn check(setup: &Setup, instances: &[Instance], starters: usize) -> Result<(), CheckError> {
+pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) -> Result<(), CheckError> {
     if instances.is_empty() {
         return Err(CheckError::NoInstances);
     }

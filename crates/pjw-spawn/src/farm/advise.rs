@@ -56,7 +56,7 @@ impl FarmCosts {
     /// value above 999 counts as 999. Only multiples of the number of workers are considered, so that all workers
     /// have the same number of items. `None` if no number of 64 bits is enough.
     #[must_use]
-    pub fn min_items_for(&self, efficiency_permille: u32) -> Option<u64> {
+    pub fn min_items_for_efficiency(&self, efficiency_permille: u32) -> Option<u64> {
         let (efficiency, workers) = (u128::from(efficiency_permille.clamp(1, 999)), u128::from(self.workers));
         // (serial + n * item) / (workers * serial + n * item) >= efficiency, for n items in full rounds.
         let serial = self.serial.as_nanos().saturating_mul((efficiency * workers).saturating_sub(1000));
@@ -69,7 +69,7 @@ impl FarmCosts {
     /// thousandths, for `items` items. [`FarmCosts::efficiency_permille`] defines the efficiency. The result is at
     /// most the number of workers of this farm. If no number of workers has this efficiency, the result is 1.
     #[must_use]
-    pub fn max_workers_for(&self, items: u64, efficiency_permille: u32) -> u32 {
+    pub fn max_workers_for_efficiency(&self, items: u64, efficiency_permille: u32) -> u32 {
         let has_it = |workers: &u32| {
             let fewer = Self { workers: *workers, ..*self };
             fewer.efficiency_permille(items) >= efficiency_permille
@@ -124,7 +124,7 @@ mod tests {
     fn the_number_of_items_is_the_least_that_has_the_efficiency() {
         for costs in [costs(60, 2, 8), costs(3600, 7, 64), costs(1, 100, 2), costs(5, 1, 1)] {
             for efficiency in [500, 750, 900, 950, 990] {
-                let items = costs.min_items_for(efficiency).unwrap();
+                let items = costs.min_items_for_efficiency(efficiency).unwrap();
                 assert!(items.is_multiple_of(costs.workers.into()));
                 assert!(costs.efficiency_permille(items) >= efficiency, "{costs:?} {efficiency} {items}");
                 let fewer = items - u64::from(costs.workers);
@@ -136,15 +136,15 @@ mod tests {
     #[test]
     fn fewer_workers_use_their_cores_better() {
         let costs = costs(100, 1, 16);
-        assert_eq!(costs.max_workers_for(1000, 900), 2);
-        assert_eq!(costs.max_workers_for(1_000_000, 900), 16);
-        assert_eq!(costs.max_workers_for(1, 999), 1);
+        assert_eq!(costs.max_workers_for_efficiency(1000, 900), 2);
+        assert_eq!(costs.max_workers_for_efficiency(1_000_000, 900), 16);
+        assert_eq!(costs.max_workers_for_efficiency(1, 999), 1);
     }
 
     #[test]
     fn extreme_numbers_do_not_overflow() {
         let costs = FarmCosts { serial: Duration::MAX, item: Duration::from_nanos(1), workers: u32::MAX };
-        assert_eq!(costs.min_items_for(999), None);
+        assert_eq!(costs.min_items_for_efficiency(999), None);
         assert!(costs.efficiency_permille(u64::MAX) <= 1000);
         assert_eq!(costs.occupied_core_time(u64::MAX), Duration::MAX);
     }

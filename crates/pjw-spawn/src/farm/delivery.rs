@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 
 use super::memory::SharedMemory;
-use super::result::{ItemResult, Outcome, Progress};
+use super::result::{FarmProgress, ItemResult, Outcome};
 use super::ring::ResultHeader;
 use super::window::{ItemQueue, ItemState, ItemStatus};
 use super::writer;
@@ -29,7 +29,7 @@ pub(crate) struct ResultQueue {
     written: u64,
     /// Results for the program.
     ready: VecDeque<ItemResult>,
-    pub(crate) progress: Progress,
+    pub(crate) progress: FarmProgress,
 }
 
 impl ResultQueue {
@@ -52,12 +52,12 @@ impl ResultQueue {
 
     /// Returns whether a result, or a part of a result, must still be sent to the writer process. If so after a call of
     /// [`ResultQueue::send_to_writer`], the ring buffer to the writer process is full.
-    pub(crate) fn waits_for_writer(&self) -> bool {
+    pub(crate) fn has_unsent_results(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
     /// Returns the number of the item whose result the writer process must write next. 0 if there is no such result.
-    pub(crate) fn first_unwritten(&self) -> u64 {
+    pub(crate) fn first_unwritten_item(&self) -> u64 {
         self.unwritten.front().or(self.outgoing.front()).map_or(0, |result| result.number)
     }
 
@@ -104,7 +104,7 @@ impl ResultQueue {
             let ring = writer::ring(shared);
             let label = ResultHeader::from_outcome(result.number, &result.outcome);
             let rest = result.outcome.bytes().get(self.sent_bytes..).unwrap_or_default();
-            let Some((length, is_last)) = ring.put(label, rest) else { break };
+            let Some((length, is_last)) = ring.write_piece(label, rest) else { break };
             is_any_sent = true;
             self.sent_bytes += length;
             if is_last {
@@ -161,7 +161,7 @@ impl ResultQueue {
         while window.state(lowest) == ItemState::new(lowest, ItemStatus::Delivered) {
             let next = lowest + window.window_size();
             if let Some(payload) =
-                shared.payloads().get(usize::try_from(lowest % window.window_size()).unwrap_or(0))
+                shared.item_locations().get(usize::try_from(lowest % window.window_size()).unwrap_or(0))
             {
                 let end = payload.start.load(Ordering::SeqCst) + payload.length.load(Ordering::SeqCst);
                 control.freed_bytes.store(end, Ordering::SeqCst);

@@ -38,7 +38,7 @@ impl FarmProcess {
 }
 
 /// Kills the process `child` of a farm by `SIGKILL`, and waits until the process has ended.
-pub(crate) fn kill(child: &Child) {
+pub(crate) fn kill_and_wait(child: &Child) {
     let _ = child.send_signal(libc::SIGKILL);
     let _ = child.wait();
 }

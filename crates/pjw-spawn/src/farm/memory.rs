@@ -97,7 +97,7 @@ pub(crate) struct WorkerControl {
 /// beginning of all input, and the number of bytes.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Payload {
+pub(crate) struct ItemLocation {
     pub(crate) start: AtomicU64,
     pub(crate) length: AtomicU64,
 }
@@ -107,7 +107,7 @@ unsafe impl Shareable for FarmControl {}
 // SAFETY: each consists of atomic numbers.
 unsafe impl Shareable for WorkerControl {}
 // SAFETY: each consists of atomic numbers.
-unsafe impl Shareable for Payload {}
+unsafe impl Shareable for ItemLocation {}
 // SAFETY: it is an atomic number.
 unsafe impl Shareable for AtomicU64 {}
 
@@ -156,8 +156,8 @@ impl SharedMemory {
         part(Some(size_of::<FarmControl>()))?;
         let workers_at = part(sizes.workers.checked_mul(size_of::<WorkerControl>()))?;
         let states_at = part(sizes.window.checked_mul(size_of::<AtomicU64>()))?;
-        let payloads = if sizes.input > 0 { sizes.window } else { 0 };
-        let payloads_at = part(payloads.checked_mul(size_of::<Payload>()))?;
+        let item_locations = if sizes.input > 0 { sizes.window } else { 0 };
+        let payloads_at = part(item_locations.checked_mul(size_of::<ItemLocation>()))?;
         let rings_at = part((sizes.workers + usize::from(sizes.has_writer)).checked_mul(sizes.ring))?;
         let input_at = part(Some(sizes.input))?;
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -187,32 +187,32 @@ impl SharedMemory {
     }
 
     /// Returns the variables of the workers. The position in the slice is the index of the worker.
-    pub(crate) fn workers(&self) -> &[WorkerControl] {
+    pub(crate) fn worker_controls(&self) -> &[WorkerControl] {
         self.part(self.workers_at, self.sizes.workers)
     }
 
     /// Returns the state words of the items in the window. The window is the range of items that the shared memory
     /// describes now. [`super::window::ItemState`] is the content of a state word.
-    pub(crate) fn states(&self) -> &[AtomicU64] {
+    pub(crate) fn state_words(&self) -> &[AtomicU64] {
         self.part(self.states_at, self.sizes.window)
     }
 
     /// Returns the places of the bytes of the items in the window. The window is the range of items that the shared
     /// memory describes now. The slice is empty if the farm has no reader process.
-    pub(crate) fn payloads(&self) -> &[Payload] {
+    pub(crate) fn item_locations(&self) -> &[ItemLocation] {
         self.part(self.payloads_at, if self.sizes.input > 0 { self.sizes.window } else { 0 })
     }
 
     /// Returns the memory of a ring buffer for results. If `index` is the index of a worker, the ring buffer transfers
     /// results from this worker to the master. If `index` is the number of workers, the ring buffer transfers results
     /// from the master to the writer process.
-    pub(crate) fn ring(&self, index: usize) -> RingMemory {
+    pub(crate) fn result_ring(&self, index: usize) -> RingMemory {
         debug_assert!(index < self.sizes.workers + usize::from(self.sizes.has_writer));
         self.bytes(self.rings_at + index * self.sizes.ring, self.sizes.ring)
     }
 
     /// Returns the memory of the ring buffer into which the reader process writes the bytes of the items.
-    pub(crate) fn input(&self) -> RingMemory {
+    pub(crate) fn input_ring(&self) -> RingMemory {
         self.bytes(self.input_at, self.sizes.input)
     }
 

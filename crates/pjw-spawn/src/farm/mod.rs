@@ -35,4 +35,4 @@ pub use cpus::WorkerCpus;
 pub use error::{FarmError, IoProcess};
 pub use master::{NextResult, RunningFarm};
 pub use options::Farm;
-pub use result::{Item, ItemResult, Outcome, Progress};
+pub use result::{FarmProgress, Item, ItemResult, Outcome};

@@ -32,7 +32,7 @@ pub(crate) fn check_master(allows_threads: bool) -> Result<(), FarmError> {
 }
 
 /// The result of a fork, which both processes receive. The calling process receives the new process as a [`Child`].
-pub(crate) enum Forked {
+pub(crate) enum ForkResult {
     /// The calling process, with the new one.
     Master(Child),
     /// The new process.
@@ -44,7 +44,7 @@ pub(crate) enum Forked {
 ///
 /// # Errors
 /// The error of the fork. `EINVAL` if `function` returned a negative number, or returned 0 in the calling process.
-pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<Forked, Errno> {
+pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<ForkResult, Errno> {
     // Another thread may hold the lock, and in the new process it would never release it.
     let _stdout = std::io::stdout().lock();
     flush_streams();
@@ -69,14 +69,14 @@ pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<Forked, Er
             // The master ended before the kernel knew that this process ends with it.
             end(1);
         }
-        return Ok(Forked::NewProcess);
+        return Ok(ForkResult::NewProcess);
     }
     let pidfd = pidfd_of(pid).inspect_err(|_| {
         let pid = nix::unistd::Pid::from_raw(pid);
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         let _ = nix::sys::wait::waitpid(pid, None);
     })?;
-    Ok(Forked::Master(Child { pid: Pid(pid.cast_unsigned()), pidfd }))
+    Ok(ForkResult::Master(Child { pid: Pid(pid.cast_unsigned()), pidfd }))
 }
 
 /// The pidfd of a child that was not waited for.

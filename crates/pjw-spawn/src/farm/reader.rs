@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::functions::ReadFunction;
-use super::memory::{IoFailure, Payload, SharedMemory, UNKNOWN_TOTAL};
+use super::memory::{IoFailure, ItemLocation, SharedMemory, UNKNOWN_TOTAL};
 use super::signal::MasterWaker;
 use super::window::{ItemQueue, ItemState, ItemStatus, MAX_ITEMS};
 
@@ -41,7 +41,7 @@ impl Reader<'_> {
             number += 1;
             control.items.0.notify();
         }
-        self.waker.wake(&control.is_master_sleeping.0);
+        self.waker.wake_if_sleeping(&control.is_master_sleeping.0);
         0
     }
 
@@ -58,15 +58,15 @@ impl Reader<'_> {
         }
     }
 
-    fn payload(&self, number: u64) -> &Payload {
-        let payloads = self.shared.payloads();
-        &payloads[usize::try_from(number).unwrap_or(usize::MAX) & (payloads.len() - 1)]
+    fn payload(&self, number: u64) -> &ItemLocation {
+        let item_locations = self.shared.item_locations();
+        &item_locations[usize::try_from(number).unwrap_or(usize::MAX) & (item_locations.len() - 1)]
     }
 
     fn publish(&self, number: u64, bytes: &[u8]) {
         let start = self.shared.control().room.wait_until(|| self.place(number, bytes.len()));
         // SAFETY: no item that is still needed lies there, and no other process writes items.
-        unsafe { self.shared.input().write(start, bytes) };
+        unsafe { self.shared.input_ring().write(start, bytes) };
         let payload = self.payload(number);
         payload.start.store(start, Ordering::SeqCst);
         payload.length.store(bytes.len() as u64, Ordering::SeqCst);

@@ -71,7 +71,7 @@ pub struct ItemResult {
 /// The progress of a farm: how many items are done, how many failed, how many worker processes run, and how many
 /// processes were replaced after they died. A farm is a group of worker processes that compute numbered items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
+pub struct FarmProgress {
     /// The number of all items. `None` as long as the reader has not reached the end of the input.
     pub total: Option<u64>,
     /// The number of results that the master got, or that are ready for it.

@@ -85,10 +85,10 @@ impl PartialResult {
     }
 }
 
-/// What a call of [`Ring::take`] has read from the ring buffer: nothing, a piece of a result, a complete result, or
+/// What a call of [`ResultRing::read_piece`] has read from the ring buffer: nothing, a piece of a result, a complete result, or
 /// invalid data.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Received {
+pub(crate) enum ReceivedPiece {
     Nothing,
     /// A piece that is not the last one.
     Piece,
@@ -100,16 +100,16 @@ pub(crate) enum Received {
 
 /// A ring buffer in the shared memory of a farm that transfers results from one process to another.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ring<'a> {
+pub(crate) struct ResultRing<'a> {
     pub(crate) control: &'a RingControl,
     pub(crate) bytes: RingMemory,
 }
 
-impl Ring<'_> {
+impl ResultRing<'_> {
     /// Writes one piece of a result into the ring buffer: the header `label`, and as many of `bytes` as fit now.
     /// Returns how many of `bytes` were written, and whether this was the last piece. Writes nothing and returns `None`
     /// if the free space is too small: it must hold all of `bytes`, or at least a quarter of the ring buffer.
-    pub(crate) fn put(&self, label: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
+    pub(crate) fn write_piece(&self, label: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
         let capacity = self.bytes.len();
         let head = self.control.head.load(Ordering::SeqCst);
         let used = head.wrapping_sub(self.control.tail.0.load(Ordering::SeqCst));
@@ -131,15 +131,15 @@ impl Ring<'_> {
 
     /// Reads one piece of a result, and frees the space of the piece in the ring buffer. `partial` contains the earlier
     /// pieces of the same result. The call appends the new piece to `partial`.
-    pub(crate) fn take(&self, partial: &mut PartialResult) -> Received {
+    pub(crate) fn read_piece(&self, partial: &mut PartialResult) -> ReceivedPiece {
         let tail = self.control.tail.0.load(Ordering::SeqCst);
         let used = self.control.head.load(Ordering::SeqCst).wrapping_sub(tail);
         if used == 0 {
-            return Received::Nothing;
+            return ReceivedPiece::Nothing;
         }
         let used = usize::try_from(used).unwrap_or(usize::MAX);
         if used < HEAD_BYTES || used > self.bytes.len() {
-            return Received::Invalid;
+            return ReceivedPiece::Invalid;
         }
         let mut head = Vec::with_capacity(HEAD_BYTES);
         // SAFETY: the process that puts in does not write here until `tail` moves.
@@ -151,16 +151,16 @@ impl Ring<'_> {
         let (length, is_last) = (word(20) as usize, word(24));
         let size = HEAD_BYTES + length.next_multiple_of(8);
         if size > used || is_last > 1 {
-            return Received::Invalid;
+            return ReceivedPiece::Invalid;
         }
         // SAFETY: as above.
         unsafe { self.bytes.read(tail + HEAD_BYTES as u64, length, &mut partial.0) };
         self.control.tail.0.store(tail + size as u64, Ordering::SeqCst);
         if is_last == 0 {
-            return Received::Piece;
+            return ReceivedPiece::Piece;
         }
         let outcome = header.outcome(std::mem::take(&mut partial.0));
-        outcome.map_or(Received::Invalid, |outcome| Received::Result(position, outcome))
+        outcome.map_or(ReceivedPiece::Invalid, |outcome| ReceivedPiece::Result(position, outcome))
     }
 
     /// Empties the ring buffer. Must be called while no other process uses the buffer.
@@ -182,8 +182,8 @@ mod tests {
         SharedMemory::map(sizes).unwrap()
     }
 
-    fn ring(shared: &SharedMemory) -> Ring<'_> {
-        Ring { control: &shared.workers()[0].results, bytes: shared.ring(0) }
+    fn ring(shared: &SharedMemory) -> ResultRing<'_> {
+        ResultRing { control: &shared.worker_controls()[0].results, bytes: shared.result_ring(0) }
     }
 
     #[test]
@@ -193,11 +193,11 @@ mod tests {
         let mut partial = PartialResult::default();
         for size in (0..3000).step_by(7) {
             let bytes: Vec<u8> = (0..size).map(|at| u8::try_from((at + size) % 251).unwrap()).collect();
-            let put = ring.put(ResultHeader::failed(size as u64, -3), &bytes);
+            let put = ring.write_piece(ResultHeader::failed(size as u64, -3), &bytes);
             assert_eq!(put, Some((size, true)));
             let expected = Outcome::Failed { code: -3, bytes };
-            assert_eq!(ring.take(&mut partial), Received::Result(size as u64, expected));
-            assert_eq!(ring.take(&mut partial), Received::Nothing);
+            assert_eq!(ring.read_piece(&mut partial), ReceivedPiece::Result(size as u64, expected));
+            assert_eq!(ring.read_piece(&mut partial), ReceivedPiece::Nothing);
         }
     }
 
@@ -208,15 +208,15 @@ mod tests {
         let bytes: Vec<u8> = (0..20_000_u32).map(|at| u8::try_from(at % 253).unwrap()).collect();
         let (mut partial, mut sent, mut pieces) = (PartialResult::default(), 0, 0);
         loop {
-            while let Some((length, is_last)) = ring.put(ResultHeader::done(5), &bytes[sent..]) {
+            while let Some((length, is_last)) = ring.write_piece(ResultHeader::done(5), &bytes[sent..]) {
                 sent += length;
                 if is_last {
                     break;
                 }
             }
-            match ring.take(&mut partial) {
-                Received::Piece => pieces += 1,
-                Received::Result(position, outcome) => {
+            match ring.read_piece(&mut partial) {
+                ReceivedPiece::Piece => pieces += 1,
+                ReceivedPiece::Result(position, outcome) => {
                     assert_eq!((position, outcome), (5, Outcome::Done(bytes)));
                     break;
                 }
@@ -230,11 +230,11 @@ mod tests {
     fn a_full_ring_takes_nothing_and_values_of_others_are_noticed() {
         let shared = shared();
         let ring = ring(&shared);
-        while ring.put(ResultHeader::done(1), &[1; 100]).is_some() {}
-        assert_eq!(ring.put(ResultHeader::done(1), &[1; 100]), None);
+        while ring.write_piece(ResultHeader::done(1), &[1; 100]).is_some() {}
+        assert_eq!(ring.write_piece(ResultHeader::done(1), &[1; 100]), None);
         ring.control.head.store(u64::MAX, Ordering::SeqCst);
-        assert_eq!(ring.take(&mut PartialResult::default()), Received::Invalid);
+        assert_eq!(ring.read_piece(&mut PartialResult::default()), ReceivedPiece::Invalid);
         ring.reset();
-        assert_eq!(ring.take(&mut PartialResult::default()), Received::Nothing);
+        assert_eq!(ring.read_piece(&mut PartialResult::default()), ReceivedPiece::Nothing);
     }
 }

@@ -64,7 +64,7 @@ impl FarmSettings {
 
     /// Returns the size of the window: the largest number of items that can be in work at the same time. The size is a
     /// power of two. `items` is the number of items of the farm. `None` if this number is unknown.
-    pub(crate) fn window(&self, items: Option<u64>) -> u64 {
+    pub(crate) fn window_size(&self, items: Option<u64>) -> u64 {
         let usual = if items.is_some() && !self.is_in_order { UNORDERED_WINDOW } else { WINDOW };
         let window = self.window.unwrap_or(usual.max(4 * u64::from(self.workers) * self.chunk));
         window.min(items.unwrap_or(u64::MAX)).max(1).next_power_of_two()
@@ -78,14 +78,14 @@ mod tests {
     #[test]
     fn the_window_has_room_for_all_chunks_and_not_more_positions_than_items() {
         let mut settings = FarmSettings::new(64);
-        assert_eq!(settings.window(Some(100)), 128);
-        assert_eq!(settings.window(Some(1 << 30)), UNORDERED_WINDOW);
+        assert_eq!(settings.window_size(Some(100)), 128);
+        assert_eq!(settings.window_size(Some(1 << 30)), UNORDERED_WINDOW);
         settings.is_in_order = true;
-        assert_eq!(settings.window(Some(1 << 30)), WINDOW);
+        assert_eq!(settings.window_size(Some(1 << 30)), WINDOW);
         settings.chunk = 100;
-        assert_eq!(settings.window(None), 32_768);
+        assert_eq!(settings.window_size(None), 32_768);
         settings.window = Some(5);
-        assert_eq!(settings.window(None), 8);
+        assert_eq!(settings.window_size(None), 8);
     }
 
     type Change = fn(&mut FarmSettings);

@@ -97,7 +97,7 @@ impl MasterWaker {
 
     /// Wakes the master process of the farm if `is_sleeping` is not 0. Before the call, the caller must store the data
     /// that the master waits for, with [`Ordering::SeqCst`].
-    pub(crate) fn wake(&self, is_sleeping: &AtomicU32) {
+    pub(crate) fn wake_if_sleeping(&self, is_sleeping: &AtomicU32) {
         if is_sleeping.load(Ordering::SeqCst) != 0 {
             // A full counter wakes the master too.
             let _ = nix::unistd::write(&self.event, &1_u64.to_ne_bytes());

@@ -87,7 +87,7 @@ pub(crate) struct ItemQueue<'a>(pub(crate) &'a SharedMemory);
 
 impl<'a> ItemQueue<'a> {
     fn word(self, position: u64) -> &'a AtomicU64 {
-        let states = self.0.states();
+        let states = self.0.state_words();
         // The window is a power of two.
         &states[usize::try_from(position).unwrap_or(usize::MAX) & (states.len() - 1)]
     }
@@ -142,7 +142,7 @@ impl<'a> ItemQueue<'a> {
     /// after it took an item and before it advanced `next`. So this function also looks at items after `next`, one for
     /// each worker, and then advances `next` past the items found. Otherwise the number of items to look at would grow
     /// with each worker that dies.
-    pub(crate) fn claimed_by(self, owner: u32) -> Vec<u64> {
+    pub(crate) fn claimed_items(self, owner: u32) -> Vec<u64> {
         let control = self.0.control();
         let lowest = control.lowest.load(Ordering::SeqCst);
         let end = control.next.0.load(Ordering::SeqCst) + self.0.sizes.workers as u64;
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(window.take(0), TakenItem::Item(0));
         assert_eq!(window.take(1), TakenItem::Item(1));
         assert_eq!(window.take(0), TakenItem::Item(2));
-        assert_eq!(window.claimed_by(0), [0, 2]);
+        assert_eq!(window.claimed_items(0), [0, 2]);
         shared.control().total.store(4, Ordering::SeqCst);
         assert_eq!(window.take(2), TakenItem::Item(3));
         assert_eq!(window.take(2), TakenItem::End);
@@ -211,8 +211,8 @@ mod tests {
         // Two workers took an item each, and were killed before they moved `next`.
         window.set(ItemState { position: 0, owner: 1, status: ItemStatus::Claimed });
         window.set(ItemState { position: 1, owner: 2, status: ItemStatus::Claimed });
-        assert_eq!(window.claimed_by(1), [0]);
-        assert_eq!(window.claimed_by(2), [1]);
+        assert_eq!(window.claimed_items(1), [0]);
+        assert_eq!(window.claimed_items(2), [1]);
         assert_eq!(window.take(0), TakenItem::Item(2));
         assert_eq!(shared.control().next.0.load(Ordering::SeqCst), 3);
         assert!(!window.is_exhausted());
@@ -226,7 +226,7 @@ mod tests {
         // More often than there are workers, before `next` was moved.
         for position in 0..8 {
             window.set(ItemState { position, owner: 1, status: ItemStatus::Claimed });
-            assert_eq!(window.claimed_by(1), Vec::from_iter(0..=position));
+            assert_eq!(window.claimed_items(1), Vec::from_iter(0..=position));
         }
     }
 

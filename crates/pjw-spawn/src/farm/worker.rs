@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::functions::FarmFunctions;
 use super::memory::{SharedMemory, UNKNOWN_TOTAL};
 use super::result::Item;
-use super::ring::{ResultHeader, Ring};
+use super::ring::{ResultHeader, ResultRing};
 use super::signal::MasterWaker;
 use super::window::{ItemQueue, TakenItem};
 
@@ -28,7 +28,7 @@ impl<'f> Worker<'f, '_> {
         }
         let mut result = Vec::new();
         // What the worker before it had taken and not finished.
-        let mut taken = window.claimed_by(self.index);
+        let mut taken = window.claimed_items(self.index);
         loop {
             for position in taken.drain(..) {
                 self.compute(position, &mut result);
@@ -37,7 +37,7 @@ impl<'f> Worker<'f, '_> {
                 break;
             }
         }
-        self.shared.workers()[self.index as usize].is_finished.store(1, Ordering::SeqCst);
+        self.shared.worker_controls()[self.index as usize].is_finished.store(1, Ordering::SeqCst);
         if let Some(end) = &mut self.functions.worker_end {
             end(self.index);
         }
@@ -70,7 +70,7 @@ impl<'f> Worker<'f, '_> {
     }
 
     fn compute(&mut self, position: u64, result: &mut Vec<u8>) {
-        let own = &self.shared.workers()[self.index as usize];
+        let own = &self.shared.worker_controls()[self.index as usize];
         own.running.store(position + 1, Ordering::SeqCst);
         result.clear();
         let bytes = self.payload(position);
@@ -79,11 +79,11 @@ impl<'f> Worker<'f, '_> {
             Ok(()) => ResultHeader::done(position),
             Err(code) => ResultHeader::failed(position, code),
         };
-        let ring = Ring { control: &own.results, bytes: self.shared.ring(self.index as usize) };
+        let ring = ResultRing { control: &own.results, bytes: self.shared.result_ring(self.index as usize) };
         let mut rest = &result[..];
         loop {
-            let (length, is_last) = ring.control.room.wait_until(|| ring.put(label, rest));
-            self.waker.wake(&self.shared.control().is_master_sleeping.0);
+            let (length, is_last) = ring.control.room.wait_until(|| ring.write_piece(label, rest));
+            self.waker.wake_if_sleeping(&self.shared.control().is_master_sleeping.0);
             rest = &rest[length..];
             if is_last {
                 break;
@@ -94,13 +94,14 @@ impl<'f> Worker<'f, '_> {
 
     /// The bytes of an item that this worker has taken.
     fn payload(&self, position: u64) -> &'f [u8] {
-        let payloads = self.shared.payloads();
-        if payloads.is_empty() {
+        let item_locations = self.shared.item_locations();
+        if item_locations.is_empty() {
             return &[];
         }
-        let payload = &payloads[usize::try_from(position).unwrap_or(usize::MAX) & (payloads.len() - 1)];
+        let payload =
+            &item_locations[usize::try_from(position).unwrap_or(usize::MAX) & (item_locations.len() - 1)];
         let length = usize::try_from(payload.length.load(Ordering::SeqCst)).unwrap_or(0);
         // SAFETY: the reader does not write there before the master has delivered the result of this item.
-        unsafe { self.shared.input().slice(payload.start.load(Ordering::SeqCst), length) }
+        unsafe { self.shared.input_ring().slice(payload.start.load(Ordering::SeqCst), length) }
     }
 }

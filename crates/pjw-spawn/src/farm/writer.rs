@@ -6,7 +6,7 @@ use super::functions::{WriteFunction, WriterEndFunction};
 use super::memory::SharedMemory;
 use super::reader::{FUNCTION_FAILED, store_failure};
 use super::result::{ItemResult, Outcome};
-use super::ring::{PartialResult, Received, ResultHeader, Ring};
+use super::ring::{PartialResult, ReceivedPiece, ResultHeader, ResultRing};
 use super::signal::MasterWaker;
 
 /// The position that stands for the end of all results.
@@ -14,22 +14,22 @@ const END: u64 = u64::MAX;
 
 /// Returns the ring buffer that transfers results from the master to the writer process. `shared` is the shared memory
 /// of the farm.
-pub(crate) fn ring(shared: &SharedMemory) -> Ring<'_> {
-    Ring { control: &shared.control().to_writer, bytes: shared.ring(shared.sizes.workers) }
+pub(crate) fn ring(shared: &SharedMemory) -> ResultRing<'_> {
+    ResultRing { control: &shared.control().to_writer, bytes: shared.result_ring(shared.sizes.workers) }
 }
 
 /// Tells the writer process, by a message in its ring buffer, that there are no more results. The ring buffer must be
 /// empty.
 pub(crate) fn send_end(shared: &SharedMemory) {
     let ring = ring(shared);
-    let _ = ring.put(ResultHeader::from_outcome(END, &Outcome::Done(Vec::new())), &[]);
+    let _ = ring.write_piece(ResultHeader::from_outcome(END, &Outcome::Done(Vec::new())), &[]);
     ring.control.filled.notify();
 }
 
 /// Runs the writer process: calls `write` for each result until the master sends the message that there are no more
 /// results, and then calls `end`. Wakes the master by `waker` after each result. Returns the exit status for the
 /// process: 0, or another value after an error.
-pub(crate) fn run(
+pub(crate) fn run_writer(
     shared: &SharedMemory,
     waker: &MasterWaker,
     write: &mut WriteFunction<'_>,
@@ -38,24 +38,24 @@ pub(crate) fn run(
     let (control, ring) = (shared.control(), ring(shared));
     let mut partial = PartialResult::default();
     loop {
-        let taken = ring.control.filled.wait_until(|| match ring.take(&mut partial) {
-            Received::Nothing => None,
+        let taken = ring.control.filled.wait_until(|| match ring.read_piece(&mut partial) {
+            ReceivedPiece::Nothing => None,
             taken => Some(taken),
         });
         match taken {
-            Received::Result(END, _) => {
+            ReceivedPiece::Result(END, _) => {
                 return end.as_mut().map_or(Ok(()), |end| end()).err().map_or(0, status_of);
             }
-            Received::Result(number, outcome) => {
+            ReceivedPiece::Result(number, outcome) => {
                 if let Err(code) = write(&ItemResult { number, outcome }) {
                     return store_failure(&control.writer_failure, FUNCTION_FAILED, code, number);
                 }
                 control.written.fetch_add(1, Ordering::SeqCst);
             }
-            Received::Piece | Received::Nothing => {}
-            Received::Invalid => return 1,
+            ReceivedPiece::Piece | ReceivedPiece::Nothing => {}
+            ReceivedPiece::Invalid => return 1,
         }
-        waker.wake(&control.is_master_sleeping.0);
+        waker.wake_if_sleeping(&control.is_master_sleeping.0);
     }
 }
 

@@ -56,7 +56,7 @@ impl Template {
 
     /// On architectures other than x86_64, always returns [`TemplateError::Unsupported`]. On x86_64, the function
     /// starts a template: a process from which other processes of the same program are forked.
-    pub(crate) fn of_setup(
+    pub(crate) fn from_setup(
         _: Arc<Setup>,
         _: &Instance,
         _: Option<CpuSet>,

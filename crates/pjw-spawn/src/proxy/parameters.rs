@@ -23,7 +23,7 @@ impl InstanceParameters {
     /// Both lists must exist, and must end with a null pointer. The lists and their strings must never be freed or
     /// changed.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "there are no templates"))]
-    pub(super) unsafe fn at(address: usize) -> Self {
+    pub(super) unsafe fn from_address(address: usize) -> Self {
         let mut arguments = Strings(ptr::with_exposed_provenance(address));
         while arguments.next().is_some() {}
         Self { arguments: address, variables: arguments.0.addr() + size_of::<*const c_char>() }
@@ -64,7 +64,7 @@ impl Iterator for Strings {
     type Item = *const c_char;
 
     fn next(&mut self) -> Option<*const c_char> {
-        // SAFETY: guaranteed by the caller of `InstanceParameters::at`. The null pointer is not passed.
+        // SAFETY: guaranteed by the caller of `InstanceParameters::from_address`. The null pointer is not passed.
         unsafe {
             let pointer = *self.0;
             if pointer.is_null() {
@@ -77,6 +77,6 @@ impl Iterator for Strings {
 }
 
 fn text(pointer: *const c_char) -> &'static CStr {
-    // SAFETY: guaranteed by the caller of `InstanceParameters::at`.
+    // SAFETY: guaranteed by the caller of `InstanceParameters::from_address`.
     unsafe { CStr::from_ptr(pointer) }
 }

@@ -17,7 +17,7 @@ pub(crate) struct NamespaceEntry {
 
 /// Lets the thread that starts a batch wait until all spawner threads (threads that start processes) have entered the
 /// mount namespaces for their NUMA nodes.
-pub(crate) struct NamespaceEntries {
+pub(crate) struct NamespaceBarrier {
     sender: Sender<Result<(), ReplicaError>>,
     entered: Receiver<Result<(), ReplicaError>>,
     waiting: Vec<Sender<()>>,
@@ -35,7 +35,7 @@ impl NamespaceEntry {
     }
 }
 
-impl NamespaceEntries {
+impl NamespaceBarrier {
     /// Makes a value to which no spawner thread has been added yet.
     pub(crate) fn new() -> Self {
         let (sender, entered) = mpsc::channel();

@@ -9,4 +9,4 @@ mod copies;
 mod entry;
 
 pub use copies::{ReplicaError, Replicas};
-pub(crate) use entry::{NamespaceEntries, NamespaceEntry};
+pub(crate) use entry::{NamespaceBarrier, NamespaceEntry};

@@ -8,21 +8,21 @@ use crate::bare;
 
 /// Closes all file descriptors of the calling process from `first` to `last`. Kernels before Linux 5.9 have no
 /// close_range(2): the descriptors are then closed one by one. Returns an error number, and does not write `errno`.
-pub(super) fn close_between(first: RawFd, last: RawFd) -> Result<(), i32> {
+pub(super) fn close_descriptor_range(first: RawFd, last: RawFd) -> Result<(), i32> {
     let arguments = [first.into(), last.into(), 0, 0, 0];
     // SAFETY: the table of descriptors is that of the calling process alone.
-    let closed = unsafe { bare::call(libc::SYS_close_range, arguments) };
+    let closed = unsafe { bare::raw_syscall(libc::SYS_close_range, arguments) };
     if closed != Err(libc::ENOSYS) {
         return closed.map(drop);
     }
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let arguments = [0, libc::RLIMIT_NOFILE.into(), 0, bare::address(&raw mut limit), 0];
     // SAFETY: the kernel writes one limit.
-    unsafe { bare::call(libc::SYS_prlimit64, arguments)? };
+    unsafe { bare::raw_syscall(libc::SYS_prlimit64, arguments)? };
     let end = i64::try_from(limit.rlim_cur).unwrap_or(i64::MAX).min(i64::from(last) + 1).min(1 << 20);
     for descriptor in i64::from(first)..end {
         // SAFETY: as above.
-        let _ = unsafe { bare::call(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
+        let _ = unsafe { bare::raw_syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
     }
     Ok(())
 }
@@ -33,7 +33,7 @@ pub(super) fn close_between(first: RawFd, last: RawFd) -> Result<(), i32> {
 pub(super) fn close_on_exec(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, Errno> {
     // Another thread of the parent may have opened more descriptors since their numbers were read.
     let above = kept.into_iter().fold(highest, RawFd::max).saturating_add(1);
-    close_between(above, RawFd::MAX).map_err(Errno::from_raw)?;
+    close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
     let mut first_own = 3;
     for descriptor in 3..=highest {
         // SAFETY: asks only.
@@ -89,12 +89,12 @@ fn find_highest() -> Option<RawFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::work::leave_shared_descriptors;
+    use crate::work::unshare_descriptor_table;
 
     #[test]
     fn the_highest_descriptor_is_found_with_and_without_a_table_of_its_own() {
         let thread = std::thread::spawn(|| {
-            assert!(leave_shared_descriptors());
+            assert!(unshare_descriptor_table());
             let directory = std::fs::File::open("/").unwrap();
             for least in [400, 900] {
                 let high = copy_above(&directory, least).unwrap();
@@ -111,10 +111,10 @@ mod tests {
     #[test]
     fn descriptors_between_two_numbers_are_closed() {
         let thread = std::thread::spawn(|| {
-            assert!(leave_shared_descriptors());
+            assert!(unshare_descriptor_table());
             let directory = std::fs::File::open("/").unwrap();
             let [low, mid, high] = [1000, 1010, 1020].map(|least| copy_above(&directory, least).unwrap());
-            close_between(1005, 1015).unwrap();
+            close_descriptor_range(1005, 1015).unwrap();
             // SAFETY: asks only.
             let is_open = |descriptor| unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
             assert!(is_open(low.as_raw_fd()) && is_open(high.as_raw_fd()));

@@ -16,7 +16,7 @@ pub(crate) const TASKS_VARIABLE: &str = "PJW_TASKS";
 /// find each other and publish addresses. The type is `struct pjw_tasks_space_` of `pjw_tasks.h`. In memory, the
 /// process ids of all ranks follow this value.
 #[repr(C)]
-pub(super) struct Directory {
+pub(super) struct TaskDirectory {
     magic: AtomicU64,
     nonce: AtomicU64,
     size: AtomicU32,
@@ -40,7 +40,7 @@ struct Name {
     text: [AtomicU8; 96],
 }
 
-impl Directory {
+impl TaskDirectory {
     /// Returns the size in bytes of the directory of an address space for `size` ranks. The process ids of the ranks
     /// are included.
     pub(super) fn bytes(size: u32) -> usize {
@@ -51,7 +51,7 @@ impl Directory {
     /// number. By this number, a task checks that the address in its environment is the address of its directory.
     ///
     /// # Safety
-    /// `at` must point to as many bytes as [`Directory::bytes`] returns for `size`.
+    /// `at` must point to as many bytes as [`TaskDirectory::bytes`] returns for `size`.
     pub(super) unsafe fn create<'a>(at: *mut u8, size: u32, nonce: u64) -> &'a Self {
         // SAFETY: the caller guarantees the memory. Zero is a value of each field.
         let directory = unsafe { &*at.cast::<Self>() };
@@ -71,7 +71,7 @@ impl Directory {
 
     /// Removes the addresses that the ended task with the process id `pid` had published. Wakes the tasks that wait for
     /// a change of the directory.
-    pub(super) fn forget(&self, pid: u32) {
+    pub(super) fn remove_task(&self, pid: u32) {
         let mut has_changed = false;
         let used = self.names_used.load(Acquire) as usize;
         for name in self.names.iter().take(used) {
@@ -100,7 +100,7 @@ mod tests {
         for line in [
             format!("#define PJW_TASKS_MAGIC_ 0x{MAGIC:x}u"),
             format!("#define PJW_TASKS_NAMES_ {NAMES}"),
-            format!("#define PJW_TASKS_SPACE_BYTES_ {}", size_of::<Directory>()),
+            format!("#define PJW_TASKS_SPACE_BYTES_ {}", size_of::<TaskDirectory>()),
         ] {
             assert!(header.lines().any(|other| other == line), "pjw_tasks.h has no line {line}");
         }

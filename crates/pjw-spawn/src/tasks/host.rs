@@ -10,12 +10,12 @@ use nix::errno::Errno;
 use pjw_core::ids::TASK_HOST_NAME;
 use rustix::net::{Shutdown, shutdown};
 
-use super::descriptors::{close_between, close_on_exec, copy_above, move_above};
-use super::directory::Directory;
+use super::descriptors::{close_descriptor_range, close_on_exec, copy_above, move_above};
+use super::directory::TaskDirectory;
 use super::image::ProgramLayout;
 use super::map;
-use super::own_memory::{OwnRanges, free_heap, map_anonymous};
-use super::request::{Answer, MAX_POSTED, send};
+use super::own_memory::{HostMappings, free_heap, map_anonymous};
+use super::request::{Answer, MAX_PENDING_REQUESTS, send};
 use super::slot::SlotShape;
 use super::stack::AuxiliaryVector;
 use super::task_start::TaskStart;
@@ -87,17 +87,17 @@ pub(super) struct Host<'a> {
     /// The address of the first slot.
     pub(super) slots_at: u64,
     pub(super) slots: &'a mut [Slot],
-    pub(super) directory: &'a Directory,
-    /// Room for the starts of [`MAX_POSTED`] tasks.
+    pub(super) directory: &'a TaskDirectory,
+    /// Room for the starts of [`MAX_PENDING_REQUESTS`] tasks.
     pub(super) starts: *mut TaskStart<'a>,
-    own_ranges: Option<OwnRanges>,
+    own_ranges: Option<HostMappings>,
     pub(super) living: usize,
     /// When the memory of ended tasks is to be unmapped. `None` if there is none.
     unmap_at: Option<Instant>,
 }
 
 /// The step in the start of a task that failed, with the error number.
-pub(super) type Failed = (SpawnStep, Errno);
+pub(super) type TaskStartFailure = (SpawnStep, Errno);
 
 /// Runs the calling process as the host: the process that owns the address space of the tasks. The host starts tasks on
 /// request, and exits when the last task has ended and no more requests can come.
@@ -116,7 +116,7 @@ pub(super) fn run(plan: &HostParameters) -> ! {
 
 /// Separates the host from its parent: its name, its core dumps, its descriptors. Returns the lowest number of a
 /// descriptor that may be the host's own, and the socket, which has such a number then.
-fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), Failed> {
+fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFailure> {
     if plan.launcher != 0 {
         request_parent_death_signal(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
     }
@@ -147,13 +147,17 @@ fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_
 }
 
 /// Tells the parent why there is no host. Returns the exit code.
-fn refuse(socket: BorrowedFd<'_>, (step, errno): Failed) -> i32 {
+fn refuse(socket: BorrowedFd<'_>, (step, errno): TaskStartFailure) -> i32 {
     send(socket, &[Answer::failed(step, errno)], &[]);
     1
 }
 
 impl<'a> Host<'a> {
-    fn prepare(plan: &'a HostParameters, first_own: RawFd, socket: BorrowedFd<'a>) -> Result<Self, Failed> {
+    fn prepare(
+        plan: &'a HostParameters,
+        first_own: RawFd,
+        socket: BorrowedFd<'a>,
+    ) -> Result<Self, TaskStartFailure> {
         let of_clone = |errno| (SpawnStep::Clone, errno);
         // SAFETY: the host has a table of descriptors of its own, in which nothing else uses this one.
         let file = move_above(unsafe { OwnedFd::from_raw_fd(plan.file) }, first_own).map_err(of_clone)?;
@@ -171,14 +175,15 @@ impl<'a> Host<'a> {
         }
         // SAFETY: all of them were written, and nothing else uses the memory.
         let slots = unsafe { std::slice::from_raw_parts_mut(table, plan.capacity) };
-        let memory = map_anonymous(Directory::bytes(plan.size)).map_err(of_clone)?;
+        let memory = map_anonymous(TaskDirectory::bytes(plan.size)).map_err(of_clone)?;
         // SAFETY: the memory is new and has the size.
-        let directory = unsafe { Directory::create(memory, plan.size, plan.nonce) };
-        let starts = map_anonymous(MAX_POSTED * size_of::<TaskStart<'_>>()).map_err(of_clone)?.cast();
+        let directory = unsafe { TaskDirectory::create(memory, plan.size, plan.nonce) };
+        let starts =
+            map_anonymous(MAX_PENDING_REQUESTS * size_of::<TaskStart<'_>>()).map_err(of_clone)?.cast();
         let own_ranges = if plan.frees_leftovers {
-            let memory = map_anonymous(OwnRanges::BYTES).map_err(of_clone)?;
+            let memory = map_anonymous(HostMappings::BYTES).map_err(of_clone)?;
             // SAFETY: the memory is new and has the size.
-            Some(unsafe { OwnRanges::read(memory) })
+            Some(unsafe { HostMappings::read(memory) })
         } else {
             None
         };
@@ -237,7 +242,7 @@ impl<'a> Host<'a> {
                 }
             }
             if is_asked && may_get_more {
-                may_get_more = self.take_requests();
+                may_get_more = self.start_requested_tasks();
                 if !may_get_more {
                     self.close_unneeded();
                 }
@@ -256,7 +261,7 @@ impl<'a> Host<'a> {
             libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, socket, std::ptr::null_mut());
         }
         // These descriptors are not the host's own.
-        let _ = close_between(0, self.first_own - 1);
+        let _ = close_descriptor_range(0, self.first_own - 1);
     }
 
     /// Notes the end of the task in a slot.
@@ -274,7 +279,7 @@ impl<'a> Host<'a> {
             libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
             libc::close(ended.pidfd);
         }
-        self.directory.forget(ended.pid);
+        self.directory.remove_task(ended.pid);
         self.living -= 1;
         self.unmap_at.get_or_insert_with(|| Instant::now() + UNMAP_AFTER);
     }
@@ -301,7 +306,7 @@ impl<'a> Host<'a> {
                 let (at, bytes) =
                     (self.slots_at + first * self.plan.slot.bytes, count * self.plan.slot.bytes);
                 // SAFETY: no task lives in these slots. If the call fails, the memory stays until a slot is used again.
-                let _ = unsafe { map::reserve_again(at, bytes) };
+                let _ = unsafe { map::unmap_and_reserve(at, bytes) };
                 run.iter_mut().for_each(|slot| slot.pidfd = SLOT_FREE);
             }
             first += count;
@@ -310,14 +315,14 @@ impl<'a> Host<'a> {
             && let Some(own_ranges) = &self.own_ranges
         {
             // SAFETY: no task lives.
-            unsafe { own_ranges.unmap_others() };
+            unsafe { own_ranges.unmap_new_mappings() };
         }
     }
 }
 
 /// Kills a task that the host has started. Must only be used if the parent of the task does not know the process id:
 /// the parent could otherwise have waited for the task, and another process could have the id.
-pub(super) fn kill(pid: u32) {
+pub(super) fn kill_task(pid: u32) {
     // SAFETY: has no precondition.
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }

@@ -34,7 +34,7 @@ unsafe fn map_at(
 ///
 /// # Safety
 /// Nothing may use the memory.
-pub(super) unsafe fn reserve_again(address: u64, bytes: u64) -> Result<(), Errno> {
+pub(super) unsafe fn unmap_and_reserve(address: u64, bytes: u64) -> Result<(), Errno> {
     // SAFETY: as above.
     unsafe { map_at(address, bytes, libc::PROT_NONE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0) }
 }
@@ -59,7 +59,7 @@ pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.
-pub(super) unsafe fn fill_slot(
+pub(super) unsafe fn map_task_slot(
     address: u64,
     slot: &SlotShape,
     program: &ProgramLayout,

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
-use super::page::{ADDRESSES, PAGE};
+use super::page::{ADDRESS_LIMIT, PAGE};
 
 /// The lowest address that may be mapped is higher than this page: `vm.mmap_min_addr`.
 const FIRST_ADDRESS: u64 = 4096;
@@ -61,21 +61,21 @@ pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
 
 /// The memory mappings that the host (the process that starts tasks) had before the first task. For each mapping,
 /// contains the start and the end address. The mappings are in ascending order.
-pub(super) struct OwnRanges {
+pub(super) struct HostMappings {
     ranges: *mut (u64, u64),
     count: usize,
     /// Whether all were read.
     is_complete: bool,
 }
 
-impl OwnRanges {
-    /// The size in bytes of the memory that [`OwnRanges::read`] needs.
+impl HostMappings {
+    /// The size in bytes of the memory that [`HostMappings::read`] needs.
     pub(super) const BYTES: usize = MAX_RANGES * size_of::<(u64, u64)>();
 
     /// Reads the mappings of the calling process from /proc/self/maps.
     ///
     /// # Safety
-    /// `memory` must have [`OwnRanges::BYTES`] bytes that are used by nothing else.
+    /// `memory` must have [`HostMappings::BYTES`] bytes that are used by nothing else.
     pub(super) unsafe fn read(memory: *mut u8) -> Self {
         let mut own = Self { ranges: memory.cast(), count: 0, is_complete: false };
         // SAFETY: the path ends with a NUL byte.
@@ -116,12 +116,12 @@ impl OwnRanges {
         true
     }
 
-    /// Unmaps all memory that was mapped after [`OwnRanges::read`]: memory that ended tasks have left. Does nothing if
-    /// [`OwnRanges::read`] could not read all mappings.
+    /// Unmaps all memory that was mapped after [`HostMappings::read`]: memory that ended tasks have left. Does nothing if
+    /// [`HostMappings::read`] could not read all mappings.
     ///
     /// # Safety
     /// No task may run.
-    pub(super) unsafe fn unmap_others(&self) {
+    pub(super) unsafe fn unmap_new_mappings(&self) {
         if !self.is_complete {
             return;
         }
@@ -134,16 +134,16 @@ impl OwnRanges {
             free_from = free_from.max(end);
         }
         // SAFETY: as above.
-        unsafe { unmap(free_from, ADDRESSES) };
+        unsafe { unmap(free_from, ADDRESS_LIMIT) };
     }
 }
 
 /// # Safety
 /// Nothing may use the range.
 unsafe fn unmap(begin: u64, end: u64) {
-    if begin < end.min(ADDRESSES) {
+    if begin < end.min(ADDRESS_LIMIT) {
         // SAFETY: the caller guarantees it. Ranges without mappings are allowed, munmap(2).
-        unsafe { libc::syscall(libc::SYS_munmap, begin, end.min(ADDRESSES) - begin) };
+        unsafe { libc::syscall(libc::SYS_munmap, begin, end.min(ADDRESS_LIMIT) - begin) };
     }
 }
 

@@ -21,7 +21,7 @@ use crate::signals::KernelSignals;
 /// The maximum number of requests to start a task that can be sent without an answer. The host answers at most this
 /// number of requests by one message. The kernel counts the sent file descriptors (at most four for each request) as
 /// open descriptors of the user, unix(7).
-pub(crate) const MAX_POSTED: usize = 32;
+pub(crate) const MAX_PENDING_REQUESTS: usize = 32;
 /// The size of the buffer. All strings of a program have at most 6 MiB, execve(2).
 const BUFFER_BYTES: usize = 8 << 20;
 /// The time for which a refused answer is sent again. After that, the host ends the tasks that the answer is about.
@@ -210,7 +210,7 @@ impl Answer {
     }
 
     /// Parses an answer from its bytes.
-    pub(super) fn of_bytes(bytes: &[u8; ANSWER_BYTES]) -> Self {
+    pub(super) fn from_bytes(bytes: &[u8; ANSWER_BYTES]) -> Self {
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
         let mut directory = [0; 8];
         directory.copy_from_slice(&bytes[16..]);
@@ -228,12 +228,12 @@ impl Answer {
 /// each answer with `has_pidfd`, in the same order. If too many descriptors of the user are in transit, tries again for
 /// 10 s. Returns whether the message was sent.
 pub(super) fn send(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[BorrowedFd<'_>]) -> bool {
-    let mut bytes = [0; ANSWER_BYTES * MAX_POSTED];
+    let mut bytes = [0; ANSWER_BYTES * MAX_PENDING_REQUESTS];
     for (place, answer) in bytes.chunks_exact_mut(ANSWER_BYTES).zip(answers) {
         place.copy_from_slice(&answer.to_bytes());
     }
     let bytes = bytes.get(..answers.len() * ANSWER_BYTES).unwrap_or_default();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_POSTED))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PENDING_REQUESTS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !pidfds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(pidfds));
@@ -260,7 +260,7 @@ mod tests {
         let begun = Answer { pid: 4711, has_pidfd: true, ..Answer::default() };
         let failed = Answer { pid: 4711, ..Answer::failed(SpawnStep::Stdio, Errno::EMFILE) };
         for answer in [begun, failed, Answer { directory: 0x7fdb_ba82_f000, ..Answer::default() }] {
-            assert_eq!(Answer::of_bytes(&answer.to_bytes()), answer);
+            assert_eq!(Answer::from_bytes(&answer.to_bytes()), answer);
         }
     }
 }

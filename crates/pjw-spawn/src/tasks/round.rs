@@ -12,10 +12,10 @@ use nix::errno::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::descriptors::{copy_above, move_above};
-use super::host::{Failed, Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, Slot, kill};
+use super::host::{Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, Slot, TaskStartFailure, kill_task};
 use super::map;
-use super::request::{Answer, MAX_POSTED, Request, send};
-use super::stack::{self, Contents};
+use super::request::{Answer, MAX_PENDING_REQUESTS, Request, send};
+use super::stack::{self, StackContents};
 use super::task_start::{self, Descriptors, EntryPoint, TaskStart};
 use crate::failure::SpawnStep;
 
@@ -39,7 +39,7 @@ struct Outcome {
     /// The pidfd of a task that may begin. -1 for others.
     pidfd: RawFd,
     slot: usize,
-    failure: Option<Failed>,
+    failure: Option<TaskStartFailure>,
 }
 
 impl Outcome {
@@ -54,10 +54,10 @@ impl Outcome {
 }
 
 impl<'a> Host<'a> {
-    /// Starts the tasks for all requests that have arrived, at most [`MAX_POSTED`], and answers the requests. Returns
+    /// Starts the tasks for all requests that have arrived, at most [`MAX_PENDING_REQUESTS`], and answers the requests. Returns
     /// false if no further request can arrive, or if the answers could not be sent.
-    pub(super) fn take_requests(&mut self) -> bool {
-        let mut outcomes = [const { Outcome::NONE }; MAX_POSTED];
+    pub(super) fn start_requested_tasks(&mut self) -> bool {
+        let mut outcomes = [const { Outcome::NONE }; MAX_PENDING_REQUESTS];
         let mut count = 0;
         let mut may_get_more = true;
         while let Some(outcome) = outcomes.get_mut(count) {
@@ -118,7 +118,12 @@ impl<'a> Host<'a> {
     }
 
     /// Maps the program and the stack for a request, the one with this index in the round. Returns the slot.
-    fn prepare_task(&mut self, index: usize, request: Request, passed: &Passed) -> Result<usize, Failed> {
+    fn prepare_task(
+        &mut self,
+        index: usize,
+        request: Request,
+        passed: &Passed,
+    ) -> Result<usize, TaskStartFailure> {
         let head = &request.head;
         let expected =
             head.streams.iter().filter(|is_passed| **is_passed).count() + usize::from(head.has_cgroup);
@@ -176,7 +181,7 @@ impl<'a> Host<'a> {
     /// Unmaps what was mapped for a task that does not live.
     fn clear(&self, slot: usize) {
         // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
-        let _ = unsafe { map::reserve_again(self.address_of(slot), self.plan.slot.bytes) };
+        let _ = unsafe { map::unmap_and_reserve(self.address_of(slot), self.plan.slot.bytes) };
     }
 
     /// Finds a slot without a task. The memory of ended tasks is only unmapped before if there is no other slot.
@@ -194,14 +199,14 @@ impl<'a> Host<'a> {
         address: u64,
         request: Request,
         descriptors: &Descriptors,
-    ) -> Result<TaskStart<'a>, Failed> {
+    ) -> Result<TaskStart<'a>, TaskStartFailure> {
         let plan = self.plan;
         let of_exec = |errno| (SpawnStep::Exec, errno);
         let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
         // SAFETY: the slot is free.
-        unsafe { map::fill_slot(address, &plan.slot, &plan.shape, file, advise).map_err(of_exec)? };
+        unsafe { map::map_task_slot(address, &plan.slot, &plan.shape, file, advise).map_err(of_exec)? };
         let base = address + plan.slot.program;
-        let contents = Contents {
+        let contents = StackContents {
             strings: request.strings(),
             argument_count: request.head.argument_count,
             variable_count: request.head.variable_count,
@@ -212,7 +217,7 @@ impl<'a> Host<'a> {
         };
         let stack_bytes = plan.slot.program - plan.slot.stack;
         // SAFETY: the stack was mapped just now.
-        let stack = unsafe { stack::write(base, stack_bytes, &contents).map_err(of_exec)? };
+        let stack = unsafe { stack::write_initial_stack(base, stack_bytes, &contents).map_err(of_exec)? };
         let entry_point = EntryPoint { shape: &plan.shape, base, stack };
         let pid = self.directory.pid_of(request.head.rank);
         Ok(TaskStart::new(request, entry_point, descriptors, pid))
@@ -227,7 +232,7 @@ impl<'a> Host<'a> {
             Ok(pidfd)
         } else {
             copy_above(&pidfd, self.first_own).inspect_err(|_| {
-                kill(pid);
+                kill_task(pid);
                 self.wait(index, pidfd.as_raw_fd());
             })
         };
@@ -240,7 +245,7 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until a task of the round needs its start no more. Returns its failure.
-    fn wait(&self, index: usize, pidfd: RawFd) -> Option<Failed> {
+    fn wait(&self, index: usize, pidfd: RawFd) -> Option<TaskStartFailure> {
         // SAFETY: the start was written when the task was begun.
         let start = unsafe { &*self.starts.wrapping_add(index) };
         task_start::wait(start, pidfd);
@@ -253,7 +258,7 @@ impl<'a> Host<'a> {
         for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.pidfd >= 0) {
             outcome.failure = self.wait(index, outcome.pidfd);
             if let Err(errno) = self.watch(outcome.pidfd, outcome.slot as u64) {
-                kill(outcome.pid);
+                kill_task(outcome.pid);
                 // SAFETY: closes the pidfd of the task, which nothing else uses.
                 unsafe { libc::close(outcome.pidfd) };
                 if let Some(slot) = self.slots.get_mut(outcome.slot) {
@@ -266,8 +271,8 @@ impl<'a> Host<'a> {
         if outcomes.is_empty() {
             return true;
         }
-        let mut answers = [Answer::default(); MAX_POSTED];
-        let mut pidfds = [self.socket; MAX_POSTED];
+        let mut answers = [Answer::default(); MAX_PENDING_REQUESTS];
+        let mut pidfds = [self.socket; MAX_PENDING_REQUESTS];
         let mut count = 0;
         for (answer, outcome) in answers.iter_mut().zip(&*outcomes) {
             *answer =
@@ -284,7 +289,7 @@ impl<'a> Host<'a> {
         let (answers, pidfds) = (answers.get(..outcomes.len()), pidfds.get(..count));
         let is_sent = send(self.socket, answers.unwrap_or_default(), pidfds.unwrap_or_default());
         if !is_sent {
-            outcomes.iter().filter(|outcome| outcome.pid != 0).for_each(|outcome| kill(outcome.pid));
+            outcomes.iter().filter(|outcome| outcome.pid != 0).for_each(|outcome| kill_task(outcome.pid));
         }
         is_sent
     }

@@ -6,7 +6,7 @@
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::image::ProgramLayout;
-use super::page::{ADDRESSES, PAGE};
+use super::page::{ADDRESS_LIMIT, PAGE};
 
 /// What a page of the page table covers on x86-64.
 const COVERED: u64 = 2 << 20;
@@ -43,7 +43,7 @@ impl SlotShape {
     /// needed to align the first slot. `None` if the address space of a process is too small.
     pub(super) fn bytes_of(&self, count: u64) -> Option<u64> {
         let bytes = self.bytes.checked_mul(count)?.checked_add(self.alignment)?;
-        (bytes < ADDRESSES).then_some(bytes)
+        (bytes < ADDRESS_LIMIT).then_some(bytes)
     }
 }
 

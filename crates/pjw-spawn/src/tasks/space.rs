@@ -21,7 +21,7 @@ use super::descriptors::highest_descriptor;
 use super::directory::TASKS_VARIABLE;
 use super::host::{self, HostParameters};
 use super::own_memory::heap_begin;
-use super::request::{ANSWER_BYTES, Answer, MAX_POSTED, RequestBuffer, RequestHeader};
+use super::request::{ANSWER_BYTES, Answer, MAX_PENDING_REQUESTS, RequestBuffer, RequestHeader};
 use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
 use super::stack::AuxiliaryVector;
@@ -102,13 +102,13 @@ impl AddressSpace {
             check_room(image, capacity)?;
         }
         let extent = SpaceParameters { capacity, size: rank_count, is_lasting: true, has_own_table: false };
-        Self::of_setup(Arc::clone(&context.setup), &extent)
+        Self::from_setup(Arc::clone(&context.setup), &extent)
     }
 
     /// Makes an address space for tasks: processes of the program in `setup` that share their memory. `extent` contains
     /// the parameters of the address space. The caller must have called [`check_room`], which checks that there is room
     /// for the tasks.
-    pub(crate) fn of_setup(setup: Arc<Setup>, extent: &SpaceParameters) -> Result<Self, AddressSpaceError> {
+    pub(crate) fn from_setup(setup: Arc<Setup>, extent: &SpaceParameters) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
             return Err(AddressSpaceError::Unsupported("a context without SpawnContext::share_memory"));
@@ -185,17 +185,21 @@ impl AddressSpace {
     pub fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         let setup = Arc::clone(&self.setup);
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
-        self.post(instance, &mut layout)?;
+        self.send_request(instance, &mut layout)?;
         self.collect()
     }
 
     /// Sends a request to start the task `instance`. Each request needs a call of [`AddressSpace::collect`], which
-    /// returns the result. At most [`MAX_POSTED`] requests may be without a result. `layout` must have been made for
+    /// returns the result. At most [`MAX_PENDING_REQUESTS`] requests may be without a result. `layout` must have been made for
     /// the environment of this address space.
     ///
     /// # Errors
     /// `E2BIG` in the step [`SpawnStep::Exec`] if the buffer has no room for the request. The request is then not sent.
-    pub(crate) fn post(&mut self, instance: &Instance, layout: &mut ExecArrays) -> Result<(), SpawnError> {
+    pub(crate) fn send_request(
+        &mut self,
+        instance: &Instance,
+        layout: &mut ExecArrays,
+    ) -> Result<(), SpawnError> {
         let offset = self.write_request(instance, layout)?;
         let sent = self.send(instance, offset);
         sent.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
@@ -230,12 +234,12 @@ impl AddressSpace {
 
     fn write_request(&mut self, instance: &Instance, layout: &mut ExecArrays) -> Result<usize, SpawnError> {
         let setup = &self.setup;
-        let policy = instance.placement.preferred_numa_node.map(MemoryPolicy::preferring).transpose();
+        let policy = instance.placement.preferred_numa_node.map(MemoryPolicy::prefer_node).transpose();
         let policy = policy.map_err(|errno| SpawnError { step: SpawnStep::Mask, errno })?;
         let mask = instance.placement.cpus.as_ref().map_or(&[][..], CpuSet::words);
         let directory = setup.directory.as_ref().map_or(&[][..], |path| path.as_bytes_with_nul());
         let mut strings = Vec::new();
-        let (arguments, variables) = layout.of(instance);
+        let (arguments, variables) = layout.fill(instance);
         // SAFETY: the layout ends both lists with a null pointer, and each string with a NUL byte.
         let (argument_count, variable_count) =
             unsafe { (append(arguments, &mut strings), append(variables, &mut strings)) };
@@ -293,8 +297,8 @@ impl AddressSpace {
         if let Some(answer) = self.arrived.pop_front() {
             return Ok(answer);
         }
-        let mut bytes = [0; ANSWER_BYTES * MAX_POSTED];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_POSTED))];
+        let mut bytes = [0; ANSWER_BYTES * MAX_PENDING_REQUESTS];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PENDING_REQUESTS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let count = loop {
             let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -311,7 +315,7 @@ impl AddressSpace {
         });
         let answers = bytes.get(..count).unwrap_or_default().chunks_exact(ANSWER_BYTES);
         self.arrived.extend(answers.filter_map(|bytes| {
-            let answer = Answer::of_bytes(bytes.try_into().ok()?);
+            let answer = Answer::from_bytes(bytes.try_into().ok()?);
             let pidfd = if answer.has_pidfd { pidfds.next() } else { None };
             Some((answer, pidfd))
         }));
@@ -383,14 +387,14 @@ fn fork_host(plan: &HostParameters) -> Result<Pid, Errno> {
         exit_signal: libc::SIGCHLD as u64,
         ..CloneArguments::default()
     };
-    let blocked = signals::block_all();
+    let blocked = signals::block_all_signals();
     // SAFETY: as after fork(2) in a process with threads, the new process calls nothing that takes locks or allocates.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     if pid == 0 {
         host::run(plan);
     }
     let pid = Errno::result(pid);
-    signals::set_blocked(blocked);
+    signals::set_blocked_signals(blocked);
     pid.map(|pid| Pid(u32::try_from(pid).unwrap_or(0)))
 }
 

@@ -54,7 +54,7 @@ impl AuxiliaryVector {
 }
 
 /// The contents of the initial stack of a task: the arguments, the environment variables and the auxiliary vector.
-pub(super) struct Contents<'a> {
+pub(super) struct StackContents<'a> {
     /// The arguments, the variables and the path of the program, each ended by a NUL byte.
     pub(super) strings: &'a [u8],
     pub(super) argument_count: usize,
@@ -89,7 +89,11 @@ impl Words {
 ///
 /// # Safety
 /// The `bytes` bytes below `top` must be writable and unused.
-pub(super) unsafe fn write(top: u64, bytes: u64, contents: &Contents<'_>) -> Result<u64, Errno> {
+pub(super) unsafe fn write_initial_stack(
+    top: u64,
+    bytes: u64,
+    contents: &StackContents<'_>,
+) -> Result<u64, Errno> {
     let strings = contents.strings.len() as u64;
     let words = 3 + contents.argument_count + contents.variable_count + 2 * (MAX_ENTRIES + 2);
     let needed = strings + (words * size_of::<u64>()) as u64 + 256;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32};
 
 use nix::errno::Errno;
 
-use super::descriptors::close_between;
+use super::descriptors::close_descriptor_range;
 use super::image::ProgramLayout;
 use super::map;
 use super::request::Request;
@@ -189,21 +189,22 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), FailedStep> {
         let (bytes, mask) = start.request.mask();
         let arguments = [0, bytes as i64, bare::address(mask), 0, 0];
         // SAFETY: the kernel reads so many bytes of the request.
-        let set = unsafe { bare::call(libc::SYS_sched_setaffinity, arguments) };
+        let set = unsafe { bare::raw_syscall(libc::SYS_sched_setaffinity, arguments) };
         set.map_err(|errno| (SpawnStep::Mask, errno))?;
     }
     if let Some(policy) = &head.policy {
-        policy.set().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
+        policy.set_for_calling_thread().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
     populate(&start.entry_point);
     // SAFETY: the program was mapped for this task, and has not begun.
     unsafe { map::clear_tails(start.entry_point.base, start.entry_point.shape) };
     set_standard_streams(start.streams)?;
-    close_between(start.first_own_descriptor, RawFd::MAX).map_err(|errno| (SpawnStep::Stdio, errno))?;
+    close_descriptor_range(start.first_own_descriptor, RawFd::MAX)
+        .map_err(|errno| (SpawnStep::Stdio, errno))?;
     let directory = start.request.directory();
     if !directory.is_null() {
         // SAFETY: the path ends with a NUL byte.
-        let changed = unsafe { bare::call(libc::SYS_chdir, [bare::address(directory), 0, 0, 0, 0]) };
+        let changed = unsafe { bare::raw_syscall(libc::SYS_chdir, [bare::address(directory), 0, 0, 0, 0]) };
         changed.map_err(|errno| (SpawnStep::Directory, errno))?;
     }
     if head.launcher != 0 {
@@ -213,22 +214,22 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), FailedStep> {
         let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
         let arguments = [0, libc::RLIMIT_NOFILE.into(), bare::address(&raw const limit), 0, 0];
         // SAFETY: the limit outlives the call.
-        unsafe { bare::call(libc::SYS_prlimit64, arguments) }.map_err(of_clone)?;
+        unsafe { bare::raw_syscall(libc::SYS_prlimit64, arguments) }.map_err(of_clone)?;
     }
     let arguments = [libc::PR_SET_NAME.into(), bare::address(head.name.as_ptr()), 0, 0, 0];
     // SAFETY: the name has 16 bytes, of which the last is NUL. The call can't fail.
-    let _ = unsafe { bare::call(libc::SYS_prctl, arguments) };
+    let _ = unsafe { bare::raw_syscall(libc::SYS_prctl, arguments) };
     signals::set_default_action(libc::SIGPIPE);
     // SAFETY: has no precondition.
-    let pid = unsafe { bare::call(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
+    let pid = unsafe { bare::raw_syscall(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
     start.pid.store(u32::try_from(pid).unwrap_or(0), Release);
     let set = bare::address(&raw const head.blocked_signals);
     let arguments = [libc::SIG_SETMASK.into(), set, 0, size_of::<KernelSignals>() as i64, 0];
     // SAFETY: the set has the size that is given.
-    unsafe { bare::call(libc::SYS_rt_sigprocmask, arguments) }.map_err(of_clone)?;
+    unsafe { bare::raw_syscall(libc::SYS_rt_sigprocmask, arguments) }.map_err(of_clone)?;
     // The kernel must not clear `is_busy` later: a program without a C library would leave that as it is.
     // SAFETY: null stands for no address.
-    unsafe { bare::call(libc::SYS_set_tid_address, [0; 5]) }.map(drop).map_err(of_clone)
+    unsafe { bare::raw_syscall(libc::SYS_set_tid_address, [0; 5]) }.map(drop).map_err(of_clone)
 }
 
 /// Takes the pages that the program writes first, on the memory node of the task. Without that, the first write to a page that
@@ -238,7 +239,7 @@ fn populate(entry_point: &EntryPoint<'_>) {
     let address = (entry_point.base + begin) as i64;
     let arguments = [address, (end - begin) as i64, libc::MADV_POPULATE_WRITE.into(), 0, 0];
     // SAFETY: changes no contents. The kernel refuses what is not mapped.
-    let _ = unsafe { bare::call(libc::SYS_madvise, arguments) };
+    let _ = unsafe { bare::raw_syscall(libc::SYS_madvise, arguments) };
 }
 
 /// Wakes the host and begins the program, with the registers that execve(2) leaves: no thread pointer, and in rdx no

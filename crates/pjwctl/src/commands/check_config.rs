@@ -21,7 +21,7 @@ const MAX_ERRORS: usize = 20;
 /// exit code of `pjwd`.
 pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     look(file).map_err(|error| anyhow!("{}: {}", file.display(), unreadable(&error)))?;
-    let mut pjwd = daemon_program::command()?;
+    let mut pjwd = daemon_program::pjwd_command()?;
     pjwd.arg("--check-config").arg(daemon_program::option_argument("--config", file.as_os_str()));
     let program = Path::new(pjwd.get_program()).display().to_string();
     let said = pjwd

@@ -14,7 +14,7 @@ const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
 
 /// Returns a command that runs the program `pjwd`, without arguments. Searches the program first in the directory of
 /// this pjwctl, so that both have the same version, then in the directories of `PATH`, `/usr/sbin` and `/usr/lib/pjw`.
-pub(super) fn command() -> anyhow::Result<Command> {
+pub(super) fn pjwd_command() -> anyhow::Result<Command> {
     let own = std::env::current_exe().ok();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs: Vec<PathBuf> = places(own.as_deref(), &path).collect();
@@ -37,7 +37,7 @@ pub(super) fn option_argument(name: &str, value: &OsStr) -> OsString {
 /// Returns the command line option of `pjwd` that selects the machine of which `pjwd` reads the topology. `input` is
 /// the path of a topology file, and `synthetic` is a description of a synthetic machine. If both are `None`, returns
 /// `None`, which stands for this machine.
-pub(super) fn source_option(input: Option<&Path>, synthetic: Option<&str>) -> Option<OsString> {
+pub(super) fn topology_source_option(input: Option<&Path>, synthetic: Option<&str>) -> Option<OsString> {
     let file = input.map(|file| option_argument("--input", file.as_os_str()));
     file.or_else(|| synthetic.map(|description| option_argument("--synthetic", description.as_ref())))
 }
@@ -48,7 +48,7 @@ pub(super) fn source_option(input: Option<&Path>, synthetic: Option<&str>) -> Op
 /// hwloc, a C library, reads the topology. A damaged topology file can make hwloc crash. For this reason the file is
 /// read in another process.
 pub(super) fn load_topology_from_pjwd<T: DeserializeOwned>(arguments: &[OsString]) -> anyhow::Result<T> {
-    let mut pjwd = command()?;
+    let mut pjwd = pjwd_command()?;
     let source = arguments.last().map(|argument| argument.to_string_lossy().into_owned()).unwrap_or_default();
     let shown = source.split_once('=').map_or(source.as_str(), |(_, value)| value);
     pjwd.env("HWLOC_HIDE_ERRORS", "2").env("HWLOC_XML_VERBOSE", "0");

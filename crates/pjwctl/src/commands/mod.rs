@@ -44,7 +44,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         CliCommand::Status(json) => status::run(&warden, json),
         CliCommand::Jobs(JobsArgs { ended: false, json }) => jobs::run(&warden, json),
-        CliCommand::Jobs(JobsArgs { ended: true, json }) => report::list(&warden, None, json),
+        CliCommand::Jobs(JobsArgs { ended: true, json }) => report::print_ended_jobs(&warden, None, json),
         CliCommand::Report(request) => report::run(&warden, &request),
         CliCommand::Show(request) => show::run(&warden, &request),
         CliCommand::Assign(request) => assign::run(&warden, &request),

@@ -15,7 +15,7 @@ use crate::render::report::{jobstats_line, report_text, reports_text};
 /// Runs `pjwctl report`: prints how a job that has ended used its cores. Without a job in `request`, prints a table of
 /// the jobs that have ended.
 pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Result<ExitCode> {
-    let Some(job) = &request.job else { return list(warden, request.last, request.json) };
+    let Some(job) = &request.job else { return print_ended_jobs(warden, request.last, request.json) };
     let job = parse_job_id(job)?;
     let parameters = GetReports { job: Some(job.clone()), last: Some(1) };
     let mut client = warden.connect()?;
@@ -34,7 +34,11 @@ pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Resul
 
 /// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs in
 /// the table: the jobs that ended last. If `last` is `None`, prints all jobs of which the daemon has a report.
-pub(super) fn list(warden: &DaemonAddress, last: Option<u32>, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn print_ended_jobs(
+    warden: &DaemonAddress,
+    last: Option<u32>,
+    json: JsonArg,
+) -> anyhow::Result<ExitCode> {
     let parameters = GetReports { job: None, last };
     let reports: Vec<Report> = call_for_field(&mut warden.connect()?, "GetReports", &parameters, "reports")?;
     output::print_reply(json, &reports, |reports, _| {

@@ -51,7 +51,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         bail!("the name of the command is empty: give a program after --");
     }
     let pid = std::process::id();
-    let job = request.job.clone().unwrap_or_else(|| default_name(program, pid));
+    let job = request.job.clone().unwrap_or_else(|| default_job_name(program, pid));
     let mut client = warden.connect()?;
     // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
     let status = read_status(&mut client)?;
@@ -92,7 +92,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         .env("PJW_JOB", &job.id)
         .env("PJW_CPUS", cpus.to_string())
         .env("PJW_NCORES", counts.cores.to_string())
-        .envs(cpu_count_environment(&cpu_count_variables(&status), counts, own_variable))
+        .envs(cpu_count_environment(&cpu_count_variables(&status), counts, environment_variable))
         .exec();
     release(&mut client, &job.id);
     Ok(report_exec_failure(program, &error))
@@ -240,13 +240,13 @@ pub(super) fn cpu_counts(cpus: &CpuSet, cores: &[Core]) -> CpuCounts {
 
 /// Returns the value of the environment variable `name` of this process. Bytes that are not valid UTF-8 are replaced.
 /// `None` if the variable is not set.
-pub(super) fn own_variable(name: &str) -> Option<String> {
+pub(super) fn environment_variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// Returns the name of a job for which the user chose no name: the file name of the program `program` and the process
 /// id `pid`, such as `make-4711`.
-pub(super) fn default_name(program: &OsStr, pid: u32) -> String {
+pub(super) fn default_job_name(program: &OsStr, pid: u32) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "._-+@".contains(c) { c } else { '_' };
     let base = Path::new(program).file_name().unwrap_or(OsStr::new("job")).to_string_lossy();
     let name: String = base.chars().take(64).map(allowed).collect();
@@ -261,11 +261,11 @@ mod tests {
     fn default_names_are_job_ids_whatever_the_command_is_called() {
         let long = "x".repeat(5_000);
         for program in ["make", "/usr/bin/make", "./a b:c", "..", "/", "", "é\n[", &long] {
-            let name = default_name(OsStr::new(program), 4711);
+            let name = default_job_name(OsStr::new(program), 4711);
             assert_eq!(parse_job_id(&name).unwrap(), format!("manual:{name}"));
             assert!(name.ends_with("-4711"), "{name}");
         }
-        assert_eq!(default_name(OsStr::new("/usr/bin/make"), 7), "make-7");
+        assert_eq!(default_job_name(OsStr::new("/usr/bin/make"), 7), "make-7");
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<
 
 /// Reads the job that the user named. A number that is no job may be meant as a process.
 fn read_named(client: &mut Client, name: &str) -> anyhow::Result<JobDetails> {
-    read(client, parse_job_id(name)?).map_err(|fault| match fault {
+    read_job_details(client, parse_job_id(name)?).map_err(|fault| match fault {
         ClientError::Refused { message, .. } if name.bytes().all(|byte| byte.is_ascii_digit()) => {
             anyhow!("{message}; for the process {name}: pjwctl explain {name}")
         }
@@ -85,7 +85,7 @@ fn saying_after<T>(timeout: Duration, say: impl FnOnce() + Send, work: impl FnOn
 /// Requests the properties of the job with the id `job`, its processes and its latest events. The daemon sends the
 /// processes in several replies. Processes can start and end between two replies, so the number of processes in the
 /// first reply can differ from the length of the list.
-pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, ClientError> {
+pub(super) fn read_job_details(client: &mut Client, job: String) -> Result<JobDetails, ClientError> {
     let mut request = GetJob { job, ..GetJob::default() };
     let GetJobReply { job, mut members, history, mut last_pid, mut last_tid } =
         client.call("GetJob", &request)?;

@@ -82,7 +82,7 @@ fn replay_curve(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCod
 }
 
 fn machine(what: &cli::SimulateArgs) -> anyhow::Result<Topology> {
-    let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
+    let source = daemon_program::topology_source_option(what.input.as_deref(), what.synthetic.as_deref());
     let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
     daemon_program::load_topology_from_pjwd(&arguments)
 }

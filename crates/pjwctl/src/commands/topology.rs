@@ -13,7 +13,7 @@ use crate::{cli, file, output, render};
 /// Runs `pjwctl topology`: prints the packages, NUMA nodes, caches and cores of the machine as a tree or as a drawing.
 /// `what` contains the command line options.
 pub(super) fn run(warden: &DaemonAddress, what: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
-    let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
+    let source = daemon_program::topology_source_option(what.input.as_deref(), what.synthetic.as_deref());
     let (topology, status): (Topology, _) = match source {
         Some(source) => (daemon_program::load_topology_from_pjwd(&[source])?, None),
         None => {

@@ -79,7 +79,7 @@ impl Advice {
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
-            let items = costs.min_items_for(permille);
+            let items = costs.min_items_for_efficiency(permille);
             let wall_s = items.map(|items| costs.wall_time(items).as_secs_f64());
             NeededItems { efficiency: share(permille), items, wall_s }
         });
@@ -107,7 +107,7 @@ impl FarmEstimate {
             efficiency: share(costs.efficiency_permille(items)),
             held_core_s,
             idle_core_s: (held_core_s - one_core_s).max(0.0),
-            workers_for_90_percent: costs.max_workers_for(items, GOOD),
+            workers_for_90_percent: costs.max_workers_for_efficiency(items, GOOD),
         }
     }
 }
@@ -119,7 +119,7 @@ fn share(permille: u32) -> f64 {
 /// One sentence with a number and a remedy.
 fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     let workers = count_with_noun(costs.workers, "worker", "workers");
-    let enough = costs.min_items_for(GOOD);
+    let enough = costs.min_items_for_efficiency(GOOD);
     let Some(items) = items else {
         return match enough {
             Some(enough) => format!(
@@ -135,7 +135,7 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     if used >= GOOD / 10 {
         return format!("{used} % of the core time of {workers} is used.");
     }
-    let fewer = costs.max_workers_for(items, GOOD);
+    let fewer = costs.max_workers_for_efficiency(items, GOOD);
     let fewer = match fewer {
         1 => "a program without a farm".to_owned(),
         fewer => format!("{fewer} workers"),

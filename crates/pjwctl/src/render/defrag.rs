@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn an_empty_plan_of_moves_has_a_message() {
         let none = DefragReply { moves: vec![], ..reply() };
-        assert_snapshot!(defrag_text(&none, DefragStage::Planned, samples::PLAIN), @r"
+        assert_snapshot!(defrag_text(&none, DefragStage::Planned, samples::PLAIN_TERMINAL), @r"
         nothing to move: no job would lie closer together, and no larger request would
         fit
         ");
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn moves_are_shown_with_their_reasons_and_benefits() {
-        assert_snapshot!(defrag_text(&reply(), DefragStage::Planned, samples::PLAIN), @r"
+        assert_snapshot!(defrag_text(&reply(), DefragStage::Planned, samples::PLAIN_TERMINAL), @r"
         job                  from               to    why
         slurm:4711           3-4                6-7   it lies on 1 L3 instead of 2
         manual:evil\u{1b}[2J 0,2,4,6,8,10,…(11) 32-42 one NUMA node can then serve 12
@@ -124,7 +124,8 @@ mod tests {
 
     #[test]
     fn completed_moves_are_shown_as_completed() {
-        let text = defrag_text(&reply(), DefragStage::Done, Terminal { width: 120, ..samples::PLAIN });
+        let text =
+            defrag_text(&reply(), DefragStage::Done, Terminal { width: 120, ..samples::PLAIN_TERMINAL });
         let last = "largest request that fits one L3: 3 before, 6 now; one NUMA node: 10 before, 12 now\n";
         assert!(text.ends_with(last), "{text}");
     }

@@ -90,7 +90,7 @@ mod tests {
             ],
             second_best: "8-9 in L3#1".into(),
         };
-        assert_snapshot!(job_reasons_text(&reasons, samples::PLAIN), @r"
+        assert_snapshot!(job_reasons_text(&reasons, samples::PLAIN_TERMINAL), @r"
         manual:a: CPUs 2-3
         - manual:a holds CPUs 2-3, granted by the warden
         - L3#0 is the smallest part of the machine that holds 2 cores, and the choice
@@ -108,7 +108,7 @@ mod tests {
             threads: samples::threads(),
             last_tid: None,
         };
-        assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
+        assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN_TERMINAL), @r"
         process 100: in manual:a
         - it was registered
 
@@ -126,7 +126,7 @@ mod tests {
         let membership_reasons = vec!["no command registered process 1".into()];
         let reasons =
             ExplainPidReply { pid: 1, job: None, membership_reasons, threads: Vec::new(), last_tid: None };
-        assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
+        assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN_TERMINAL), @r"
         process 1: in no job
         - no command registered process 1
         ");

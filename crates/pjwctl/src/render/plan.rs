@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn an_empty_plan_has_a_message() {
         assert_eq!(
-            plan_text(&PlanReply { actions: vec![], warnings: vec![] }, samples::PLAIN),
+            plan_text(&PlanReply { actions: vec![], warnings: vec![] }, samples::PLAIN_TERMINAL),
             "nothing to change\n"
         );
     }
@@ -87,7 +87,7 @@ mod tests {
                 ..Abstained::default()
             },
         ];
-        assert_snapshot!(plan_text(&PlanReply { actions, warnings }, samples::PLAIN), @r"
+        assert_snapshot!(plan_text(&PlanReply { actions, warnings }, samples::PLAIN_TERMINAL), @r"
         manual:a confine thread 101 of 100: CPUs 0-15 → CPUs 2-3
             the thread is allowed outside its job's cores
 

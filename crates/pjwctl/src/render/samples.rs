@@ -6,9 +6,9 @@ use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
 use super::{Terminal, UserNames};
 
 /// An output for tests: 80 columns wide, without colours.
-pub(crate) const PLAIN: Terminal = Terminal { width: 80, has_colours: false };
+pub(crate) const PLAIN_TERMINAL: Terminal = Terminal { width: 80, has_colours: false };
 /// An output for tests: 80 columns wide, with colours.
-pub(crate) const COLOURED: Terminal = Terminal { width: 80, has_colours: true };
+pub(crate) const COLOURED_TERMINAL: Terminal = Terminal { width: 80, has_colours: true };
 
 /// Returns the present time in tests: five minutes after the start of the jobs that [`job`] makes.
 pub(crate) fn now() -> Timestamp {

@@ -198,7 +198,7 @@ impl ConfigKey {
     /// Returns all configuration keys, in the order in which `docs/config.md` lists them. The tables `[[provision]]`
     /// are not included.
     pub(super) fn all() -> impl Iterator<Item = ConfigKey> {
-        let sources = JobSource::ALL.iter().copied().filter(|source| source.is_scheduler());
+        let sources = JobSource::ALL.iter().copied().filter(|source| source.is_batch_system());
         let of_source = |source| [ConfigKey::SourceEnabled(source), ConfigKey::SourceCores(source)];
         PLAIN.iter().map(ConfigKey::Plain).chain(sources.flat_map(of_source))
     }
@@ -217,7 +217,7 @@ impl ConfigKey {
     ///
     /// # Errors
     /// If the value is not allowed for this key. The error describes the allowed values.
-    pub(super) fn read(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), ValueError> {
+    pub(super) fn parse_value(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), ValueError> {
         match self {
             ConfigKey::Plain(key) => return (key.read)(value, settings),
             ConfigKey::SourceEnabled(source) if values::parse_boolean(value)? => {
@@ -235,7 +235,7 @@ impl ConfigKey {
     }
 
     /// Returns the value that this configuration key has in `settings`, in the syntax of the configuration file.
-    pub(super) fn show(self, settings: &Settings) -> String {
+    pub(super) fn format_value(self, settings: &Settings) -> String {
         match self {
             ConfigKey::Plain(key) => (key.show)(settings),
             ConfigKey::SourceEnabled(source) => settings.enabled_sources.contains(&source).to_string(),
@@ -247,7 +247,7 @@ impl ConfigKey {
 fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, ValueError> {
     let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
     let rule = values::text(value, what)?;
-    rule.parse().map_err(|error| ValueError::because(crate::error_text::error_chain_text(&error)))
+    rule.parse().map_err(|error| ValueError::with_message(crate::error_text::error_chain_text(&error)))
 }
 
 /// `off`, or the time between two readings of the memory of a job.

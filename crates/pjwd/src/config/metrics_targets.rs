@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use toml::de::DeValue;
 
-use super::problem::quoted;
+use super::problem::quote_and_cut;
 use super::values::{self, ValueError};
 
 /// The longest path in bytes: PATH_MAX, minus room for the name of the temporary file.
@@ -52,7 +52,7 @@ pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAd
                   such as [\"9844\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > ADDRESSES_MAX {
-        return Err(ValueError::because(format!(
+        return Err(ValueError::with_message(format!(
             "{} addresses are too many: list at most {ADDRESSES_MAX}",
             items.len()
         )));
@@ -61,11 +61,14 @@ pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAd
     for item in items.iter() {
         let text = values::text(item.get_ref(), wanted)?;
         let address = address(text).ok_or_else(|| {
-            ValueError::because(format!("{} is not an address with a port: write {wanted}", quoted(text)))
+            ValueError::with_message(format!(
+                "{} is not an address with a port: write {wanted}",
+                quote_and_cut(text)
+            ))
         })?;
         if addresses.contains(&address) {
             let text = format!("the address {address} is listed twice: list each address once");
-            return Err(ValueError::because(text));
+            return Err(ValueError::with_message(text));
         }
         addresses.push(address);
     }

@@ -38,7 +38,7 @@ use pjw_core::topology::Topology;
 
 use self::keys::ConfigKey;
 pub use self::problem::ConfigError;
-use self::problem::Position;
+use self::problem::FilePosition;
 pub use self::provisions::ProvisionSettings;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
@@ -49,7 +49,7 @@ pub struct Config {
     /// `None` if no file was read.
     path: Option<PathBuf>,
     /// The position of the housekeeping rule, for problems that appear only with a topology.
-    housekeeping: Option<Position>,
+    housekeeping: Option<FilePosition>,
 }
 
 impl Config {
@@ -62,7 +62,7 @@ impl Config {
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::read_config_file(path)?),
-            (None, Some(path)) if read::exists(&path) => Self::load(Some(&path)),
+            (None, Some(path)) if read::path_exists(&path) => Self::load(Some(&path)),
             (None, _) => Ok(Self::default()),
         }
     }
@@ -144,7 +144,7 @@ impl Config {
                 }]
             })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.
-        let by_hand = JobSource::ALL.iter().copied().filter(|source| !source.is_scheduler());
+        let by_hand = JobSource::ALL.iter().copied().filter(|source| !source.is_batch_system());
         Ok(Policy {
             mode: settings.mode,
             housekeeping_cpus,
@@ -180,7 +180,7 @@ impl Config {
     #[must_use]
     pub fn describe_changes(&self, new: &Self) -> Vec<String> {
         let sentence = |key: ConfigKey| {
-            let (old, new) = (key.show(&self.settings), key.show(&new.settings));
+            let (old, new) = (key.format_value(&self.settings), key.format_value(&new.settings));
             (old != new).then(|| format!("{} is now {new} (was {old})", key.name()))
         };
         let names = |config: &Self| {

@@ -20,14 +20,14 @@ const QUOTED_VALUE: usize = 60;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     file: String,
-    position: Option<Position>,
+    position: Option<FilePosition>,
     key: Option<String>,
     text: String,
 }
 
 /// A position in the configuration file: the line, the column, and the text of the line for the error message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Position {
+pub(super) struct FilePosition {
     /// The line number, from 1.
     line: usize,
     /// The column in characters, from 1.
@@ -54,7 +54,7 @@ impl ConfigError {
     /// that has the mistake, or `None` if no single key has it. `text` is the description of the mistake.
     pub(super) fn at_position(
         path: &Path,
-        position: Position,
+        position: FilePosition,
         key: Option<&str>,
         text: impl Into<String>,
     ) -> Self {
@@ -106,7 +106,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-impl Position {
+impl FilePosition {
     /// Returns the position in `text`, the content of a configuration file, at which the byte range `span` begins. A
     /// range beyond the end of `text` gives the position of the end.
     pub(super) fn from_span(text: &str, span: Range<usize>) -> Self {
@@ -160,13 +160,13 @@ impl Quote {
 
 /// Returns `text` in quotation marks, for error messages. Control characters are escaped. A text of more than 60
 /// characters is cut.
-pub(super) fn quoted(text: &str) -> String {
+pub(super) fn quote_and_cut(text: &str) -> String {
     format!("\"{}\"", escape_and_cut(text, QUOTED_VALUE))
 }
 
 /// Returns the word in `known` that the user probably meant by the misspelled word `wrong`: the word with the smallest
 /// edit distance. `None` if `wrong` differs too much from each of these words.
-pub(super) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn closest_word<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = wrong.chars().count();
     if length > QUOTED_VALUE {
         return None;

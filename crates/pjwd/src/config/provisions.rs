@@ -44,22 +44,25 @@ impl ProvisionSettings {
 ///
 /// # Errors
 /// The first mistake in the tables.
-pub(super) fn read(value: &DeValue<'_>, max_cores: u32) -> Result<Vec<ProvisionSettings>, ValueError> {
+pub(super) fn parse_provisions(
+    value: &DeValue<'_>,
+    max_cores: u32,
+) -> Result<Vec<ProvisionSettings>, ValueError> {
     let tables = value
         .as_array()
-        .ok_or_else(|| ValueError::because("write [[provision]] above its keys".to_owned()))?;
+        .ok_or_else(|| ValueError::with_message("write [[provision]] above its keys".to_owned()))?;
     let mut provisions: Vec<ProvisionSettings> = Vec::new();
     for table in tables.iter() {
         let next = provision(table.get_ref(), max_cores)?;
         if provisions.iter().any(|known| known.job == next.job) {
-            return Err(ValueError::because(format!(
+            return Err(ValueError::with_message(format!(
                 "{:?} stands twice: give each provision a name of its own",
                 next.job.name()
             )));
         }
         if let Some(same) = provisions.iter().find(|known| known.rule.is_some() && known.rule == next.rule) {
             let (one, other) = (same.job.name(), next.job.name());
-            return Err(ValueError::because(format!(
+            return Err(ValueError::with_message(format!(
                 "{one:?} and {other:?} have the same match: a process can belong to one provision only"
             )));
         }
@@ -69,32 +72,33 @@ pub(super) fn read(value: &DeValue<'_>, max_cores: u32) -> Result<Vec<ProvisionS
 }
 
 fn provision(table: &DeValue<'_>, max_cores: u32) -> Result<ProvisionSettings, ValueError> {
-    let because = ValueError::because;
-    let table = table.as_table().ok_or_else(|| because("write [[provision]] above its keys".to_owned()))?;
+    let with_message = ValueError::with_message;
+    let table =
+        table.as_table().ok_or_else(|| with_message("write [[provision]] above its keys".to_owned()))?;
     let (mut job, mut cores, mut rule) = (None, None, None);
     for (key, value) in table.iter() {
         match &**key.get_ref() {
             "name" => {
                 let name = values::text(value.get_ref(), "the name of a service, such as \"web\"")?;
-                let id =
-                    JobId::new(JobSource::Manual, name).map_err(|error| because(format!("name: {error}")))?;
+                let id = JobId::new(JobSource::Manual, name)
+                    .map_err(|error| with_message(format!("name: {error}")))?;
                 job = Some(id);
             }
             "cores" => cores = Some(values::parse_number(value.get_ref(), 1..=max_cores)?),
             "match" => {
                 let text = values::text(value.get_ref(), "a rule such as \"unit=nginx.service\"")?;
                 let parsed = ProvisionRule::parse(text, user_id);
-                rule = Some(parsed.map_err(|error| because(format!("match: {error}")))?);
+                rule = Some(parsed.map_err(|error| with_message(format!("match: {error}")))?);
             }
             other => {
-                return Err(because(format!(
+                return Err(with_message(format!(
                     "{other:?} is no key of a provision: there are name, cores and match"
                 )));
             }
         }
     }
-    let job = job.ok_or_else(|| because("a provision has no name: write name = \"web\"".to_owned()))?;
-    let missing = || because(format!("{:?} has no number of cores: write cores = 4", job.name()));
+    let job = job.ok_or_else(|| with_message("a provision has no name: write name = \"web\"".to_owned()))?;
+    let missing = || with_message(format!("{:?} has no number of cores: write cores = 4", job.name()));
     let cores = cores.ok_or_else(missing)?;
     Ok(ProvisionSettings { job, cores, rule })
 }

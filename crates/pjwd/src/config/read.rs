@@ -10,7 +10,7 @@ use nix::fcntl::OFlag;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::{self, ConfigKey};
-use super::problem::{ConfigError, Position, nearest, quoted};
+use super::problem::{ConfigError, FilePosition, closest_word, quote_and_cut};
 use super::provisions;
 use super::settings::Settings;
 use super::values::show_duration;
@@ -21,7 +21,7 @@ const SIZE_MAX: u64 = 1 << 20;
 const PROBLEMS_MAX: usize = 50;
 
 /// Returns whether there is a file at `path`. True also for a symbolic link whose target does not exist.
-pub(super) fn exists(path: &Path) -> bool {
+pub(super) fn path_exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
@@ -61,7 +61,10 @@ pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> 
 ///
 /// # Errors
 /// The mistakes in the file.
-pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Position>), Vec<ConfigError>> {
+pub(super) fn settings(
+    path: &Path,
+    text: &str,
+) -> Result<(Settings, Option<FilePosition>), Vec<ConfigError>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader =
         Reader { path, text, settings: Settings::default(), seen: Vec::new(), found: Vec::new() };
@@ -73,7 +76,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Posi
     reader.table("", document.get_ref());
     reader.check_combinations();
     if reader.found.is_empty() {
-        let place = reader.span_of(keys::HOUSEKEEPING_KEY).map(|span| Position::from_span(text, span));
+        let place = reader.span_of(keys::HOUSEKEEPING_KEY).map(|span| FilePosition::from_span(text, span));
         return Ok((reader.settings, place));
     }
     Err(reader.problems(errors.len()))
@@ -103,13 +106,13 @@ impl Reader<'_> {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
             if name == keys::PROVISION_KEY {
-                match provisions::read(value.get_ref(), keys::MAX_CORES) {
+                match provisions::parse_provisions(value.get_ref(), keys::MAX_CORES) {
                     Ok(read) => self.settings.provisions = read,
                     Err(wrong) => self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true),
                 }
             } else if let Some(known) = ConfigKey::all().find(|known| known.name() == name) {
                 self.seen.push((name.clone(), value.span()));
-                if let Err(wrong) = known.read(value.get_ref(), &mut self.settings) {
+                if let Err(wrong) = known.parse_value(value.get_ref(), &mut self.settings) {
                     self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true);
                 }
             } else if is_table(&name) {
@@ -174,7 +177,7 @@ impl Reader<'_> {
     /// On the line of a syntax error other problems are uncertain. After the first syntax error, the table of a key
     /// is uncertain.
     fn problems(mut self, syntax: usize) -> Vec<ConfigError> {
-        let place = |found: &Finding| Position::from_span(self.text, found.span.clone());
+        let place = |found: &Finding| FilePosition::from_span(self.text, found.span.clone());
         let broken: Vec<usize> =
             self.found[..syntax].iter().take(PROBLEMS_MAX).map(|found| place(found).line()).collect();
         let first_broken =
@@ -190,7 +193,7 @@ impl Reader<'_> {
                 omitted += 1;
                 continue;
             }
-            let place = Position::from_span(self.text, found.span.clone());
+            let place = FilePosition::from_span(self.text, found.span.clone());
             if found.key.is_none() || !broken.contains(&place.line()) {
                 problems.push(ConfigError::at_position(self.path, place, found.key.as_deref(), found.text));
             }
@@ -221,9 +224,10 @@ fn unknown(prefix: &str, name: &str) -> String {
     known.dedup();
     let elsewhere =
         || ConfigKey::all().map(|key| key.name()).find(|known| known.rsplit('.').next() == Some(last));
-    let meant = nearest(last, known.iter().copied()).map(|near| format!("{prefix}{near}")).or_else(elsewhere);
+    let meant =
+        closest_word(last, known.iter().copied()).map(|near| format!("{prefix}{near}")).or_else(elsewhere);
     match meant {
-        Some(meant) => format!("there is no such key; did you mean {}?", quoted(&meant)),
+        Some(meant) => format!("there is no such key; did you mean {}?", quote_and_cut(&meant)),
         None if prefix.is_empty() => "there is no such key".to_owned(),
         None => format!("there is no such key; {} has {}", prefix.trim_end_matches('.'), known.join(", ")),
     }

@@ -228,7 +228,7 @@ impl Default for Settings {
             cpu_count_variables: CpuCountVariable::defaults(),
             memory: MemorySettings::default(),
             metrics: MetricsSettings::default(),
-            enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
+            enabled_sources: policy.sources.into_iter().filter(|source| source.is_batch_system()).collect(),
             source_cores: policy.source_cores,
         }
     }

@@ -50,14 +50,14 @@ fn every_key_is_in_the_shipped_file_with_its_default() {
             .split('.')
             .try_fold(toml::Value::Table(document.clone()), |value, part| value.get(part).cloned());
         let found = found.unwrap_or_else(|| panic!("{name} is not in config/pjwd.toml")).to_string();
-        assert_eq!(found, key.show(&Settings::default()), "{name}");
+        assert_eq!(found, key.format_value(&Settings::default()), "{name}");
     }
 }
 
 #[test]
 fn exactly_all_keys_are_in_the_documentation_with_their_defaults() {
     let known: BTreeSet<(String, String)> =
-        ConfigKey::all().map(|key| (key.name(), key.show(&Settings::default()))).collect();
+        ConfigKey::all().map(|key| (key.name(), key.format_value(&Settings::default()))).collect();
     let rows = rows();
     assert_eq!(rows.len(), known.len(), "a key is listed twice, or one is missing");
     assert_eq!(rows.into_iter().collect::<BTreeSet<_>>(), known);

@@ -437,8 +437,8 @@ fn a_dangling_link_is_not_a_missing_file() {
     let (directory, _) = written(b"");
     let link = directory.path().join("link.toml");
     symlink("gone.toml", &link).unwrap();
-    assert!(super::read::exists(&link));
-    assert!(!super::read::exists(&directory.path().join("absent.toml")));
+    assert!(super::read::path_exists(&link));
+    assert!(!super::read::path_exists(&directory.path().join("absent.toml")));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use pjw_core::cpu_count_variables::{CpuCountVariable, MAX_CPU_COUNT_VARIABLES, parse_cpu_count_variables};
 
-use super::problem::{escape_and_cut, nearest, quoted};
+use super::problem::{closest_word, escape_and_cut, quote_and_cut};
 
 /// The largest number of groups.
 const GROUPS_MAX: usize = 64;
@@ -30,19 +30,19 @@ pub(super) struct ValueError {
 
 impl ValueError {
     /// Makes an error with `text` as its message.
-    pub(super) fn because(text: impl Into<String>) -> Self {
+    pub(super) fn with_message(text: impl Into<String>) -> Self {
         Self { text: text.into(), span: None }
     }
 
     /// Adds the position of the mistake to this error. `span` is the byte range of the mistake in the configuration
     /// file.
-    pub(super) fn at(self, span: Range<usize>) -> Self {
+    pub(super) fn at_span(self, span: Range<usize>) -> Self {
         Self { span: Some(span), ..self }
     }
 
     /// Makes the error that `value` is not allowed. `wanted` describes the allowed values, for example `true or false`.
     pub(super) fn not_allowed(value: &DeValue<'_>, wanted: &str) -> Self {
-        Self::because(format!("{} is not allowed here: write {wanted}", found(value)))
+        Self::with_message(format!("{} is not allowed here: write {wanted}", found(value)))
     }
 }
 
@@ -56,9 +56,12 @@ pub(super) fn parse_choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) ->
     if let Some((_, meaning)) = choices.iter().find(|(choice, _)| *choice == text) {
         return Ok(*meaning);
     }
-    let meant = nearest(text, choices.iter().map(|(choice, _)| *choice));
-    let meant = meant.map(|choice| format!("; did you mean {}?", quoted(choice))).unwrap_or_default();
-    Err(ValueError::because(format!("{} is not allowed here: write {allowed}{meant}", quoted(text))))
+    let meant = closest_word(text, choices.iter().map(|(choice, _)| *choice));
+    let meant = meant.map(|choice| format!("; did you mean {}?", quote_and_cut(choice))).unwrap_or_default();
+    Err(ValueError::with_message(format!(
+        "{} is not allowed here: write {allowed}{meant}",
+        quote_and_cut(text)
+    )))
 }
 
 /// Returns the word in `choices` that stands for the setting `meaning`, in quotation marks as in the configuration
@@ -125,7 +128,7 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
     let wanted = "a list of group names, such as [\"pjw\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > GROUPS_MAX {
-        return Err(ValueError::because(format!(
+        return Err(ValueError::with_message(format!(
             "{} groups are too many: list at most {GROUPS_MAX}",
             items.len()
         )));
@@ -135,14 +138,14 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
         let name = text(item.get_ref(), wanted)?;
         let odd = |character: char| character.is_control() || ":,".contains(character);
         if name.trim().is_empty() || name.len() > GROUP_NAME_MAX || name.contains(odd) {
-            return Err(ValueError::because(format!(
+            return Err(ValueError::with_message(format!(
                 "{} is not the name of a group: write {wanted}",
-                quoted(name)
+                quote_and_cut(name)
             )));
         }
         if groups.iter().any(|known| known == name) {
-            let name = quoted(name);
-            return Err(ValueError::because(format!(
+            let name = quote_and_cut(name);
+            return Err(ValueError::with_message(format!(
                 "the group {name} is listed twice: list each group once"
             )));
         }
@@ -159,18 +162,19 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
 pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, ValueError> {
     let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
-    let texts = items.iter().map(|item| text(item.get_ref(), wanted).map_err(|error| error.at(item.span())));
+    let texts =
+        items.iter().map(|item| text(item.get_ref(), wanted).map_err(|error| error.at_span(item.span())));
     let texts: Vec<&str> = texts.collect::<Result<_, _>>()?;
     if texts.len() > MAX_CPU_COUNT_VARIABLES {
         let count = texts.len();
-        return Err(ValueError::because(format!(
+        return Err(ValueError::with_message(format!(
             "{count} variables are too many: list at most {MAX_CPU_COUNT_VARIABLES}"
         )));
     }
     parse_cpu_count_variables(texts).map_err(|(index, error)| {
-        let error = ValueError::because(escape_and_cut(&error.to_string(), 300));
+        let error = ValueError::with_message(escape_and_cut(&error.to_string(), 300));
         match items.get(index) {
-            Some(item) => error.at(item.span()),
+            Some(item) => error.at_span(item.span()),
             None => error,
         }
     })
@@ -184,7 +188,7 @@ pub(super) fn show_cpu_count_variables(variables: &[CpuCountVariable]) -> String
 /// A wrong value, for an error message. Strings are quoted, so that `true` and `"true"` differ.
 fn found(value: &DeValue<'_>) -> String {
     match value {
-        DeValue::String(text) => quoted(text),
+        DeValue::String(text) => quote_and_cut(text),
         DeValue::Integer(integer) => match integer.radix() {
             10 => unquoted(integer.as_str()),
             radix => format!("{} in base {radix}", unquoted(integer.as_str())),
@@ -198,12 +202,12 @@ fn found(value: &DeValue<'_>) -> String {
 }
 
 fn unquoted(text: &str) -> String {
-    quoted(text).trim_matches('"').to_owned()
+    quote_and_cut(text).trim_matches('"').to_owned()
 }
 
 /// `"a", "b" or "c"`.
 fn listed<T>(choices: Choices<T>) -> String {
-    let choices: Vec<String> = choices.iter().map(|(choice, _)| quoted(choice)).collect();
+    let choices: Vec<String> = choices.iter().map(|(choice, _)| quote_and_cut(choice)).collect();
     match choices.split_last() {
         Some((last, [])) => last.clone(),
         Some((last, first)) => format!("{} or {last}", first.join(", ")),

@@ -12,12 +12,12 @@ use pjw_core::refusal::Refusal;
 use pjw_core::usage::MemoryReading;
 use tokio::sync::oneshot;
 
-use super::query::{Answer, Query};
+use super::query::{Query, QueryAnswer};
 
 /// A message from another thread of pjwd to the event loop of pjwd, for example a command of a client or the order to
 /// stop.
 #[derive(Debug)]
-pub enum Message {
+pub enum EventLoopMessage {
     /// Execute a command that changes jobs.
     Command {
         /// The command, with the user who sent it.
@@ -31,7 +31,7 @@ pub enum Message {
         /// The query: which details the client requests.
         query: Query,
         /// Receives the answer to the query.
-        answer: oneshot::Sender<Answer>,
+        answer: oneshot::Sender<QueryAnswer>,
     },
     /// Read the configuration file again and apply it.
     Reload {
@@ -78,7 +78,7 @@ pub enum WarningOrigin {
 /// the channel contains a message, poll(2) on [`MessageReceiver::wake_fd`] returns at once.
 #[derive(Debug)]
 pub struct MessageReceiver {
-    messages: Receiver<Message>,
+    messages: Receiver<EventLoopMessage>,
     wake_up: Arc<EventFd>,
 }
 
@@ -86,7 +86,7 @@ pub struct MessageReceiver {
 /// clone of its own.
 #[derive(Debug, Clone)]
 pub struct MessageSender {
-    messages: Sender<Message>,
+    messages: Sender<EventLoopMessage>,
     wake_up: Arc<EventFd>,
 }
 
@@ -108,7 +108,7 @@ impl MessageSender {
     /// Sends `message` to the event loop and wakes the loop. Does not block. Returns true if the message was sent.
     /// Returns false if the event loop has ended: the message is then lost.
     #[must_use]
-    pub fn send(&self, message: Message) -> bool {
+    pub fn send(&self, message: EventLoopMessage) -> bool {
         let sent = self.messages.send(message).is_ok();
         // Writing fails only if the counter is full. The loop is then woken anyway.
         let _ = self.wake_up.write(1);
@@ -124,7 +124,7 @@ impl MessageReceiver {
     }
 
     /// Removes all messages from the channel and returns them, oldest first. Does not block.
-    pub fn take_messages(&self) -> Vec<Message> {
+    pub fn take_messages(&self) -> Vec<EventLoopMessage> {
         // Reset the eventfd first. A message that arrives after this line sets the eventfd again.
         let _ = self.wake_up.read();
         self.messages.try_iter().collect()

@@ -26,9 +26,9 @@ use tokio::sync::watch;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::inbox::{Message, MessageSender, WarningOrigin};
-use super::query::{Answer, Query};
-use super::server::{ControlService, job_id};
+use super::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
+use super::query::{Query, QueryAnswer};
+use super::server::{ControlService, parse_job_id_argument};
 use super::settings::ControlSettings;
 use crate::memory::MemorySettings;
 use crate::memory::reader::MemoryReader;
@@ -74,7 +74,7 @@ impl JobRecorder {
         // A reading of no page says nothing about the job.
         if reading.sum.rss > 0 {
             let (job, since, figures) = (self.id.clone(), self.since.clone(), figures_of(&reading));
-            let _ = self.outbox.send(Message::MemoryWasRead { job, since, figures });
+            let _ = self.outbox.send(EventLoopMessage::MemoryWasRead { job, since, figures });
         }
         if reading.kind == ReadingKind::Counters {
             self.records.borrow_mut().forget_old_shortage(&self.id, reading.at.since_boot);
@@ -114,8 +114,12 @@ impl ControlService {
     /// # Errors
     /// If there is no such job, or if the memory can't be measured. If the user of the client already has too many
     /// calls that wait.
-    pub(super) async fn memory(&self, peer: Peer, request: call::GetMemory) -> Result<Reply, CallError> {
-        let id = job_id(&request.job)?;
+    pub(super) async fn answer_get_memory(
+        &self,
+        peer: Peer,
+        request: call::GetMemory,
+    ) -> Result<Reply, CallError> {
+        let id = parse_job_id_argument(&request.job)?;
         self.begin_of_job(&id)?;
         let kind = match (request.estimate.unwrap_or(false), request.nodes.unwrap_or(false)) {
             (true, true) => {
@@ -130,7 +134,7 @@ impl ControlService {
         let reader = MeasurementRequester { owner: TurnOwner::User(peer.uid), is_admin };
         let reading = match self.recent_reading(&id, kind, reader) {
             Some(recent) => recent,
-            None => self.read_in_turn(&id, kind, reader).await?,
+            None => self.measure_in_turn(&id, kind, reader).await?,
         };
         let far = self.far_memory(&id, &reading).await?;
         let far = far.iter().map(far_to_wire).collect();
@@ -171,7 +175,7 @@ impl ControlService {
             return Ok(Vec::new());
         }
         match self.query_loop(Query::FarMemory { job: id.clone(), by_node }).await? {
-            Answer::FarMemory(far) => Ok(far),
+            QueryAnswer::FarMemory(far) => Ok(far),
             _ => Ok(Vec::new()),
         }
     }
@@ -182,7 +186,7 @@ impl ControlService {
     ///
     /// # Errors
     /// If there is no such job, or if the memory can't be measured. If too many calls of the same user wait already.
-    pub(super) async fn read_in_turn(
+    pub(super) async fn measure_in_turn(
         &self,
         id: &JobId,
         kind: ReadingKind,
@@ -225,7 +229,7 @@ impl ControlService {
 
     async fn member_processes(&self, id: &JobId) -> Result<Vec<JobProcess>, CallError> {
         match self.query_loop(Query::MemberProcesses(id.clone())).await? {
-            Answer::MemberProcesses(Some(processes)) => Ok(processes),
+            QueryAnswer::MemberProcesses(Some(processes)) => Ok(processes),
             _ => Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string())),
         }
     }
@@ -235,14 +239,14 @@ impl ControlService {
     pub(super) fn send_memory_warnings(&self, warnings: Vec<Warning>) {
         if *self.memory_warnings.borrow() != warnings {
             self.memory_warnings.replace(warnings.clone());
-            let _ = self.outbox.send(Message::Warnings { origin: WarningOrigin::Memory, warnings });
+            let _ = self.outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::Memory, warnings });
         }
     }
 
     /// Adds sentences to `reasons`, the answer to the call `ExplainJob` for the job `id`, and returns the answer. The
     /// sentences describe threads of the job that wait for one another to map or unmap memory, as the latest
     /// measurement of the job's memory found them.
-    pub(super) fn with_map_lock_waits(
+    pub(super) fn add_map_lock_waits(
         &self,
         id: &JobId,
         mut reasons: call::ExplainJobReply,
@@ -260,7 +264,7 @@ impl ControlService {
 
     /// Removes the memory measurements of the job `job`, which has ended. Also removes a warning about the job's memory
     /// from the status.
-    pub(super) fn forget_memory(&self, job: &JobId) {
+    pub(super) fn remove_memory_readings(&self, job: &JobId) {
         self.memory_records.borrow_mut().remove_job(job);
         let is_warned = !self.memory_warnings.borrow().is_empty();
         if is_warned {
@@ -305,7 +309,7 @@ impl ControlService {
                 if !has_processes || self.has_new_reading(&id, interval) {
                     continue;
                 }
-                if let Ok(reading) = self.read_in_turn(&id, ReadingKind::Pages, reader).await {
+                if let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Pages, reader).await {
                     self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
                     sleep(memory.pause_after(reading.cost)).await;
                 }

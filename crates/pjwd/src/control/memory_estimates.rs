@@ -107,7 +107,7 @@ impl ControlService {
                     continue;
                 }
                 // A job that ended meanwhile is no error, and nor is one whose memory can't be read.
-                if let Ok(reading) = self.read_in_turn(&id, ReadingKind::Counters, reader).await {
+                if let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Counters, reader).await {
                     self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
                     let budget = self.settings.borrow().memory;
                     sleep(budget.pause_after(reading.cost)).await;

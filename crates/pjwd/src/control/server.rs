@@ -24,8 +24,8 @@ use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
 use super::admission::{self, RateLimiter, RefusalLog};
-use super::inbox::{Message, MessageSender};
-use super::query::{Answer, MemberDetails, PageCursor, Query, ThreadDetails};
+use super::inbox::{EventLoopMessage, MessageSender};
+use super::query::{MemberDetails, PageCursor, Query, QueryAnswer, ThreadDetails};
 use super::settings::ControlSettings;
 use crate::memory::reader::MemoryReader;
 use crate::memory::records::MemoryRecords;
@@ -61,7 +61,7 @@ impl ControlService {
     ///
     /// - `published` receives the status, the topology and the events from the event loop. The service answers calls
     ///   about these values without the event loop.
-    /// - `outbox` sends the commands and detailed queries of clients to the event loop, each as a [`Message`].
+    /// - `outbox` sends the commands and detailed queries of clients to the event loop, each as a [`EventLoopMessage`].
     /// - `settings` receives the configuration: who is an administrator, what other users are allowed to do, and when
     ///   pjwd measures the memory use of jobs without a request.
     pub fn new(
@@ -96,7 +96,7 @@ impl ControlService {
         if event.event == EventKind::Ended.name()
             && let Ok(job) = event.job.parse()
         {
-            self.forget_memory(&job);
+            self.remove_memory_readings(&job);
         }
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }
@@ -135,9 +135,9 @@ impl ControlService {
             &self.status.borrow().jobs,
             &command,
         );
-        let answer = match early_answer.or_else(|| admission::refusal_of_named_thread(&command).map(Err)) {
+        let answer = match early_answer.or_else(|| admission::refusal_of_thread_ids(&command).map(Err)) {
             Some(answer) => answer,
-            None => self.call_loop(|reply| Message::Command { command, reply }).await?,
+            None => self.call_loop(|reply| EventLoopMessage::Command { command, reply }).await?,
         };
         if let (Err(refusal), Some(job), false) = (&answer, job, caller.is_admin) {
             let event = event_to_wire(&Event::new(EventKind::Refused, refusal.to_string()).with_job(&job));
@@ -160,7 +160,7 @@ impl ControlService {
     /// Sends a message with a channel for the answer to the event loop, and waits for the answer.
     async fn call_loop<T>(
         &self,
-        message: impl FnOnce(oneshot::Sender<T>) -> Message,
+        message: impl FnOnce(oneshot::Sender<T>) -> EventLoopMessage,
     ) -> Result<T, CallError> {
         let (sender, answer) = oneshot::channel();
         if !self.outbox.send(message(sender)) {
@@ -170,13 +170,13 @@ impl ControlService {
     }
 
     /// Sends `query` to the event loop, and waits for the answer. Fails if the event loop has ended.
-    pub(super) async fn query_loop(&self, query: Query) -> Result<Answer, CallError> {
-        self.call_loop(|answer| Message::Query { query, answer }).await
+    pub(super) async fn query_loop(&self, query: Query) -> Result<QueryAnswer, CallError> {
+        self.call_loop(|answer| EventLoopMessage::Query { query, answer }).await
     }
 
     async fn assign(&self, peer: Peer, request: call::Assign) -> Result<Reply, CallError> {
         let caller = self.caller(peer).await;
-        let id = job_id(&request.job)?;
+        let id = parse_job_id_argument(&request.job)?;
         let assign = AssignCommand {
             job: id.clone(),
             cpu_request: amount(&request)?,
@@ -207,14 +207,14 @@ impl ControlService {
     }
 
     async fn want(&self, peer: Peer, request: call::Want) -> Result<Reply, CallError> {
-        let (job, caller) = (job_id(&request.job)?, self.caller(peer).await);
+        let (job, caller) = (parse_job_id_argument(&request.job)?, self.caller(peer).await);
         let id = job.clone();
         self.command(Command::Want { job, cores: request.cores, caller }).await?;
         self.published_job(&id).map(|job| Reply::Job { job })
     }
 
     async fn provision(&self, peer: Peer, request: call::Provision) -> Result<Reply, CallError> {
-        let (job, caller) = (job_id(&request.job)?, self.caller(peer).await);
+        let (job, caller) = (parse_job_id_argument(&request.job)?, self.caller(peer).await);
         // The client has replaced the name of the user by its id.
         let rule = request.rule.as_deref().map(|rule| ProvisionRule::parse(rule, |_| None)).transpose();
         let rule = rule.map_err(|error| CallError::Refused(error.to_string()))?;
@@ -244,13 +244,13 @@ impl ControlService {
     }
 
     async fn job_detail(&self, request: call::GetJob) -> Result<Reply, CallError> {
-        let id = job_id(&request.job)?;
+        let id = parse_job_id_argument(&request.job)?;
         let job = self.published_job(&id)?;
         let (most, usual) = PAGE;
         let limit = request.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
         let after = request.after.map(|pid| PageCursor { pid: Pid(pid), tid: request.after_tid.map(Tid) });
         let query = Query::Members { job: id.clone(), after, limit };
-        let Answer::Members(Some((members, next))) = self.query_loop(query).await? else {
+        let QueryAnswer::Members(Some((members, next))) = self.query_loop(query).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
         let members = members.into_iter().map(member_to_wire).collect();
@@ -261,18 +261,19 @@ impl ControlService {
     }
 
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
-        let id = job_id(name)?;
+        let id = parse_job_id_argument(name)?;
         self.published_job(&id)?;
-        let Answer::JobReasons(Some(reasons)) = self.query_loop(Query::JobReasons(id.clone())).await? else {
+        let QueryAnswer::JobReasons(Some(reasons)) = self.query_loop(Query::JobReasons(id.clone())).await?
+        else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
-        Ok(Reply::JobReasons(self.with_map_lock_waits(&id, reasons)))
+        Ok(Reply::JobReasons(self.add_map_lock_waits(&id, reasons)))
     }
 
     async fn explain_pid(&self, request: call::ExplainPid) -> Result<Reply, CallError> {
         let pid = request.pid;
         let query = Query::ProcessReasons { pid: Pid(pid), after: request.after_tid.map(Tid) };
-        let Answer::ProcessReasons(reasons) = self.query_loop(query).await? else {
+        let QueryAnswer::ProcessReasons(reasons) = self.query_loop(query).await? else {
             return Err(stopping());
         };
         if !reasons.process_exists {
@@ -292,9 +293,9 @@ impl ControlService {
         if request.last == Some(0) {
             return Err(CallError::Refused("0 reports were asked for: ask for at least 1".to_owned()));
         }
-        let job = request.job.as_deref().map(job_id).transpose()?;
+        let job = request.job.as_deref().map(parse_job_id_argument).transpose()?;
         let query = Query::Reports { job: job.clone(), last: request.last };
-        let Answer::Reports(reports) = self.query_loop(query).await? else { return Err(stopping()) };
+        let QueryAnswer::Reports(reports) = self.query_loop(query).await? else { return Err(stopping()) };
         match job.filter(|_| reports.is_empty()) {
             None => Ok(Reply::Reports { reports }),
             Some(job) if self.published_job(&job).is_ok() => Err(CallError::Refused(format!(
@@ -310,8 +311,8 @@ impl ControlService {
     async fn dry_run(&self, peer: Peer, query: fn(bool) -> Query) -> Result<Reply, CallError> {
         let fresh = self.caller(peer).await.is_admin;
         match self.query_loop(query(fresh)).await? {
-            Answer::Plan(plan) => Ok(Reply::Plan(plan)),
-            Answer::Defrag(defrag) => Ok(Reply::Defrag(defrag)),
+            QueryAnswer::Plan(plan) => Ok(Reply::Plan(plan)),
+            QueryAnswer::Defrag(defrag) => Ok(Reply::Defrag(defrag)),
             _ => Err(stopping()),
         }
     }
@@ -329,7 +330,7 @@ impl ControlService {
             let why = "only an administrator may reload the configuration";
             return Err(CallError::NotAllowed(why.to_owned()));
         }
-        let changes = self.call_loop(|reply| Message::Reload { reply }).await?;
+        let changes = self.call_loop(|reply| EventLoopMessage::Reload { reply }).await?;
         changes.map(|changes| Reply::Reloaded { changes }).map_err(CallError::Refused)
     }
 }
@@ -342,10 +343,10 @@ impl Service for ControlService {
             Call::GetReports(request) => self.reports(request).await?,
             Call::GetTopology => Reply::Topology { topology: self.topology() },
             Call::GetJob(request) => self.job_detail(request).await?,
-            Call::GetMemory(request) => self.memory(peer, request).await?,
+            Call::GetMemory(request) => self.answer_get_memory(peer, request).await?,
             Call::Assign(request) => self.assign(peer, request).await?,
             Call::Release(request) => {
-                let job = job_id(&request.job)?;
+                let job = parse_job_id_argument(&request.job)?;
                 let caller = self.caller(peer).await;
                 released(self.command(Command::Release { job, caller }).await?)
             }
@@ -382,7 +383,7 @@ fn released(reply: CommandReply) -> Reply {
 }
 
 /// Parses the job id `text`, such as `slurm:17`. The error is the reply to the client.
-pub(super) fn job_id(text: &str) -> Result<JobId, CallError> {
+pub(super) fn parse_job_id_argument(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
 }
 

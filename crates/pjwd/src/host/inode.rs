@@ -10,7 +10,7 @@ pub(crate) fn inode_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// Returns whether the file at `path` is the open file `file`. False if the file was removed or replaced.
-pub(crate) fn is_name_of(path: &Path, file: &File) -> bool {
+pub(crate) fn is_file_at_path(path: &Path, file: &File) -> bool {
     let open = file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     open.is_some() && open == inode_of(path)
 }

@@ -197,7 +197,7 @@ impl JobDirectory {
     ///
     /// # Errors
     /// If a file can't be written.
-    pub(super) fn write_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
+    pub(super) fn write_core_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
         let page_path = self.path.join(CORE_MAP_FILE_NAME);
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
         let is_complete = is_file(&page_path) && is_file(&cpus_path) && is_file(&json_path);
@@ -283,7 +283,7 @@ impl JobDirectory {
 
     /// Marks the content of the file `coremap` (the CPUs of the job) as outdated, because pjwd no longer updates this
     /// file. Wakes the programs that wait for a change of the file. Removes no file.
-    pub(super) fn end(self) {
+    pub(super) fn mark_core_map_outdated(self) {
         if let Some(page) = self.page {
             // Nobody can read a page that was truncated.
             let _ = page.mark_not_live();
@@ -296,7 +296,7 @@ impl JobDirectory {
         if self.is_in_place() {
             remove(&self.path);
         }
-        self.end();
+        self.mark_core_map_outdated();
     }
 }
 

@@ -106,7 +106,7 @@ impl PublishedJob {
         let is_new = directory.as_ref().is_none_or(|directory| !directory.is_in_place());
         if is_new {
             if let Some(old) = directory.take() {
-                old.end();
+                old.mark_core_map_outdated();
             }
             self.is_watched = false;
         }
@@ -115,7 +115,7 @@ impl PublishedJob {
             None => root.open(id)?,
         };
         let directory = self.directory.insert(directory);
-        let map_written = directory.write_map(&self.content.core_map);
+        let map_written = directory.write_core_map(&self.content.core_map);
         let was_there = directory.create_want_file(self.content.owner)?;
         if !self.is_watched {
             self.is_watched = watch.add(id, directory.path());
@@ -125,7 +125,7 @@ impl PublishedJob {
         if !is_to_be_read {
             let path = directory.want_path();
             self.wanted_file
-                .show(&path, self.content.wanted, was_there)
+                .write_number(&path, self.content.wanted, was_there)
                 .map_err(file_fault("write", &path))?;
         }
         map_written.map(|()| is_to_be_read)
@@ -246,7 +246,7 @@ impl JobFiles {
     /// files of these jobs, for the time that [`JobFiles::next_read_at`] returns. Must be called when the descriptor
     /// [`JobFiles::changes_fd`] is readable. `now` is the current time. Does not block.
     pub fn schedule_reported_changes(&mut self, now: Instant) {
-        for change in self.watch.read() {
+        for change in self.watch.read_changes() {
             match change {
                 FileChange::Of(id) => self.schedule(&id, now),
                 FileChange::Unknown => self.schedule_all(now),
@@ -357,8 +357,9 @@ impl JobFiles {
                 let remedy = "pjwd tries again in each rescan; check the space and the permissions of its state directory";
                 ("core-map", why, remedy)
             });
-            let unread = job.wanted_file.fault().map(|fault| {
-                let why = format!("the number of cores in the file want of {id} is ignored: {fault}");
+            let unread = job.wanted_file.ignored_reason().map(|ignored_reason| {
+                let why =
+                    format!("the number of cores in the file want of {id} is ignored: {ignored_reason}");
                 ("want", why, "write one number, such as 4, or nothing")
             });
             let warning =

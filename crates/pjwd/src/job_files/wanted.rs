@@ -48,7 +48,7 @@ impl WantedFile {
     }
 
     /// Returns the reason why the content of the file `want` is ignored. `None` if the content is used.
-    pub(super) fn fault(&self) -> Option<&str> {
+    pub(super) fn ignored_reason(&self) -> Option<&str> {
         self.fault.as_deref()
     }
 
@@ -85,7 +85,12 @@ impl WantedFile {
 
     /// Writes the number of cores `wanted` into the file `want` at `path`. `None` empties the file. Does nothing if the
     /// file is known to contain this number. If `was_there` is false, the file is new and empty.
-    pub(super) fn show(&mut self, path: &Path, wanted: Option<u32>, was_there: bool) -> io::Result<()> {
+    pub(super) fn write_number(
+        &mut self,
+        path: &Path,
+        wanted: Option<u32>,
+        was_there: bool,
+    ) -> io::Result<()> {
         let shown = if was_there { self.last } else { None };
         if shown == wanted {
             self.last = wanted;
@@ -166,7 +171,7 @@ mod tests {
         let mut file = WantedFile::new(None);
         let mut read = |text: &[u8]| {
             std::fs::write(&path, text).unwrap();
-            (file.read(&path, owner), file.fault().map(str::to_owned))
+            (file.read(&path, owner), file.ignored_reason().map(str::to_owned))
         };
         assert_eq!(read(b"3"), (WantedFileReading::New(Some(3)), None));
         assert_eq!(read(b"3\n"), (WantedFileReading::Same, None));
@@ -189,10 +194,10 @@ mod tests {
         std::fs::write(&path, vec![b'1'; 1_000_000]).unwrap();
         let mut file = WantedFile::new(Some(4));
         assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
-        assert!(file.fault().unwrap().contains("1000000 bytes"));
+        assert!(file.ignored_reason().unwrap().contains("1000000 bytes"));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
         assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::Same);
-        assert!(file.fault().is_some(), "the program did not empty it");
+        assert!(file.ignored_reason().is_some(), "the program did not empty it");
         std::fs::write(&path, "2").unwrap();
         assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::New(Some(2)));
     }

@@ -74,7 +74,7 @@ impl FileWatch {
 
     /// Returns the changes of the files of jobs that the kernel has reported since the last call of this function. Does
     /// not block.
-    pub(super) fn read(&self) -> Vec<FileChange> {
+    pub(super) fn read_changes(&self) -> Vec<FileChange> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
         let mut changes = Vec::new();
         while let Ok(events) = inotify.read_events() {

@@ -27,7 +27,7 @@ pub enum CycleCause {
 }
 
 impl CycleCause {
-    /// All causes of a cycle (scan, decision and changes), in the order of the counts in [`Counters::cycles`].
+    /// All causes of a cycle (scan, decision and changes), in the order of the counts in [`MetricCounters::cycles`].
     pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
     /// Returns the name of the cause as a value of the metrics label `cause`: `event`, `timer` or `full`.
@@ -84,10 +84,10 @@ impl DurationHistogram {
 /// The values of the metrics label `outcome`, for attempts to change an affinity mask or a cpuset. `done`: the change
 /// was made. `gone`: the thread had ended, or the cgroup had been removed, before the change. `refused`: the kernel
 /// or systemd refused the change.
-pub const OUTCOME_NAMES: [&str; 3] = ["done", "gone", "refused"];
+pub const CHANGE_OUTCOME_NAMES: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of affinity mask changes that the metrics count, in the order of the counts in
-/// [`Counters::mask_actions`].
+/// [`MetricCounters::mask_actions`].
 pub const MASK_ACTION_KINDS: [MaskActionKind; 9] = [
     MaskActionKind::Confine,
     MaskActionKind::Repair,
@@ -101,14 +101,14 @@ pub const MASK_ACTION_KINDS: [MaskActionKind; 9] = [
 ];
 
 /// The values of the metrics label `kind` for changes of cpusets, in the order of the counts in
-/// [`Counters::cpuset_actions`]. `raise` creates the cpuset of a job, or writes its settings. `admit` moves a process
+/// [`MetricCounters::cpuset_actions`]. `raise` creates the cpuset of a job, or writes its settings. `admit` moves a process
 /// into the cpuset of its job. `return` moves a process back to its original cgroup. `open` removes the limits of a
 /// cpuset: its processes can then use all PUs. `raze` removes a cpuset.
 pub const CPUSET_ACTION_NAMES: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
 /// The counts and durations for the metrics of pjwd, since metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct MetricCounters {
     /// The number of cycles (scan, decision and changes) with each cause, in the order of
     /// [`CycleCause::ALL`].
     pub cycles: [u64; CycleCause::ALL.len()],
@@ -124,11 +124,11 @@ pub struct Counters {
     /// for them.
     pub event_overruns: u64,
     /// The number of attempts to change affinity masks. The first index is the kind of change, in the order
-    /// of [`MASK_ACTION_KINDS`]. The second index is the outcome, in the order of [`OUTCOME_NAMES`].
-    pub mask_actions: [[u64; OUTCOME_NAMES.len()]; MASK_ACTION_KINDS.len()],
+    /// of [`MASK_ACTION_KINDS`]. The second index is the outcome, in the order of [`CHANGE_OUTCOME_NAMES`].
+    pub mask_actions: [[u64; CHANGE_OUTCOME_NAMES.len()]; MASK_ACTION_KINDS.len()],
     /// The number of attempts to change cpusets. The first index is the kind of change, in the order of
-    /// [`CPUSET_ACTION_NAMES`]. The second index is the outcome, in the order of [`OUTCOME_NAMES`].
-    pub cpuset_actions: [[u64; OUTCOME_NAMES.len()]; CPUSET_ACTION_NAMES.len()],
+    /// [`CPUSET_ACTION_NAMES`]. The second index is the outcome, in the order of [`CHANGE_OUTCOME_NAMES`].
+    pub cpuset_actions: [[u64; CHANGE_OUTCOME_NAMES.len()]; CPUSET_ACTION_NAMES.len()],
     /// The number of violation events. pjwd reports a violation in two cases. In the first case, a program
     /// changed the affinity mask of a thread of a job, and the new mask contains a PU outside the job's
     /// cores. In the second case, a program requested such a mask. The request counts even if a cpuset
@@ -149,7 +149,7 @@ pub struct Counters {
     pub scan_lateness: Duration,
 }
 
-impl Counters {
+impl MetricCounters {
     /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `cause` is the cause of
     /// the cycle. `duration` is the duration of the cycle. `report` has the results of the cycle, such as the changed
     /// affinity masks. `failures` are the failures that still existed at the end of the cycle.
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_report_updates_all_counters() {
-        let mut counters = Counters::default();
+        let mut counters = MetricCounters::default();
         let refused = || MaskOutcome::Refused { errno: 1, reason: String::new() };
         let report = CycleReport {
             events: vec![Event::new(EventKind::Violation, "x"), Event::new(EventKind::Repaired, "x")],

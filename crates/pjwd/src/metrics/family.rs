@@ -89,21 +89,21 @@ impl SampleWriter<'_> {
         labels: impl IntoIterator<Item = (&'l str, &'l str)>,
         value: impl Display,
     ) {
-        put(self.text, format_args!("{}{suffix}", self.family.name));
+        append_formatted(self.text, format_args!("{}{suffix}", self.family.name));
         let mut before = '{';
         for (label, value) in labels {
-            put(self.text, format_args!("{before}{label}=\"{}\"", Escaped(value)));
+            append_formatted(self.text, format_args!("{before}{label}=\"{}\"", Escaped(value)));
             before = ',';
         }
         if before == ',' {
             self.text.push('}');
         }
-        put(self.text, format_args!(" {value}\n"));
+        append_formatted(self.text, format_args!(" {value}\n"));
     }
 }
 
 /// Appends the formatted text of `what` to `text`.
-pub(super) fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
+pub(super) fn append_formatted(text: &mut String, what: std::fmt::Arguments<'_>) {
     // Writing to a String can't fail.
     let _ = text.write_fmt(what);
 }

@@ -8,7 +8,7 @@ use pjw_core::{cpuset::CpuSet, state::WardenState, time::UnixMillis};
 use pjw_linux::sys::clock;
 use tokio::sync::watch;
 
-use super::counters::{Counters, CycleCause};
+use super::counters::{CycleCause, MetricCounters};
 use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
 use crate::warden::{CycleReport, OngoingFailures};
@@ -18,7 +18,7 @@ use crate::warden::{CycleReport, OngoingFailures};
 #[derive(Debug, Clone, Default)]
 pub struct MetricsSnapshot {
     /// The counts since metrics were switched on.
-    pub counters: Counters,
+    pub counters: MetricCounters,
     /// The status that was published at the end of the cycle.
     pub published: StatusSnapshot,
     /// The PUs (logical CPUs) of the machine that were offline at the end of the cycle.
@@ -43,7 +43,7 @@ pub struct CycleTimer {
 /// sends nothing.
 #[derive(Debug)]
 pub struct MetricsRecorder {
-    counters: Counters,
+    counters: MetricCounters,
     started: UnixMillis,
     snapshot: watch::Sender<Option<Arc<MetricsSnapshot>>>,
     settings: watch::Sender<MetricsSettings>,
@@ -71,7 +71,7 @@ impl MetricsRecorder {
         let (snapshot, receiver) = watch::channel(None);
         let (settings_sender, settings) = watch::channel(settings.metrics.clone());
         let meter = Self {
-            counters: Counters::default(),
+            counters: MetricCounters::default(),
             started: clock::now().wall_clock,
             snapshot,
             settings: settings_sender,
@@ -88,7 +88,7 @@ impl MetricsRecorder {
     pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_enabled() {
-            self.counters = Counters::default();
+            self.counters = MetricCounters::default();
             self.snapshot.send_replace(None);
         }
         if *self.settings.borrow() != *new {

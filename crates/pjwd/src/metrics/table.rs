@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use pjw_ipc::wire;
 
-use super::counters::{CPUSET_ACTION_NAMES, CycleCause, MASK_ACTION_KINDS, OUTCOME_NAMES};
+use super::counters::{CHANGE_OUTCOME_NAMES, CPUSET_ACTION_NAMES, CycleCause, MASK_ACTION_KINDS};
 use super::facts::{JobMetrics, MetricValues, PuCounts};
 use super::family::{MetricFamily, MetricKind, SampleWriter};
 
@@ -147,10 +147,10 @@ fn by_label<'l, V: Display>(to: &mut SampleWriter<'_>, samples: impl IntoIterato
 fn by_outcome<const N: usize>(
     to: &mut SampleWriter<'_>,
     kinds: [&'static str; N],
-    counts: [[u64; OUTCOME_NAMES.len()]; N],
+    counts: [[u64; CHANGE_OUTCOME_NAMES.len()]; N],
 ) {
     for (kind, counts) in kinds.iter().zip(counts) {
-        for (outcome, count) in OUTCOME_NAMES.iter().zip(counts) {
+        for (outcome, count) in CHANGE_OUTCOME_NAMES.iter().zip(counts) {
             to.write_labelled(&[kind, outcome], count);
         }
     }

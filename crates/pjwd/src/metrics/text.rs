@@ -4,7 +4,7 @@
 //! files. In [OpenMetrics](https://prometheus.io/docs/specs/om/open_metrics_spec/) the HELP and TYPE lines of a
 //! counter omit `_total`, and the text ends in `# EOF`. Everything else is the same.
 
-use super::family::{Escaped, MetricKind, SampleWriter, put};
+use super::family::{Escaped, MetricKind, SampleWriter, append_formatted};
 use super::{facts::MetricValues, table::METRIC_FAMILIES};
 
 /// A text format of metrics that Prometheus can read: the classic format or OpenMetrics.
@@ -44,7 +44,10 @@ pub fn metrics_text(values: &MetricValues<'_>, format: MetricsFormat) -> String 
             MetricKind::Gauge => "gauge",
             MetricKind::Histogram => "histogram",
         };
-        put(&mut text, format_args!("# HELP {name} {}\n# TYPE {name} {kind}\n", Escaped(family.help)));
+        append_formatted(
+            &mut text,
+            format_args!("# HELP {name} {}\n# TYPE {name} {kind}\n", Escaped(family.help)),
+        );
         (family.write_samples)(values, &mut SampleWriter::new(&mut text, family));
     }
     if format == MetricsFormat::OpenMetrics {

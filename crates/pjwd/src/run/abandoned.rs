@@ -31,7 +31,7 @@ pub(super) fn dropped_command_event(command: &Command) -> Option<Event> {
 
 /// Logs that a command was carried out although its client closed the connection before the answer. `result` is the
 /// result of the command. Logs only commands that assigned processes to a job, because the new job continues to exist.
-pub(super) fn log_unanswered(result: &Result<Reply, Refusal>) {
+pub(super) fn log_unanswered_assignment(result: &Result<Reply, Refusal>) {
     if let Ok(Reply::Assigned(job)) = result {
         info!(
             job = %job.id,

@@ -13,14 +13,14 @@ use crate::view::report::report_to_wire;
 /// The journal (the files in which pjwd records its changes) and the store of the reports of ended jobs. Both are in
 /// the state directory of pjwd.
 #[derive(Debug)]
-pub struct DaemonRecords {
+pub struct JournalAndReports {
     /// The journal: the records from which a restarted daemon restores its state.
     pub journal: FileJournal,
     /// The reports of the jobs that ended.
     pub reports: ReportStore,
 }
 
-impl Journal for DaemonRecords {
+impl Journal for JournalAndReports {
     type Fault = JournalError;
 
     fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::control::query::Answer;
+use crate::control::query::QueryAnswer;
 
 /// The oldest result that a user who is not an administrator may get.
 const RECENT: Duration = Duration::from_secs(1);
@@ -20,12 +20,12 @@ pub struct DryRunQueue<T> {
     waiters: Vec<Waiter>,
     last: Option<(Instant, Arc<T>)>,
     /// Makes an answer from a result.
-    to_answer: fn(Arc<T>) -> Answer,
+    to_answer: fn(Arc<T>) -> QueryAnswer,
 }
 
 #[derive(Debug)]
 struct Waiter {
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<QueryAnswer>,
     /// Whether the call requires a new dry run.
     fresh: bool,
 }
@@ -34,14 +34,14 @@ impl<T> DryRunQueue<T> {
     /// Makes a queue without clients. `to_answer` converts the result of a dry run (a computation of changes without
     /// making them) to the answer for a client.
     #[must_use]
-    pub fn new(to_answer: fn(Arc<T>) -> Answer) -> Self {
+    pub fn new(to_answer: fn(Arc<T>) -> QueryAnswer) -> Self {
         Self { waiters: Vec::new(), last: None, to_answer }
     }
 
     /// Adds a client that waits for the result of a dry run: a computation of changes without making them.
     /// [`DryRunQueue::answer_all`] sends the result to the client through `answer_sender`. If `is_new_required` is
     /// true, the client gets the result of a new dry run. Otherwise, a result that is up to one second old suffices.
-    pub fn enqueue(&mut self, answer_sender: oneshot::Sender<Answer>, is_new_required: bool) {
+    pub fn enqueue(&mut self, answer_sender: oneshot::Sender<QueryAnswer>, is_new_required: bool) {
         self.waiters.push(Waiter { answer: answer_sender, fresh: is_new_required });
     }
 
@@ -84,7 +84,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            Self { runs: DryRunQueue::new(Answer::Plan), made: Cell::new(0), now: Instant::now() }
+            Self { runs: DryRunQueue::new(QueryAnswer::Plan), made: Cell::new(0), now: Instant::now() }
         }
 
         /// One turn of the loop with these calls. Returns the number of dry runs so far.
@@ -105,7 +105,7 @@ mod tests {
                 },
             );
             for mut result in result {
-                assert!(matches!(result.try_recv(), Ok(Answer::Plan(_))));
+                assert!(matches!(result.try_recv(), Ok(QueryAnswer::Plan(_))));
             }
             self.made.get()
         }

@@ -36,14 +36,14 @@ mod warnings;
 use borrower_warnings::BorrowerWarnings;
 use refusals::{is_user_refusal, user_refusals};
 
-use super::daemon_records::DaemonRecords;
+use super::daemon_records::JournalAndReports;
 use super::lateness::{LongestCycleDelay, reaction_time};
 use super::owner_samples::OwnerCpuSampler;
-use super::triggers::CycleTriggers;
+use super::triggers::DueScans;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
 use crate::config::Config;
-use crate::control::inbox::{Message, MessageReceiver, WarningOrigin};
-use crate::control::query::Answer;
+use crate::control::inbox::{EventLoopMessage, MessageReceiver, WarningOrigin};
+use crate::control::query::QueryAnswer;
 use crate::control::settings::ControlSettings;
 use crate::host::logging::Logging;
 use crate::host::notify::WatchdogPinger;
@@ -70,7 +70,7 @@ const TRIM_ACTIONS: usize = 256;
 /// of processes, a decision, and the resulting changes.
 #[derive(Debug)]
 pub struct EventLoop {
-    warden: Warden<LinuxMachine, DaemonRecords>,
+    warden: Warden<LinuxMachine, JournalAndReports>,
     inbox: MessageReceiver,
     /// Whether the kernel provides process events.
     has_process_events: bool,
@@ -78,7 +78,7 @@ pub struct EventLoop {
     config: Config,
     config_path: Option<PathBuf>,
     watchdog: WatchdogPinger,
-    triggers: CycleTriggers,
+    triggers: DueScans,
     dry_runs: DryRunQueue<PlanReply>,
     defrags: DryRunQueue<DefragReply>,
     next_scan: Instant,
@@ -149,7 +149,7 @@ impl EventLoop {
     /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. The caller must
     /// then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread of the loop.
     pub fn new(
-        warden: Warden<LinuxMachine, DaemonRecords>,
+        warden: Warden<LinuxMachine, JournalAndReports>,
         inbox: MessageReceiver,
         publisher: StatusPublisher,
         settings: ReloadContext,
@@ -167,9 +167,9 @@ impl EventLoop {
             config,
             config_path,
             watchdog: WatchdogPinger::from_environment(),
-            triggers: CycleTriggers::default(),
-            dry_runs: DryRunQueue::new(Answer::Plan),
-            defrags: DryRunQueue::new(Answer::Defrag),
+            triggers: DueScans::default(),
+            dry_runs: DryRunQueue::new(QueryAnswer::Plan),
+            defrags: DryRunQueue::new(QueryAnswer::Defrag),
             next_scan: now,
             next_rescan: now,
             last_overrun: None,
@@ -232,7 +232,7 @@ impl EventLoop {
     }
 
     /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a
-    /// [`Message::Stop`] arrives.
+    /// [`EventLoopMessage::Stop`] arrives.
     pub fn run(&mut self) {
         loop {
             let cpu_before = clock::own_thread_cpu_time();
@@ -242,26 +242,26 @@ impl EventLoop {
             let mut is_for_events = messages.is_empty();
             for message in messages {
                 match message {
-                    Message::Command { command, reply } if reply.is_closed() => {
+                    EventLoopMessage::Command { command, reply } if reply.is_closed() => {
                         self.publisher
                             .publish_events(abandoned::dropped_command_event(&command).into_iter().collect());
                     }
-                    Message::Command { command, reply } => pending.push((command, reply)),
-                    Message::Query { query, answer } => self.answer(query, answer),
-                    Message::Reload { reply } => drop(reply.send(self.reload())),
-                    Message::CheckJournal => {
+                    EventLoopMessage::Command { command, reply } => pending.push((command, reply)),
+                    EventLoopMessage::Query { query, answer } => self.answer(query, answer),
+                    EventLoopMessage::Reload { reply } => drop(reply.send(self.reload())),
+                    EventLoopMessage::CheckJournal => {
                         self.warden.recreate_journal_if_removed();
                         self.triggers.job_processes_scan_due |=
                             self.warden.ongoing_failures().journal_error.is_some();
                     }
-                    Message::MemoryWasRead { job, since, figures } => {
-                        self.note_memory(&job, &since, &figures);
+                    EventLoopMessage::MemoryWasRead { job, since, figures } => {
+                        self.store_memory_figures(&job, &since, &figures);
                     }
-                    Message::Warnings { origin, warnings } => {
+                    EventLoopMessage::Warnings { origin, warnings } => {
                         self.sent_warnings.insert(origin, warnings);
                         self.triggers.job_processes_scan_due = true;
                     }
-                    Message::Stop => {
+                    EventLoopMessage::Stop => {
                         self.stop(pending);
                         return;
                     }
@@ -280,7 +280,7 @@ impl EventLoop {
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
             is_for_events &= !self.triggers.is_cycle_due();
             let are_changes_finished = self.warden.machine_interface_mut().has_finished_cpuset_changes();
-            let would_change_loans = self.sample_owners(now);
+            let would_change_loans = self.sample_owner_cpu_use(now);
             is_for_events &= !are_changes_finished && !would_change_loans;
             let has_commands = !pending.is_empty() || !self.own_commands.is_empty();
             if self.triggers.is_cycle_due()
@@ -368,7 +368,7 @@ impl EventLoop {
         // A cycle for commands scans only what they concern. What is due besides follows in the next cycle.
         let is_only_commands = !commands.is_empty() && !self.triggers.full_scan_due;
         let triggers =
-            if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
+            if is_only_commands { DueScans::default() } else { std::mem::take(&mut self.triggers) };
         let request = triggers.take_scan_request(self.warden.state_mut(), &commands);
         let (rescanned, was_timer) = (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
@@ -411,7 +411,7 @@ impl EventLoop {
         self.plan_next_scans(now, was_timer, rescanned, has_unfinished_work);
         self.keep_journal(rescanned);
         self.publish_core_maps(&newly_planned, rescanned);
-        self.watch_lending(&events, was_timer);
+        self.update_lending_after_cycle(&events, was_timer);
         plan_warnings.extend(self.event_loop_warnings());
         self.add_new_pus();
         let health = self.loop_status(now);
@@ -420,7 +420,7 @@ impl EventLoop {
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
             if let Err(result) = reply.send(result) {
-                abandoned::log_unanswered(&result);
+                abandoned::log_unanswered_assignment(&result);
             }
         }
         if mask_outcomes.len() >= TRIM_ACTIONS {

@@ -21,7 +21,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::warn;
 
-use crate::control::inbox::{Message, MessageSender, WarningOrigin};
+use crate::control::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
 use crate::store::{journal, lock::DaemonLock};
 
 /// The time between two checks without an event.
@@ -70,11 +70,11 @@ impl WatchedFiles {
     /// runtime.
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
-    ///   this fails, a warning ([`Message::Warnings`]) is sent to the event loop through `outbox`.
+    ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
     /// - A socket that systemd created (socket activation): only systemd can recreate such a socket. The function
     ///   sends a warning to the event loop.
     /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After a file
-    ///   was removed, [`Message::CheckJournal`] is sent to the event loop through `outbox`.
+    ///   was removed, [`EventLoopMessage::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,
@@ -87,12 +87,12 @@ impl WatchedFiles {
             let warnings = self.check(&listeners);
             if warnings != reported {
                 reported.clone_from(&warnings);
-                let _ = outbox.send(Message::Warnings { origin: WarningOrigin::OwnFiles, warnings });
+                let _ = outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::OwnFiles, warnings });
             }
             // The task is cancelled while the daemon stops.
             if spawn_blocking(move || watch.wait(CHECK_INTERVAL)).await.unwrap_or(false) {
                 sleep(SETTLE_TIME).await;
-                let _ = outbox.send(Message::CheckJournal);
+                let _ = outbox.send(EventLoopMessage::CheckJournal);
             }
         }
     }

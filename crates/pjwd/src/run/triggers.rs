@@ -18,7 +18,7 @@ use crate::metrics::counters::CycleCause;
 /// `rescan_interval`), and a scan of every process of the machine. Process events of the kernel and commands also
 /// cause cycles, but are not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CycleTriggers {
+pub struct DueScans {
     /// Whether the scan of the processes of jobs is due. It reads no others. The configuration key `interval` is the
     /// time between two such scans.
     pub job_processes_scan_due: bool,
@@ -32,7 +32,7 @@ pub struct CycleTriggers {
     pub full_scan_due: bool,
 }
 
-impl CycleTriggers {
+impl DueScans {
     /// Returns whether a cycle (scan, decision and changes) is due even without process events and commands. True if
     /// a timer has expired, or if every process must be scanned.
     #[must_use]
@@ -131,9 +131,9 @@ mod tests {
         assert!(!state.apply_process_events(&[fork(20), fork(21), fork(22), thread]));
         assert!(!state.apply_process_events(&exits));
         assert_eq!(state.lineage.scan_queue.urgency(), None, "their scan can wait for the rescan");
-        let timer = CycleTriggers { job_processes_scan_due: true, ..CycleTriggers::default() };
+        let timer = DueScans { job_processes_scan_due: true, ..DueScans::default() };
         assert_eq!(timer.take_scan_request(&mut state, &[]).scope, ScanScope::Partial(BTreeSet::new()));
-        let rescan = CycleTriggers { unassigned_scan_due: true, ..CycleTriggers::default() };
+        let rescan = DueScans { unassigned_scan_due: true, ..DueScans::default() };
         let forked = ScanScope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
         assert_eq!(rescan.take_scan_request(&mut state, &[]).scope, forked, "other threads of 22 may go on");
         assert_eq!(
@@ -145,8 +145,7 @@ mod tests {
 
     #[test]
     fn a_full_scan_wins_over_a_rescan() {
-        let triggers =
-            CycleTriggers { unassigned_scan_due: true, full_scan_due: true, ..CycleTriggers::default() };
+        let triggers = DueScans { unassigned_scan_due: true, full_scan_due: true, ..DueScans::default() };
         assert_eq!(triggers.take_scan_request(&mut state(), &[]).scope, ScanScope::Full);
     }
 }

@@ -27,7 +27,7 @@ use tracing::warn;
 
 use super::lock::lock;
 use crate::host::directories;
-use crate::host::inode::{inode_of, is_name_of};
+use crate::host::inode::{inode_of, is_file_at_path};
 
 /// The names of the two files of the journal, in the state directory of pjwd. In the journal, pjwd records its
 /// changes ([`FileJournal`]). `state.json` has the records that were valid when the journal was last rewritten.
@@ -296,7 +296,7 @@ fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
             refused(if errno == Errno::EAGAIN { IN_USE.to_owned() } else { errno.to_string() })
         })?;
         // The process that held the lock may have replaced the file.
-        if is_name_of(&path, &locked) {
+        if is_file_at_path(&path, &locked) {
             return Ok((path, locked));
         }
     }
@@ -312,7 +312,7 @@ impl Journal for FileJournal {
 
     fn is_in_place(&self) -> bool {
         let has_state = self.state.is_none() || self.state == inode_of(&self.dir.join(STATE));
-        has_state && is_name_of(&self.path(), &self.lines)
+        has_state && is_file_at_path(&self.path(), &self.lines)
     }
 
     fn reserve(&mut self, bytes: u64) -> bool {
@@ -332,7 +332,7 @@ impl Journal for FileJournal {
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalError> {
         let was_removed = !self.is_in_place();
-        if !is_name_of(&self.path(), &self.lines) {
+        if !is_file_at_path(&self.path(), &self.lines) {
             self.make_again()?;
         }
         let is_empty = self.length == 0;

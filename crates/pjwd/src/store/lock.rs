@@ -20,7 +20,7 @@ use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::host::{directories, inode::is_name_of};
+use crate::host::{directories, inode::is_file_at_path};
 
 /// The name of the lock file in its directory.
 const FILE_NAME: &str = "warden.lock";
@@ -294,7 +294,7 @@ impl DaemonLock {
     /// The errors of [`DaemonLock::acquire`]. [`LockError::Held`] means that a second pjwd has acquired the lock in
     /// the meantime. This pjwd and the second pjwd then run at the same time.
     pub fn reacquire_if_removed(&mut self) -> Result<bool, LockError> {
-        if is_name_of(&self.path, &self.file) {
+        if is_file_at_path(&self.path, &self.file) {
             return Ok(false);
         }
         self.file = lock_file(&self.path, &mut self.holder)?;
@@ -332,7 +332,7 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
             other => of_io(other.into()),
         })?;
         // Another process may have removed the file before it was locked.
-        if !is_name_of(path, &locked) {
+        if !is_file_at_path(path, &locked) {
             continue;
         }
         if holder.last_journal().is_none() {

@@ -18,7 +18,7 @@ use pjw_ipc::report::Report;
 use tracing::warn;
 
 use crate::host::directories;
-use crate::host::inode::is_name_of;
+use crate::host::inode::is_file_at_path;
 
 /// The name of the file with the reports of ended jobs, in the state directory of pjwd.
 pub const REPORTS_FILE_NAME: &str = "reports.jsonl";
@@ -156,7 +156,7 @@ impl ReportStore {
     }
 
     fn is_in_place(&self) -> bool {
-        self.file.as_ref().is_some_and(|file| is_name_of(&self.path(), file))
+        self.file.as_ref().is_some_and(|file| is_file_at_path(&self.path(), file))
     }
 
     /// Keeps a report, unless there is already a report on the same run of the job that is not worse. Returns whether the

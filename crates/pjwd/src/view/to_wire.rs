@@ -6,8 +6,8 @@ use pjw_core::job::{GrantedBy, Job, Ownership, PriorityClass};
 use pjw_core::plan::{MaskAction, Plan, Warning};
 use pjw_core::within_job::NumaNodeRule;
 use pjw_core::{
-    allocate::defrag::DefragPlan, allocate::offer::LargestRequests, event::Event, evidence::Evidence,
-    state::WardenState, time::UnixMillis,
+    allocate::defrag::DefragPlan, allocate::offer::LargestRequests, event::Event,
+    evidence::MembershipEvidence, state::WardenState, time::UnixMillis,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_ipc::wire;
@@ -93,7 +93,7 @@ pub(crate) fn job_to_wire(
 /// Returns the name of a kind of evidence in replies and in JSON, such as `cgroup`. Evidence is the reason why a
 /// process belongs to its job.
 #[must_use]
-pub fn evidence_name(evidence: Evidence) -> &'static str {
+pub fn evidence_name(evidence: MembershipEvidence) -> &'static str {
     evidence.into()
 }
 
@@ -149,14 +149,14 @@ pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     });
     DefragReply {
         moves: moves.collect(),
-        largest_requests_before: fits_to_wire(defrag.largest_requests_before),
-        largest_requests_after: fits_to_wire(defrag.largest_requests_after),
+        largest_requests_before: largest_requests_to_wire(defrag.largest_requests_before),
+        largest_requests_after: largest_requests_to_wire(defrag.largest_requests_after),
     }
 }
 
 /// Converts the sizes of the largest requests for cores that can be granted now to the form in which clients receive
 /// these sizes. There is one size for each part of the machine, such as a package or an L3 cache.
-pub(crate) fn fits_to_wire(
+pub(crate) fn largest_requests_to_wire(
     LargestRequests { l3, numa_node, package, machine }: LargestRequests,
 ) -> wire::Fits {
     wire::Fits { l3, numa_node, package, machine }

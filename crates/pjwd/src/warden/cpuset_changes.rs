@@ -26,7 +26,7 @@ const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Sets how long a cycle (scan, decision and changes) can wait for changes of cpusets: 5 s if one of the `commands`
     /// releases all jobs, and 100 ms otherwise.
-    pub(super) fn set_cpuset_time(&mut self, commands: &[Command]) {
+    pub(super) fn set_cpuset_time_limit(&mut self, commands: &[Command]) {
         let is_release_all = commands.iter().any(|command| matches!(command, Command::ReleaseAll { .. }));
         self.cpuset_time_left = if is_release_all { MAX_WAIT_OF_RELEASE_ALL } else { MAX_WAIT };
     }
@@ -53,7 +53,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         actions: Vec<CpusetAction>,
     ) -> Vec<(CpusetAction, CpusetOutcome)> {
         if actions.iter().any(freezes) {
-            self.watch_frozen_jobs();
+            self.ensure_thaw_watcher_running();
         }
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {
@@ -74,7 +74,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Starts the thaw watcher (the process that thaws the frozen jobs if pjwd is killed), unless this process runs
     /// already. Must be called regularly while a job is frozen, because the process can have ended.
-    pub fn watch_frozen_jobs(&mut self) {
+    pub fn ensure_thaw_watcher_running(&mut self) {
         if let Some(watcher) = &mut self.thaw_watcher {
             watcher.ensure_running(Instant::now());
             self.policy.thaw_watcher_pid = watcher.pid();

@@ -21,9 +21,9 @@ use pjw_core::{
     audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
     refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
 };
-use pjw_sources::Host;
+use pjw_sources::LocalHost;
 
-use super::forks::{defer_scans_of_right_forks, find_wrong_fork_masks, moves_processes};
+use super::forks::{changes_process_masks, defer_scans_for_right_masks, find_wrong_fork_masks};
 use super::report::{
     ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, refuse_unrecorded_commands,
 };
@@ -47,7 +47,7 @@ pub struct Warden<N, J> {
     pub(super) state: WardenState,
     pub(super) policy: Policy,
     /// The host name and the other properties of this machine by which jobs are recognised.
-    host: Host,
+    host: LocalHost,
     pub(super) ongoing_failures: OngoingFailures,
     /// The process events that were read since the event loop last took this value.
     events_read: EventCount,
@@ -80,7 +80,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         mut state: WardenState,
         records: Vec<Record>,
         policy: Policy,
-        host: Host,
+        host: LocalHost,
     ) -> Self {
         for record in records {
             state.apply_record(record);
@@ -185,7 +185,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// is the set of online PUs that the job holds, or if the process was forked into the cpuset of the job.
     /// Otherwise, the scan is urgent. Must be called after process events were read, unless a cycle follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
-        defer_scans_of_right_forks(&mut self.node, &mut self.state);
+        defer_scans_for_right_masks(&mut self.node, &mut self.state);
     }
 
     /// Returns how many process events (fork, exec, exit) were read since the last call of this function, and whether
@@ -256,8 +256,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
         let mut report = CycleReport::default();
         let mut request = request;
-        self.set_cpuset_time(commands);
-        let mut last_scan_due = commands.iter().any(moves_processes);
+        self.set_cpuset_time_limit(commands);
+        let mut last_scan_due = commands.iter().any(changes_process_masks);
         let known: BTreeSet<JobId> = commands
             .iter()
             .filter_map(|command| match command {
@@ -417,7 +417,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             });
             plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
-        if let Err(fault) = self.write_with_reports(&records, &reports, before.is_some()) {
+        if let Err(fault) = self.write_records_and_reports(&records, &reports, before.is_some()) {
             if before.is_none() {
                 self.drop_applied_claims(snapshot);
                 // These jobs are gone from the state.
@@ -438,7 +438,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let events = [cpuset_events(&cpusets), mask_events(&self.state, &outcomes)].concat();
         self.state.usage.count_events(&events);
         report.events.extend(events);
-        let moved = outcomes.is_empty() || report.count_progress(&outcomes);
+        let moved = outcomes.is_empty() || report.count_mask_changes(&outcomes);
         // A refused cpuset change leaves the job to masks. The next round decides that at once.
         let moved = moved || !cpusets.is_empty();
         report.mask_outcomes.extend(outcomes);

@@ -12,7 +12,7 @@ use pjw_core::{ports::MachineInterface, snapshot::Snapshot, state::WardenState};
 /// Reads the affinity masks of those newly forked processes of jobs that must be scanned at once. If the mask of a
 /// process is right (the set of online PUs that its job holds), the scan of the process can wait for the next regular
 /// scan. `node` is the interface to the machine.
-pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, state: &mut WardenState) {
+pub(super) fn defer_scans_for_right_masks<N: MachineInterface>(node: &mut N, state: &mut WardenState) {
     if state.lineage.scan_queue.immediate_pids().is_empty() {
         return;
     }
@@ -41,7 +41,7 @@ pub(super) fn find_wrong_fork_masks<N: MachineInterface>(
 
 /// Returns whether `command` changes the affinity masks of running processes. If true, another scan must follow,
 /// because such a process can fork during the change.
-pub(super) fn moves_processes(command: &Command) -> bool {
+pub(super) fn changes_process_masks(command: &Command) -> bool {
     match command {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
         Command::Want { .. } | Command::Provision(_) => false,

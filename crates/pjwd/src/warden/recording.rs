@@ -53,7 +53,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ///
     /// # Errors
     /// If the journal can't be written.
-    pub(super) fn write_with_reports(
+    pub(super) fn write_records_and_reports(
         &mut self,
         records: &[Record],
         reports: &[JobReport],

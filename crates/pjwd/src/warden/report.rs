@@ -125,7 +125,7 @@ impl CycleReport {
     /// the last round with their results. Returns whether another round (scan, decision and changes) is useful: false
     /// if the last round changed no mask, or changed only masks of threads that have reached the limit of three
     /// changes.
-    pub(super) fn count_progress(&mut self, outcomes: &[(MaskAction, MaskOutcome)]) -> bool {
+    pub(super) fn count_mask_changes(&mut self, outcomes: &[(MaskAction, MaskOutcome)]) -> bool {
         let mut progress = false;
         for (action, _) in outcomes.iter().filter(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }))
         {

@@ -12,7 +12,7 @@ use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::ports;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::ScanRequest;
-use pjw_core::snapshot::{ExpectedMask, MaskProbe, ProcessEventBatch, Snapshot};
+use pjw_core::snapshot::{ExpectedMask, MaskProbeResult, ProcessEventBatch, Snapshot};
 
 use super::*;
 
@@ -39,7 +39,7 @@ impl<F: FnMut(usize)> ports::MachineInterface for InterleavedNode<F> {
         self.node.scan(request)
     }
 
-    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbeResult {
         self.node.probe_masks(expected)
     }
 
@@ -78,7 +78,7 @@ fn daemon<F: FnMut(usize)>(before: impl FnOnce(ScriptedMachine) -> F) -> (Interl
     let (node, loses_events) = (kernel.simulated_machine(), false);
     let node = InterleavedNode { node, work: Rc::clone(&work), before: before(kernel), loses_events };
     let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &set(""));
-    let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
+    let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
     let journal = SimJournal::new(Faults::none());
     (Warden::new(node, journal, state, Vec::new(), Policy::default(), host), work)
 }

@@ -140,7 +140,7 @@ fn warden(
     policy: &Policy,
 ) -> Warden<SimMachineInterface, SimJournal> {
     let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &policy.housekeeping_cpus);
-    let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
+    let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
     Warden::new(kernel.simulated_machine(), journal.clone(), state, journal.records(), policy.clone(), host)
 }
 

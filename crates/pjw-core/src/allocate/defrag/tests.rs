@@ -149,7 +149,7 @@ fn a_moved_job_keeps_its_kind_of_core() {
         pus: crate::basics::cpuset::Pu(n).into(),
         kind_index: kind,
     };
-    let domain = |(number, cpus): (u32, &str)| crate::machine::topology::Domain {
+    let domain = |(number, cpus): (u32, &str)| crate::machine::topology::TopologyDomain {
         level: TopologyLevel::L3,
         number,
         cpus: cpus.parse().unwrap(),

@@ -12,7 +12,7 @@
 //! fewest packages, then NUMA nodes, then L3s; the same history gives the same grants.
 
 use crate::allocate::{choose::Allocator, reasons, tree::AllocationUnit};
-use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were, prelude::*};
+use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, cpus_with_was_were, prelude::*};
 use crate::machine::{Device, Topology, TopologyLevel};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::state::{PuHolder, PuOffer, PuPool};
@@ -103,8 +103,9 @@ pub fn request_for_all_available(
     policy: &Policy,
 ) -> CpuRequest {
     let available = available_to(job, pool, topology, policy);
-    let amount =
-        |unit| Allocator::new(topology, unit, &available, &pool.online_cpus(), &pool.pus_of(job)).units();
+    let amount = |unit| {
+        Allocator::new(topology, unit, &available, &pool.online_cpus(), &pool.pus_of(job)).available_units()
+    };
     match unit {
         CpuUnit::Core => CpuRequest::Cores(amount(AllocationUnit::Core)),
         CpuUnit::Pu if policy.share_smt => CpuRequest::Pus(amount(AllocationUnit::AnyPu)),
@@ -165,15 +166,17 @@ pub fn allocate_shared(
     let everything = pool.online_cpus().difference(&pool.housekeeping_cpus());
     let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
     let least_shared =
-        other_grants.cpus_held_by_at_least().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
+        other_grants.cpus_by_min_count().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
     let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
-        offer.reasons =
-            vec![format!("{} other jobs' too, as on_exhausted = \"share\" allows", cpus_are(&others))];
+        offer.reasons = vec![format!(
+            "{} other jobs' too, as on_exhausted = \"share\" allows",
+            cpus_with_is_are(&others)
+        )];
         let own = offer.cpus.intersection(&free);
         if !own.is_empty() {
-            offer.reasons.push(format!("{} still free, and first", cpus_were(&own)));
+            offer.reasons.push(format!("{} still free, and first", cpus_with_was_were(&own)));
         }
         offer.second_best.clear();
     }
@@ -204,7 +207,7 @@ fn make_offer_for_groups(
     let (unit, requested) = match &request.cpu_request {
         CpuRequest::Exactly(cpus) => {
             check_explicit(cpus, available, pool, topology, policy)?;
-            let reasons = vec![format!("{} asked for by number", cpus_were(cpus))];
+            let reasons = vec![format!("{} asked for by number", cpus_with_was_were(cpus))];
             return Ok(PuOffer {
                 cpus: cpus.clone(),
                 reasons,
@@ -225,7 +228,7 @@ fn make_offer_for_groups(
         let counted = if unit == AllocationUnit::AnyPu { CpuUnit::Pu } else { CpuUnit::Core };
         return Err(not_enough(counted, requested, &usable, &allocator));
     };
-    let (reasons, second_best) = reasons::reasons(topology, unit, requested, &choice);
+    let (reasons, second_best) = reasons::choice_reasons(topology, unit, requested, &choice);
     Ok(PuOffer { cpus: choice.cpus, reasons, second_best, pool_change_count })
 }
 
@@ -246,18 +249,18 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
 }
 
 fn not_enough(unit: CpuUnit, units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> Refusal {
-    let (most, requested) = (usable.amount(), usable.amount_for(units));
+    let (most, requested) = (usable.available_amount(), usable.needed_amount(units));
     if requested > most {
         return Refusal::MoreThanMachine { unit, requested, usable: most };
     }
     let (free, free_cpus) = available.available_unheld();
     Refusal::NotEnoughCores {
         unit,
-        requested: available.amount_for(units),
+        requested: available.needed_amount(units),
         free,
         free_cpus,
-        held: available.amount().saturating_sub(free),
-        max_cores_in_one_l3: available.largest(TopologyLevel::L3),
+        held: available.available_amount().saturating_sub(free),
+        max_cores_in_one_l3: available.largest_in_one_domain(TopologyLevel::L3),
     }
 }
 
@@ -324,9 +327,9 @@ pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
         &CpuSet::new(),
     );
     LargestRequests {
-        l3: allocator.largest(TopologyLevel::L3),
-        numa_node: allocator.largest(TopologyLevel::NumaNode),
-        package: allocator.largest(TopologyLevel::Package),
-        machine: allocator.amount(),
+        l3: allocator.largest_in_one_domain(TopologyLevel::L3),
+        numa_node: allocator.largest_in_one_domain(TopologyLevel::NumaNode),
+        package: allocator.largest_in_one_domain(TopologyLevel::Package),
+        machine: allocator.available_amount(),
     }
 }

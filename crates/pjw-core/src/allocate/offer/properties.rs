@@ -10,7 +10,7 @@ use super::tests::Bench;
 use super::*;
 use crate::basics::cpuset::Pu;
 use crate::machine::topology::Core;
-use crate::machine::topology::Domain;
+use crate::machine::topology::TopologyDomain;
 use crate::testing::{numbered_job, regular_topology};
 
 /// Every sequence of up to six steps on a 2x2x2 machine: requests of one to three cores, and the release of
@@ -135,7 +135,7 @@ fn irregular(nested: bool) -> impl Strategy<Value = Topology> {
             }
             list.push(Core { pus, kind_index: kind });
         }
-        let domain = |((level, number), cpus)| Domain { level, number, cpus, memory_bytes: 0 };
+        let domain = |((level, number), cpus)| TopologyDomain { level, number, cpus, memory_bytes: 0 };
         Topology::new(list, domains.into_iter().map(domain).collect()).unwrap()
     })
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::basics::cpuset::Pu;
 use crate::machine::topology::Core;
-use crate::machine::topology::Domain;
+use crate::machine::topology::TopologyDomain;
 use crate::testing::{numbered_job, regular_topology};
 use std::string::String;
 use std::string::ToString;
@@ -39,7 +39,7 @@ impl Bench {
 /// A machine of single-PU cores with the given domains.
 fn flat(cores: u32, domains: &[(TopologyLevel, u32, &str)]) -> Topology {
     let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
-    let domains = domains.iter().map(|&(level, number, cpus)| Domain {
+    let domains = domains.iter().map(|&(level, number, cpus)| TopologyDomain {
         level,
         number,
         cpus: cpus.parse().unwrap(),

@@ -186,7 +186,7 @@ fn findings_of_a_kind_are_limited_and_the_rest_is_counted() {
         })
         .collect();
     let found = of(&input, "oversubscribed");
-    assert_eq!(found.len(), MAX_OF_A_KIND + 1);
+    assert_eq!(found.len(), MAX_FINDINGS_PER_CODE + 1);
     assert!(found.last().unwrap().text.starts_with("4 more"), "{found:#?}");
 }
 

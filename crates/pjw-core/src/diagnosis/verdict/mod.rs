@@ -91,7 +91,8 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
         return None;
     }
     let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns).saturating_sub(usage.without_pus_ns);
-    let is_well_used = report.mean_use_permille() * 1000 >= WELL_USED_PERMILLE * report.mean_cores_permille();
+    let is_well_used =
+        report.mean_used_pus_permille() * 1000 >= WELL_USED_PERMILLE * report.mean_held_cores_permille();
     let is_asleep = is_share(usage.asleep_ns, usage.sampled_ns, MOST_PERMILLE);
     let kind = if is_share(usage.bound_ns, usage.sampled_ns, SLOWED_PERMILLE) {
         VerdictKind::Bound
@@ -123,7 +124,7 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
 /// word for the verdict and the first advice.
 #[must_use]
 pub fn ended_job_summary(report: &JobReport, verdict: Option<&Verdict>) -> String {
-    let used = Tenths(report.mean_use_permille());
+    let used = Tenths(report.mean_used_pus_permille());
     let figures = format!(
         "ran for {} and used {} of CPU time, {used} of {} on average",
         seconds(report.wall_ns),
@@ -142,7 +143,7 @@ pub fn ended_job_summary(report: &JobReport, verdict: Option<&Verdict>) -> Strin
 fn serial_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
     let held = u64::from(usage.cores_max);
-    let mean = report.mean_use_permille();
+    let mean = report.mean_used_pus_permille();
     // What the job needed for nearly all of the time. Where this is no less than it held, only the mean can be asked for.
     let used_most = usage.levels.upper_quantile(50, u64::from(usage.pus_max) * 1000);
     let needed = used_most.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
@@ -249,7 +250,7 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
     if usage.cores_max < 2 {
         return vec![format!("{slept}, not for its core.")];
     }
-    let needed = report.mean_use_permille().div_ceil(1000).clamp(1, u64::from(usage.cores_max));
+    let needed = report.mean_used_pus_permille().div_ceil(1000).clamp(1, u64::from(usage.cores_max));
     let option = option_for_cores(&report.id, needed, usage);
     let ask =
         option.map(|option| format!(" If that can't be changed, ask for {option}.")).unwrap_or_default();
@@ -355,7 +356,7 @@ fn is_share(part: u64, whole: u64, permille: u64) -> bool {
 }
 
 fn cores(count: u64) -> String {
-    words::count(usize::try_from(count).unwrap_or(usize::MAX), "core")
+    words::counted_noun(usize::try_from(count).unwrap_or(usize::MAX), "core")
 }
 
 /// A time for people: with one digit after the point below ten seconds.

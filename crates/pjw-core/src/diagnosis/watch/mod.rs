@@ -105,7 +105,7 @@ impl ScanPair<'_> {
         let others = self.state.processes.values().filter(|known| {
             let process = &known.process;
             !process.is_kernel_thread
-                && !self.policy.is_own_process(process.id.pid)
+                && !self.policy.is_daemon_process(process.id.pid)
                 && !self.state.members.contains_key(&process.id.pid)
         });
         let unassigned_process = |process: &Process, role: BatchRole| {

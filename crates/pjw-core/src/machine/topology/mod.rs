@@ -36,7 +36,7 @@ pub enum TopologyLevel {
 
 /// One L3 cache, NUMA node or package of a machine, with its PUs (logical CPUs).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Domain {
+pub struct TopologyDomain {
     /// Whether the domain is an L3 cache, a NUMA node or a package.
     pub level: TopologyLevel,
     /// The number of the domain. For a NUMA node or a package, it is the number in the kernel. For an L3,
@@ -78,7 +78,7 @@ impl fmt::Display for TopologyLevel {
     }
 }
 
-impl Domain {
+impl TopologyDomain {
     /// Returns the name of this L3 cache, NUMA node or package for use in a sentence, such as `L3#2`, `NUMA node 1` or
     /// `package 0`.
     #[must_use]
@@ -100,7 +100,7 @@ pub struct Topology(Arc<Machine>);
 struct Machine {
     /// Packages, NUMA nodes and L3s, sorted by level and then in hwloc's order. NUMA nodes with memory only
     /// have no PUs.
-    domains: Vec<Domain>,
+    domains: Vec<TopologyDomain>,
     /// In hwloc's logical order.
     cores: Vec<Core>,
     /// All PUs, core by core.
@@ -142,7 +142,7 @@ impl PuPosition {
 /// The serialised form of a topology.
 #[derive(Serialize, Deserialize)]
 struct Parts {
-    domains: Vec<Domain>,
+    domains: Vec<TopologyDomain>,
     cores: Vec<Core>,
     #[serde(default, rename = "fittings")]
     devices: MachineDetails,
@@ -204,7 +204,7 @@ impl Topology {
     ///
     /// # Errors
     /// If no core has a PU, or if two cores have the same PU.
-    pub fn new(mut cores: Vec<Core>, mut domains: Vec<Domain>) -> Result<Self, TopologyError> {
+    pub fn new(mut cores: Vec<Core>, mut domains: Vec<TopologyDomain>) -> Result<Self, TopologyError> {
         cores.retain(|core| !core.pus.is_empty());
         let mut cpus = CpuSet::new();
         let mut order = Vec::new();
@@ -227,7 +227,7 @@ impl Topology {
                 index[pu.0 as usize].core = Some(core);
             }
         }
-        let mut claims: Vec<(u32, &Domain)> = (0..).zip(&domains).collect();
+        let mut claims: Vec<(u32, &TopologyDomain)> = (0..).zip(&domains).collect();
         claims.sort_by_key(|(_, domain)| domain.cpus.len());
         for (at, domain) in claims {
             for pu in domain.cpus.iter() {
@@ -270,7 +270,7 @@ impl Topology {
                     .flat_map(|core| pus_of(core).iter().collect::<Vec<_>>())
                     .collect();
                 let memory_bytes = if level == TopologyLevel::NumaNode { 16 << 30 } else { 0 };
-                domains.push(Domain { level, number, cpus, memory_bytes });
+                domains.push(TopologyDomain { level, number, cpus, memory_bytes });
             }
         };
         split(TopologyLevel::L3, shape.cores_per_l3);
@@ -310,7 +310,7 @@ impl Topology {
 
     /// Iterates over the domains (L3 caches, NUMA nodes or packages) of one level, in hwloc's logical order. Yields
     /// nothing for [`TopologyLevel::Machine`].
-    pub fn domains(&self, level: TopologyLevel) -> impl Iterator<Item = &Domain> {
+    pub fn domains(&self, level: TopologyLevel) -> impl Iterator<Item = &TopologyDomain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
 
@@ -334,7 +334,7 @@ impl Topology {
     /// NUMA node of slow memory. The PU belongs to one of them only. The result is therefore empty for a NUMA
     /// node whose PUs all belong to other NUMA nodes.
     #[must_use]
-    pub fn cpus_belonging_to(&self, domain: &Domain) -> CpuSet {
+    pub fn cpus_belonging_to(&self, domain: &TopologyDomain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
         domain.cpus.iter().filter(here).collect()
     }
@@ -345,7 +345,7 @@ impl Topology {
     /// If several domains of this level contain `pu`, the PU belongs to the domain with the fewest PUs. If several
     /// domains have the fewest PUs, the PU belongs to the first of them in hwloc's logical order.
     #[must_use]
-    pub fn domain_of(&self, level: TopologyLevel, pu: Pu) -> Option<&Domain> {
+    pub fn domain_of(&self, level: TopologyLevel, pu: Pu) -> Option<&TopologyDomain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
     }
 
@@ -358,7 +358,7 @@ impl Topology {
 
     /// Returns the domain (L3 cache, NUMA node or package) with the index `place`, as returned by
     /// [`Topology::domain_index`]. `None` if the machine has no domain with this index.
-    pub(crate) fn domain_at(&self, place: u32) -> Option<&Domain> {
+    pub(crate) fn domain_by_index(&self, place: u32) -> Option<&TopologyDomain> {
         self.0.domains.get(place as usize)
     }
 
@@ -396,7 +396,7 @@ impl Topology {
 
     /// Iterates over the cores of the machine that have at least one PU (logical CPU) in `cpus`. For each of these
     /// cores, yields the set of those of its PUs that are in `cpus`.
-    pub fn core_parts_in<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
+    pub fn split_by_core<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
         self.0.cores.iter().map(|core| core.pus.intersection(cpus)).filter(|pus| !pus.is_empty())
     }
 
@@ -442,7 +442,7 @@ impl Topology {
 /// Returns the levels that have PUs, largest domains first. The size of a level is the size of the domain of
 /// each PU, summed over all PUs. A PU in no domain of a level counts with the next larger level, so nested
 /// levels always come out in order.
-fn sort_levels_by_size(domains: &[Domain], index: &[PuPosition]) -> Vec<TopologyLevel> {
+fn sort_levels_by_size(domains: &[TopologyDomain], index: &[PuPosition]) -> Vec<TopologyLevel> {
     let mut sizes = vec![0u64; domains.len()];
     let mut around = vec![index.len() as u64; index.len()];
     let mut levels: Vec<(u64, TopologyLevel)> = Vec::new();

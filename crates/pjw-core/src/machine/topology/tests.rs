@@ -7,11 +7,11 @@ use std::string::String;
 use std::string::ToString;
 use std::vec::Vec;
 
-fn domain(level: TopologyLevel, number: u32, cpus: &str) -> Domain {
-    Domain { level, number, cpus: set(cpus), memory_bytes: 0 }
+fn domain(level: TopologyLevel, number: u32, cpus: &str) -> TopologyDomain {
+    TopologyDomain { level, number, cpus: set(cpus), memory_bytes: 0 }
 }
 
-fn flat(cores: u32, domains: Vec<Domain>) -> Topology {
+fn flat(cores: u32, domains: Vec<TopologyDomain>) -> Topology {
     let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     Topology::new(cores, domains).unwrap()
 }

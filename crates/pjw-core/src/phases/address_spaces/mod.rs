@@ -11,7 +11,7 @@ pub(crate) fn update_address_spaces(draft: &mut CycleDraft<'_>) {
     let Some(list) = &draft.seen.address_spaces else { return };
     let (now, interval) = (draft.now.since_boot, draft.policy.scan_interval);
     let changed = draft.state.address_spaces.update(list, now, interval);
-    draft.state.plan_jobs_of(&changed);
+    draft.state.mark_jobs_dirty(&changed);
 }
 
 /// Adds a warning for each job of which a process shares its address space with a process of another job. Also adds a

@@ -7,12 +7,16 @@ use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
 use crate::phases::{draft::CycleDraft, hotplug, jobs, lending, membership, membership::add_member};
 use crate::terms::{
-    BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, Evidence, ExhaustionPolicy, GrantedBy,
-    Job, JobId, JobRequest, JobSource, Ownership, Placement, PriorityClass, Refusal, WantedCores,
+    BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
+    JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Refusal,
+    WantedCores,
 };
 
 /// Carries out `commands` in order. Returns one result for each command: the reply, or the reason for a refusal.
-pub(crate) fn carry_out_all(draft: &mut CycleDraft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
+pub(crate) fn execute_commands(
+    draft: &mut CycleDraft<'_>,
+    commands: &[Command],
+) -> Vec<Result<Reply, Refusal>> {
     commands.iter().map(|command| carry_out(draft, command)).collect()
 }
 
@@ -160,7 +164,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
         jobs::grant_offer(draft, &args.job, &offer, shared);
     }
     for pid in new_members {
-        add_member(draft, pid, &args.job, Evidence::Registered);
+        add_member(draft, pid, &args.job, MembershipEvidence::Registered);
     }
     lending::update_loans(draft);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
@@ -263,7 +267,7 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     let reasons_against = [
         (process.is_kernel_thread, "it is a kernel thread"),
         (pid == Pid(1), "it is the system's first process"),
-        (draft.policy.is_own_process(pid), "it is the warden itself"),
+        (draft.policy.is_daemon_process(pid), "it is the warden itself"),
         (is_schedulers, "it is a scheduler's own process"),
     ];
     if let Some((_, why)) = reasons_against.into_iter().find(|(applies, _)| *applies) {
@@ -278,7 +282,7 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a user's
     // command, assigned to a job stays.
     let member = draft.state.members.get(&pid);
-    match member.filter(|member| member.job != args.job && member.evidence >= Evidence::Cgroup) {
+    match member.filter(|member| member.job != args.job && member.evidence >= MembershipEvidence::Cgroup) {
         // Only a program that starts another one in its place requires a new job: it names itself.
         Some(member) if args.must_be_new => Err(Refusal::StarterInOtherJob { pid, job: member.job.clone() }),
         Some(member) => Err(Refusal::InOtherJob { pid, job: member.job.clone() }),
@@ -382,7 +386,7 @@ fn offer(
 
 /// Checks the request of a job that borrows its cores.
 fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Refusal> {
-    if id.source().is_scheduler() {
+    if id.source().is_batch_system() {
         return Err(Refusal::SchedulerJobBorrows { job: id.clone() });
     }
     let properties = [

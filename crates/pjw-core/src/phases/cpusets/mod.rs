@@ -17,12 +17,13 @@ mod warnings;
 use crate::basics::{CpuSet, ProcessId, Pu, Uid, prelude::*};
 use crate::machine::TopologyLevel;
 use crate::phases::cpusets::moves::{
-    has_members, members_forked_inside, members_in_borrower_cpusets, original_cgroup, outside, why_unmovable,
+    has_members, members_forked_inside, members_in_borrower_cpusets, members_to_move_in, original_cgroup,
+    why_unmovable,
 };
 use crate::phases::cpusets::planned::{
-    PendingCpusetChanges, journal_requested_masks, move_back, push_cpuset_change,
+    PendingCpusetChanges, journal_requested_masks, plan_move_back, push_cpuset_change,
 };
-use crate::phases::cpusets::removal::remove_cpuset;
+use crate::phases::cpusets::removal::plan_cpuset_removal;
 use crate::phases::{draft::CycleDraft, observe::add_missing_mask_entries};
 use crate::state::{Member, WardenState};
 use crate::terms::{
@@ -75,7 +76,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
         }
     }
     for path in paths_to_plan(draft.state).into_iter().filter(|path| !wanted.contains(path)) {
-        remove_cpuset(draft, &path, &mut changes);
+        plan_cpuset_removal(draft, &path, &mut changes);
     }
     draft.out.warnings.extend(draft.state.cpusets.removal_warnings());
     changes
@@ -243,8 +244,8 @@ fn owner_and_path(
     let source = job.id.source();
     match (hierarchy, &job.cgroup) {
         (CpusetHierarchy::Unavailable { why }, _) => Err(why.clone()),
-        (CpusetHierarchy::Systemd, _) if !source.is_scheduler() => own(CgroupCreator::Systemd),
-        (_, _) if !source.is_scheduler() => own(CgroupCreator::Warden),
+        (CpusetHierarchy::Systemd, _) if !source.is_batch_system() => own(CgroupCreator::Systemd),
+        (_, _) if !source.is_batch_system() => own(CgroupCreator::Warden),
         (_, None) if is_legacy => own(CgroupCreator::Warden),
         (_, None) => Err(format!(
             "{source} made no cgroup for {}, and its processes stay where {source} watches them",
@@ -299,10 +300,10 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
         return;
     }
     let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
-    let is_same = recorded.is_some_and(|known| known.is_written_as(job_cpuset));
+    let is_same = recorded.is_some_and(|known| known.was_last_written_with(job_cpuset));
     let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
     let members = if is_up_to_date {
-        state.members.concerned(&state.dirty, job)
+        state.members.members_to_plan(&state.dirty, job)
     } else {
         Some(state.members_of(job).collect())
     };
@@ -315,7 +316,7 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
     }
     // A scheduler moves its processes itself.
     let movable = if *creator == CgroupCreator::Scheduler { &[] } else { &*members };
-    let outside = outside(draft, job_cpuset, movable);
+    let outside = members_to_move_in(draft, job_cpuset, movable);
     let born = members_forked_inside(draft, job_cpuset, movable);
     if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !has_members(state, job_cpuset) {
         return;
@@ -324,7 +325,7 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
         journal_requested_masks(draft, job, path);
     }
     if is_up_to_date {
-        draft.state.cpusets.confirm(path);
+        draft.state.cpusets.confirm_written_settings(path);
     } else {
         let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same);
         let why = write_reason(job_cpuset, found);
@@ -386,6 +387,6 @@ fn return_members(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingC
     for (process, JobCpuset { job, path, .. }, to) in members_in_borrower_cpusets(state, id) {
         journal_requested_masks(draft, id, &path);
         let why = format!("process {} belongs to {id}, which holds no cores, and was in {path}", process.pid);
-        move_back(draft, changes, &job, (process, &path, to), why);
+        plan_move_back(draft, changes, &job, (process, &path, to), why);
     }
 }

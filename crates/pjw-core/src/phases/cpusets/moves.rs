@@ -3,7 +3,7 @@
 use crate::basics::{Pid, ProcessId, is_cgroup_within, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::state::{Member, WardenState};
-use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, JobId, JobIdAttribute, Policy, Process};
+use crate::terms::{CpusetHierarchy, JobCpuset, JobId, JobIdAttribute, MembershipEvidence, Policy, Process};
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.
@@ -16,13 +16,13 @@ const MAX_GENERATIONS: usize = 64;
 /// Returns whether the cgroup of `job_cpuset` contains at least one process of the job to which this cpuset belongs.
 pub(super) fn has_members(state: &WardenState, job_cpuset: &JobCpuset) -> bool {
     let mut members = state.members_of(&job_cpuset.job).filter_map(|member| state.process(member.id.pid));
-    members.any(|process| process.is_within(&job_cpuset.path))
+    members.any(|process| process.is_in_cgroup(&job_cpuset.path))
 }
 
 /// Returns those of `members` (processes of a job) that must still be moved into the cgroup of `job_cpuset`, each with
 /// the path of its present cgroup. Leaves out processes that can't be moved, and processes that pjw is still moving for
 /// another job.
-pub(super) fn outside(
+pub(super) fn members_to_move_in(
     draft: &CycleDraft<'_>,
     job_cpuset: &JobCpuset,
     members: &[&Member],
@@ -57,7 +57,7 @@ pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
         return Some(format!("process {pid} is in a cgroup by which {} tracks it", mark.job.source()));
     }
     // An adopted process was not started for the job: it may be a user's service manager.
-    let was_launched = job.started_by_pjwctl_run && member.evidence != Evidence::Adopted;
+    let was_launched = job.started_by_pjwctl_run && member.evidence != MembershipEvidence::Adopted;
     (!was_launched && !is_free_to_leave(cgroup, policy))
         .then(|| format!("process {pid} stays in {cgroup}, by which a service or a container tracks it"))
 }
@@ -83,7 +83,7 @@ pub(super) fn members_forked_inside(
 ) -> Vec<(ProcessId, String)> {
     let state = &*draft.state;
     let born = |member: &&Member| {
-        let is_inside = state.process(member.id.pid)?.is_within(&job_cpuset.path);
+        let is_inside = state.process(member.id.pid)?.is_in_cgroup(&job_cpuset.path);
         if !is_inside || state.cpusets.was_moved_into_cpuset_at(member.id, &job_cpuset.path) {
             return None;
         }
@@ -102,7 +102,7 @@ pub(super) fn members_forked_inside(
 /// Returns `None` if none of these cgroups is known.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
     let was_inside = |process: &&Process| {
-        process.is_within(job_cpuset) || state.cpusets.was_moved_into_any_cpuset(process.id)
+        process.is_in_cgroup(job_cpuset) || state.cpusets.was_moved_into_any_cpuset(process.id)
     };
     let parent = |child: &&Process| state.process(child.parent).filter(was_inside);
     let ancestry = core::iter::successors(state.process(process.pid), parent).take(MAX_GENERATIONS);

@@ -32,7 +32,7 @@ pub(super) fn journal_requested_masks(draft: &mut CycleDraft<'_>, job: &JobId, p
 /// Plans to move `process` out of the cpuset of `job` at `path`, back to its original cgroup `to`. `why` is the reason,
 /// for users. If pjw has no record that it moved `process` into the cpuset, also writes `to` to the journal: children
 /// that `process` forked in the cpuset have the same original cgroup.
-pub(super) fn move_back(
+pub(super) fn plan_move_back(
     draft: &mut CycleDraft<'_>,
     changes: &mut PendingCpusetChanges,
     job: &JobId,

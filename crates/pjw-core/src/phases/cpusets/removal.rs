@@ -3,14 +3,18 @@
 use crate::basics::prelude::*;
 use crate::phases::cpusets::moves::processes_with_origin;
 use crate::phases::cpusets::planned::{
-    PendingCpusetChanges, allows_every_pu, journal_requested_masks, move_back, push_cpuset_change,
+    PendingCpusetChanges, allows_every_pu, journal_requested_masks, plan_move_back, push_cpuset_change,
 };
 use crate::phases::draft::CycleDraft;
 use crate::terms::{CgroupCreator, CpusetChange, CpusetRecord, Observed};
 
 /// Plans the removal of the cpuset at `path`, which no job needs: removes its limits, moves its processes back to their
 /// original cgroups, and removes its cgroup. If a scheduler made the cgroup, only the limits are removed.
-pub(super) fn remove_cpuset(draft: &mut CycleDraft<'_>, path: &str, changes: &mut PendingCpusetChanges) {
+pub(super) fn plan_cpuset_removal(
+    draft: &mut CycleDraft<'_>,
+    path: &str,
+    changes: &mut PendingCpusetChanges,
+) {
     let state = &*draft.state;
     let Some(managed) = state.cpusets.cpuset_at(path).cloned() else { return };
     let job_cpuset = managed.job_cpuset.clone();
@@ -60,7 +64,7 @@ pub(super) fn remove_cpuset(draft: &mut CycleDraft<'_>, path: &str, changes: &mu
     let is_any_returning = processes.iter().any(|(_, origin)| origin.is_some());
     for (process, to) in processes.into_iter().filter_map(|(process, origin)| Some((process, origin?))) {
         let why = format!("process {} came from {to}", process.pid);
-        move_back(draft, changes, &job_cpuset.job, (process, path, to), why);
+        plan_move_back(draft, changes, &job_cpuset.job, (process, path, to), why);
     }
     // The cpuset controller was switched off, so no cpuset limits the processes that have no cgroup to return to.
     if cgroup.has_no_cpuset() && !is_any_returning && !are_all_returning {

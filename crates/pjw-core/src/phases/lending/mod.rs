@@ -5,7 +5,7 @@
 //! decision: it reads the state and changes nothing. `update` carries it out: it changes the grants of the borrowers and
 //! the entries of borrowers in the pool, and reports each change.
 
-use crate::basics::{CpuSet, Nanos, Pu, cpus_are, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pu, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{CycleDraft, warn};
@@ -80,7 +80,8 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
 pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
-    let is_owner = |job: &Job| job.has_class(PriorityClass::Guaranteed) && job.active_grant().is_some();
+    let is_owner =
+        |job: &Job| job.has_priority_class(PriorityClass::Guaranteed) && job.active_grant().is_some();
     state.lending.retain_owners(|id| state.jobs.get(id).is_some_and(is_owner));
     if !state.jobs.has_borrowers() || reason_not_to_lend(draft.policy).is_some() {
         state.lending.clear_core_use();
@@ -197,7 +198,7 @@ fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
 
 /// The cores all of whose online PUs are in `cpus`.
 fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core> {
-    topology.core_parts_in(online).filter(|core| core.is_subset(cpus)).collect()
+    topology.split_by_core(online).filter(|core| core.is_subset(cpus)).collect()
 }
 
 /// Whether the core belongs to a job that lends cores.
@@ -216,7 +217,7 @@ fn may_lend(job: &Job) -> Option<&Grant> {
     let is_partition = job.request.as_ref().is_some_and(|request| request.isolated);
     let grant =
         job.active_grant().filter(|grant| grant.granted_by == GrantedBy::Warden && !grant.is_shared)?;
-    (!is_partition && job.has_class(PriorityClass::Guaranteed)).then_some(grant)
+    (!is_partition && job.has_priority_class(PriorityClass::Guaranteed)).then_some(grant)
 }
 
 /// The cores of an owner that stay lent, and those that may be lent in addition.
@@ -238,7 +239,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
     let used_now = wanted.or_else(|| known?.used_core_count());
-    let runs_on = known.map(|known| known.runs_on().clone()).unwrap_or_default();
+    let runs_on = known.map(|known| known.used_lent_cpus().clone()).unwrap_or_default();
     // The cores on which the owner runs come back first.
     lent.sort_by_key(|core| core.intersects(&runs_on));
     // An owner that was not sampled yet, after a restart, keeps what is lent until it was.
@@ -247,7 +248,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     }
     let lend_after = policy.lending.lend_after;
     let settled = known.and_then(|known| {
-        let most_used = known.max_used_cores(known.pause(lend_after, now), now)?;
+        let most_used = known.max_used_cores(known.required_idle_time(lend_after, now), now)?;
         Some(may_be_lent(wanted.unwrap_or(most_used)))
     });
     // A core whose return is announced stays lent only if it could be lent anew: the owner has left it idle for long
@@ -368,7 +369,7 @@ fn record_moves(draft: &mut CycleDraft<'_>, shares: &BTreeMap<JobId, CpuSet>, le
     for owner in lenders.union(&takers) {
         // Where one core was exchanged for another, the owner needs no more cores than before.
         let is_return = !lenders.contains(owner);
-        draft.state.lending.record_move(owner, is_return, lend_after, now);
+        draft.state.lending.record_lending_change(owner, is_return, lend_after, now);
         draft.state.dirty.add_active(owner);
     }
 }
@@ -405,14 +406,15 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
         let free = borrowed.difference(&lent);
         let texts = [(&free, "free"), (&lent, "left idle by their owners")];
         let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
-        let texts: Vec<String> = texts.map(|(cpus, what)| format!("{} {what}", cpus_are(cpus))).collect();
+        let texts: Vec<String> =
+            texts.map(|(cpus, what)| format!("{} {what}", cpus_with_is_are(cpus))).collect();
         (Ownership::Borrowed, borrowed.clone(), format!("it borrows cores: {}", texts.join(", ")))
     };
     if job.grant.as_ref().is_some_and(|grant| grant.ownership == ownership && grant.cpus == cpus) {
         return;
     }
     draft.out.events.extend(grant_event(draft.state, &job, ownership, &cpus, &reason));
-    usage::end_sample_before_freezing(draft, id, ownership);
+    usage::end_sample_if_frozen_changes(draft, id, ownership);
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,

@@ -74,7 +74,7 @@ impl ThreadPlan<'_> {
     /// Returns whether the kernel may store a mask that pjw requested for the thread, and that has no effect at present
     /// because the cpuset restricts the thread to `grant`. In another cgroup, the mask would have an effect. Children
     /// of the process inherit the mask.
-    pub(super) fn is_request_hidden(&self, grant: &CpuSet) -> bool {
+    pub(super) fn may_hide_requested_mask(&self, grant: &CpuSet) -> bool {
         let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
     }

@@ -9,8 +9,8 @@ use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::CycleDraft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
-    BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobIdAttribute, JobMark,
-    JobProcessGrouping, JobSource, Observed, Policy, Process, ProvisionRule, Record,
+    BatchRole, CgroupCreator, EndCondition, GrantedBy, Job, JobId, JobIdAttribute, JobMark,
+    JobProcessGrouping, JobSource, MembershipEvidence, Observed, Policy, Process, ProvisionRule, Record,
 };
 
 pub(crate) mod released;
@@ -44,7 +44,7 @@ fn processes_to_check<'a>(draft: &'a CycleDraft<'_>) -> Box<dyn Iterator<Item = 
 /// The job to which a process belongs, with the evidence.
 struct FoundJob {
     job: JobId,
-    evidence: Evidence,
+    evidence: MembershipEvidence,
     mark: Option<JobMark>,
 }
 
@@ -52,11 +52,11 @@ struct FoundJob {
 fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob> {
     let (state, policy) = (&draft.state, draft.policy);
     let process = &known.process;
-    if process.is_kernel_thread || process.id.pid == Pid(1) || policy.is_own_process(process.id.pid) {
+    if process.is_kernel_thread || process.id.pid == Pid(1) || policy.is_daemon_process(process.id.pid) {
         return None;
     }
     let held = state.members.get(&process.id.pid);
-    let stronger = |evidence: Evidence| held.is_none_or(|member| evidence > member.evidence);
+    let stronger = |evidence: MembershipEvidence| held.is_none_or(|member| evidence > member.evidence);
     let enabled = |source: JobSource| policy.sources.contains(&source);
 
     let by_cgroup = known.job_marks.marks.iter().find(|mark| {
@@ -68,30 +68,30 @@ fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob
         evidence,
         mark: mark.cloned(),
     };
-    let found = if let Some(mark) = by_cgroup.filter(|_| stronger(Evidence::Cgroup)) {
-        found(&mark.job, Evidence::Cgroup, Some(mark))
+    let found = if let Some(mark) = by_cgroup.filter(|_| stronger(MembershipEvidence::Cgroup)) {
+        found(&mark.job, MembershipEvidence::Cgroup, Some(mark))
     } else if held.is_some() {
         return None;
     } else if let Some((job, evidence)) = by_relation(state, known) {
         found(job, evidence, None)
     } else if let Some(job) = by_provision(state, policy, process) {
-        found(job, Evidence::Provision, None)
+        found(job, MembershipEvidence::Provision, None)
     } else if let Some(mark) = by_environment(state, known, &enabled) {
-        found(&mark.job, Evidence::Environment, Some(mark))
+        found(&mark.job, MembershipEvidence::Environment, Some(mark))
     } else {
-        found(&adopting_job(draft, process)?, Evidence::Adopted, None)
+        found(&adopting_job(draft, process)?, MembershipEvidence::Adopted, None)
     };
     (!is_helper(state, known, &found.job)).then_some(found)
 }
 
 /// The job to which a process belongs because of its ancestors, its cgroup or its session, by the strongest evidence.
-fn by_relation<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<(&'a JobId, Evidence)> {
+fn by_relation<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<(&'a JobId, MembershipEvidence)> {
     let process = &known.process;
     by_descent(state, process)
-        .or_else(|| Some((by_job_cpuset(state, process)?, Evidence::JobCpuset)))
+        .or_else(|| Some((by_job_cpuset(state, process)?, MembershipEvidence::JobCpuset)))
         .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
-        .or_else(|| Some((by_inherited_mask(state, known)?, Evidence::Parent)))
-        .or_else(|| Some((by_session(state, process)?, Evidence::Session)))
+        .or_else(|| Some((by_inherited_mask(state, known)?, MembershipEvidence::Parent)))
+        .or_else(|| Some((by_session(state, process)?, MembershipEvidence::Session)))
 }
 
 /// The parent of a process, if the parent is a member. The process id is not enough: the member must have started
@@ -101,7 +101,7 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 }
 
 /// The job of the ancestor that the fork event of the process named, by the evidence of that ancestor.
-fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, Evidence)> {
+fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, MembershipEvidence)> {
     let descendant =
         state.lineage.descendant(process.id.pid).filter(|descendant| descendant.was_ancestor_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
@@ -118,7 +118,7 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
     let cpuset = &managed.job_cpuset;
     let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
     let is_own = cpuset.creator != CgroupCreator::Scheduler && !managed.must_be_removed;
-    let is_with_parent = parent.is_some_and(|parent| parent.is_within(&cpuset.path));
+    let is_with_parent = parent.is_some_and(|parent| parent.is_in_cgroup(&cpuset.path));
     (is_own && !is_with_parent && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
 
@@ -229,7 +229,7 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
         let marked = state.processes.pids_in_session_or_group(unit, leader);
         let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
         let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
-            known.job_marks.jobs_with_own_scope().any(|own| own == (&member.job, unit))
+            known.job_marks.jobs_with_own_grouping().any(|own| own == (&member.job, unit))
         };
         members.into_iter().find(names_its_job).map(|(_, member)| &member.job)
     };
@@ -259,7 +259,7 @@ fn join(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
 
 /// Makes the process `pid` a member of `job`, and adds the membership to the records for the journal. `evidence` says
 /// why the process belongs to the job. The next scan reads the threads of the process.
-pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
+pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evidence: MembershipEvidence) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;
     let first_seen = Some(known.first_seen);
@@ -288,14 +288,14 @@ pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evid
     // The children of the process, and the other processes of its session, may belong to the job because of it.
     draft.recheck.extend(draft.state.processes.children_of(pid));
     let known = draft.state.processes.get(&pid);
-    draft.recheck_all |= known.is_some_and(|known| known.job_marks.jobs_with_own_scope().next().is_some());
+    draft.recheck_all |= known.is_some_and(|known| known.job_marks.jobs_with_own_grouping().next().is_some());
     draft.state.remove_unassigned(pid);
     update_threads_of(draft, pid);
 }
 
 /// Updates the threads of a process that has just become tracked, if this scan read them.
 fn update_threads_of(draft: &mut CycleDraft<'_>, pid: Pid) {
-    let unknown = draft.state.tracked(pid).is_some_and(|member| member.threads.is_empty());
+    let unknown = draft.state.tracked_process(pid).is_some_and(|member| member.threads.is_empty());
     if let Some(process) = draft.seen.processes.get(&pid).and_then(Observed::present).filter(|_| unknown) {
         update_threads(draft, process);
     }

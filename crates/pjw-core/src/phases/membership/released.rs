@@ -5,7 +5,7 @@ use crate::basics::{BirthTime, ProcessId, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check, update_threads_of};
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
-use crate::terms::{Evidence, JobId, Record};
+use crate::terms::{JobId, MembershipEvidence, Record};
 
 /// Finds the children of released processes that inherited an affinity mask of pjw, and the descendants of these
 /// children. From now on, pjw keeps track of these processes, in order to restore their original masks.
@@ -15,7 +15,7 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
         let persists = draft.policy.cpuset_support.affinity_persists;
         let child = |known: &KnownProcess| {
             // A process that was seen before was not born to a tracked process.
-            let is_untracked = known.is_new && state.tracked(known.process.id.pid).is_none();
+            let is_untracked = known.is_new && state.tracked_process(known.process.id.pid).is_none();
             let (job, requests) = is_untracked.then(|| inherited_requests(state, known)).flatten()?;
             let (id, mask) = (known.process.id, known.process.first_thread_mask.as_ref()?);
             let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
@@ -43,19 +43,19 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
 /// Removes the recorded affinity masks of each released job if a full scan shows that no process has one of these
 /// masks. Waits for a later scan if fork events were lost, because a process that was forked during the scan may be
 /// unknown.
-pub(crate) fn forget_settled_masks(draft: &mut CycleDraft<'_>) {
+pub(crate) fn forget_unused_masks(draft: &mut CycleDraft<'_>) {
     if !draft.full || draft.state.lineage.take_event_loss() {
         return;
     }
     for job in draft.state.settled_releases(draft.now.since_boot) {
         draft.state.released_masks.remove(&job);
-        draft.state.lineage.settle(&job);
+        draft.state.lineage.forget_released_descendants(&job);
         draft.out.records.push(Record::ReleaseSettled(job));
     }
 }
 
 fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
-    let (job, evidence, first_seen) = (job.clone(), Evidence::Parent, Some(known.first_seen));
+    let (job, evidence, first_seen) = (job.clone(), MembershipEvidence::Parent, Some(known.first_seen));
     Member {
         id,
         job,
@@ -107,7 +107,7 @@ fn inherited_requests<'a>(
         .or_else(|| known.job_marks.job_of_cgroup());
     // Except an orphan of unknown descent, a process can inherit the masks of one job only.
     let may_inherit = known_job.is_some() || is_orphan();
-    let by_mask = may_inherit.then(|| state.released_request_of(process, known_job)).flatten();
+    let by_mask = may_inherit.then(|| state.inherited_from_released_job(process, known_job)).flatten();
     match (by_relative, by_mask) {
         // The newest request decides where several are possible.
         (Some((job, requests)), Some((_, request))) => {

@@ -10,7 +10,7 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 
 /// An assignment of threads to PUs (logical CPUs): each assigned thread has one PU, and each PU has at most one thread.
-pub(crate) struct Matching<'a> {
+pub(crate) struct ThreadPuMatching<'a> {
     topology: &'a Topology,
     /// All PUs that threads can get.
     pus: &'a CpuSet,
@@ -28,7 +28,7 @@ pub(crate) struct Matching<'a> {
     saturated: CpuSet,
 }
 
-impl<'a> Matching<'a> {
+impl<'a> ThreadPuMatching<'a> {
     /// Makes an empty assignment for the PUs (logical CPUs) `pus`.
     pub(crate) fn new(topology: &'a Topology, pus: &'a CpuSet) -> Self {
         Self {
@@ -122,7 +122,7 @@ mod tests {
     /// Adds threads with these masks in their order. Returns whether each got a PU, and the PUs.
     fn matched(masks: &[CpuSet]) -> (Vec<bool>, Vec<Pu>) {
         let (topology, pus) = (regular_topology(2, 1, 1, 2, 2), set("0-7"));
-        let mut matching = Matching::new(&topology, &pus);
+        let mut matching = ThreadPuMatching::new(&topology, &pus);
         let has_place = masks.iter().map(|mask| matching.add(mask)).collect();
         (has_place, matching.assigned_pus().to_vec())
     }

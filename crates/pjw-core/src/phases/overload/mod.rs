@@ -20,14 +20,14 @@ pub(crate) mod matching;
 
 use crate::basics::{CpuSet, ProcessId, ThreadId, prelude::*};
 use crate::machine::Topology;
-use crate::phases::overload::matching::Matching;
+use crate::phases::overload::matching::ThreadPuMatching;
 use crate::phases::pinning::HotThread;
 
 /// Returns the busy threads whose binding pjw must lift. A program bound too many busy threads to the same PUs (logical
 /// CPUs), while other PUs of `grant` (the PUs of the job) are idle. `hot_threads` has all busy threads of the job,
 /// including threads without a binding. `inherited` has the processes whose threads all have the same mask inside one
 /// core.
-pub(crate) fn overloaded_threads(
+pub(crate) fn threads_to_unbind(
     topology: &Topology,
     grant: &CpuSet,
     hot_threads: &[HotThread],
@@ -60,7 +60,7 @@ fn overloaded_of(
     floating: usize,
     spread: &BTreeSet<ProcessId>,
 ) -> BTreeSet<ThreadId> {
-    let mut matching = Matching::new(topology, grant);
+    let mut matching = ThreadPuMatching::new(topology, grant);
     let (with_pu, without_pu): (Vec<&HotThread>, Vec<_>) =
         bound.iter().partition(|hot_thread| matching.add(&hot_thread.mask));
     let idle_pus = matching.free_pus().len().saturating_sub(floating);
@@ -81,14 +81,14 @@ fn without_own_excess<'a>(
 ) -> Vec<&'a HotThread> {
     let mut threads_of: BTreeMap<ProcessId, usize> = BTreeMap::new();
     bound.iter().for_each(|hot_thread| *threads_of.entry(hot_thread.thread.process).or_default() += 1);
-    let mut matching_of: BTreeMap<ProcessId, Matching<'_>> = BTreeMap::new();
+    let mut matching_of: BTreeMap<ProcessId, ThreadPuMatching<'_>> = BTreeMap::new();
     let has_pu = |hot_thread: &&'a HotThread| {
         let process = hot_thread.thread.process;
         all_counted.contains(&process)
             || threads_of.get(&process) == Some(&1)
             || matching_of
                 .entry(process)
-                .or_insert_with(|| Matching::new(topology, grant))
+                .or_insert_with(|| ThreadPuMatching::new(topology, grant))
                 .add(&hot_thread.mask)
     };
     bound.iter().copied().filter(has_pu).collect()

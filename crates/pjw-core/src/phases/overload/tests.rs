@@ -30,7 +30,7 @@ fn ranks(masks: &[&str]) -> Vec<HotThread> {
 
 /// The threads to move if the threads of each process have masks of their own.
 fn overloaded(grant: &CpuSet, hot_threads: &[HotThread]) -> BTreeSet<ThreadId> {
-    overloaded_threads(&machine(), grant, hot_threads, &BTreeSet::new())
+    threads_to_unbind(&machine(), grant, hot_threads, &BTreeSet::new())
 }
 
 /// The processes whose threads all have the same mask.
@@ -83,7 +83,7 @@ fn threads_of_one_process_that_inherited_one_mask_get_a_core_each_while_cores_id
     };
     let moved = |grant: &str, hot_threads: &[HotThread]| -> Vec<u32> {
         let inherited = with_one_mask(hot_threads);
-        let lifted = overloaded_threads(&machine(), &set(grant), hot_threads, &inherited);
+        let lifted = threads_to_unbind(&machine(), &set(grant), hot_threads, &inherited);
         lifted.into_iter().map(|id| id.tid.0).collect()
     };
     assert_eq!(moved("0-7", &own(7, "0,4", &[1, 2, 3, 4])), [2, 3, 4], "each gets a core");
@@ -130,7 +130,7 @@ proptest! {
         let grant = set("0-7");
         let bound: Vec<&HotThread> = hot_threads.iter().filter(|hot_thread| hot_thread.mask != grant).collect();
         let inherited = with_one_mask(&hot_threads);
-        let lifted = overloaded_threads(&machine(), &grant, &hot_threads, &inherited);
+        let lifted = threads_to_unbind(&machine(), &grant, &hot_threads, &inherited);
         for hot_thread in hot_threads.iter().filter(|hot_thread| lifted.contains(&hot_thread.thread)) {
             let (mask, process) = (&hot_thread.mask, hot_thread.thread.process);
             let core = machine().core_cpus(mask.first().unwrap());
@@ -154,9 +154,9 @@ proptest! {
         let after = repaired(&grant, &hot_threads, &lifted);
         prop_assert!(overloaded(&grant, &after).is_empty(), "the repair is stable");
         let inherited = with_one_mask(&hot_threads);
-        let of_inherited = overloaded_threads(&machine(), &grant, &hot_threads, &inherited);
+        let of_inherited = threads_to_unbind(&machine(), &grant, &hot_threads, &inherited);
         let then = repaired(&grant, &hot_threads, &of_inherited);
-        let again = overloaded_threads(&machine(), &grant, &then, &inherited);
+        let again = threads_to_unbind(&machine(), &grant, &then, &inherited);
         prop_assert!(again.is_empty(), "the repair of inherited masks is stable");
         let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
         prop_assert_eq!(overloaded(&grant, &backwards), lifted, "the order of the threads has no effect");
@@ -170,7 +170,7 @@ proptest! {
         bound.sort_by_key(|hot_thread| hot_thread.mask.len());
         let floating = after.len() - bound.len();
         let topology = machine();
-        let mut matching = Matching::new(&topology, &grant);
+        let mut matching = ThreadPuMatching::new(&topology, &grant);
         let with_pu = bound.iter().filter(|hot_thread| matching.add(&hot_thread.mask)).count();
         prop_assert!(with_pu == bound.len() || with_pu + floating >= grant.len(), "a PU idles: {after:?}");
         // Ranks that are bound to whole cores share none while a core idles.
@@ -189,6 +189,6 @@ fn two_hundred_and_fifty_six_threads_that_make_room_for_each_other_are_all_kept(
     let chain = |n: u32| CpuSet::from_range(Pu(n.saturating_sub(1)), Pu(n));
     let hot_threads: Vec<HotThread> =
         (0..256).map(|n| thread(n + 1, n + 1, if n == 255 { set("254-255") } else { chain(n) })).collect();
-    let lifted = overloaded_threads(&topology, topology.cpus(), &hot_threads, &BTreeSet::new());
+    let lifted = threads_to_unbind(&topology, topology.cpus(), &hot_threads, &BTreeSet::new());
     assert!(lifted.is_empty(), "{lifted:?}");
 }

@@ -225,7 +225,7 @@ proptest! {
         prop_assert!(hot_threads.iter().filter(is_floating).map(|known| &known.thread).eq(pins.keys()));
         // A pinned thread shares a PU only if no PU is without a thread.
         let topology = machine();
-        let mut matching = Matching::new(&topology, &grant);
+        let mut matching = ThreadPuMatching::new(&topology, &grant);
         let pinned: Vec<CpuSet> = pins.values().copied().map(CpuSet::from).collect();
         let mut masks: Vec<&CpuSet> =
             hot_threads.iter().filter(|known| !is_floating(known)).map(|known| &known.mask).collect();

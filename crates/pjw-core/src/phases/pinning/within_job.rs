@@ -48,7 +48,7 @@ pub(crate) fn choose_nodes(
         let parent = process.ancestors.iter().find_map(|&(pid, node)| chosen_for(pid).or(node));
         // The parent of the first ranks is a launcher that sleeps.
         let parent = match rule {
-            NumaNodeRule::Packed => parent.or(last).or_else(|| node_of(topology, process.last_cpu)),
+            NumaNodeRule::Packed => parent.or(last).or_else(|| numa_node_of_pu(topology, process.last_cpu)),
             _ => parent,
         };
         let own = own_node(topology, &process);
@@ -78,13 +78,13 @@ fn own_node(topology: &Topology, process: &BusyProcess) -> Option<u32> {
 /// Returns the kernel's number of the NUMA node that contains all PUs (logical CPUs) in `cpus`. `None` if the PUs are
 /// in several nodes, or if `cpus` is empty.
 pub(crate) fn node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
-    let first = node_of(topology, cpus.first()?)?;
-    cpus.iter().all(|pu| node_of(topology, pu) == Some(first)).then_some(first)
+    let first = numa_node_of_pu(topology, cpus.first()?)?;
+    cpus.iter().all(|pu| numa_node_of_pu(topology, pu) == Some(first)).then_some(first)
 }
 
 /// Returns the kernel's number of the NUMA node that contains the PU (logical CPU) `pu`. `None` if `pu` is in no NUMA
 /// node.
-pub(crate) fn node_of(topology: &Topology, pu: Pu) -> Option<u32> {
+pub(crate) fn numa_node_of_pu(topology: &Topology, pu: Pu) -> Option<u32> {
     topology.domain_of(TopologyLevel::NumaNode, pu).map(|node| node.number)
 }
 

@@ -5,11 +5,11 @@
 
 use crate::basics::{Moment, Nanos, Pid, ProcessId, UnixMillis, prelude::*};
 use crate::phases::draft::CycleDraft;
-use crate::phases::held::{add_held_core_time, held};
+use crate::phases::held::{add_held_core_time, held_core_counts};
 use crate::state::usage::{RunningJobUsage, is_same_start};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessTimes, Record,
+    EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessCpuTimes, Record,
     ScanScope, Snapshot, UsageSample,
 };
 
@@ -38,12 +38,12 @@ const WAITING_PERMILLE: u32 = 200;
 pub fn read_cpu_times(
     state: &WardenState,
     snapshot: &mut Snapshot,
-    mut read: impl FnMut(&BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessTimes>>,
+    mut read: impl FnMut(&BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>>,
 ) {
     let usage = &state.usage;
     let requested = pids_to_read(state, snapshot);
     let mut found = read(&requested);
-    let is_gone = |found: &BTreeMap<Pid, Observed<ProcessTimes>>, pid| match found.get(&pid) {
+    let is_gone = |found: &BTreeMap<Pid, Observed<ProcessCpuTimes>>, pid| match found.get(&pid) {
         Some(Observed::Gone) => true,
         Some(Observed::Present(times)) => usage.is_other_process(pid, times),
         None => false,
@@ -60,7 +60,7 @@ pub fn read_cpu_times(
         gone.iter().copied().filter(|&pid| usage.process_at(pid).is_some()).collect();
     let mut to_look_for: BTreeSet<Pid> = gone.iter().flat_map(|&pid| usage.children_of(pid)).collect();
     for (&pid, times) in found.iter().filter_map(|(pid, found)| Some((pid, found.present()?))) {
-        to_look_for.extend(usage.children_in_growth(pid, times));
+        to_look_for.extend(usage.children_possibly_waited_for(pid, times));
     }
     // A child that the first call read existed after its parent was read, except if the parent was read once more.
     let existed_after_parent = |pid: &Pid| {
@@ -195,7 +195,7 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
         read.insert(job);
     }
     for job in &read {
-        if let Some(open) = state.usage.of_job_mut(job) {
+        if let Some(open) = state.usage.usage_of_job_mut(job) {
             open.is_unread = false;
         }
     }
@@ -207,7 +207,7 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     if full {
         let has_ended = |parent: &Pid| !matches!(snapshot.processes.get(parent), Some(Observed::Present(_)));
         let ended: Vec<Pid> = draft.state.usage.expected_parents().filter(has_ended).collect();
-        draft.state.usage.expect_nothing_from(ended.into_iter());
+        draft.state.usage.record_unread_parents_ended(ended.into_iter());
     }
     jobs_read.extend(read);
     jobs_read
@@ -217,11 +217,11 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
 /// tell it. A job that was released is reported already.
 fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else { return };
-    if state.usage.of_job(id).is_none() {
+    if state.usage.usage_of_job(id).is_none() {
         let age_ns = millis_between(job.detected_at, now.wall_clock).saturating_mul(1_000_000);
         // A job that began with the machine began after boot.
         let began_at = Nanos(now.since_boot.0.saturating_sub(age_ns).max(1));
-        state.usage.recover(id.clone(), JobUsage::beginning_at(began_at));
+        state.usage.resume_recording(id.clone(), JobUsage::new(began_at));
     }
 }
 
@@ -258,7 +258,7 @@ fn read_cgroups(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
         let jobs: Vec<JobId> =
             of_pjw.into_iter().chain(state.jobs.jobs_of_cgroup(path).map(|job| job.id.clone())).collect();
         for job in jobs {
-            let Some(open) = state.usage.of_job_mut(&job) else { continue };
+            let Some(open) = state.usage.usage_of_job_mut(&job) else { continue };
             if let Some(ns) = cgroup.usage.cpu_ns {
                 let first = open.cgroup_cpu_ns.map_or(ns, |(first, _)| first.min(ns));
                 open.cgroup_cpu_ns = Some((first, ns));
@@ -273,7 +273,8 @@ fn read_cgroups(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
 /// Notes how many tasks a job has here, as the environment of one of its processes says.
 fn note_tasks(state: &mut WardenState, id: &JobId, pid: Pid) {
     let WardenState { usage, processes, .. } = state;
-    let open = usage.of_job_mut(id).filter(|open| open.usage.tasks.is_none() && id.source().is_scheduler());
+    let open =
+        usage.usage_of_job_mut(id).filter(|open| open.usage.tasks.is_none() && id.source().is_batch_system());
     let Some(open) = open else { return };
     let marks = processes.get(&pid).into_iter().flat_map(|known| &known.job_marks.marks);
     open.usage.tasks = marks.filter(|mark| mark.job == *id).find_map(|mark| mark.tasks);
@@ -281,14 +282,14 @@ fn note_tasks(state: &mut WardenState, id: &JobId, pid: Pid) {
 
 /// Ends the sample of a job at the time until which all that ran is known to have been idle, if the sample is long.
 fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
-    let (Some(until), Some(open)) = (idle_until, state.usage.of_job(job)) else { return };
+    let (Some(until), Some(open)) = (idle_until, state.usage.usage_of_job(job)) else { return };
     let length_ns = until.0.saturating_sub(open.sample_began_at.0);
     if length_ns < LONG_SAMPLE_NS {
         return;
     }
     add_held_core_time(state, job, until);
-    let (cores, pus) = held(state, job);
-    if let Some(open) = state.usage.of_job_mut(job) {
+    let (cores, pus) = held_core_counts(state, job);
+    if let Some(open) = state.usage.usage_of_job_mut(job) {
         let held_ns = core::mem::take(&mut open.sample_held_ns);
         open.usage.add_sample(&UsageSample { length_ns, cores, pus, held_ns, ..UsageSample::default() });
         open.sample_began_at = until;
@@ -298,7 +299,7 @@ fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
 /// Ends the usage sample (the resource use during a time interval) of a job if the change of its grant to `ownership`
 /// freezes or unfreezes the job. Must be called before the change. A frozen job holds no cores, so a sample must not
 /// include both states.
-pub(crate) fn end_sample_before_freezing(draft: &mut CycleDraft<'_>, job: &JobId, ownership: Ownership) {
+pub(crate) fn end_sample_if_frozen_changes(draft: &mut CycleDraft<'_>, job: &JobId, ownership: Ownership) {
     let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
     if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {
         end_sample(draft, job, 1);
@@ -309,10 +310,10 @@ pub(crate) fn end_sample_before_freezing(draft: &mut CycleDraft<'_>, job: &JobId
 fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     let now = draft.now.since_boot;
     let state = &mut *draft.state;
-    let Some(open) = state.usage.of_job(job) else { return };
+    let Some(open) = state.usage.usage_of_job(job) else { return };
     if open.sample_began_at == Nanos(0) {
         // An earlier daemon collected the samples before.
-        if let Some(open) = state.usage.of_job_mut(job) {
+        if let Some(open) = state.usage.usage_of_job_mut(job) {
             (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
         }
         return;
@@ -323,10 +324,10 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     }
     let (cpu_ns, wait_ns) = (open.sample_cpu_ns, open.sample_wait_ns);
     add_held_core_time(state, job, now);
-    let (cores, pus) = held(state, job);
+    let (cores, pus) = held_core_counts(state, job);
     let (hot_threads, has_bound_waiters) = hot_threads(state, job);
     let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
-    if let Some(open) = state.usage.of_job_mut(job) {
+    if let Some(open) = state.usage.usage_of_job_mut(job) {
         let held_ns = core::mem::take(&mut open.sample_held_ns);
         let sample =
             UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, held_ns, hot_threads, has_bound_waiters };
@@ -350,7 +351,7 @@ fn hot_threads(state: &WardenState, job: &JobId) -> (u32, bool) {
             let waits = thread.demand.waiting_permille >= WAITING_PERMILLE;
             has_bound_waiters |= waits
                 && thread.mask_entry.as_ref().is_some_and(|entry| {
-                    let own = state.own_mask(&grant, member, entry);
+                    let own = state.program_bound_cpus(&grant, member, entry);
                     own != grant && !entry.is_binding_lifted(&own)
                 });
         }
@@ -363,24 +364,24 @@ fn record(draft: &mut CycleDraft<'_>, job: &JobId) {
     let now = draft.now.since_boot;
     // The records of very many jobs would make the journal grow fast.
     let interval_ns = RECORD_INTERVAL_NS * (1 + draft.state.jobs.len() as u64 / 100);
-    let Some(open) = draft.state.usage.of_job_mut(job) else { return };
+    let Some(open) = draft.state.usage.usage_of_job_mut(job) else { return };
     if now.0.saturating_sub(open.recorded_at.0) < interval_ns {
         return;
     }
     open.recorded_at = now;
-    if let Some(usage) = draft.state.usage.record_of(job) {
+    if let Some(usage) = draft.state.usage.journal_usage_of(job) {
         draft.out.records.push(Record::Usage { job: job.clone(), usage: Box::new(usage) });
     }
 }
 
 /// Makes the report about the resource use of `job`, which has ended or was released, and removes the usage of the job
 /// from the state.
-pub(crate) fn report_ended(draft: &mut CycleDraft<'_>, job: &Job) {
+pub(crate) fn report_ended_job(draft: &mut CycleDraft<'_>, job: &Job) {
     // The last CPU time is read late. In a short sample it would look like more than the job used at once.
-    let has_samples = draft.state.usage.of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);
+    let has_samples = draft.state.usage.usage_of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);
     end_sample(draft, &job.id, if has_samples { MIN_SAMPLE_NS } else { 1 });
     let now = draft.now;
-    let open = draft.state.usage.take(&job.id);
+    let open = draft.state.usage.take_job_usage(&job.id);
     let was_begun = open.is_some();
     let open = open.unwrap_or_default();
     let RunningJobUsage { is_unread, recovered_cpu_ns, .. } = open;

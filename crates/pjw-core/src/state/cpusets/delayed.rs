@@ -119,7 +119,7 @@ impl DelayedChanges {
     /// Returns the cgroup paths of the cpusets whose PUs (logical CPUs) a delayed change may have written since the
     /// last call of this function. A cpuset that is still being written is returned by each call, and once more after
     /// the write.
-    pub(crate) fn take_written(&mut self) -> BTreeSet<String> {
+    pub(crate) fn take_written_cpusets(&mut self) -> BTreeSet<String> {
         let mut written = core::mem::take(&mut self.finished);
         written.extend(self.written.iter().cloned());
         written

@@ -5,7 +5,7 @@ pub mod delayed;
 mod refusals;
 
 use self::delayed::DelayedChanges;
-use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
+use crate::basics::{CpuSet, Nanos, ProcessId, cgroup_and_ancestor_paths, history::History, prelude::*};
 use crate::terms::{
     Cpuset, CpusetAction, CpusetChange, CpusetOutcome, CpusetRecord, JobCpuset, JobId, JobRequest,
     LeftoverCpuset, Warning,
@@ -49,7 +49,7 @@ impl ManagedCpuset {
     /// Returns whether pjw last wrote exactly the settings `job_cpuset` to this cpuset. False if the cpuset is to be removed. A scan
     /// can't read whether a cpuset has idle priority. So if `job_cpuset` has idle priority, the result is true only if this run of the
     /// daemon wrote the settings.
-    pub(crate) fn is_written_as(&self, job_cpuset: &JobCpuset) -> bool {
+    pub(crate) fn was_last_written_with(&self, job_cpuset: &JobCpuset) -> bool {
         let is_known = self.was_written || !job_cpuset.spec.idle;
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
     }
@@ -81,7 +81,7 @@ pub struct CgroupMove {
 /// A job's cpuset that an earlier run of the daemon left and that the journal does not contain, with the decision of pjw: the job keeps
 /// the cpuset, or pjw removes the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RecoveredCpuset {
+pub(crate) struct LeftoverDecision {
     /// The job.
     pub(crate) job: JobId,
     /// The request of the job after the recovery.
@@ -116,7 +116,7 @@ pub struct CpusetRegistry {
     /// cpuset of its job again, or pjw removes it. It then leaves this list.
     found: Vec<LeftoverCpuset>,
     /// The former entries of `found` that a warning in `pjwctl status` names, by path.
-    recovered: BTreeMap<String, RecoveredCpuset>,
+    recovered: BTreeMap<String, LeftoverDecision>,
     /// The delayed changes of cpusets. A change is delayed if pjw requested it in one cycle of the daemon, and
     /// the kernel or systemd had not completed it at the end of this cycle. (A cycle is a scan, a decision and
     /// the decided changes.)
@@ -166,18 +166,18 @@ impl CpusetRegistry {
 
     /// Records what pjw decided about the leftover cpuset at the cgroup path `path`. An earlier run of the daemon made this cpuset, and
     /// the journal does not contain the cpuset. A warning in `pjwctl status` names the decision.
-    pub(crate) fn add_recovered_cpuset(&mut self, path: &str, recovered: RecoveredCpuset) {
+    pub(crate) fn add_leftover_decision(&mut self, path: &str, recovered: LeftoverDecision) {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
     /// Removes and returns the leftover cpusets about which pjw has decided and that a warning in `pjwctl status` names. The key of the
     /// map is the cgroup path.
-    pub(crate) fn take_recovered_cpusets(&mut self) -> BTreeMap<String, RecoveredCpuset> {
+    pub(crate) fn take_leftover_decisions(&mut self) -> BTreeMap<String, LeftoverDecision> {
         core::mem::take(&mut self.recovered)
     }
 
     /// Replaces the list of the leftover cpusets that a warning in `pjwctl status` names. The key of the map is the cgroup path.
-    pub(crate) fn set_recovered_cpusets(&mut self, recovered: BTreeMap<String, RecoveredCpuset>) {
+    pub(crate) fn set_leftover_decisions(&mut self, recovered: BTreeMap<String, LeftoverDecision>) {
         self.recovered = recovered;
     }
 
@@ -195,7 +195,7 @@ impl CpusetRegistry {
     /// - The cpuset is to be removed.
     /// - There is such a cpuset, and `is_cut` is true: the mask that was read lacks PUs (logical CPUs) of the original mask.
     pub(crate) fn may_hide_mask(&self, cgroup: &str, is_cut: bool, read_at: Nanos) -> bool {
-        enclosing_paths(cgroup).any(|path| {
+        cgroup_and_ancestor_paths(cgroup).any(|path| {
             let is_written = self.history.get(path).is_some_and(|known| known.has_changed_since(read_at));
             is_written || self.to_remove.contains(path) || (is_cut && self.managed.contains_key(path))
         })
@@ -227,12 +227,12 @@ impl CpusetRegistry {
     /// cpuset.
     #[must_use]
     pub fn enclosing_cpuset(&self, cgroup: &str) -> Option<&ManagedCpuset> {
-        enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
+        cgroup_and_ancestor_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
     /// Returns the PUs (logical CPUs) of the cpuset at the cgroup path `path`, now and at earlier times. `None` if pjw never wrote the
     /// cpuset, or removed it long ago.
-    pub(crate) fn history(&self, path: &str) -> Option<&History<CpuSet>> {
+    pub(crate) fn cpu_history(&self, path: &str) -> Option<&History<CpuSet>> {
         self.history.get(path)
     }
 
@@ -373,17 +373,17 @@ impl CpusetRegistry {
     /// A kernel before Linux 6.2 replaces masks at every write of a cpuset, also of the same value.
     fn write_history(&mut self, path: &str, cpus: &CpuSet, machine: &CpuSet, at: Nanos) {
         let history = self.history.entry(path.to_owned()).or_insert_with(|| History::new(machine.clone()));
-        history.write(cpus.clone(), at);
+        history.replace(cpus.clone(), at);
         self.removed.remove(path);
     }
 
     /// Records that a scan at the time `at` (in ns since boot) read the PUs (logical CPUs) `cpus` in the cpuset at the cgroup path
     /// `path`. These PUs may differ from those that pjw wrote last: the daemon may have ended before the write, or another program may
     /// have written the cpuset. Has no effect while a delayed change writes the cpuset.
-    pub(crate) fn note_read(&mut self, path: &str, cpus: &CpuSet, at: Nanos) {
+    pub(crate) fn record_cpus_read(&mut self, path: &str, cpus: &CpuSet, at: Nanos) {
         let history = self.history.get_mut(path).filter(|_| !cpus.is_empty());
         if let Some(history) = history.filter(|_| !self.delayed_changes.is_writing(path)) {
-            history.set(cpus.clone(), at);
+            history.replace_if_different(cpus.clone(), at);
         }
     }
 
@@ -438,7 +438,7 @@ impl CpusetRegistry {
     }
 
     /// Records that a scan found the settings that pjw wrote last in the cpuset at the cgroup path `path`.
-    pub(crate) fn confirm(&mut self, path: &str) {
+    pub(crate) fn confirm_written_settings(&mut self, path: &str) {
         if let Some(managed) = self.managed.get_mut(path) {
             managed.previous_cpus.clear();
             managed.tries = 0;
@@ -453,10 +453,10 @@ impl CpusetRegistry {
 
     /// Records that the delayed writes of cpusets took place at the time `at` (in ns since boot) or later. A write is delayed if the
     /// kernel or systemd did not complete it at once.
-    pub(crate) fn postpone_delayed_writes(&mut self, at: Nanos) {
-        for path in self.delayed_changes.take_written() {
+    pub(crate) fn set_delayed_write_times(&mut self, at: Nanos) {
+        for path in self.delayed_changes.take_written_cpusets() {
             if let Some(history) = self.history.get_mut(&path) {
-                history.postpone(at);
+                history.postpone_last_replacement(at);
             }
         }
     }

@@ -29,7 +29,7 @@ fn nothing_is_pending_once_no_change_is_tried_or_refused() {
     assert!(cpusets.has_nothing_pending());
     cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
     assert!(!cpusets.has_nothing_pending(), "no scan has read it yet");
-    cpusets.confirm("/pjw/a");
+    cpusets.confirm_written_settings("/pjw/a");
     assert!(cpusets.has_nothing_pending());
     let change =
         CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid(7), initial_processes: Vec::new() };
@@ -79,8 +79,8 @@ fn pus_that_a_scan_read_are_an_earlier_value_of_a_cpuset_that_the_earlier_daemon
     cpusets.apply_record(&with_cpus("0-3"), &machine(), Nanos(0));
     cpusets.apply_record(&with_cpus("2-3"), &machine(), Nanos(0));
     // The earlier daemon ended between this record and the write.
-    cpusets.note_read("/pjw/a", &set("0-3"), Nanos(5));
+    cpusets.record_cpus_read("/pjw/a", &set("0-3"), Nanos(5));
     cpusets.apply_record(&with_cpus("2-3"), &machine(), Nanos(6));
-    let since: Vec<_> = cpusets.history("/pjw/a").unwrap().since(Nanos(6)).cloned().collect();
+    let since: Vec<_> = cpusets.cpu_history("/pjw/a").unwrap().values_since(Nanos(6)).cloned().collect();
     assert_eq!(since, [set("2-3"), set("0-3")]);
 }

@@ -43,7 +43,7 @@ impl GrantCounts {
 
     /// Returns one set of PUs (logical CPUs) for each number `n` that occurs as the count of a PU, in ascending order
     /// of `n`. The set has all PUs that at least `n` grants contain. A grant is the set of PUs that a job holds.
-    pub(crate) fn cpus_held_by_at_least(&self) -> impl Iterator<Item = CpuSet> {
+    pub(crate) fn cpus_by_min_count(&self) -> impl Iterator<Item = CpuSet> {
         let numbers: BTreeSet<usize> = self.0.values().copied().collect();
         let held = |least| self.0.iter().filter(move |(_, count)| **count >= least).map(|(&pu, _)| pu);
         numbers.into_iter().map(move |least| held(least).collect())

@@ -132,7 +132,13 @@ impl LendingState {
     /// Records that pjw lent cores of the job `owner` at the time `now`, in ns since boot. If `is_return` is true, pjw
     /// took lent cores back instead. After that, a core of the owner must be idle for twice as long before pjw lends
     /// it. `lend_after` is the configured time for which a core must be idle.
-    pub(crate) fn record_move(&mut self, owner: &JobId, is_return: bool, lend_after: Duration, now: Nanos) {
+    pub(crate) fn record_lending_change(
+        &mut self,
+        owner: &JobId,
+        is_return: bool,
+        lend_after: Duration,
+        now: Nanos,
+    ) {
         let known = self.owners.entry(owner.clone()).or_default();
         if is_return {
             known.returned = Some((now, (known.doublings(lend_after, now) + 1).min(MAX_DOUBLINGS)));
@@ -168,7 +174,7 @@ impl OwnerLendingState {
 
     /// Returns the lent PUs (logical CPUs) on which threads of the owner itself ran at the last measurement. The owner
     /// is a job whose idle cores may be lent.
-    pub(crate) fn runs_on(&self) -> &CpuSet {
+    pub(crate) fn used_lent_cpus(&self) -> &CpuSet {
         &self.runs_on
     }
 
@@ -183,7 +189,7 @@ impl OwnerLendingState {
     /// Returns the time for which a core of the owner must be idle before pjw lends the core. This is `lend_after`, or
     /// up to four times as much if pjw took back lent cores of the owner recently. `now` is the present time, in ns
     /// since boot.
-    pub(crate) fn pause(&self, lend_after: Duration, now: Nanos) -> Duration {
+    pub(crate) fn required_idle_time(&self, lend_after: Duration, now: Nanos) -> Duration {
         doubled(lend_after, self.doublings(lend_after, now))
     }
 

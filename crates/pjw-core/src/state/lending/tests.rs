@@ -26,9 +26,11 @@ fn the_most_used_cores_of_a_period_are_known_after_the_period() {
 #[test]
 fn each_return_doubles_the_pause_and_quiet_time_halves_it() {
     let (mut state, web) = (LendingState::default(), job("web"));
-    let pause = |state: &LendingState, now| state.owner_state(&web).unwrap().pause(SECOND, at(now)).as_secs();
+    let pause = |state: &LendingState, now| {
+        state.owner_state(&web).unwrap().required_idle_time(SECOND, at(now)).as_secs()
+    };
     for (now, expected) in [(0, 2), (1, 4), (2, 4), (3, 4)] {
-        state.record_move(&web, true, SECOND, at(now));
+        state.record_lending_change(&web, true, SECOND, at(now));
         assert_eq!(pause(&state, now), expected, "after the return at {now} s");
     }
     assert_eq!(pause(&state, 3 + 7), 4);

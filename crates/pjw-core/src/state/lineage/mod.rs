@@ -13,7 +13,7 @@ use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
 use crate::state::members::Member;
-use crate::terms::{Evidence, JobId, ProcessEvent};
+use crate::terms::{JobId, MembershipEvidence, ProcessEvent};
 
 /// The maximum number of records of forked processes in each of two lists. One list has the forked processes
 /// that descend from processes of jobs. The other list has all other forked processes that no scan has read. If
@@ -35,7 +35,7 @@ pub struct Descendant {
     pub was_ancestor_member: bool,
     /// The evidence that the process belongs to the job. It is the result of [`child_evidence`] for the
     /// evidence of the ancestor.
-    pub evidence: Evidence,
+    pub evidence: MembershipEvidence,
     /// The time of the fork event, in ns since boot. `None` if pjw made this entry without a fork event. pjw
     /// does so when a scan finds that a process of a job has ended although its exit event was not read yet,
     /// and when pjw restores the original masks of a process that had no entry.
@@ -234,7 +234,7 @@ impl Lineage {
             self.scan_queue.record_job_process_exit(pid);
         }
         self.unscanned.remove(&pid);
-        self.scan_queue.exited(pid);
+        self.scan_queue.record_exit(pid);
     }
 
     /// Returns the record of the process `pid`, if pjw has recorded that the process descends from a process of
@@ -258,7 +258,7 @@ impl Lineage {
     }
 
     /// Records that a scan has read the process `pid`.
-    pub(crate) fn scanned(&mut self, pid: Pid) {
+    pub(crate) fn record_scanned(&mut self, pid: Pid) {
         self.unscanned.remove(&pid);
     }
 
@@ -279,7 +279,7 @@ impl Lineage {
 
     /// Removes the records of the processes that descend from released processes of the job `job`, because no process
     /// has a mask of the job any more. Processes that no scan has read keep their records.
-    pub(crate) fn settle(&mut self, job: &JobId) {
+    pub(crate) fn forget_released_descendants(&mut self, job: &JobId) {
         let Self { descendants, unscanned, .. } = self;
         descendants
             .retain(|pid, known| known.was_ancestor_member || known.job != *job || unscanned.contains(pid));
@@ -321,12 +321,12 @@ impl Lineage {
 }
 
 /// Returns the evidence that a forked process belongs to the same job as its parent. `parent_evidence` is the
-/// evidence for the parent. The result is [`Evidence::Parent`], with one exception. If the parent belongs to
-/// the job only because its user has no other job ([`Evidence::Adopted`]), the result is [`Evidence::Adopted`]
+/// evidence for the parent. The result is [`MembershipEvidence::Parent`], with one exception. If the parent belongs to
+/// the job only because its user has no other job ([`MembershipEvidence::Adopted`]), the result is [`MembershipEvidence::Adopted`]
 /// too.
 #[must_use]
-pub fn child_evidence(parent_evidence: Evidence) -> Evidence {
-    if parent_evidence == Evidence::Adopted { parent_evidence } else { Evidence::Parent }
+pub fn child_evidence(parent_evidence: MembershipEvidence) -> MembershipEvidence {
+    if parent_evidence == MembershipEvidence::Adopted { parent_evidence } else { MembershipEvidence::Parent }
 }
 
 #[cfg(test)]

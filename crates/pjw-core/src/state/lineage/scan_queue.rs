@@ -55,7 +55,7 @@ pub(super) struct UnscannedProcess {
 impl ScanQueue {
     /// Records that the first thread of the process `pid` has exited. The scan of the process is no longer urgent. If
     /// the process belongs to no job and has no other threads, it leaves the queue.
-    pub(super) fn exited(&mut self, pid: Pid) {
+    pub(super) fn record_exit(&mut self, pid: Pid) {
         self.lower_urgency(pid);
         if self.unassigned.get(&pid).is_some_and(|process| !process.has_threads) {
             self.unassigned.remove(&pid);

@@ -38,7 +38,7 @@ fn with_a_member() -> WardenState {
     state.members.insert(Member {
         id: ProcessId { pid: Pid(10), start },
         job: job("a"),
-        evidence: Evidence::Registered,
+        evidence: MembershipEvidence::Registered,
         inherited_mask: None,
         was_new_at_join: true,
         numa_node: None,
@@ -77,7 +77,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!(
         (&descendant.job, descendant.evidence, descendant.was_ancestor_member),
-        (&job("a"), Evidence::Parent, true)
+        (&job("a"), MembershipEvidence::Parent, true)
     );
     assert_eq!(state.lineage.scan_queue.urgency(), Some(ScanUrgency::Immediate));
 }
@@ -86,7 +86,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
 fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_keeps_its_job_and_mask() {
     let mut state = with_a_member();
     state.remove_ended(Pid(10));
-    assert!(state.tracked(Pid(10)).is_none());
+    assert!(state.tracked_process(Pid(10)).is_none());
     state.apply_process_events(&[fork(10, 11), exit(10)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!(
@@ -149,9 +149,9 @@ fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settl
     let child = state.lineage.descendant(Pid(11)).unwrap();
     assert!(!child.was_ancestor_member && child.job == job("a"));
     assert_eq!(masks(&state, 11), [set("0-1"), set("1")], "the requests in force after the restore");
-    state.lineage.scanned(Pid(11));
+    state.lineage.record_scanned(Pid(11));
     state.apply_process_events(&[fork(11, 12)]);
-    state.lineage.settle(&job("a"));
+    state.lineage.forget_released_descendants(&job("a"));
     assert!(state.lineage.descendant(Pid(10)).is_none() && state.lineage.descendant(Pid(11)).is_none());
     assert!(state.lineage.descendant(Pid(12)).is_some(), "no scan has read its mask");
 }
@@ -164,7 +164,7 @@ fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
         let descendant = state.lineage.descendant(Pid(pid)).unwrap();
         assert_eq!(
             (&descendant.job, descendant.ancestor, descendant.evidence),
-            (&job("a"), Pid(10), Evidence::Parent)
+            (&job("a"), Pid(10), MembershipEvidence::Parent)
         );
         assert_eq!(masks(&state, pid), [set("0-1")]);
     }
@@ -175,11 +175,11 @@ fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
 fn the_child_of_an_adopted_process_is_adopted() {
     let mut state = with_a_member();
     let mut member = state.members.remove(Pid(10)).unwrap();
-    member.evidence = Evidence::Adopted;
+    member.evidence = MembershipEvidence::Adopted;
     state.processes_to_restore.insert(Pid(10), member);
     state.apply_process_events(&[fork(10, 11)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
-    assert_eq!((descendant.evidence, descendant.was_ancestor_member), (Evidence::Adopted, false));
+    assert_eq!((descendant.evidence, descendant.was_ancestor_member), (MembershipEvidence::Adopted, false));
 }
 
 #[test]

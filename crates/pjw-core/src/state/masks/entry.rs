@@ -189,7 +189,7 @@ impl MaskEntry {
 
     /// Whether pjw need not restore the original mask (the mask before pjw changed it). True if the kernel refuses the original mask, or
     /// if the present mask certainly is the original mask or a mask that the program requested.
-    pub(crate) fn is_restored(&self) -> bool {
+    pub(crate) fn needs_no_restore(&self) -> bool {
         self.refused_within.is_some() || !self.needs_restore()
     }
 
@@ -257,7 +257,7 @@ impl MaskEntry {
 
     /// Records `lifted` as the binding that pjw lifted: the affinity mask by which the program restricted the thread, and which pjw has
     /// replaced. `None` if pjw restored the original mask.
-    pub(crate) fn note_lifted(&mut self, lifted: Option<LiftedBinding>) {
+    pub(crate) fn set_lifted_binding(&mut self, lifted: Option<LiftedBinding>) {
         self.lifted = lifted.map(Box::new);
     }
 
@@ -316,7 +316,7 @@ impl MaskEntry {
 
     /// Records that the kernel refused the original mask (the mask before pjw changed it), because the thread's cpuset has none of its
     /// PUs (logical CPUs). The thread keeps the mask `effective`. `limits` has the PUs that are online and in the cpuset at present.
-    pub(crate) fn note_original_unreachable(&mut self, effective: &CpuSet, limits: &MaskLimits) {
+    pub(crate) fn record_original_refused(&mut self, effective: &CpuSet, limits: &MaskLimits) {
         self.narrowed = Some(effective.clone());
         self.refused_within = Some(limits.possible_cpus[0].clone());
     }
@@ -334,7 +334,7 @@ impl MaskEntry {
             MaskRequest { mask: requested_mask.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested_mask), None);
-        self.narrowed = (!limits.show(requested_mask, effective_mask)).then(|| effective_mask.clone());
+        self.narrowed = (!limits.may_yield(requested_mask, effective_mask)).then(|| effective_mask.clone());
         self.refused_within = None;
     }
 
@@ -396,7 +396,7 @@ impl MaskEntry {
         self.record_unchanged_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
-        if limits.kernel_may_have_reset_mask && !knows_reset && limits.show(machine, seen_mask) {
+        if limits.kernel_may_have_reset_mask && !knows_reset && limits.may_yield(machine, seen_mask) {
             let original = self.original_mask().clone();
             let reset = MaskRequest {
                 mask: machine.clone(),
@@ -414,7 +414,8 @@ impl MaskEntry {
             |within: &CpuSet| limits.may_have_changed || *within != limits.possible_cpus[0];
         self.refused_within.take_if(|within| !is_narrowed || are_other_limits(within));
         let predicts = |request: &MaskRequest| {
-            limits.show(&request.mask, seen_mask) || (is_narrowed && request.writer != MaskWriter::Kernel)
+            limits.may_yield(&request.mask, seen_mask)
+                || (is_narrowed && request.writer != MaskWriter::Kernel)
         };
         if self.candidates.iter().any(predicts) {
             let known = core::mem::take(&mut self.candidates);
@@ -439,7 +440,7 @@ impl MaskEntry {
     }
 
     /// Records that the mask that a scan read last was certainly requested by the program, and not set by the kernel.
-    pub(crate) fn confirm_writer(&mut self) {
+    pub(crate) fn confirm_mask_from_program(&mut self) {
         self.is_writer_certain = true;
     }
 

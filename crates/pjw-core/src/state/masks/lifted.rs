@@ -51,7 +51,7 @@ impl LiftedBinding {
     /// - Before, the thread waited for a PU for at least a tenth of the time.
     /// - Now, the thread is hot (busy), and its share of waiting time is at least three quarters of the earlier share.
     #[must_use]
-    pub fn has_not_helped(&self, demand: &ThreadDemand, now: Nanos) -> bool {
+    pub fn must_restore_binding(&self, demand: &ThreadDemand, now: Nanos) -> bool {
         let is_judged = self.reason == LiftReason::Overload
             && !self.is_restored
             && self.waiting_permille_before >= LEAST_WAITING_PERMILLE
@@ -80,24 +80,24 @@ mod tests {
     #[test]
     fn a_lift_has_not_helped_if_a_busy_thread_waits_as_long_as_before() {
         let (late, lift) = (Nanos(11 * SECOND), lifted(500, LiftReason::Overload));
-        assert!(lift.has_not_helped(&demand(500, true), late));
-        assert!(lift.has_not_helped(&demand(375, true), late));
-        assert!(!lift.has_not_helped(&demand(374, true), late), "the thread waits less than before");
-        assert!(!lift.has_not_helped(&demand(500, false), late), "the thread is not busy");
-        assert!(!lift.has_not_helped(&demand(500, true), Nanos(10 * SECOND)), "the trial is not over");
-        assert!(!lift.has_not_helped(&demand(500, true), Nanos(21 * SECOND)), "it was judged before");
+        assert!(lift.must_restore_binding(&demand(500, true), late));
+        assert!(lift.must_restore_binding(&demand(375, true), late));
+        assert!(!lift.must_restore_binding(&demand(374, true), late), "the thread waits less than before");
+        assert!(!lift.must_restore_binding(&demand(500, false), late), "the thread is not busy");
+        assert!(!lift.must_restore_binding(&demand(500, true), Nanos(10 * SECOND)), "the trial is not over");
+        assert!(!lift.must_restore_binding(&demand(500, true), Nanos(21 * SECOND)), "it was judged before");
     }
 
     #[test]
     fn a_lift_without_waiting_before_and_a_lift_by_the_policy_are_not_judged() {
         let late = Nanos(11 * SECOND);
-        assert!(!lifted(99, LiftReason::Overload).has_not_helped(&demand(99, true), late));
-        assert!(!lifted(500, LiftReason::Policy).has_not_helped(&demand(500, true), late));
+        assert!(!lifted(99, LiftReason::Overload).must_restore_binding(&demand(99, true), late));
+        assert!(!lifted(500, LiftReason::Policy).must_restore_binding(&demand(500, true), late));
     }
 
     #[test]
     fn a_binding_that_is_in_force_again_is_not_judged_again() {
         let restored = LiftedBinding { is_restored: true, ..lifted(500, LiftReason::Overload) };
-        assert!(!restored.has_not_helped(&demand(500, true), Nanos(11 * SECOND)));
+        assert!(!restored.must_restore_binding(&demand(500, true), Nanos(11 * SECOND)));
     }
 }

@@ -2,14 +2,16 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::basics::{BirthTime, CpuSet, Nanos, Pid, Tid, enclosing_paths, is_cgroup_within, prelude::*};
+use crate::basics::{
+    BirthTime, CpuSet, Nanos, Pid, Tid, cgroup_and_ancestor_paths, is_cgroup_within, prelude::*,
+};
 use crate::state::lineage::Descendant;
 use crate::state::masks::entry::{MaskComparison, MaskEntry};
 use crate::state::masks::request::{MaskLimits, effective_mask};
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::members::{Member, MemberThread};
 use crate::state::{masks::old_kernels::hotplug_window_start, warden::WardenState};
-use crate::terms::{Evidence, Observed};
+use crate::terms::{MembershipEvidence, Observed};
 
 /// Sets of PUs, nearly always one.
 type CpusetList<'a> = SmallVec<[&'a CpuSet; 2]>;
@@ -44,7 +46,7 @@ impl WardenState {
         }
         let mut possible_cpus: SmallVec<[CpuSet; 1]> = SmallVec::new();
         let at_each = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
-        for left in self.online.since(read_at).flat_map(at_each) {
+        for left in self.online.values_since(read_at).flat_map(at_each) {
             if !possible_cpus.contains(&left) {
                 possible_cpus.push(left);
             }
@@ -83,21 +85,22 @@ impl WardenState {
         let known = self.processes.get(&pid)?;
         let moved_at = known.last_cgroup_change.as_ref().map(|&(_, at)| at);
         let cgroup = known.process.cgroup.as_deref().unwrap_or_default();
-        let written = enclosing_paths(cgroup).filter_map(|path| self.cpusets.history(path)?.changed_at());
+        let written =
+            cgroup_and_ancestor_paths(cgroup).filter_map(|path| self.cpusets.cpu_history(path)?.changed_at());
         written.chain(moved_at).chain(self.online.changed_at()).max()
     }
 
     /// The PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first, and whether that set
     /// changed.
     fn cpusets_around(&self, cgroup: &str, read_at: Nanos) -> (CpusetList<'_>, bool) {
-        for path in enclosing_paths(cgroup) {
-            let written = self.cpusets.history(path);
+        for path in cgroup_and_ancestor_paths(cgroup) {
+            let written = self.cpusets.cpu_history(path);
             let read = self.cgroups.get(path).and_then(Observed::present);
             let read_files = read.and_then(|cgroup| cgroup.cpuset.as_ref());
             let read_cpus = read_files.into_iter().flat_map(|files| [&files.effective_cpus, &files.cpus]);
             let read_cpus = read_cpus.chain(read.and_then(|cgroup| cgroup.restricted_cpus.as_ref()));
             let read_cpus = read_cpus.filter(|cpus| !cpus.is_empty());
-            let known = written.into_iter().flat_map(|written| written.since(read_at));
+            let known = written.into_iter().flat_map(|written| written.values_since(read_at));
             let cpusets: CpusetList<'_> = known.chain(read_cpus).collect();
             if !cpusets.is_empty() {
                 return (cpusets, written.is_some_and(|written| written.has_changed_since(read_at)));
@@ -188,7 +191,7 @@ impl WardenState {
         if let Some(known) = known {
             return known.inherited_mask_requests.clone();
         }
-        let parent = self.process(member.id.pid).and_then(|process| self.tracked(process.parent));
+        let parent = self.process(member.id.pid).and_then(|process| self.tracked_process(process.parent));
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
         let requests = parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth));
         requests
@@ -210,7 +213,7 @@ impl WardenState {
         };
         let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest)
             && self.lineage.descendant(member.id.pid).is_none_or(has_known_requests);
-        let is_known = is_first && (has_known_descent || member.evidence == Evidence::Registered);
+        let is_known = is_first && (has_known_descent || member.evidence == MembershipEvidence::Registered);
         if is_known || !member.was_new_at_join {
             return Vec::new();
         }
@@ -219,9 +222,9 @@ impl WardenState {
         let of_others = of_others.filter(|request| request.writer != MaskWriter::Program);
         // An earlier job may have had the same id, or the same process. Except for a process that is in the cgroup of
         // a scheduler's job: no other job had it.
-        let job = (member.evidence == Evidence::Cgroup).then_some(&member.job);
+        let job = (member.evidence == MembershipEvidence::Cgroup).then_some(&member.job);
         let process = self.process(member.id.pid).filter(|_| is_first);
-        let of_released = process.and_then(|process| Some(self.released_request_of(process, job)?.1));
+        let of_released = process.and_then(|process| Some(self.inherited_from_released_job(process, job)?.1));
         let mut requests: Vec<MaskRequest> = of_released.into_iter().chain(of_others).collect();
         if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.granted_at)) {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
@@ -244,7 +247,7 @@ impl WardenState {
             let mut requests = thread.mask_entry.iter().flat_map(MaskEntry::known_requests).peekable();
             requests.peek().is_some() && requests.all(|request| request.writer == MaskWriter::Program)
         };
-        let threads = self.tracked(pid).map(|member| &member.threads);
+        let threads = self.tracked_process(pid).map(|member| &member.threads);
         threads.is_some_and(|threads| !threads.is_empty() && threads.values().all(is_own))
     }
 }

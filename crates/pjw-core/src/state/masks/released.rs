@@ -9,16 +9,16 @@ use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::effective_mask;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::warden::WardenState;
-use crate::terms::{Evidence, JobId, Membership, Process, ReleasedJobMask, ReleasedMasks};
+use crate::terms::{JobId, JobMembership, MembershipEvidence, Process, ReleasedJobMask, ReleasedJobMasks};
 
 impl WardenState {
     /// Returns the affinity masks that pjw set for processes of the job `job`, which is released at the time `now` (in
     /// ns since boot). Includes the masks of an earlier release of the job, if processes may still have them. `None` if
     /// there are no such masks.
-    pub(crate) fn masks_to_release(&self, job: &JobId, now: Nanos) -> Option<ReleasedMasks> {
+    pub(crate) fn masks_of_released_job(&self, job: &JobId, now: Nanos) -> Option<ReleasedJobMasks> {
         let earlier = self.released_masks.get(job).cloned();
-        let new = || ReleasedMasks::new(job.clone(), now);
-        let mut released = ReleasedMasks {
+        let new = || ReleasedJobMasks::new(job.clone(), now);
+        let mut released = ReleasedJobMasks {
             released_at: now,
             last_pending_restore_at: Some(now),
             ..earlier.unwrap_or_else(new)
@@ -50,7 +50,7 @@ impl WardenState {
     ///
     /// Returns `None` if no released job matches, or if the matching requests have different original masks. Always
     /// `None` for processes of root, because daemons of root set affinity masks themselves.
-    pub(crate) fn released_request_of<'a>(
+    pub(crate) fn inherited_from_released_job<'a>(
         &'a self,
         process: &'a Process,
         job: Option<&'a JobId>,
@@ -124,7 +124,7 @@ impl WardenState {
             self.processes_to_restore.values().any(|member| member.job == *job)
                 || unscanned.any(|(_, descendant)| !descendant.was_ancestor_member && descendant.job == *job)
         };
-        let is_old = |released: &&ReleasedMasks| {
+        let is_old = |released: &&ReleasedJobMasks| {
             released
                 .last_pending_restore_at
                 .is_some_and(|restored_at| restored_at.0 + BirthTime::MAX_FORK_TIME.0 < now.0)
@@ -135,16 +135,16 @@ impl WardenState {
 
     /// Iterates over the processes of released jobs that have their original masks again, but whose children may still
     /// have a mask that pjw set for the job.
-    pub(crate) fn restored_of_unsettled(&self) -> impl Iterator<Item = Membership> {
+    pub(crate) fn restored_potential_parents(&self) -> impl Iterator<Item = JobMembership> {
         let restored = self.lineage.descendants().filter(|(pid, descendant)| {
-            self.released_masks.contains_key(&descendant.job) && self.tracked(*pid).is_none()
+            self.released_masks.contains_key(&descendant.job) && self.tracked_process(*pid).is_none()
         });
         restored.filter_map(|(pid, descendant)| {
             let (process, job) = (self.process(pid)?.id, descendant.job.clone());
-            Some(Membership {
+            Some(JobMembership {
                 process,
                 job,
-                evidence: Evidence::Parent,
+                evidence: MembershipEvidence::Parent,
                 inherited_mask: None,
                 first_seen: None,
             })

@@ -12,7 +12,7 @@
 //! the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
-use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessEvent, ProcessTimes};
+use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessCpuTimes, ProcessEvent};
 
 mod processes;
 
@@ -43,7 +43,7 @@ pub struct UsageState {
 /// The CPU times of a process, as read right after the exit of this process or of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ExitTimes {
-    times: ProcessTimes,
+    times: ProcessCpuTimes,
     /// Whether the process itself had exited, so that its times no longer grow.
     is_final: bool,
 }
@@ -92,9 +92,9 @@ impl RunningJobUsage {
 impl UsageState {
     /// Begins to record the usage of the job `job` at the time `now`, in ns since boot. Has no effect if pjw already
     /// records the usage of the job.
-    pub(crate) fn begin(&mut self, job: &JobId, now: Nanos) {
+    pub(crate) fn begin_recording(&mut self, job: &JobId, now: Nanos) {
         self.jobs.entry(job.clone()).or_insert_with(|| RunningJobUsage {
-            usage: JobUsage::beginning_at(now),
+            usage: JobUsage::new(now),
             sample_began_at: now,
             recorded_at: now,
             ..RunningJobUsage::default()
@@ -103,7 +103,7 @@ impl UsageState {
 
     /// Continues to record the usage of the job `job`. `usage` is the usage that an earlier run of the daemon wrote to
     /// the journal.
-    pub(crate) fn recover(&mut self, job: JobId, usage: JobUsage) {
+    pub(crate) fn resume_recording(&mut self, job: JobId, usage: JobUsage) {
         let recovered_cpu_ns = Some(usage.cpu_ns);
         let usage = JobUsage { cpu_ns: usage.ended_cpu_ns, ..usage };
         self.jobs.insert(
@@ -113,25 +113,25 @@ impl UsageState {
     }
 
     /// Returns the usage of the running job `job`. `None` if pjw records no usage of this job.
-    pub(crate) fn of_job(&self, job: &JobId) -> Option<&RunningJobUsage> {
+    pub(crate) fn usage_of_job(&self, job: &JobId) -> Option<&RunningJobUsage> {
         self.jobs.get(job)
     }
 
     /// Returns the usage of the running job `job`, so that the caller can change it. `None` if pjw records no usage of
     /// this job.
-    pub(crate) fn of_job_mut(&mut self, job: &JobId) -> Option<&mut RunningJobUsage> {
+    pub(crate) fn usage_of_job_mut(&mut self, job: &JobId) -> Option<&mut RunningJobUsage> {
         self.jobs.get_mut(job)
     }
 
     /// Iterates over the running jobs. Each item is a job and its usage in the form that the journal contains.
     pub(crate) fn records(&self) -> impl Iterator<Item = (&JobId, JobUsage)> {
-        self.jobs.keys().filter_map(|job| Some((job, self.record_of(job)?)))
+        self.jobs.keys().filter_map(|job| Some((job, self.journal_usage_of(job)?)))
     }
 
     /// Returns the usage of the running job `job` in the form that the journal contains. This form also has the CPU
     /// time of ended processes, which a restarted daemon could not read again. `None` if pjw records no usage of the
     /// job.
-    pub(crate) fn record_of(&self, job: &JobId) -> Option<JobUsage> {
+    pub(crate) fn journal_usage_of(&self, job: &JobId) -> Option<JobUsage> {
         let open = self.jobs.get(job)?;
         let began_at = open.usage.began_at;
         let of_job = self.processes.values().filter(|process| process.job == *job);
@@ -143,7 +143,7 @@ impl UsageState {
 
     /// Removes the usage of the job `job`, which has ended, and the CPU times of its processes. Returns the usage.
     /// `None` if pjw records no usage of the job.
-    pub(crate) fn take(&mut self, job: &JobId) -> Option<RunningJobUsage> {
+    pub(crate) fn take_job_usage(&mut self, job: &JobId) -> Option<RunningJobUsage> {
         let open = self.jobs.remove(job)?;
         let of_job = self.processes.iter().filter(|(_, process)| process.job == *job);
         let of_job: Vec<(Pid, Pid)> = of_job.map(|(&pid, process)| (pid, process.parent)).collect();
@@ -200,10 +200,10 @@ impl UsageState {
 
     /// Records that the processes `parents` ended before pjw read them. So pjw can no longer learn the CPU times of
     /// their ended children from them.
-    pub(crate) fn expect_nothing_from(&mut self, parents: impl Iterator<Item = Pid>) {
+    pub(crate) fn record_unread_parents_ended(&mut self, parents: impl Iterator<Item = Pid>) {
         for pid in parents {
             if let Some(parent) = self.outside_parents.get_mut(&pid) {
-                parent.expect_nothing();
+                parent.forget_ended_child();
                 self.note_expected(pid);
             }
         }
@@ -263,7 +263,7 @@ impl UsageState {
     /// the exited processes and of their parents ([`UsageState::processes_to_read_after`]), by pid. The caller must
     /// read these times at once, because the processes may no longer exist at the next scan. After the next scan, the
     /// CPU time that an exited process used last is added to its job.
-    pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessTimes>) {
+    pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessCpuTimes>) {
         let exited = events.iter().filter_map(|event| match event {
             ProcessEvent::Exit { pid } => Some(*pid),
             _ => None,
@@ -282,7 +282,7 @@ impl UsageState {
 
     /// Removes and returns the CPU times of the processes outside of jobs that the caller of
     /// [`UsageState::note_exit_times`] read. A child of such a process belonged to a job and has exited.
-    pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessTimes)> {
+    pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessCpuTimes)> {
         let Self { exit_times, outside_parents, processes, .. } = self;
         let of_parents = exit_times.iter().filter(|(pid, _)| outside_parents.contains_key(pid));
         let taken = of_parents.map(|(&pid, read)| (pid, read.times)).collect();
@@ -331,7 +331,11 @@ impl UsageState {
     /// since pjw last read `parent`. `times` are the present CPU times of `parent`. The kernel adds the CPU time of a
     /// child to the parent's sum for ended children when the parent waits for the child. So a child is left out if its
     /// CPU time is larger than the growth of this sum.
-    pub(crate) fn children_in_growth(&self, parent: Pid, times: &ProcessTimes) -> impl Iterator<Item = Pid> {
+    pub(crate) fn children_possibly_waited_for(
+        &self,
+        parent: Pid,
+        times: &ProcessCpuTimes,
+    ) -> impl Iterator<Item = Pid> {
         let of_job = self.processes.get(&parent).and_then(|known| known.growth_of_children_ns(times));
         let of_outside =
             self.outside_parents.get(&parent).and_then(|known| known.growth_of_children_ns(times));
@@ -355,7 +359,7 @@ impl UsageState {
 
     /// Returns whether the pid `pid` now belongs to another process than when pjw last read it as the pid of a process
     /// of a job. `times` are the CPU times that were just read for this pid.
-    pub(crate) fn is_other_process(&self, pid: Pid, times: &ProcessTimes) -> bool {
+    pub(crate) fn is_other_process(&self, pid: Pid, times: &ProcessCpuTimes) -> bool {
         self.processes.get(&pid).is_some_and(|known| !is_same_start(times.start, known.start))
     }
 
@@ -369,7 +373,7 @@ impl UsageState {
 
     /// Stores the CPU times `times` of the living process `id` of the job `job`, as just read. Adds the CPU time since
     /// the last reading to the usage of the job. `parent` is the present parent of the process.
-    pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessTimes) {
+    pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessCpuTimes) {
         // Its first thread may have exited before the others: then it has run on since.
         if self.exit_times.get(&id.pid).is_some_and(|read| read.times != *times) {
             self.exit_times.remove(&id.pid);
@@ -420,7 +424,7 @@ impl UsageState {
     /// Records that a scan found that the process `pid` of a job has ended. `times` are its last CPU times, if the
     /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
     /// (wait4(2)).
-    pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessTimes>) {
+    pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessCpuTimes>) {
         let Some(mut ended) = self.processes.remove(&pid) else { return };
         self.remove_child(ended.parent, pid);
         let at_exit = self.exit_times.remove(&pid);
@@ -451,7 +455,7 @@ impl UsageState {
     pub(crate) fn read_outside_parent(
         &mut self,
         pid: Pid,
-        times: &ProcessTimes,
+        times: &ProcessCpuTimes,
         now: Nanos,
         most_ns: impl Fn(&JobId) -> u64,
     ) {

@@ -1,7 +1,7 @@
 //! The CPU times of one process, as last read.
 
 use crate::basics::{Nanos, Pid, StartTime};
-use crate::terms::{JobId, ProcessTimes};
+use crate::terms::{JobId, ProcessCpuTimes};
 
 /// The CPU times of one process of a job, as pjw last read them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) struct ProcessUsage {
 
 impl ProcessUsage {
     /// Makes the record of a process of the job `job`, from the first reading `times` of its CPU times.
-    pub(super) fn first_read(job: JobId, start: StartTime, parent: Pid, times: &ProcessTimes) -> Self {
+    pub(super) fn first_read(job: JobId, start: StartTime, parent: Pid, times: &ProcessCpuTimes) -> Self {
         let (own_ns, children_ns) = (times.own_ns, times.children_ns);
         Self { job, start, parent, own_ns, children_ns, unclaimed_ns: 0, parent_before_ns: None }
     }
@@ -40,13 +40,13 @@ impl ProcessUsage {
 
     /// Returns by how much the CPU time of the ended children of this process has grown since the last reading, in ns.
     /// `times` are the present CPU times of the process. `None` if `times` belong to another process with the same pid.
-    pub(super) fn growth_of_children_ns(&self, times: &ProcessTimes) -> Option<u64> {
+    pub(super) fn growth_of_children_ns(&self, times: &ProcessCpuTimes) -> Option<u64> {
         is_same_start(times.start, self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
     /// Stores the present CPU times `times` of the process. Returns the CPU time that the process and its children used
     /// since the last reading, in ns. Time that was already counted for an ended child is left out.
-    pub(super) fn read(&mut self, times: &ProcessTimes) -> u64 {
+    pub(super) fn read(&mut self, times: &ProcessCpuTimes) -> u64 {
         let own_ns = times.own_ns.saturating_sub(self.own_ns);
         self.own_ns = self.own_ns.max(times.own_ns);
         own_ns + unread_growth(&mut self.children_ns, &mut self.unclaimed_ns, times.children_ns)
@@ -97,7 +97,7 @@ const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 impl OutsideParent {
     /// Makes the record of the parent from the first reading `times` of its CPU times, at the time `now` (in ns since
     /// boot).
-    pub(super) fn first_read(times: &ProcessTimes, now: Nanos) -> Self {
+    pub(super) fn first_read(times: &ProcessCpuTimes, now: Nanos) -> Self {
         let mark = (now, times.children_ns.cast_signed());
         Self {
             start: times.start,
@@ -117,7 +117,7 @@ impl OutsideParent {
 
     /// Returns by how much the CPU time of the ended children of this process has grown since the last reading, in ns.
     /// `times` are the present CPU times of the process. `None` if `times` belong to another process with the same pid.
-    pub(super) fn growth_of_children_ns(&self, times: &ProcessTimes) -> Option<u64> {
+    pub(super) fn growth_of_children_ns(&self, times: &ProcessCpuTimes) -> Option<u64> {
         (times.start == self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
@@ -169,7 +169,7 @@ impl OutsideParent {
     }
 
     /// Records that pjw can no longer learn the CPU time of ended children from the parent.
-    pub(super) fn expect_nothing(&mut self) {
+    pub(super) fn forget_ended_child(&mut self) {
         self.ended = None;
     }
 
@@ -184,7 +184,7 @@ impl OutsideParent {
     /// Stores the CPU times `times` of the parent, as read at the time `now` (in ns since boot). If they show the
     /// missing CPU time of an ended child whose last CPU times are unknown, returns the job of the child and this time,
     /// in ns.
-    pub(super) fn read(&mut self, times: &ProcessTimes, now: Nanos) -> Option<(JobId, u64)> {
+    pub(super) fn read(&mut self, times: &ProcessCpuTimes, now: Nanos) -> Option<(JobId, u64)> {
         self.children_ns = self.children_ns.max(times.children_ns);
         let other_ns = self.other_children_ns();
         let rest_of = |ended: &EndedChild| {

@@ -18,18 +18,18 @@ fn id(pid: Pid) -> ProcessId {
     ProcessId { pid, start: BORN }
 }
 
-fn times(own_ms: u64, children_ms: u64) -> ProcessTimes {
-    ProcessTimes { start: BORN, own_ns: own_ms * MS, children_ns: children_ms * MS }
+fn times(own_ms: u64, children_ms: u64) -> ProcessCpuTimes {
+    ProcessCpuTimes { start: BORN, own_ns: own_ms * MS, children_ns: children_ms * MS }
 }
 
 fn begun() -> (UsageState, JobId) {
     let (mut usage, a) = (UsageState::default(), job("a"));
-    usage.begin(&a, Nanos(1_000 * MS));
+    usage.begin_recording(&a, Nanos(1_000 * MS));
     (usage, a)
 }
 
 fn cpu_ms(usage: &UsageState, job: &JobId) -> u64 {
-    usage.of_job(job).unwrap().cpu_ns() / MS
+    usage.usage_of_job(job).unwrap().cpu_ns() / MS
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn times_that_are_still_the_same_when_the_scan_is_used_are_the_last_ones() {
 fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     let (mut usage, a) = begun();
     let b = job("b");
-    usage.begin(&b, Nanos(1_000 * MS));
+    usage.begin_recording(&b, Nanos(1_000 * MS));
     let plausible = |_: &JobId| 20_000 * MS;
     let third = Pid(31);
     for (job, pid) in [(&a, ROOT), (&b, CHILD), (&b, third)] {
@@ -211,7 +211,7 @@ fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
 fn idle_job_beside_an_ended_one() -> (UsageState, JobId) {
     let (mut usage, a) = begun();
     let idle = job("b");
-    usage.begin(&idle, Nanos(1_000 * MS));
+    usage.begin_recording(&idle, Nanos(1_000 * MS));
     for (job, pid) in [(&a, ROOT), (&idle, CHILD)] {
         usage.read_process(job, id(pid), SHELL, &times(100, 0));
         usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
@@ -219,7 +219,7 @@ fn idle_job_beside_an_ended_one() -> (UsageState, JobId) {
     }
     usage.end_process(ROOT, None);
     usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 20_000 * MS);
-    usage.take(&a);
+    usage.take_job_usage(&a);
     assert_eq!(usage.expected_parents().count(), 0, "nobody would get the rest");
     (usage, idle)
 }
@@ -280,11 +280,15 @@ fn the_growing_time_of_a_child_passes_from_ended_parent_to_ended_parent() {
 fn a_process_that_is_older_than_its_job_counts_from_its_first_reading_on() {
     let (mut usage, a) = begun();
     let old = ProcessId { pid: ROOT, start: StartTime(1) };
-    let old_times = |own_ms, children_ms| ProcessTimes { start: old.start, ..times(own_ms, children_ms) };
+    let old_times = |own_ms, children_ms| ProcessCpuTimes { start: old.start, ..times(own_ms, children_ms) };
     usage.read_process(&a, old, SHELL, &old_times(500, 5000));
     usage.read_process(&a, old, SHELL, &old_times(510, 5000));
     assert_eq!(cpu_ms(&usage, &a), 10);
-    assert_eq!(usage.record_of(&a).unwrap().ended_cpu_ns, 10 * MS, "a restarted daemon cannot read it again");
+    assert_eq!(
+        usage.journal_usage_of(&a).unwrap().ended_cpu_ns,
+        10 * MS,
+        "a restarted daemon cannot read it again"
+    );
 }
 
 #[test]
@@ -292,7 +296,7 @@ fn another_process_with_the_same_pid_begins_anew() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(500, 0));
     let later = ProcessId { pid: ROOT, start: StartTime(900) };
-    usage.read_process(&a, later, SHELL, &ProcessTimes { start: later.start, ..times(20, 0) });
+    usage.read_process(&a, later, SHELL, &ProcessCpuTimes { start: later.start, ..times(20, 0) });
     assert_eq!(cpu_ms(&usage, &a), 520);
     usage.end_process(ROOT, Some(&times(9999, 0)));
     assert_eq!(cpu_ms(&usage, &a), 520, "the times are those of the earlier process");
@@ -308,18 +312,18 @@ fn a_restarted_daemon_reads_the_living_processes_again_and_knows_the_ended_ones(
     let (_, record) = usage.records().next().unwrap();
     assert_eq!((record.cpu_ns, record.ended_cpu_ns), (1305 * MS, 300 * MS));
     let mut restarted = UsageState::default();
-    restarted.recover(a.clone(), record);
+    restarted.resume_recording(a.clone(), record);
     assert_eq!(cpu_ms(&restarted, &a), 1305, "also if nothing is left to read");
     restarted.read_process(&a, id(ROOT), SHELL, &times(6, 1500));
     assert_eq!(cpu_ms(&restarted, &a), 1806);
-    assert_eq!(restarted.of_job(&a).unwrap().sample_cpu_ns, 0, "it was used before the first sample");
+    assert_eq!(restarted.usage_of_job(&a).unwrap().sample_cpu_ns, 0, "it was used before the first sample");
 }
 
 #[test]
 fn the_cgroup_counts_where_it_knows_more() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.of_job_mut(&a).unwrap().cgroup_cpu_ns = Some((100 * MS, 3100 * MS));
+    usage.usage_of_job_mut(&a).unwrap().cgroup_cpu_ns = Some((100 * MS, 3100 * MS));
     assert_eq!(cpu_ms(&usage, &a), 3000);
 }
 
@@ -328,7 +332,7 @@ fn a_job_that_is_taken_leaves_nothing_behind() {
     let (mut usage, a) = begun();
     usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
     usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
-    assert!(usage.take(&a).is_some());
+    assert!(usage.take_job_usage(&a).is_some());
     assert_eq!(usage, UsageState::default());
 }
 
@@ -371,7 +375,7 @@ fn what_was_read_of_a_parent_after_the_exit_of_its_child_is_not_taken_for_the_la
 fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
     let (mut usage, a) = begun();
     let b = job("b");
-    usage.begin(&b, Nanos(1_000 * MS));
+    usage.begin_recording(&b, Nanos(1_000 * MS));
     usage.read_process(&b, id(Pid(40)), Pid(41), &times(1, 0));
     for pid in (100..200).map(Pid) {
         usage.read_process(&a, id(pid), SHELL, &times(10, 0));
@@ -397,7 +401,7 @@ fn a_parent_that_never_waits_for_its_children_is_forgotten_with_the_job() {
     usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.end_process(ROOT, Some(&times(9, 0)));
     assert!(usage.outside_parents.contains_key(&SHELL), "its time would look like that of a later child");
-    assert!(usage.take(&a).is_some());
+    assert!(usage.take_job_usage(&a).is_some());
     assert_eq!(usage, UsageState::default());
 }
 
@@ -408,7 +412,7 @@ fn a_parent_outside_that_ends_before_it_is_read_is_forgotten() {
     usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     usage.end_process(ROOT, None);
     assert_eq!(usage.expected_parents().collect::<Vec<_>>(), [SHELL]);
-    usage.expect_nothing_from([SHELL, Pid(77)].into_iter());
+    usage.record_unread_parents_ended([SHELL, Pid(77)].into_iter());
     assert_eq!((usage.outside_parents.len(), usage.expected_parents().count()), (0, 0));
     assert_eq!(cpu_ms(&usage, &a), 5);
 }
@@ -433,7 +437,7 @@ fn the_report_has_the_last_reading_of_pages_or_else_the_last_estimate() {
     note(&mut usage, &a, read(500, true), None, Some(7));
     note(&mut usage, &a, read(600, true), None, None);
     let of_job = |usage: &UsageState| {
-        let usage = &usage.of_job(&a).unwrap().usage;
+        let usage = &usage.usage_of_job(&a).unwrap().usage;
         (usage.shared, usage.memory_peak)
     };
     assert_eq!(of_job(&usage), (Some(read(600, true)), Some(7)));
@@ -442,10 +446,10 @@ fn the_report_has_the_last_reading_of_pages_or_else_the_last_estimate() {
     note(&mut usage, &a, read(900, false), Some(2), Some(5));
     note(&mut usage, &a, read(100, true), None, Some(9));
     assert_eq!(of_job(&usage), (Some(read(900, false)), Some(9)));
-    assert_eq!(usage.of_job(&a).unwrap().usage.largest_pss, Some(4));
+    assert_eq!(usage.usage_of_job(&a).unwrap().usage.largest_pss, Some(4));
     usage.note_memory(&a, &MemoryReading { rss: Some(6), ..MemoryReading::default() });
     assert_eq!(of_job(&usage), (Some(read(900, false)), Some(9)), "a reading without them changes neither");
-    assert_eq!(usage.of_job(&a).unwrap().usage.largest_rss, Some(6));
+    assert_eq!(usage.usage_of_job(&a).unwrap().usage.largest_rss, Some(6));
     note(&mut usage, &job("b"), read(1, false), Some(1), Some(1));
-    assert!(usage.of_job(&job("b")).is_none(), "a job that has ended");
+    assert!(usage.usage_of_job(&job("b")).is_none(), "a job that has ended");
 }

@@ -57,7 +57,7 @@ impl JobSource {
     /// Whether the source of the job is a batch system, such as Slurm. False if a user's command (`Manual`) or
     /// a login session (`Session`) started the job.
     #[must_use]
-    pub fn is_scheduler(self) -> bool {
+    pub fn is_batch_system(self) -> bool {
         !matches!(self, JobSource::Manual | JobSource::Session)
     }
 }
@@ -400,11 +400,11 @@ impl Job {
     /// cores that are free, and cores that other jobs leave idle.
     #[must_use]
     pub fn is_borrower(&self) -> bool {
-        self.has_class(PriorityClass::Besteffort)
+        self.has_priority_class(PriorityClass::Besteffort)
     }
 
     /// Returns whether the job requested the priority class `class`. False if the job has no request.
-    pub(crate) fn has_class(&self, class: PriorityClass) -> bool {
+    pub(crate) fn has_priority_class(&self, class: PriorityClass) -> bool {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }
 

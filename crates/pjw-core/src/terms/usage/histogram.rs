@@ -14,12 +14,12 @@ const STEPS: u64 = 64;
 /// bounded, however long the job runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct UseHistogram {
+pub struct PuUsageHistogram {
     /// The time in ns for each step.
     times: BTreeMap<u16, u64>,
 }
 
-impl UseHistogram {
+impl PuUsageHistogram {
     /// Adds an interval of time to the histogram. `used_permille` is the mean number of PUs (logical CPUs) that the job
     /// used in the interval, in permille of one PU. `length_ns` is the length of the interval, in ns.
     pub fn add(&mut self, used_permille: u64, length_ns: u64) {
@@ -104,15 +104,15 @@ mod tests {
 
     #[test]
     fn the_time_for_each_number_of_pus_is_rounded_to_steps() {
-        let mut levels = UseHistogram::default();
+        let mut levels = PuUsageHistogram::default();
         for (used_permille, ns) in [(0, 5), (400, 1), (990, 20), (1000, 30), (3990, 7), (4000, 2)] {
             levels.add(used_permille, ns);
         }
         assert_eq!(levels.time_by_pu_count(1, 4), [(0, 6), (1, 50), (4, 9)]);
         assert_eq!(levels.time_by_pu_count(3, 4), [(0, 56), (3, 9)]);
         assert_eq!(levels.time_by_pu_count(0, 2), [(0, 6), (1, 50), (2, 9)], "no more than the job had");
-        assert_eq!(UseHistogram::default().time_by_pu_count(1, 4), []);
-        let mut large = UseHistogram::default();
+        assert_eq!(PuUsageHistogram::default().time_by_pu_count(1, 4), []);
+        let mut large = PuUsageHistogram::default();
         (0..=256_000).step_by(500).for_each(|used| large.add(used, 1));
         let time_by_pu_count = large.time_by_pu_count(16, 256);
         assert_eq!(
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_95th_percentile_leaves_five_percent_of_the_time_above() {
-        let mut levels = UseHistogram::default();
+        let mut levels = PuUsageHistogram::default();
         assert_eq!(levels.upper_quantile(50, 8000), 0);
         levels.add(1000, 94);
         levels.add(4000, 6);

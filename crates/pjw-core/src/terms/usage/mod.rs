@@ -10,7 +10,7 @@ use crate::terms::job::JobId;
 
 mod histogram;
 
-pub use histogram::UseHistogram;
+pub use histogram::PuUsageHistogram;
 
 /// The minimum length, in ns, of a serial phase that the report on a job counts: 10 s. In a serial phase, a job
 /// with two or more cores runs only one thread. A shorter phase may be the start or the end of a parallel
@@ -151,14 +151,14 @@ pub struct JobUsage {
     /// that is unknown.
     pub tasks: Option<u32>,
     /// For how long the job used how many PUs.
-    pub levels: UseHistogram,
+    pub levels: PuUsageHistogram,
 }
 
 impl JobUsage {
     /// Makes the usage of a job that has no samples yet: all sums are 0. `began_at` is the time at which the job
     /// begins, in ns since boot.
     #[must_use]
-    pub fn beginning_at(began_at: Nanos) -> Self {
+    pub fn new(began_at: Nanos) -> Self {
         Self { began_at, ..Self::default() }
     }
 
@@ -274,7 +274,7 @@ impl JobReport {
     /// Returns the mean number of PUs (logical CPUs) that the job used, in permille of one PU. This is the CPU time of
     /// the job divided by the time from its start to its end. 0 if this time is 0.
     #[must_use]
-    pub fn mean_use_permille(&self) -> u64 {
+    pub fn mean_used_pus_permille(&self) -> u64 {
         permille(self.usage.cpu_ns, self.wall_ns)
     }
 
@@ -282,7 +282,7 @@ impl JobReport {
     /// number of cores that the job held. So the mean is over the time that the samples cover (`sampled_ns`), which
     /// can be shorter than the run of the job. 0 if there are no samples.
     #[must_use]
-    pub fn mean_cores_permille(&self) -> u64 {
+    pub fn mean_held_cores_permille(&self) -> u64 {
         permille(self.usage.held_ns, self.usage.sampled_ns)
     }
 
@@ -303,12 +303,12 @@ impl JobReport {
     }
 
     /// Returns the mean number of PUs (logical CPUs) that the job held, in permille of one PU. The result is the mean
-    /// number of cores ([`JobReport::mean_cores_permille`]) times the number of PUs per core. The number of PUs per
+    /// number of cores ([`JobReport::mean_held_cores_permille`]) times the number of PUs per core. The number of PUs per
     /// core is taken from the time when the job held the most cores. 0 if the job held no core.
     #[must_use]
-    pub fn mean_pus_permille(&self) -> u64 {
+    pub fn mean_held_pus_permille(&self) -> u64 {
         let (cores, pus) = (u64::from(self.usage.cores_max), u64::from(self.usage.pus_max));
-        self.mean_cores_permille().saturating_mul(pus) / cores.max(1)
+        self.mean_held_cores_permille().saturating_mul(pus) / cores.max(1)
     }
 }
 

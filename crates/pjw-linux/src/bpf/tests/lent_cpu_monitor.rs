@@ -195,7 +195,7 @@ impl Favoured {
     fn new(name: &str) -> Option<Self> {
         let hierarchy = CpusetMount::from_mounts(&CgroupMounts::read());
         let path = format!("/made-by-test-{name}-{}", std::process::id());
-        let at = |path: &str| hierarchy.as_ref().and_then(|hierarchy| hierarchy.cpu_twin(path));
+        let at = |path: &str| hierarchy.as_ref().and_then(|hierarchy| hierarchy.v1_cpu_cgroup(path));
         let (Some(group), Some(below)) = (at(&path), at(&format!("{path}/below"))) else {
             println!("skipped: there is no v1 hierarchy of the cpu controller");
             return None;

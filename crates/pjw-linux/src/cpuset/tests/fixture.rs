@@ -129,7 +129,7 @@ impl Fixture {
     }
 
     pub(super) fn cgroup_of(&mut self, process: ProcessId) -> String {
-        moving::cgroup_of(&mut self.proc, process).unwrap()
+        moving::process_cpuset_path(&mut self.proc, process).unwrap()
     }
 
     pub(super) fn move_in(&mut self, process: ProcessId, job_cpuset: &JobCpuset) -> CpusetOutcome {

@@ -144,20 +144,20 @@ fn share_once(one: ProcessId, other: ProcessId) -> f64 {
 }
 
 fn place(fixture: &mut Fixture, process: ProcessId, controller: &str) -> String {
-    moving::cgroup_in(&mut fixture.proc, process, controller).unwrap()
+    moving::process_cgroup_path(&mut fixture.proc, process, controller).unwrap()
 }
 
 /// No directory of the cpuset and its twins is left.
 fn is_undone(fixture: &Fixture, job_cpuset: &JobCpuset) -> bool {
     let path = &job_cpuset.path;
-    let twins = [fixture.hierarchy.cpu_twin(path), fixture.hierarchy.freezer_twin(path)];
+    let twins = [fixture.hierarchy.v1_cpu_cgroup(path), fixture.hierarchy.v1_freezer_cgroup(path)];
     !twins.iter().flatten().chain([&fixture.group(job_cpuset)]).any(CgroupDir::exists)
 }
 
 fn is_nothing_left(fixture: &Fixture) -> bool {
     let path = OwnCgroupNames::default().besteffort_directory_path();
     let hierarchy = &fixture.hierarchy;
-    let all = [hierarchy.cgroup(&path), hierarchy.cpu_twin(&path), hierarchy.freezer_twin(&path)];
+    let all = [hierarchy.cgroup(&path), hierarchy.v1_cpu_cgroup(&path), hierarchy.v1_freezer_cgroup(&path)];
     !all.iter().flatten().any(CgroupDir::exists)
 }
 
@@ -181,7 +181,7 @@ fn a_job_at_idle_priority_leaves_the_cpu_to_an_owner_in_another_cgroup() {
     let (_borrower, borrower) = Shell::spin(&mut fixture);
     affinity::set_mask(Tid(owner.pid.0), &last).unwrap();
     let hierarchy = fixture.hierarchy.clone();
-    let place_of_owner = |path| hierarchy.cpu_twin(path).or_else(|| hierarchy.cgroup(path));
+    let place_of_owner = |path| hierarchy.v1_cpu_cgroup(path).or_else(|| hierarchy.cgroup(path));
     let group_of_owner = MadeByTest::new(place_of_owner("/made-by-test-owner"));
     group_of_owner.take(owner);
     let original_cgroup = fixture.cgroup_of(borrower);
@@ -242,8 +242,8 @@ fn each_process_returns_to_its_cgroup_of_the_cpu_controller() {
     let Some(mut fixture) = fixture_with_twins() else { return };
     let hierarchy = fixture.hierarchy.clone();
     let groups =
-        ["/made-by-test-one", "/made-by-test-two"].map(|path| MadeByTest::new(hierarchy.cpu_twin(path)));
-    let below = MadeByTest::new(hierarchy.cpu_twin("/made-by-test-two/below"));
+        ["/made-by-test-one", "/made-by-test-two"].map(|path| MadeByTest::new(hierarchy.v1_cpu_cgroup(path)));
+    let below = MadeByTest::new(hierarchy.v1_cpu_cgroup("/made-by-test-two/below"));
     let mut shells = [(); 4].map(|()| Shell::parent(&mut fixture));
     let [one, two, three, other] = shells.each_ref().map(|(_, process)| *process);
     groups[0].take(one);
@@ -315,7 +315,7 @@ fn a_twin_that_a_killed_warden_left_behind_is_found_and_undone() {
     let Some(mut fixture) = fixture_with_twins() else { return };
     let own = OwnCgroupNames::default();
     let hierarchy = fixture.hierarchy.clone();
-    let origin = MadeByTest::new(hierarchy.cpu_twin("/made-by-test-orphan"));
+    let origin = MadeByTest::new(hierarchy.v1_cpu_cgroup("/made-by-test-orphan"));
     let (_shell, process) = Shell::parent(&mut fixture);
     origin.take(process);
     let job_cpuset = besteffort("orphan", &fixture.first());
@@ -343,13 +343,13 @@ fn a_twin_that_a_killed_warden_left_behind_is_found_and_undone() {
 fn removing_a_cpuset_moves_back_what_is_left_in_its_twin() {
     let Some(mut fixture) = fixture_with_twins() else { return };
     let hierarchy = fixture.hierarchy.clone();
-    let origin = MadeByTest::new(hierarchy.cpu_twin("/made-by-test-left"));
+    let origin = MadeByTest::new(hierarchy.v1_cpu_cgroup("/made-by-test-left"));
     let (_shell, process) = Shell::parent(&mut fixture);
     origin.take(process);
     let job_cpuset = besteffort("left", &fixture.first());
     assert_eq!(fixture.create(&job_cpuset), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
-    let below = hierarchy.cpu_twin(&format!("{}/made by the job", job_cpuset.path)).unwrap();
+    let below = hierarchy.v1_cpu_cgroup(&format!("{}/made by the job", job_cpuset.path)).unwrap();
     below.create().unwrap();
     below.write_file("cgroup.procs", &process.pid.to_string()).unwrap();
     hierarchy.root().write_file("cgroup.procs", &process.pid.to_string()).unwrap();
@@ -402,7 +402,7 @@ fn a_frozen_job_uses_no_cpu_time_until_it_is_thawed() {
 fn a_process_that_another_program_put_into_the_freezer_stays_there() {
     let Some(mut fixture) = fixture_with_twins() else { return };
     let hierarchy = fixture.hierarchy.clone();
-    let theirs = MadeByTest::new(hierarchy.freezer_twin("/made-by-test-slurm"));
+    let theirs = MadeByTest::new(hierarchy.v1_freezer_cgroup("/made-by-test-slurm"));
     let (_shell, process) = Shell::parent(&mut fixture);
     theirs.take(process);
     let job_cpuset = besteffort("theirs", &fixture.first());

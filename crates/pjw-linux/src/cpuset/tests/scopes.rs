@@ -262,7 +262,7 @@ fn an_isolated_scope_has_exclusive_cpus() {
 #[test]
 fn systemd_is_reached_without_a_bus() {
     let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
-    fixture.systemd = SystemdClient::at(vec![
+    fixture.systemd = SystemdClient::with_addresses(vec![
         Address::Bus(PathBuf::from("/nonexistent/bus")),
         Address::Direct(PathBuf::from("/run/systemd/private")),
     ]);

@@ -2,15 +2,15 @@
 
 use super::fixture::*;
 use crate::cgroup::CpusetMount;
-use crate::cpuset::{unrelated_threads::BoundThread, *};
+use crate::cpuset::{unrelated_threads::RecordedThreadMask, *};
 use crate::sys::affinity;
 
 /// The threads of a process, recorded as if all had this mask before a change.
-fn bound(fixture: &mut Fixture, process: ProcessId, mask: &CpuSet) -> Vec<BoundThread> {
+fn bound(fixture: &mut Fixture, process: ProcessId, mask: &CpuSet) -> Vec<RecordedThreadMask> {
     let tids = fixture.proc.tids(process.pid).unwrap();
     let bound = |tid| {
         let start = fixture.proc.thread_stat(process.pid, tid).unwrap().start;
-        BoundThread {
+        RecordedThreadMask {
             pid: process.pid,
             tid,
             start,
@@ -22,14 +22,14 @@ fn bound(fixture: &mut Fixture, process: ProcessId, mask: &CpuSet) -> Vec<BoundT
     tids.into_iter().map(bound).collect()
 }
 
-fn before(fixture: &mut Fixture, change: &CpusetChange) -> Vec<BoundThread> {
+fn before(fixture: &mut Fixture, change: &CpusetChange) -> Vec<RecordedThreadMask> {
     let (mut context, unrelated_threads) = fixture.context();
-    unrelated_threads.record_bound(&mut context, change)
+    unrelated_threads.find_affected_threads(&mut context, change)
 }
 
-fn put_back(fixture: &mut Fixture, bound: Vec<BoundThread>) {
+fn put_back(fixture: &mut Fixture, bound: Vec<RecordedThreadMask>) {
     let (mut context, unrelated_threads) = fixture.context();
-    unrelated_threads.restore(&mut context, bound, &["/pjw/other".to_owned()]);
+    unrelated_threads.restore_reset_masks(&mut context, bound, &["/pjw/other".to_owned()]);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn no_mask_is_recorded_if_the_kernel_stores_masks() {
     affinity::set_mask(pjw_core::ids::Tid(process.pid.0), &fixture.last()).unwrap();
     // A v2 hierarchy without enabled controllers: the first cpuset affects every cgroup.
     let top = tempfile::tempdir().unwrap();
-    fixture.hierarchy = CpusetMount::unified(top.path().to_owned());
+    fixture.hierarchy = CpusetMount::from_v2_mount_point(top.path().to_owned());
     let raise = CpusetChange::Create {
         job_cpuset: job_cpuset("reaches", &fixture.first()),
         owner: OWNER,
@@ -93,7 +93,7 @@ fn a_mask_is_restored_when_its_cpus_are_available_again() {
     };
     let real = fixture.hierarchy.clone();
     let top = tempfile::tempdir().unwrap();
-    fixture.hierarchy = CpusetMount::unified(top.path().to_owned());
+    fixture.hierarchy = CpusetMount::from_v2_mount_point(top.path().to_owned());
     let seen = before(&mut fixture, &raise);
     fixture.hierarchy = real;
     put_back(&mut fixture, seen);
@@ -114,7 +114,7 @@ fn a_mask_without_the_cpus_of_an_ending_partition_is_the_kernels() {
     let mut isolated = job_cpuset("alone", &taken);
     isolated.spec.isolated = true;
     let top = tempfile::tempdir().unwrap();
-    fixture.hierarchy = CpusetMount::unified(top.path().to_owned());
+    fixture.hierarchy = CpusetMount::from_v2_mount_point(top.path().to_owned());
     let is_recorded =
         |fixture: &mut Fixture, change| before(fixture, &change).iter().any(|bound| bound.pid == process.pid);
     let create =

@@ -23,7 +23,7 @@ use pjw_core::ids::{Pid, ProcessId};
 use pjw_core::snapshot::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, SharedAddressSpace};
 use pjw_core::time::Nanos;
 
-use super::task_pass::{PassResult, ScannedSpace};
+use super::task_pass::{ScannedSpace, TaskScanResult};
 use crate::proc::procfs::Stat;
 use crate::sys::errno::is_gone;
 
@@ -267,7 +267,7 @@ impl AddressSpaces {
 
     /// Records `pass`, what a task scan (a run of a BPF program) reported about the processes of
     /// [`AddressSpaces::pids_to_scan`]. `at` is the time of the task scan.
-    pub(super) fn record_task_scan(&mut self, pass: &PassResult, at: Nanos) {
+    pub(super) fn record_task_scan(&mut self, pass: &TaskScanResult, at: Nanos) {
         self.last_check = at;
         for (&pid, scanned) in &pass.processes {
             self.record_process(pid, &scanned.stat, scanned.address_space);

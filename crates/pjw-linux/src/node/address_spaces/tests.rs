@@ -273,7 +273,7 @@ fn candidates_without_a_number_are_scanned_again_at_intervals() {
     assert!(spaces.pids_to_scan(at(1)).is_empty(), "a process with an address of its own");
     spaces.record_process(Pid(2), &stat(2, 1, 0x7ff0), None);
     assert_eq!(spaces.pids_to_scan(at(1)), BTreeSet::from([Pid(1), Pid(2)]));
-    spaces.record_task_scan(&PassResult::default(), at(1));
+    spaces.record_task_scan(&TaskScanResult::default(), at(1));
     spaces.record_process(Pid(2), &stat(2, 1, 0x7ff0), None);
     assert!(spaces.pids_to_scan(Nanos(at(1).0 + PASS_INTERVAL.0 - 1)).is_empty());
     assert_eq!(spaces.pids_to_scan(at(2)), BTreeSet::from([Pid(1), Pid(2)]));

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pjw_core::scan::{IdleGroup, IdleWatch};
+use pjw_core::scan::{IdleProcessGroup, WatchedProcesses};
 use pjw_core::{cpuset::CpuSet, ids::Pid, ids::Tid, time::Nanos};
 
 use crate::proc::procfs::ProcDir;
@@ -38,7 +38,7 @@ pub(super) struct IdleTracker {
     /// The jobs with a cgroup, by its path.
     jobs: BTreeMap<String, JobUsage>,
     /// The groups of which each process has the longest check period of the group, by address.
-    settled: BTreeMap<usize, Arc<IdleGroup>>,
+    settled: BTreeMap<usize, Arc<IdleProcessGroup>>,
     /// Number of scans that listed idle processes.
     scans: u32,
     /// The process whose masks were sampled last, with its place in the list of the processes to sample.
@@ -91,7 +91,7 @@ pub(super) struct IdleCheck {
     pub(super) idle_until: BTreeMap<Pid, Nanos>,
     /// Processes that did not run.
     pub(super) idle: Vec<Pid>,
-    /// Idle processes confined by masks only, also those whose check was not due, with the index of their group in [`IdleWatch::groups`].
+    /// Idle processes confined by masks only, also those whose check was not due, with the index of their group in [`WatchedProcesses::groups`].
     pub(super) mask_only: Vec<(Pid, usize)>,
     /// Unassigned processes that ran or have ended. A process may also be in one of the other fields.
     pub(super) active_unassigned: BTreeSet<Pid>,
@@ -107,13 +107,13 @@ impl IdleCheck {
     /// Returns the planned affinity mask of each idle process that is not in a cpuset of pjw, by pid. Affinity masks
     /// alone keep such a process on its PUs (logical CPUs). `idle_watch` must be the value that was passed to
     /// [`IdleTracker::check`].
-    pub(super) fn planned_masks<'a>(&self, idle_watch: &'a IdleWatch) -> BTreeMap<Pid, &'a CpuSet> {
+    pub(super) fn planned_masks<'a>(&self, idle_watch: &'a WatchedProcesses) -> BTreeMap<Pid, &'a CpuSet> {
         let planned = |&(pid, group): &(Pid, usize)| Some((pid, planned_mask(idle_watch, group)?));
         self.mask_only.iter().filter_map(planned).collect()
     }
 }
 
-fn planned_mask(idle_watch: &IdleWatch, group: usize) -> Option<&CpuSet> {
+fn planned_mask(idle_watch: &WatchedProcesses, group: usize) -> Option<&CpuSet> {
     idle_watch.groups.get(group)?.expected_cpus.as_ref()
 }
 
@@ -124,7 +124,7 @@ impl IdleTracker {
     /// unless `full` is true.
     pub(super) fn check(
         &mut self,
-        idle_watch: &IdleWatch,
+        idle_watch: &WatchedProcesses,
         unified: Option<&Path>,
         at: Nanos,
         full: bool,
@@ -186,7 +186,7 @@ impl IdleTracker {
         &mut self,
         root: &Path,
         path: &str,
-        groups: &[Arc<IdleGroup>],
+        groups: &[Arc<IdleProcessGroup>],
         at: Nanos,
     ) -> (Option<CgroupActivity>, Option<Nanos>) {
         let mut of_job = groups.iter().take_while(|group| group.cgroup.as_deref() == Some(path));
@@ -266,19 +266,19 @@ impl IdleTracker {
     /// Returns the place in which the thread ids of the process `pid` are cached. The place is empty (inner `None`)
     /// if the process has run since the threads were listed. The outer `None` means that the process was never
     /// checked.
-    pub(super) fn tids_of(&mut self, pid: Pid) -> Option<&mut Option<Box<[Tid]>>> {
+    pub(super) fn cached_tids(&mut self, pid: Pid) -> Option<&mut Option<Box<[Tid]>>> {
         self.processes.get_mut(&pid).map(|known| &mut known.tids)
     }
 
     /// Checks the affinity masks of idle processes that are not in a cpuset of pjw. If a mask of a process has PUs
     /// (logical CPUs) outside its planned mask, marks the process as active in `idle_check`. Checks all these
-    /// processes if [`IdleWatch::check_all_masks`] is true. Otherwise checks the next ones, up to about 256 threads.
+    /// processes if [`WatchedProcesses::check_all_masks`] is true. Otherwise checks the next ones, up to about 256 threads.
     /// `masks` is called with a process, its planned mask and its cached thread ids. It must return the number of
     /// read masks, and whether one of them has PUs outside the planned mask.
     pub(super) fn sample_masks(
         &mut self,
         idle_check: &mut IdleCheck,
-        idle_watch: &IdleWatch,
+        idle_watch: &WatchedProcesses,
         mut masks: impl FnMut(Pid, &CpuSet, &mut Option<Box<[Tid]>>) -> (usize, bool),
     ) {
         let listed = &idle_check.mask_only;
@@ -308,7 +308,7 @@ impl IdleTracker {
     }
 
     /// Removes the processes for which `is_there` returns false, and the jobs that are not in `idle_watch`.
-    pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool, idle_watch: &IdleWatch) {
+    pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool, idle_watch: &WatchedProcesses) {
         self.processes.retain(|&pid, _| is_there(pid));
         let jobs: BTreeSet<&str> =
             idle_watch.groups.iter().filter_map(|group| group.cgroup.as_deref()).collect();

@@ -45,19 +45,20 @@ impl Drop for Shell {
     }
 }
 
-fn idle_watch(cgroup: Option<&str>, pids: &[Pid]) -> Arc<IdleWatch> {
+fn idle_watch(cgroup: Option<&str>, pids: &[Pid]) -> Arc<WatchedProcesses> {
     let within = Some(CpuSet::from(Pu(0)));
-    let group = IdleGroup { cgroup: cgroup.map(str::to_owned), expected_cpus: within, pids: pids.to_vec() };
-    Arc::new(IdleWatch { groups: vec![Arc::new(group)], ..IdleWatch::default() })
+    let group =
+        IdleProcessGroup { cgroup: cgroup.map(str::to_owned), expected_cpus: within, pids: pids.to_vec() };
+    Arc::new(WatchedProcesses { groups: vec![Arc::new(group)], ..WatchedProcesses::default() })
 }
 
-fn behind_a_cpuset(pid: Pid) -> IdleWatch {
-    let group = IdleGroup { cgroup: None, expected_cpus: None, pids: vec![pid] };
-    IdleWatch { groups: vec![Arc::new(group)], ..IdleWatch::default() }
+fn behind_a_cpuset(pid: Pid) -> WatchedProcesses {
+    let group = IdleProcessGroup { cgroup: None, expected_cpus: None, pids: vec![pid] };
+    WatchedProcesses { groups: vec![Arc::new(group)], ..WatchedProcesses::default() }
 }
 
 /// Checks twice: a process that does not run in between is idle.
-fn settled(tracker: &mut IdleTracker, idle_watch: &IdleWatch) -> IdleCheck {
+fn settled(tracker: &mut IdleTracker, idle_watch: &WatchedProcesses) -> IdleCheck {
     tracker.check(idle_watch, None, Nanos(1), true);
     tracker.check(idle_watch, None, Nanos(2), true)
 }
@@ -108,7 +109,7 @@ fn scans_without_idle_processes_do_not_count_for_the_period() {
     let mut checks = 0;
     for at in 0..41 {
         checks += tracker.check(&idle_watch, None, Nanos(at), false).idle.len();
-        tracker.check(&IdleWatch::default(), None, Nanos(at), false);
+        tracker.check(&WatchedProcesses::default(), None, Nanos(at), false);
     }
     assert_eq!(checks, 8 + 8, "8 of the first 9 scans, then one of four");
 }
@@ -132,10 +133,10 @@ fn a_run_between_two_checks_is_found_when_the_job_becomes_idle() {
     let pid = shell.pid();
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("job")).unwrap();
-    let group = IdleGroup { cgroup: Some("/job".into()), expected_cpus: None, pids: vec![pid] };
-    let idle_watch = IdleWatch {
-        groups: vec![Arc::new(group.clone()), Arc::new(IdleGroup { pids: Vec::new(), ..group })],
-        ..IdleWatch::default()
+    let group = IdleProcessGroup { cgroup: Some("/job".into()), expected_cpus: None, pids: vec![pid] };
+    let idle_watch = WatchedProcesses {
+        groups: vec![Arc::new(group.clone()), Arc::new(IdleProcessGroup { pids: Vec::new(), ..group })],
+        ..WatchedProcesses::default()
     };
     let mut tracker = IdleTracker::default();
     let mut check = |usage: u64| {
@@ -216,7 +217,7 @@ fn masks_are_sampled_in_turn_and_a_changed_mask_makes_a_process_active() {
         (1, false)
     });
     assert_eq!(sampled.len(), 4 + 3, "small processes share a sample, each once");
-    let rescan = IdleWatch { check_all_masks: true, ..IdleWatch::clone(&idle_watch) };
+    let rescan = WatchedProcesses { check_all_masks: true, ..WatchedProcesses::clone(&idle_watch) };
     tracker.sample_masks(&mut idle_check, &rescan, |pid, _, _| {
         sampled.push(pid);
         (MASKS_PER_SCAN, false)
@@ -251,14 +252,14 @@ fn an_idle_cgroup_is_read_less_often_the_longer_it_is_idle_except_where_masks_ke
     std::fs::create_dir(root.path().join("job")).unwrap();
     let stat = root.path().join("job/cpu.stat");
     std::fs::write(&stat, "usage_usec 0\n").unwrap();
-    let group = |within| IdleGroup {
+    let group = |within| IdleProcessGroup {
         cgroup: Some("/job".into()),
         expected_cpus: within,
         pids: vec![Pid(u32::MAX >> 1)],
     };
     for (within, latest) in [(None, MAX_PERIOD), (Some(CpuSet::from(Pu(0))), MAX_PERIOD_OF_MASKS)] {
         let groups = vec![Arc::new(group(None)), Arc::new(group(within))];
-        let idle_watch = IdleWatch { groups, ..IdleWatch::default() };
+        let idle_watch = WatchedProcesses { groups, ..WatchedProcesses::default() };
         let mut tracker = IdleTracker::default();
         for usage in 1..4 {
             let mut check = || tracker.check(&idle_watch, Some(root.path()), Nanos(1), false).active.len();
@@ -301,7 +302,8 @@ fn an_idle_cgroup_makes_all_its_processes_idle() {
 fn an_unassigned_process_is_observed_if_it_ran_or_ended() {
     let mut shell = Shell::start();
     let pid = shell.pid();
-    let idle_watch = IdleWatch { unassigned_pids: vec![pid, Pid(u32::MAX >> 1)], ..IdleWatch::default() };
+    let idle_watch =
+        WatchedProcesses { unassigned_pids: vec![pid, Pid(u32::MAX >> 1)], ..WatchedProcesses::default() };
     let mut tracker = IdleTracker::default();
     let mut check = || {
         let idle_check = tracker.check(&idle_watch, None, Nanos(1), false);

@@ -22,7 +22,7 @@ const TASKS_PER_PROC_READ: usize = 24;
 /// What one task scan reported about processes. A task scan is a run of the BPF program that reports the state of
 /// threads.
 #[derive(Debug, Default)]
-pub(super) struct PassResult {
+pub(super) struct TaskScanResult {
     pub(super) processes: BTreeMap<Pid, ScannedProcess>,
     /// Number of tasks on the machine.
     pub(super) tasks: usize,
@@ -63,11 +63,11 @@ pub(super) struct ScannedSpace {
 /// Returns whether a task scan (a run of the BPF program that reports the state of threads) is faster than reading
 /// the state of `threads` threads in `/proc`. `tasks` is the number of all threads on the machine, through which the
 /// task scan iterates.
-pub(super) fn is_pass_cheaper(threads: usize, tasks: usize) -> bool {
+pub(super) fn is_task_scan_faster(threads: usize, tasks: usize) -> bool {
     threads >= MIN_THREADS && threads * TASKS_PER_PROC_READ >= tasks
 }
 
-impl PassResult {
+impl TaskScanResult {
     /// Runs the task scan `scan` (a BPF program that reports the state of threads) for the processes in `scope`, and
     /// returns what it reported. `within` returns the planned affinity mask of a process whose masks are only
     /// compared with the planned mask. The threads of such a process are not in the result. For other processes,

@@ -209,10 +209,10 @@ fn a_process_without_its_first_thread_is_observed() {
 
 #[test]
 fn a_pass_is_cheaper_for_many_threads() {
-    assert!(!is_pass_cheaper(1, 200), "reading some files is faster");
-    assert!(is_pass_cheaper(100, 200));
-    assert!(!is_pass_cheaper(100, 50_000), "the pass would iterate over fifty thousand tasks");
-    assert!(is_pass_cheaper(10_000, 50_000));
+    assert!(!is_task_scan_faster(1, 200), "reading some files is faster");
+    assert!(is_task_scan_faster(100, 200));
+    assert!(!is_task_scan_faster(100, 50_000), "the pass would iterate over fifty thousand tasks");
+    assert!(is_task_scan_faster(10_000, 50_000));
 }
 
 /// Waits until all threads of a process sleep: some of them run on for a moment after a reply.

@@ -58,7 +58,11 @@ impl SequenceNumbers {
 /// Parses `bytes`, a datagram of the proc connector (the kernel's process events), and appends the events to
 /// `events`. Returns whether earlier messages were lost: whether the sequence numbers, which `numbers` records, have
 /// a gap. Truncated and unknown messages are skipped.
-pub(super) fn read(mut bytes: &[u8], numbers: &mut SequenceNumbers, events: &mut Vec<ProcessEvent>) -> bool {
+pub(super) fn parse_datagram(
+    mut bytes: &[u8],
+    numbers: &mut SequenceNumbers,
+    events: &mut Vec<ProcessEvent>,
+) -> bool {
     let mut is_gap = false;
     while let Some(length) = word(bytes, 0).map(|length| length as usize) {
         if length < NETLINK_HEADER || length > bytes.len() {
@@ -135,7 +139,7 @@ mod tests {
 
     fn parsed(bytes: &[u8]) -> Vec<ProcessEvent> {
         let mut events = Vec::new();
-        read(bytes, &mut SequenceNumbers::default(), &mut events);
+        parse_datagram(bytes, &mut SequenceNumbers::default(), &mut events);
         events
     }
 
@@ -169,8 +173,9 @@ mod tests {
     #[test]
     fn a_gap_in_the_numbers_of_a_pu_is_a_loss() {
         let mut numbers = SequenceNumbers::default();
-        let mut skips =
-            |pu, number, what| read(&message(pu, number, what, &[20, 20]), &mut numbers, &mut Vec::new());
+        let mut skips = |pu, number, what| {
+            parse_datagram(&message(pu, number, what, &[20, 20]), &mut numbers, &mut Vec::new())
+        };
         assert!(!skips(0, 7, EXEC), "the number before the first message is unknown");
         assert!(!skips(1, u32::MAX, EXEC), "each PU has its own numbers");
         assert!(!skips(0, 8, 0x4), "ignored messages are numbered too");

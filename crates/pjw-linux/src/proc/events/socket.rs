@@ -96,7 +96,8 @@ impl ProcEventSocket {
         for _ in 0..at_most {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
-                    drained.events_lost |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
+                    drained.events_lost |=
+                        datagram::parse_datagram(&self.buffer[..length], &mut self.numbers, events);
                 }
                 // Any process may send to a netlink socket. Only messages of the kernel are used.
                 Ok((_, false)) | Err(Errno::EINTR) => {}

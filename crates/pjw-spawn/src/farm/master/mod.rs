@@ -14,10 +14,10 @@ use pjw_core::ids::Pid;
 use super::delivery::ResultQueue;
 use super::error::FarmError;
 use super::functions::FarmFunctions;
-use super::member::{FarmProcess, kill};
+use super::member::{FarmProcess, kill_and_wait};
 use super::memory::{MemorySizes, SharedMemory, UNKNOWN_TOTAL};
-use super::result::{ItemResult, Progress};
-use super::ring::{PartialResult, Received, Ring};
+use super::result::{FarmProgress, ItemResult};
+use super::ring::{PartialResult, ReceivedPiece, ResultRing};
 use super::settings::FarmSettings;
 use super::signal::{LONGEST_WAIT, MasterWaker};
 use super::window::{ItemQueue, ItemState, ItemStatus};
@@ -99,7 +99,7 @@ impl<'a> RunningFarm<'a> {
         let worker_count = items.unwrap_or(u64::MAX).min(settings.workers.into());
         let sizes = MemorySizes {
             workers: number(worker_count),
-            window: number(settings.window(items)),
+            window: number(settings.window_size(items)),
             ring: number(settings.ring_bytes.next_power_of_two()),
             input: if items.is_some() { 0 } else { number(settings.input_bytes).next_multiple_of(4096) },
             has_writer,
@@ -137,7 +137,7 @@ impl<'a> RunningFarm<'a> {
             waker,
             epoll,
         };
-        farm.fork_missing().map_err(FarmError::Fork)?;
+        farm.fork_missing_processes().map_err(FarmError::Fork)?;
         Ok(farm)
     }
 
@@ -170,9 +170,9 @@ impl<'a> RunningFarm<'a> {
 
     /// Returns the progress of the farm: how many items are done, how many failed, and how many worker processes run.
     #[must_use]
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> FarmProgress {
         let total = self.shared.control().total.load(Ordering::SeqCst);
-        Progress {
+        FarmProgress {
             total: (total != UNKNOWN_TOTAL).then_some(total),
             workers: u32::try_from(self.worker_pids().len()).unwrap_or(u32::MAX),
             replaced: self.replaced,
@@ -214,7 +214,7 @@ impl<'a> RunningFarm<'a> {
                 // Also a master that never sleeps replaces what died.
                 if self.looked_at.elapsed() >= LONGEST_UNSEEN {
                     self.wait(Duration::ZERO)?;
-                    self.replace_missing()?;
+                    self.replace_missing_processes()?;
                 }
                 continue;
             }
@@ -227,7 +227,7 @@ impl<'a> RunningFarm<'a> {
                     continue;
                 }
             }
-            self.replace_missing()?;
+            self.replace_missing_processes()?;
             let timeout = self.timeout(deadline);
             if timeout == Duration::ZERO {
                 if has_looked {
@@ -260,7 +260,7 @@ impl<'a> RunningFarm<'a> {
         news |= self.delivery.send_to_writer(&self.shared);
         // While the writer is behind, the workers wait as soon as their rings are full.
         for index in 0..self.workers.len() {
-            if !self.delivery.waits_for_writer() {
+            if !self.delivery.has_unsent_results() {
                 news |= self.drain(index, RESULTS_IN_TURN)?;
                 self.delivery.send_to_writer(&self.shared);
             }
@@ -268,8 +268,11 @@ impl<'a> RunningFarm<'a> {
         Ok(news || self.delivery.has_results())
     }
 
-    fn ring(&self, index: usize) -> Ring<'_> {
-        Ring { control: &self.shared.workers()[index].results, bytes: self.shared.ring(index) }
+    fn ring(&self, index: usize) -> ResultRing<'_> {
+        ResultRing {
+            control: &self.shared.worker_controls()[index].results,
+            bytes: self.shared.result_ring(index),
+        }
     }
 
     /// Takes results from the ring of a worker. Returns whether there was anything.
@@ -277,19 +280,21 @@ impl<'a> RunningFarm<'a> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
         let mut news = false;
         for _ in 0..most {
-            let ring =
-                Ring { control: &self.shared.workers()[index].results, bytes: self.shared.ring(index) };
-            match ring.take(&mut self.partials[index]) {
-                Received::Nothing => break,
-                Received::Piece => {}
-                Received::Result(number, outcome) => {
+            let ring = ResultRing {
+                control: &self.shared.worker_controls()[index].results,
+                bytes: self.shared.result_ring(index),
+            };
+            match ring.read_piece(&mut self.partials[index]) {
+                ReceivedPiece::Nothing => break,
+                ReceivedPiece::Piece => {}
+                ReceivedPiece::Result(number, outcome) => {
                     if !self.delivery.record_result(&self.shared, owner, number, outcome) {
                         return Err(FarmError::Overwritten(owner));
                     }
                     self.workers[index].deaths = 0;
                     self.attempts.remove(&number);
                 }
-                Received::Invalid => return Err(FarmError::Overwritten(owner)),
+                ReceivedPiece::Invalid => return Err(FarmError::Overwritten(owner)),
             }
             news = true;
         }
@@ -346,7 +351,7 @@ impl<'a> RunningFarm<'a> {
     }
 
     fn kill_all(&mut self) {
-        self.children().for_each(kill);
+        self.children().for_each(kill_and_wait);
         self.forget_children();
     }
 }

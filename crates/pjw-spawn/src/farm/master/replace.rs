@@ -9,9 +9,9 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use super::RunningFarm;
 use crate::child::ExitStatus;
 use crate::farm::error::{FarmError, IoProcess};
-use crate::farm::member::{FarmProcess, ProcessRole, kill};
+use crate::farm::member::{FarmProcess, ProcessRole, kill_and_wait};
 use crate::farm::memory::{IoFailure, UNKNOWN_TOTAL};
-use crate::farm::process::{Forked, fork, run_and_exit};
+use crate::farm::process::{ForkResult, fork, run_and_exit};
 use crate::farm::reader::{ITEM_TOO_LARGE, Reader};
 use crate::farm::result::Outcome;
 use crate::farm::window::ItemQueue;
@@ -103,10 +103,10 @@ impl RunningFarm<'_> {
         while self.drain(index, RESULTS_AT_ONCE)? {}
         self.partials[index].clear();
         self.ring(index).reset();
-        let own = &self.shared.workers()[index];
+        let own = &self.shared.worker_controls()[index];
         let was_finished = own.is_finished.swap(0, Ordering::SeqCst) == 1;
         let running = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
-        let mut unfinished = ItemQueue(&self.shared).claimed_by(owner);
+        let mut unfinished = ItemQueue(&self.shared).claimed_items(owner);
         if was_finished && unfinished.is_empty() {
             self.note_end(ProcessRole::Worker(index), end);
             return Ok(false);
@@ -154,7 +154,7 @@ impl RunningFarm<'_> {
         let failure = &self.shared.control().writer_failure;
         check_failure(failure, IoProcess::Writer, failure.size.load(Ordering::SeqCst))?;
         self.delivery.requeue_unwritten(&self.shared);
-        let number = self.delivery.first_unwritten();
+        let number = self.delivery.first_unwritten_item();
         let written = self.shared.control().written.load(Ordering::SeqCst);
         self.count_death(ProcessRole::Writer, written, number, end)
     }
@@ -183,11 +183,11 @@ impl RunningFarm<'_> {
     ///
     /// # Errors
     /// [`FarmError::Fork`] if fork(2) has failed at each call for at least 10 seconds.
-    pub(super) fn replace_missing(&mut self) -> Result<(), FarmError> {
+    pub(super) fn replace_missing_processes(&mut self) -> Result<(), FarmError> {
         if self.is_ending {
             return Ok(());
         }
-        let Err(errno) = self.fork_missing() else {
+        let Err(errno) = self.fork_missing_processes() else {
             self.fork_fails_since = None;
             return Ok(());
         };
@@ -197,7 +197,7 @@ impl RunningFarm<'_> {
 
     /// Forks a new process for each role of the farm that needs a process and has none. Stops at the first error of
     /// fork(2), and returns this error.
-    pub(super) fn fork_missing(&mut self) -> Result<(), Errno> {
+    pub(super) fn fork_missing_processes(&mut self) -> Result<(), Errno> {
         if self.reader.is_missing() {
             self.fork(ProcessRole::Reader)?;
         }
@@ -214,13 +214,13 @@ impl RunningFarm<'_> {
 
     fn fork(&mut self, role: ProcessRole) -> Result<(), Errno> {
         match fork(&mut self.functions.fork)? {
-            Forked::Master(child) => {
+            ForkResult::Master(child) => {
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, self.event_number(role));
-                self.epoll.add(&child, event).inspect_err(|_| kill(&child))?;
+                self.epoll.add(&child, event).inspect_err(|_| kill_and_wait(&child))?;
                 self.member(role).child = Some(child);
                 Ok(())
             }
-            Forked::NewProcess => run_and_exit(|| self.run(role)),
+            ForkResult::NewProcess => run_and_exit(|| self.run(role)),
         }
     }
 
@@ -245,7 +245,7 @@ impl RunningFarm<'_> {
                 None => 1,
             },
             ProcessRole::Writer => match &mut self.functions.write {
-                Some(write) => writer::run(shared, waker, write, &mut self.functions.writer_end),
+                Some(write) => writer::run_writer(shared, waker, write, &mut self.functions.writer_end),
                 None => 1,
             },
         }

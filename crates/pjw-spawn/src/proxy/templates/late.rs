@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use super::environment::Environment;
 use super::load::tracee::bytes_of;
-use super::message::block::{BLOCK_SIZE, Block, CODE_SIZE, REPLY_SIZE};
+use super::message::block::{BLOCK_SIZE, CODE_SIZE, REPLY_SIZE, TemplateBlock};
 use super::message::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::stub::{self, StubData};
 use crate::proxy::parameters::InstanceParameters;
@@ -33,7 +33,7 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
         return Err(ForkHereError::MultipleThreads(threads));
     }
     let code = map(CODE_SIZE)?;
-    let block = Block(map(BLOCK_SIZE)?);
+    let block = TemplateBlock(map(BLOCK_SIZE)?);
     let pointers = map(POINTERS_SIZE as u64)?;
     let slots = StubData {
         channel: channel.cast_unsigned().into(),
@@ -60,7 +60,7 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
         env::remove_var(CHANNEL_VARIABLE);
         let mut environment = Environment::move_to(environment);
         serve(code);
-        let own = InstanceParameters::at(usize::try_from(pointers).unwrap_or_default());
+        let own = InstanceParameters::from_address(usize::try_from(pointers).unwrap_or_default());
         own.variable_pointers().for_each(|variable| environment.set(variable));
         Ok(Some(own))
     }
@@ -78,8 +78,8 @@ fn map(size: u64) -> Result<u64, ForkHereError> {
     Ok(at.addr() as u64)
 }
 
-/// Leaves the reply to the template: see [`Block::reply`].
-fn keep_reply(block: Block) -> Result<(), ForkHereError> {
+/// Leaves the reply to the template: see [`TemplateBlock::reply`].
+fn keep_reply(block: TemplateBlock) -> Result<(), ForkHereError> {
     let reply = ptr::with_exposed_provenance_mut(usize::try_from(block.reply()).unwrap_or(0));
     // SAFETY: the block is mapped, and no instance uses the reply.
     let kept = unsafe { libc::madvise(reply, REPLY_SIZE, libc::MADV_DONTFORK) };
@@ -94,7 +94,7 @@ fn write(at: u64, bytes: &[u8]) {
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
 }
 
-fn place(block: Block, pointers: u64) -> TemplateAddresses {
+fn place(block: TemplateBlock, pointers: u64) -> TemplateAddresses {
     let mut place = TemplateAddresses { block: block.0, pointers, ..TemplateAddresses::default() };
     let (head, length) = (&raw mut place.robust_list, &raw mut place.robust_list_length);
     // SAFETY: each call writes one number of 64 bits into a field. sbrk(0) changes nothing.

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::load::entry_stack::EntryStack;
-use super::message::image::Strings;
+use super::message::image::InstanceStrings;
 use crate::proxy::refusal::ForkError;
 
 /// The variables that the dynamic linker of glibc reads begin with these.
@@ -28,7 +28,7 @@ type FileVersion = (u64, u64, i64, i64);
 impl TemplateProperties {
     /// Determines these properties for a template of the program at the path `program`. The template is started with
     /// the environment `variables`.
-    pub(super) fn of(program: &CStr, variables: &[&CStr]) -> Self {
+    pub(super) fn for_program(program: &CStr, variables: &[&CStr]) -> Self {
         let of_linker = variables.iter().filter(|variable| is_linker_variable(variable.to_bytes()));
         let linker_variables = of_linker.map(|variable| CStr::to_owned(variable)).collect();
         Self { linker_variables, file: version(program) }
@@ -43,7 +43,7 @@ impl TemplateProperties {
     /// Checks that a process with the arguments and environment variables `strings` can be forked from the template,
     /// whose initial stack is `stack`. The numbers of arguments and variables must be those of the template, and the
     /// variables for the dynamic linker must be equal.
-    pub(super) fn check(&self, strings: &Strings, stack: &EntryStack) -> Result<(), ForkError> {
+    pub(super) fn check(&self, strings: &InstanceStrings, stack: &EntryStack) -> Result<(), ForkError> {
         if strings.argument_count() != stack.argument_count {
             return Err(ForkError::Mismatch("number of arguments"));
         }

@@ -1,11 +1,11 @@
 //! Spares: instances that exist already, stopped before `main`, and get their arguments when they are needed.
 
 use super::channel::Channel;
-use super::load::tracee::{bytes_of, end};
+use super::load::tracee::{bytes_of, kill_and_wait};
 use super::memory::write;
 use super::message::block::MemoryMap;
 use super::message::image::PlacedStrings;
-use super::message::{InstanceSetup, Message};
+use super::message::{InstanceSetup, TemplateMessage};
 use super::template::{MAX_COPIED, Template};
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
@@ -60,23 +60,23 @@ impl Template {
     /// the spare has ended.
     pub fn start_spare(&mut self, mut spare: SpareProcess, instance: &Instance) -> Result<Child, ForkError> {
         let own = self.instance_setup(instance)?;
-        let strings = self.strings_of(instance);
+        let strings = self.instance_strings(instance);
         self.check_fit(instance, &strings)?;
         if strings.size() > spare.strings.1 {
             // The memory of the spare is from before a larger instance.
             return self.fork(instance);
         }
         let image = strings.at(spare.strings.0);
-        let map = self.map_of(&image).filter(|map| spare.map.as_ref() != Some(map));
-        let random = self.next_random();
+        let map = self.memory_map_for(&image).filter(|map| spare.map.as_ref() != Some(map));
+        let random = self.new_random_bytes();
         let own = InstanceSetup { memory_map: map.map(|map| bytes_of(&map).to_vec()), random, ..own };
         let changes = image.changes(&spare.image, self.pointers_at());
-        let mut message = Message::default();
+        let mut message = TemplateMessage::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
             changes.into_iter().for_each(|(address, bytes)| message.copy(address, bytes));
         } else if let Err(error) = write(&child, &changes) {
-            end(&child);
+            kill_and_wait(&child);
             return Err(error);
         }
         message.begin_program(self.loaded.block, &self.start, own);
@@ -86,7 +86,7 @@ impl Template {
         match sent {
             Some(Ok(())) => Ok(child),
             _ => {
-                end(&child);
+                kill_and_wait(&child);
                 Err(ForkError::Ended)
             }
         }
@@ -96,7 +96,7 @@ impl Template {
 impl Drop for SpareProcess {
     fn drop(&mut self) {
         if let Some(child) = &self.child {
-            end(child);
+            kill_and_wait(child);
         }
     }
 }

@@ -13,14 +13,14 @@ use nix::sys::resource::{Resource, getrlimit};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use super::load::tracee::end;
+use super::load::tracee::kill_and_wait;
 use super::load::{LoadedTemplate, load, load_until_fork_here};
 use super::memory::write;
-use super::message::block::{Block, MemoryMap};
-use super::message::image::{PlacedStrings, Strings};
+use super::message::block::{MemoryMap, TemplateBlock};
+use super::message::image::{InstanceStrings, PlacedStrings};
 use super::message::place::MAX_POINTERS;
 use super::message::stub::{MAX_INSTANCES, TemplateReply};
-use super::message::{CommonSetup, InstanceSetup, Message};
+use super::message::{CommonSetup, InstanceSetup, TemplateMessage};
 use super::shape::{TemplateProperties, is_linker_variable};
 use crate::child::Child;
 use crate::context::SpawnContext;
@@ -30,7 +30,7 @@ use crate::layout::ExecArrays;
 use crate::own_policy::MemoryPolicy;
 use crate::placement::Placement;
 use crate::proxy::refusal::{ForkError, TemplateError};
-use crate::setup::{Setup, TemplateKind};
+use crate::setup::{Setup, TemplateStopPoint};
 
 /// Makes the dynamic linker of glibc bind all functions at once: in the template, and not again in each instance.
 const BIND_NOW: &CStr = c"LD_BIND_NOW=1";
@@ -76,7 +76,7 @@ pub struct Template {
     online_cpus: CpuSet,
     has_streams: bool,
     /// The message that was not sent yet.
-    pub(super) message: Message,
+    pub(super) message: TemplateMessage,
     /// How many instances each message makes that has no reply yet.
     sent: VecDeque<usize>,
     /// The results that were received and not returned yet: process ids and negative errnos.
@@ -101,14 +101,14 @@ impl Template {
     /// Starts a template: a process from which further processes of the program in `setup` (instances) are forked. The template gets the
     /// arguments and variables of `first`, the first instance. Instances with the mask `requested_mask`, which the calling thread has set,
     /// inherit this mask. If `is_cancelled` becomes true, a wait for a call of `fork_here` ends with an error.
-    pub(crate) fn of_setup(
+    pub(crate) fn from_setup(
         setup: Arc<Setup>,
         first: &Instance,
         requested_mask: Option<CpuSet>,
         is_cancelled: &AtomicBool,
     ) -> Result<Self, TemplateError> {
         let mut template = match setup.templates {
-            Some(TemplateKind::Late) => Self::late(setup, first, is_cancelled),
+            Some(TemplateStopPoint::Late) => Self::late(setup, first, is_cancelled),
             _ => Self::linked(setup, first),
         }?;
         template.inherited_mask = requested_mask;
@@ -124,7 +124,7 @@ impl Template {
     fn linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
-        let shape = TemplateProperties::of(&setup.program, &variables);
+        let shape = TemplateProperties::for_program(&setup.program, &variables);
         let is_others = |variable: &&mut &CStr| !is_linker_variable(variable.to_bytes());
         if let Some(replaced) = variables.iter_mut().rev().find(is_others) {
             *replaced = BIND_NOW;
@@ -176,14 +176,14 @@ impl Template {
             start,
             shape,
             image: PlacedStrings::default(),
-            strings: (loaded.block.strings(), Block::strings_size()),
+            strings: (loaded.block.strings(), TemplateBlock::strings_size()),
             map: None,
             inherited_mask: None,
             max_strings: (stack_limit / 4).clamp(MIN_STRINGS, MAX_STRINGS),
             cgroup: first.placement.cgroup.clone(),
             online_cpus: online_cpus(),
             has_streams: has_streams(loaded.child.pid),
-            message: Message::default(),
+            message: TemplateMessage::default(),
             sent: VecDeque::new(),
             results: VecDeque::new(),
             random: Vec::new(),
@@ -259,7 +259,7 @@ impl Template {
     /// Adds an instance to the message.
     fn add(&mut self, instance: &Instance) -> Result<(), ForkError> {
         let mut own = self.instance_setup(instance)?;
-        let strings = self.strings_of(instance);
+        let strings = self.instance_strings(instance);
         self.check_fit(instance, &strings)?;
         if !self.message.has_room() || !own.streams.is_empty() && self.message.instance_count() > 0 {
             self.send()?;
@@ -268,7 +268,7 @@ impl Template {
             self.make_room(2 * strings.size())?;
         }
         let image = strings.at(self.strings.0);
-        own.random = self.next_random();
+        own.random = self.new_random_bytes();
         let changes = image.changes(&self.image, self.pointers_at());
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
             changes.into_iter().for_each(|(address, bytes)| self.message.copy(address, bytes));
@@ -282,25 +282,25 @@ impl Template {
             }
             written?;
         }
-        let map = self.map_of(&image);
+        let map = self.memory_map_for(&image);
         if let Some(map) = map.filter(|_| map != self.map) {
             self.message.set_memory_map(&map);
             self.map = Some(map);
         }
-        self.message.make_instance(self.loaded.block, &self.start, own);
+        self.message.add_instance(self.loaded.block, &self.start, own);
         self.image = image;
         Ok(())
     }
 
     /// Returns the arguments and environment variables of `instance`, a new process. For a script, the interpreter's arguments replace
     /// argument 0. For a template in `fork_here`, the variables of the context are left out: the program already has them.
-    pub(super) fn strings_of(&mut self, instance: &Instance) -> Strings {
+    pub(super) fn instance_strings(&mut self, instance: &Instance) -> InstanceStrings {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
         let given = arguments.iter().skip(usize::from(!interpreter.is_empty())).map(|text| text.to_bytes());
         let known = if self.shape.is_some() { 0 } else { self.setup.environment.len() };
         let variables = variables.iter().skip(known).map(|text| text.to_bytes());
-        Strings::of(interpreter.iter().map(Vec::as_slice).chain(given), variables)
+        InstanceStrings::new(interpreter.iter().map(Vec::as_slice).chain(given), variables)
     }
 
     /// Sends the prepared message to the template. Does nothing if the message does not fork a process.
@@ -366,7 +366,7 @@ impl Template {
             Some(node) if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() => {
                 return Err(of_mask.into());
             }
-            Some(node) => Some(MemoryPolicy::preferring(*node).map_err(|_| of_mask)?.nodes()),
+            Some(node) => Some(MemoryPolicy::prefer_node(*node).map_err(|_| of_mask)?.node_mask()),
             None => None,
         };
         let Stdio { input, output, error } = &instance.stdio;
@@ -376,7 +376,7 @@ impl Template {
     }
 
     /// Returns the memory map of a process with the arguments and variables `image`. `None` if the map of the template is unknown.
-    pub(super) fn map_of(&self, image: &PlacedStrings) -> Option<MemoryMap> {
+    pub(super) fn memory_map_for(&self, image: &PlacedStrings) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
         Some(map.with_strings(image.arguments(), variables))
@@ -388,7 +388,7 @@ impl Template {
     }
 
     /// Returns new random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in `fork_here`.
-    pub(super) fn next_random(&mut self) -> Option<(u64, Vec<u8>)> {
+    pub(super) fn new_random_bytes(&mut self) -> Option<(u64, Vec<u8>)> {
         let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {
             self.random.resize(RANDOM_SIZE * RANDOM_COUNT, 0);
@@ -400,7 +400,7 @@ impl Template {
 
     /// Checks whether a process for `instance` can be forked from this template. The properties that can't be changed
     /// after the template was loaded must be equal, and `strings` must not exceed the limits of execve(2).
-    pub(super) fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
+    pub(super) fn check_fit(&self, instance: &Instance, strings: &InstanceStrings) -> Result<(), ForkError> {
         match &self.shape {
             Some(shape) => shape.check(strings, &self.loaded.stack)?,
             None if strings.pointer_count() > MAX_POINTERS => {
@@ -426,7 +426,7 @@ impl Template {
     fn make_room(&mut self, size: u64) -> Result<(), ForkError> {
         self.wait_until_idle()?;
         let size = size.next_multiple_of(4096);
-        let bytes = Message::mapping(size).into_bytes(self.loaded.block).unwrap_or_default();
+        let bytes = TemplateMessage::map_memory(size).into_bytes(self.loaded.block).unwrap_or_default();
         self.loaded.channel.send(&bytes, &[]).map_err(|_| ForkError::Ended)?;
         let no_memory = SpawnError { step: SpawnStep::Exec, errno: Errno::ENOMEM };
         self.strings = (u64::try_from(self.reply()?.result).map_err(|_| no_memory)?, size);
@@ -436,7 +436,7 @@ impl Template {
 
 impl Drop for Template {
     fn drop(&mut self) {
-        end(&self.loaded.child);
+        kill_and_wait(&self.loaded.child);
         // An instance first requests to be killed with this thread, which may end next, and then closes its channel.
         if self.start.launcher.is_some() {
             self.loaded.channel.wait_closed();
@@ -452,7 +452,7 @@ impl fmt::Debug for Template {
 
 /// Returns the arguments and the variables of an instance.
 fn texts<'a>(layout: &'a mut ExecArrays, instance: &'a Instance) -> (Vec<&'a CStr>, Vec<&'a CStr>) {
-    let (arguments, variables) = layout.of(instance);
+    let (arguments, variables) = layout.fill(instance);
     // SAFETY: both arrays end with a null pointer. They and their texts live as long as the layout and the instance are
     // borrowed; the texts of the context live as long as the layout, by the condition of `ExecArrays::new`.
     unsafe { (array(arguments), array(variables)) }

@@ -20,7 +20,7 @@ use super::connection::{DaemonAddress, user_names};
 use crate::cli::doctor::DoctorArgs;
 use crate::output;
 use crate::render::doctor::{self, DoctorReport};
-use scan::Scanner;
+use scan::JobScanner;
 
 /// The maximum number of jobs whose cgroups are checked for a cpuset.
 const MAX_CGROUPS: usize = 256;
@@ -38,15 +38,15 @@ pub(super) fn run(warden: &DaemonAddress, request: &DoctorArgs) -> anyhow::Resul
 
 fn examine(warden: &DaemonAddress) -> anyhow::Result<DiagnosisInput> {
     let topology = load_topology(TopologySource::Live)?;
-    let mut scanner = Scanner::new(topology.clone())
+    let mut scanner = JobScanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;
     let first = scanner.first();
     let runs =
         first.processes.values().filter_map(Observed::present).any(|process| {
             process.comm == Comm::from("pjwd") && [Uid::ROOT, viewer()].contains(&process.uid)
         });
-    let answer = warden::read(warden, runs);
-    let watched = scanner.watch(&first, &answer.records, &answer.housekeeping);
+    let answer = warden::read_daemon_state(warden, runs);
+    let watched = scanner.scan_jobs_twice(&first, &answer.records, &answer.housekeeping);
     let processes: Vec<(Pid, Uid, Comm)> = programs(&watched.after).collect();
     let policy = scanner.policy();
     let mut host = survey::read_host_facts(&watched.after.online);
@@ -59,7 +59,7 @@ fn examine(warden: &DaemonAddress) -> anyhow::Result<DiagnosisInput> {
         .filter_map(Observed::present)
         .any(|process| process.is_kernel_thread);
     host.in_container = !has_kernel && !host.hides_processes;
-    let watch = scanner.diagnosis(&watched);
+    let watch = scanner.scan_pair(&watched);
     let mut jobs = watch.observed_jobs(&answer.held);
     let mounts = CgroupMounts::read();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {

@@ -17,7 +17,7 @@ use pjw_core::{
     state::WardenState, topology::Topology,
 };
 use pjw_linux::{node::LinuxMachine, proc::irq, survey, sys::clock};
-use pjw_sources::Host;
+use pjw_sources::LocalHost;
 use pjw_sources::service::{SCHEDULERS, Scheduler};
 
 /// The time between the two scans: long enough to measure which threads run, short enough for the user to wait.
@@ -29,11 +29,11 @@ const MAX_FILES: usize = 64;
 
 /// The scanner of `pjwctl doctor`: reads the processes of this machine, and finds out which processes belong to which
 /// job.
-pub(super) struct Scanner {
+pub(super) struct JobScanner {
     node: LinuxMachine,
     state: WardenState,
     policy: Policy,
-    host: Host,
+    host: LocalHost,
 }
 
 /// Two scans of the processes of all jobs, made one second apart. Also contains the interrupts that occurred in this
@@ -44,7 +44,7 @@ pub(super) struct ScanResults {
     pub(super) interrupts: Vec<Interrupt>,
 }
 
-impl Scanner {
+impl JobScanner {
     /// Makes a scanner for this machine, which has the topology `topology`.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Scanner {
             node: LinuxMachine::new(pjw_sources::job_variable_names())?,
             state: WardenState::new(topology, &CpuSet::new()),
             policy,
-            host: Host { name: clock::hostname(), flux_user },
+            host: LocalHost { name: clock::hostname(), flux_user },
         })
     }
 
@@ -71,7 +71,7 @@ impl Scanner {
     }
 
     /// Returns the two scans in `watched`, together with the jobs that the scanner found, as input for the diagnosis.
-    pub(super) fn diagnosis<'a>(&'a self, watched: &'a ScanResults) -> ScanPair<'a> {
+    pub(super) fn scan_pair<'a>(&'a self, watched: &'a ScanResults) -> ScanPair<'a> {
         ScanPair {
             state: &self.state,
             policy: &self.policy,
@@ -93,9 +93,9 @@ impl Scanner {
     }
 
     /// Finds the jobs and their processes, and then scans the processes of the jobs twice, one second apart. `first` is
-    /// the result of [`Scanner::first`]. `records` contains the jobs and processes that a running daemon reported.
+    /// the result of [`JobScanner::first`]. `records` contains the jobs and processes that a running daemon reported.
     /// `housekeeping` contains the PUs (logical CPUs) that are reserved for the system.
-    pub(super) fn watch(
+    pub(super) fn scan_jobs_twice(
         &mut self,
         first: &Snapshot,
         records: &[Record],

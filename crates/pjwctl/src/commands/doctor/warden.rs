@@ -7,9 +7,9 @@ use std::time::Duration;
 use pjw_core::diagnosis::{DaemonLending, DaemonStatus, Finding, Severity};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership};
-use pjw_core::record::{Membership, Record};
+use pjw_core::record::{JobMembership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
-use pjw_core::{cpuset::CpuSet, evidence::Evidence};
+use pjw_core::{cpuset::CpuSet, evidence::MembershipEvidence};
 use pjw_ipc::client::{Client, ConnectError};
 use pjw_ipc::{service_commands, wire};
 
@@ -50,7 +50,7 @@ impl DaemonState {
 /// Requests the state of the daemon. `runs` says whether a process `pjwd` was found. If `runs` is false and the option
 /// `--socket` was not given, the result says that no daemon runs. If the daemon does not reply within 5 s, the result
 /// says that the daemon hangs.
-pub(super) fn read(warden: &DaemonAddress, runs: bool) -> DaemonState {
+pub(super) fn read_daemon_state(warden: &DaemonAddress, runs: bool) -> DaemonState {
     if !runs && warden.socket_option().is_none() {
         return DaemonState::none(absent());
     }
@@ -86,7 +86,7 @@ fn answer(client: &mut Client, status: &wire::Status) -> DaemonState {
         }
         answer.kept_by.insert(id.clone(), job.enforcement.clone());
         // A job that ended in the meantime has no members.
-        let details = (n < MAX_JOBS).then(|| show::read(client, job.id.clone()).ok()).flatten();
+        let details = (n < MAX_JOBS).then(|| show::read_job_details(client, job.id.clone()).ok()).flatten();
         answer
             .records
             .extend(details.iter().flat_map(|details| &details.members).map(|member| joined(&id, member)));
@@ -124,15 +124,21 @@ fn known_job(id: &JobId, job: &wire::Job) -> Job {
 
 fn joined(job: &JobId, member: &wire::Member) -> Record {
     let evidence = match member.evidence.as_str() {
-        "cgroup" => Evidence::Cgroup,
-        "parent" => Evidence::Parent,
-        "session" => Evidence::Session,
-        "environment" => Evidence::Environment,
-        "adopted" => Evidence::Adopted,
-        _ => Evidence::Registered,
+        "cgroup" => MembershipEvidence::Cgroup,
+        "parent" => MembershipEvidence::Parent,
+        "session" => MembershipEvidence::Session,
+        "environment" => MembershipEvidence::Environment,
+        "adopted" => MembershipEvidence::Adopted,
+        _ => MembershipEvidence::Registered,
     };
     let process = ProcessId { pid: Pid(member.pid), start: StartTime(member.start_time) };
-    Record::Joined(Membership { process, job: job.clone(), evidence, inherited_mask: None, first_seen: None })
+    Record::Joined(JobMembership {
+        process,
+        job: job.clone(),
+        evidence,
+        inherited_mask: None,
+        first_seen: None,
+    })
 }
 
 fn warning(warning: &wire::Warning) -> Finding {

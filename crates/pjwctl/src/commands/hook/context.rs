@@ -7,7 +7,7 @@ use std::time::Instant;
 use jiff::Timestamp;
 use pjw_core::snapshot::BatchAttributes;
 use pjw_ipc::report::Thousandths;
-use pjw_sources::{Host, announcement::JobAnnouncement};
+use pjw_sources::{LocalHost, announcement::JobAnnouncement};
 
 use super::client::HookClient;
 use crate::cli::HookArgs;
@@ -28,7 +28,7 @@ pub(super) struct HookInput {
     pub(super) client: HookClient,
     /// The environment of the hook, as attributes that pjw-sources reads.
     pub(super) attributes: BatchAttributes,
-    pub(super) host: Host,
+    pub(super) host: LocalHost,
     /// The arguments of the hook.
     pub(super) arguments: Vec<String>,
     /// The number of cores in the hook's configuration, if it has one.
@@ -42,11 +42,11 @@ impl HookInput {
     pub(super) fn from_arguments(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
         let environ = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
-        let name = file(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default().trim().to_owned();
+        let name = read_file(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default().trim().to_owned();
         Self {
             client: HookClient::new(socket, until),
             attributes: BatchAttributes { environ, ..BatchAttributes::default() },
-            host: Host { name, flux_user: None },
+            host: LocalHost { name, flux_user: None },
             arguments: request.arguments.iter().cloned().map(text).collect(),
             cores: request.cores,
         }
@@ -107,12 +107,12 @@ impl HookInput {
     /// Returns the content of the file whose path is the value of the environment variable `variable` of the hook.
     /// `None` if the variable is not set or is empty, or if the file can't be read.
     pub(super) fn file_named_by_variable(&self, variable: &str) -> Option<String> {
-        file(Path::new(self.variable(variable)?))
+        read_file(Path::new(self.variable(variable)?))
     }
 }
 
 /// Returns the content of the file at `path`, at most [`MAX_FILE_BYTES`] bytes. `None` if the file can't be read.
-pub(super) fn file(path: &Path) -> Option<String> {
+pub(super) fn read_file(path: &Path) -> Option<String> {
     let mut text = Vec::new();
     std::fs::File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())

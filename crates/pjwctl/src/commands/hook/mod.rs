@@ -131,7 +131,7 @@ fn within<T: Send + 'static>(
     announcement.recv_timeout(timeout).unwrap_or_else(|_| {
         bail!(
             "not done within {timeout:?}: pjwd hangs or the node is overloaded; see pjwd's log, or restart it with: {}",
-            service_commands::restart_text()
+            service_commands::pjwd_restart_commands()
         )
     })
 }

@@ -10,7 +10,7 @@ use pjw_sources::announcement::{self, JobAnnouncement};
 use pjw_sources::slurm_conf::{self, SlurmConf};
 use pjw_sources::task;
 
-use super::context::{HookInput, JobVariables, file};
+use super::context::{HookInput, JobVariables, read_file};
 use super::variables;
 
 const CONF: &str = "/etc/slurm/slurm.conf";
@@ -51,6 +51,6 @@ fn name(announcement: &JobAnnouncement, conf: SlurmConf) -> JobId {
 fn conf(context: &HookInput) -> SlurmConf {
     let slurm = Path::new(context.variable("SLURM_CONF").unwrap_or(CONF));
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    let text = |path: &Path| file(path).unwrap_or_default();
+    let text = |path: &Path| read_file(path).unwrap_or_default();
     slurm_conf::parse(&text(slurm), &text(&slurm.with_file_name("cgroup.conf")), unified)
 }

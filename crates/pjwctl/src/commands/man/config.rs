@@ -11,7 +11,7 @@ pub(super) fn page() -> Page {
     // The first lines of the file describe the file itself.
     let about = "the configuration of the process jail warden";
     let description = head.split_once('\n').map_or("", |(_, description)| description).trim();
-    let mut text = roff::title("pjwd.toml", 5, about);
+    let mut text = roff::page_header("pjwd.toml", 5, about);
     text += &roff::section("DESCRIPTION");
     text += "pjwd reads one file, in TOML: the one that \\-\\-config names, else /etc/pjw/pjwd.toml as root and\n\
              $XDG_CONFIG_HOME/pjw/pjwd.toml (~/.config without the variable) as any other user.\n.PP\n";
@@ -29,7 +29,7 @@ fn block(block: &str) -> String {
     let description = prose(block);
     match keys.is_empty() {
         true => format!(".PP\n{}\n", roff::escape_roff(description.trim())),
-        false => roff::item(&keys.join(", "), description.trim()),
+        false => roff::list_entry(&keys.join(", "), description.trim()),
     }
 }
 

@@ -10,37 +10,43 @@ pub(super) fn page(help: &str) -> Option<Page> {
     let (first, description) = about.split_once("\n\n")?;
     let about = first.trim().trim_start_matches("pjwd").trim_end_matches('.');
     let text = [
-        roff::title("pjwd", 8, &format!("the process jail warden, which{about}")),
+        roff::page_header("pjwd", 8, &format!("the process jail warden, which{about}")),
         roff::section("SYNOPSIS") + &roff::escape_roff(usage) + "\n",
         roff::section("DESCRIPTION") + &roff::paragraphs(description),
         roff::section("OPTIONS") + &options.split("\n\n").map(option).collect::<Option<String>>()?,
         roff::section("SIGNALS"),
-        roff::item(
+        roff::list_entry(
             "SIGHUP",
             "The configuration is read again, as with pjwctl reload; a bad one leaves the old one in \
              force.",
         ),
-        roff::item(
+        roff::list_entry(
             "SIGTERM, SIGINT",
             "pjwd ends. Jobs run on where they are, and the next pjwd finds them; to put back every mask \
              first, give pjwctl release --all.",
         ),
         roff::section("FILES"),
-        roff::item("/etc/pjw/pjwd.toml", "Root's configuration. See pjwd.toml(5)."),
-        roff::item("/run/pjwd/pjwd.sock", "Root's socket; state and undo journal are in the same directory."),
-        roff::item(
+        roff::list_entry("/etc/pjw/pjwd.toml", "Root's configuration. See pjwd.toml(5)."),
+        roff::list_entry(
+            "/run/pjwd/pjwd.sock",
+            "Root's socket; state and undo journal are in the same directory.",
+        ),
+        roff::list_entry(
             "/run/pjwd-lock/warden.lock",
             "Root's lock against a second pjwd; another user's is in /run/user/UID/pjwd-lock, or in \
              /tmp/pjwd-UID-lock where /run/user/UID is no directory. It stays when the state directory is deleted, \
              and tells the next pjwd of that.",
         ),
-        roff::item(
+        roff::list_entry(
             "$XDG_RUNTIME_DIR/pjwd/pjwd.sock",
             "A user's socket; without the variable /run/user/UID/pjwd/pjwd.sock, or \
              /tmp/pjwd-UID/pjwd.sock where /run/user/UID is no directory.",
         ),
         roff::section("ENVIRONMENT"),
-        roff::item("PJW_LOG", "How much is logged, instead of what log_level in the configuration says."),
+        roff::list_entry(
+            "PJW_LOG",
+            "How much is logged, instead of what log_level in the configuration says.",
+        ),
         roff::section("EXIT STATUS") + "0 done; 1 failed, with the reason on stderr; 2 usage.\n",
         roff::see_also("pjwd"),
     ];
@@ -51,7 +57,7 @@ pub(super) fn page(help: &str) -> Option<Page> {
 fn option(entry: &str) -> Option<String> {
     let (name, description) = entry.trim().split_once('\n')?;
     let description = description.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-    Some(roff::item(name, &description))
+    Some(roff::list_entry(name, &description))
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ fn of_commands() -> anyhow::Result<Vec<Page>> {
 }
 
 fn of_the_daemon() -> anyhow::Result<Page> {
-    let mut pjwd = daemon_program::command()?;
+    let mut pjwd = daemon_program::pjwd_command()?;
     let program = Path::new(pjwd.get_program()).display().to_string();
     let said = pjwd.arg("--help").output().map_err(|error| anyhow!("can't start {program}: {error}"))?;
     daemon::page(&String::from_utf8_lossy(&said.stdout)).ok_or_else(|| {

@@ -13,7 +13,7 @@ pub(super) fn escape_roff(text: &str) -> String {
 
 /// Returns the beginning of a manual page in roff: the macro `.TH`, and the section NAME. `name` is the name of the
 /// page, `section` the number of its section, and `about` a description in one line.
-pub(super) fn title(name: &str, section: u8, about: &str) -> String {
+pub(super) fn page_header(name: &str, section: u8, about: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
         ".TH {name} {section} \"\" \"pjw {version}\" \"pjw\"\n.SH NAME\n{name} \\- {}\n",
@@ -35,7 +35,7 @@ pub(super) fn paragraphs(text: &str) -> String {
 }
 
 /// Returns an entry of a list in roff (the macro `.TP`): `name` in bold, and below it the description `text`.
-pub(super) fn item(name: &str, text: &str) -> String {
+pub(super) fn list_entry(name: &str, text: &str) -> String {
     format!(".TP\n\\fB{}\\fR\n{}\n", escape_roff(name), escape_roff(text))
 }
 

@@ -9,7 +9,7 @@ pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
     let man = Man::new(command.clone());
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    let mut text = roff::title(&name, 1, &about) + &roff::section("SYNOPSIS") + &synopsis(command);
+    let mut text = roff::page_header(&name, 1, &about) + &roff::section("SYNOPSIS") + &synopsis(command);
     let mut parts = Vec::new();
     man.render_description_section(&mut parts)?;
     man.render_options_section(&mut parts)?;

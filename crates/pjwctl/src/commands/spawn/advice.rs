@@ -8,7 +8,7 @@ use std::path::Path;
 use pjw_spawn::SpawnContext;
 
 use super::group::Program;
-use super::library_search::missed_opens;
+use super::library_search::missing_file_opens;
 use crate::output;
 
 /// From so many opens of missing files at a start on there is advice.
@@ -16,11 +16,11 @@ const MANY_MISSED_OPENS: usize = 100;
 
 /// Prints advice about each program in `programs` that starts slowly because of `LD_LIBRARY_PATH`: at each start, the
 /// dynamic linker tries to open 100 or more files that do not exist. Called before the start of the instances.
-pub(super) fn print(programs: &[Program]) {
+pub(super) fn print_advice(programs: &[Program]) {
     print_lines(programs.iter().map(|program| (&program.context, program.instances.len() > 1)));
 }
 
-/// Prints advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`print`] does, but after the start
+/// Prints advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`print_advice`] does, but after the start
 /// of the instances. `contexts` contains the contexts whose instances all executed their program: none was forked from
 /// a loaded copy of the program. The advice about a program is printed once, even if several contexts have the same
 /// program.
@@ -37,7 +37,7 @@ fn print_lines<'a>(contexts: impl Iterator<Item = (&'a SpawnContext, bool)>) {
     };
     for (context, can_be_forked) in contexts {
         let path = Path::new(OsStr::from_bytes(context.program_path().to_bytes()));
-        let missed = missed_opens(path, &library_path);
+        let missed = missing_file_opens(path, &library_path);
         if missed >= MANY_MISSED_OPENS {
             output::print_error(&format!(
                 "LD_LIBRARY_PATH makes each start of {} open {missed} files that are not there: name fewer directories \

@@ -30,7 +30,7 @@ pub(super) struct RankedCommand {
 
 /// Returns the commands for the instances of `pjwctl spawn`: one command from the command line, or the commands in the
 /// file of the option `--multi`. `request` contains the command line options.
-pub(super) fn read(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
+pub(super) fn read_commands(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
     if let Some(path) = &request.multi_file {
         let text = read_file(path).map_err(|error| anyhow!("can't read {}: {error}", path.display()))?;
         return parse(&text, request.instances).map_err(|error| anyhow!("{}: {error}", path.display()));

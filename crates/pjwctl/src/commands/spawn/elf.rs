@@ -55,7 +55,7 @@ impl DynamicSection {
         let entries = read_at(&file, dynamic.offset, dynamic.size)?;
         let entries: Vec<(usize, usize)> = entries
             .chunks_exact(16)
-            .map_while(|entry| Some((number(entry, 0, 8)?, number(entry, 8, 8)?)))
+            .map_while(|entry| Some((read_number(entry, 0, 8)?, read_number(entry, 8, 8)?)))
             .collect();
         let values = |kind: usize| entries.iter().filter(move |entry| entry.0 == kind).map(|entry| entry.1);
         let offset_of = |address: usize| {
@@ -98,11 +98,16 @@ fn parts(file: &File) -> Option<Vec<Part>> {
     if !head.starts_with(MAGIC) {
         return None;
     }
-    let (size, count) = (number(&head, 54, 2)?, number(&head, 56, 2)?);
-    let headers = read_at(file, number(&head, 32, 8)?, size * count)?;
+    let (size, count) = (read_number(&head, 54, 2)?, read_number(&head, 56, 2)?);
+    let headers = read_at(file, read_number(&head, 32, 8)?, size * count)?;
     let part = |header: &[u8]| {
-        let field = |at| number(header, at, 8);
-        Some(Part { kind: number(header, 0, 4)?, offset: field(8)?, address: field(16)?, size: field(32)? })
+        let field = |at| read_number(header, at, 8);
+        Some(Part {
+            kind: read_number(header, 0, 4)?,
+            offset: field(8)?,
+            address: field(16)?,
+            size: field(32)?,
+        })
     };
     Some(headers.chunks_exact(size.max(1)).map_while(part).collect())
 }
@@ -127,7 +132,7 @@ fn directories(list: &OsStr, of: &Path) -> Vec<PathBuf> {
 
 /// Returns the little-endian number that begins in `bytes` at the offset `at` and is `length` bytes long. `length` must
 /// be at most 8. `None` if `bytes` ends before the end of the number.
-pub(super) fn number(bytes: &[u8], at: usize, length: usize) -> Option<usize> {
+pub(super) fn read_number(bytes: &[u8], at: usize, length: usize) -> Option<usize> {
     let bytes = bytes.get(at..at.checked_add(length)?)?;
     usize::try_from(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))).ok()
 }

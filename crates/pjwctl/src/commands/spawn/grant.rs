@@ -55,7 +55,7 @@ impl Grant {
         }
         let pid = std::process::id();
         let mut client = warden.connect()?;
-        let name = request.job.clone().unwrap_or_else(|| run::default_name(program, pid));
+        let name = request.job.clone().unwrap_or_else(|| run::default_job_name(program, pid));
         let assign = Assign {
             job: parse_job_id(&name)?,
             cores: request.cores.map_or(Some(size), CoreCountArg::core_count),

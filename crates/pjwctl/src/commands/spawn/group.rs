@@ -12,10 +12,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::signal::Signal;
 use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
 
-use super::instance::{BRK_HINT, InstanceState, remedy};
+use super::instance::{BRK_HINT, InstanceState, start_failure_remedy};
 use super::labels::LabelledPipes;
 use super::mode::TemplateUse;
-use super::signals::{ReceivedSignal, Signals};
+use super::signals::{ReceivedSignal, SignalReader};
 use crate::output;
 
 /// The kinds of descriptors, in the upper half of their number in the epoll set. The lower half is an index.
@@ -47,7 +47,7 @@ pub(super) struct StartFailure(pub(super) anyhow::Error);
 
 /// The instances (processes) of one `pjwctl spawn`, from the beginning of their start to their end. While pjwctl waits
 /// for the instances, the group also prints their labelled output, and passes signals to them.
-pub(super) struct Group {
+pub(super) struct InstanceGroup {
     /// What is known of each instance, by rank.
     pub(super) states: Vec<InstanceState>,
     /// The batches that are not finished, with the ranks of their instances.
@@ -55,7 +55,7 @@ pub(super) struct Group {
     /// The contexts end their instances when they are dropped.
     contexts: Vec<pjw_spawn::SpawnContext>,
     epoll: Epoll,
-    signals: Signals,
+    signals: SignalReader,
     labels: LabelledPipes,
     /// The signal after which no more instances are started.
     ending: Option<i32>,
@@ -78,7 +78,7 @@ pub(super) struct Group {
     templates: TemplateUse,
 }
 
-impl Group {
+impl InstanceGroup {
     /// Begins to start the instances of `programs`. Threads of pjwctl start the instances in the background. `labels`
     /// contains the pipes for labelled output. `unequal_variable` is the name of an environment variable whose value
     /// differs between instances, if there is one.
@@ -92,7 +92,7 @@ impl Group {
         unequal_variable: Option<String>,
     ) -> anyhow::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?;
-        let signals = Signals::block()?;
+        let signals = SignalReader::block()?;
         let size = programs.iter().map(|program| program.instances.len()).sum();
         let mut group = Self {
             states: (0..size).map(|_| InstanceState::default()).collect(),
@@ -213,7 +213,7 @@ impl Group {
 
     /// Returns how many instances of the group were forked from templates, and why others were not. A template is a
     /// process that has loaded the program. The result is complete when all instances have begun.
-    pub(super) fn templates(&self) -> TemplateUse {
+    pub(super) fn template_use(&self) -> TemplateUse {
         TemplateUse { begun: self.begun, ..self.templates.clone() }
     }
 
@@ -223,7 +223,7 @@ impl Group {
         if self.begun == 0 && self.states.iter().all(|state| state.error.is_none()) {
             return ExitCode::FAILURE;
         }
-        ExitCode::from(self.states.iter().map(|state| state.code(self.ending)).max().unwrap_or(0))
+        ExitCode::from(self.states.iter().map(|state| state.exit_code(self.ending)).max().unwrap_or(0))
     }
 
     /// Returns how long the start of all instances took: the time from the creation of the first process until the last
@@ -294,7 +294,7 @@ impl Group {
                 state.error = Some(error);
                 self.print_failure(&format!(
                     "instance {rank} was not started: {error}; {}",
-                    remedy(error.errno)
+                    start_failure_remedy(error.errno)
                 ));
             }
             Ok(child) => {
@@ -432,7 +432,7 @@ mod tests {
             stdio: Stdio::default(),
         };
         let program = Program { context: SpawnContext::new("true").unwrap(), instances: vec![instance] };
-        let mut group = Group::start(vec![program], LabelledPipes::default(), None).unwrap();
+        let mut group = InstanceGroup::start(vec![program], LabelledPipes::default(), None).unwrap();
         while group.states[0].child.is_none() {
             group.take_results(0).unwrap();
         }
@@ -440,7 +440,7 @@ mod tests {
         nix::sys::wait::waitpid(pid, None).unwrap();
         group.wait_until_begun().unwrap();
         group.wait_until_ended().unwrap();
-        assert_eq!((group.running, group.states[0].code(None), group.failure_lines), (0, 1, 1));
+        assert_eq!((group.running, group.states[0].exit_code(None), group.failure_lines), (0, 1, 1));
     }
 
     #[test]
@@ -458,12 +458,13 @@ mod tests {
         };
         let program = |instances| Program { context: SpawnContext::new("sleep").unwrap(), instances };
         let programs = vec![program((0..3).map(instance).collect()), program(Vec::new())];
-        let error = Group::start(programs, LabelledPipes::default(), None).map(drop).unwrap_err();
+        let error = InstanceGroup::start(programs, LabelledPipes::default(), None).map(drop).unwrap_err();
         assert!(error.is::<StartFailure>(), "{error}");
         assert!(error.to_string().ends_with("the instances that had begun were killed"), "{error}");
         assert_eq!(processes(&format!("sleep\0{time}\0")), 0);
-        let error =
-            Group::start(vec![program(Vec::new())], LabelledPipes::default(), None).map(drop).unwrap_err();
+        let error = InstanceGroup::start(vec![program(Vec::new())], LabelledPipes::default(), None)
+            .map(drop)
+            .unwrap_err();
         assert!(!error.is::<StartFailure>(), "nothing was started: {error}");
     }
 }

@@ -55,7 +55,7 @@ impl InstanceState {
     /// - If the instance failed to start: 127 if the program does not exist, 126 otherwise.
     /// - If the start was cancelled because of the signal `ending`: 128 plus `ending`.
     /// - If the exit status is unknown: 1. If the instance has not ended: 0.
-    pub(super) fn code(&self, ending: Option<i32>) -> u8 {
+    pub(super) fn exit_code(&self, ending: Option<i32>) -> u8 {
         let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
@@ -69,7 +69,7 @@ impl InstanceState {
 }
 
 /// Returns what the user can do if an instance failed to start with the error number `errno`, as text.
-pub(super) fn remedy(errno: Errno) -> &'static str {
+pub(super) fn start_failure_remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::ENOENT => "the program, or the interpreter that it names, is gone",
         Errno::E2BIG => "make its arguments and its environment smaller",

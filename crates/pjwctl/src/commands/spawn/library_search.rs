@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::elf::{DynamicSection, number};
+use super::elf::{DynamicSection, read_number};
 
 /// The directories that are searched after all others. The linker has them built in; distributions differ.
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
@@ -20,7 +20,7 @@ const CACHE_ENTRY: usize = 24;
 /// Returns how many files the dynamic linker tries to open although they do not exist, when `program` starts. Counts
 /// only files in the directories of `library_path`, which is the value of `LD_LIBRARY_PATH`. A directory that does not
 /// exist counts as one file. Returns 0 for a static program, and for a program that can't be read.
-pub(super) fn missed_opens(program: &Path, library_path: &OsStr) -> usize {
+pub(super) fn missing_file_opens(program: &Path, library_path: &OsStr) -> usize {
     let Some(first) = DynamicSection::read(program) else { return 0 };
     let Some(linker) = &first.linker else { return 0 };
     let directories = directories(library_path);
@@ -81,14 +81,14 @@ fn read_cache(bytes: &[u8]) -> BTreeMap<OsString, PathBuf> {
     if !bytes.starts_with(CACHE_MAGIC) {
         return BTreeMap::new();
     }
-    let count = number(bytes, CACHE_MAGIC.len(), 4).unwrap_or(0);
+    let count = read_number(bytes, CACHE_MAGIC.len(), 4).unwrap_or(0);
     let text = |at: Option<usize>| {
         let text = bytes.get(at?..)?.split(|byte| *byte == 0).next()?;
         Some(OsString::from_vec(text.to_vec()))
     };
     let entry = |index: usize| {
         let at = CACHE_HEAD + index * CACHE_ENTRY;
-        Some((text(number(bytes, at + 4, 4))?, PathBuf::from(text(number(bytes, at + 8, 4))?)))
+        Some((text(read_number(bytes, at + 4, 4))?, PathBuf::from(text(read_number(bytes, at + 8, 4))?)))
     };
     // The first entry of a name is that of the best processor variant.
     (0..count.min(bytes.len() / CACHE_ENTRY)).rev().filter_map(entry).collect()
@@ -141,8 +141,11 @@ mod tests {
         let program = compile(dir.path(), "program", source, &["-L", directory, "-la", &link]);
         let library_path = [path("empty"), path("gone"), path("libraries"), path("last")].join(":");
         // liba and libb are missed in one directory, libc in three; one directory does not exist.
-        assert_eq!(missed_opens(&program, library_path.as_ref()), 1 + 1 + 3 + 1);
-        assert_eq!(missed_opens(&program, library_path.as_ref()), missed_by_linker(&program, &library_path));
+        assert_eq!(missing_file_opens(&program, library_path.as_ref()), 1 + 1 + 3 + 1);
+        assert_eq!(
+            missing_file_opens(&program, library_path.as_ref()),
+            missed_by_linker(&program, &library_path)
+        );
     }
 
     #[test]
@@ -159,7 +162,7 @@ mod tests {
             let flags = ["-L", directory, "-lown", "-Wl,-rpath,$ORIGIN", tag];
             let program = compile(dir.path(), name, source, &flags);
             // DT_RPATH is searched before the variable, DT_RUNPATH after it.
-            assert_eq!(missed_opens(&program, empty.as_os_str()), missed, "{name}");
+            assert_eq!(missing_file_opens(&program, empty.as_os_str()), missed, "{name}");
             assert_eq!(missed_by_linker(&program, empty.to_str().unwrap()), missed, "{name}");
         }
     }
@@ -171,7 +174,7 @@ mod tests {
         let text = dir.path().join("text");
         fs::write(&text, "#!/bin/sh\n").unwrap();
         for program in [fixed, text, dir.path().join("missing")] {
-            assert_eq!(missed_opens(&program, OsStr::new("/tmp:/gone")), 0, "{}", program.display());
+            assert_eq!(missing_file_opens(&program, OsStr::new("/tmp:/gone")), 0, "{}", program.display());
         }
     }
 

@@ -29,7 +29,7 @@ use nix::time::{ClockId, clock_gettime};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::parts::{DivisionRule, divide_for_tasks, divide_into_parts, numa_node_containing};
 use pjw_core::topology::Topology;
-use pjw_core::within_job::arrange_parts;
+use pjw_core::within_job::sort_parts;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::{Template, TemplateError};
 use pjw_spawn::{
@@ -43,10 +43,10 @@ use crate::cli::{CoreCountArg, ProxyArg, ShareArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::Grant;
-use group::{Group, Program, StartFailure};
+use group::{InstanceGroup, Program, StartFailure};
 use labels::LabelledPipes;
 use mode::StartMode;
-use sizes::InstanceSizes;
+use sizes::SizeVariables;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
 const DESCRIPTORS_OF_LABELS: usize = 4;
@@ -86,9 +86,9 @@ pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
 }
 
 /// Checks everything, and lets the start begin.
-fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Group, Grant)> {
+fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(InstanceGroup, Grant)> {
     reset_launcher_signals();
-    let commands = commands::read(request)?;
+    let commands = commands::read_commands(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
     if size == 0 {
         return Err(CheckError::NoInstances.into());
@@ -110,7 +110,7 @@ fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Group, 
     let started = placements(&topology, &grant.cpus, request, size).and_then(|placements| {
         let used = &placements[..placements.len().min(size as usize)];
         let has_templates = request.proxy != ProxyArg::Never;
-        let sizes = InstanceSizes::new(&topology, used, &grant.cpu_count_variables, has_templates);
+        let sizes = SizeVariables::new(&topology, used, &grant.cpu_count_variables, has_templates);
         let programs = divide(programs, &sizes, placements.len());
         raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
         let labelled = request.prefix_output_with_rank.then_some(&mut labels);
@@ -119,12 +119,12 @@ fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Group, 
         check_programs(&programs)?;
         match request.proxy {
             ProxyArg::Always => check_templates(&programs, &sizes)?,
-            ProxyArg::Never => advice::print(&programs),
+            ProxyArg::Never => advice::print_advice(&programs),
             ProxyArg::Auto | ProxyArg::Late => {}
         }
         let programs =
             if request.replicate { replicas::with_replicas(&topology, programs)? } else { programs };
-        Group::start(programs, labels, sizes.unequal_variable().map(str::to_owned))
+        InstanceGroup::start(programs, labels, sizes.unequal_variable().map(str::to_owned))
     });
     match started {
         Ok(group) => Ok((group, grant)),
@@ -136,7 +136,7 @@ fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Group, 
 }
 
 /// Waits for the instances, and prints the result.
-fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+fn finish(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let mode = match wait(&mut group, request) {
         Ok(mode) => mode,
         Err(error) => {
@@ -144,14 +144,14 @@ fn finish(mut group: Group, grant: &Grant, request: &SpawnArgs) -> anyhow::Resul
             return Err(StartFailure(error).into());
         }
     };
-    report::print(&group, &mode, grant.job.as_deref(), request.json)?;
+    report::print_result(&group, &mode, grant.job.as_deref(), request.json)?;
     Ok(group.exit_code())
 }
 
 /// Waits until all instances have begun, says how they were started, and waits for their end.
-fn wait(group: &mut Group, request: &SpawnArgs) -> anyhow::Result<StartMode> {
+fn wait(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartMode> {
     group.wait_until_begun()?;
-    let mode = StartMode::of(request, group.templates());
+    let mode = StartMode::of(request, group.template_use());
     mode.print_start_mode(request.proxy);
     if request.proxy != ProxyArg::Never && request.share.is_none() {
         advice::print_for_executed(group.contexts_without_forks());
@@ -184,7 +184,7 @@ fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
 
 /// Loads each program once as a template, and ends the template: nothing is started if that is not possible. An
 /// instance that is the only one on a part of its size executes its program.
-fn check_templates(programs: &[Program], sizes: &InstanceSizes) -> anyhow::Result<()> {
+fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Result<()> {
     let mut has_templates = false;
     for program in programs {
         let [first, _, ..] = &program.instances[..] else { continue };
@@ -264,7 +264,7 @@ fn placements(
         _ => divide_into_parts,
     };
     let parts = divide(topology, &cpus, &map, size);
-    let parts = arrange_parts(topology, parts, request.within_job.map(Into::into).unwrap_or_default());
+    let parts = sort_parts(topology, parts, request.within_job.map(Into::into).unwrap_or_default());
     if let Some(part) = parts.iter().find(|part| !part.is_subset(granted)) {
         bail!(
             "the part {part} of the map is not inside the CPUs {granted}: choose from these, or request others with --cores"
@@ -293,7 +293,7 @@ fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result
 
 /// Divides each program into one for each size of part, if its instances are to be forks of templates. The contexts get
 /// the variables that their instances have in common.
-fn divide(programs: Vec<Prepared>, sizes: &InstanceSizes, parts: usize) -> Vec<Prepared> {
+fn divide(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<Prepared> {
     let mut divided = Vec::new();
     for (context, command, arguments) in programs {
         let RankedCommand { ranks, program, arguments: words, line } = command;
@@ -310,7 +310,7 @@ fn with_instances(
     programs: Vec<Prepared>,
     size: u32,
     placements: &[Arc<Placement>],
-    sizes: &InstanceSizes,
+    sizes: &SizeVariables,
     grant: &Grant,
     mut labels: Option<&mut LabelledPipes>,
 ) -> anyhow::Result<Vec<Program>> {

@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use pjw_spawn::ExitStatus;
 use serde::Serialize;
 
-use super::group::Group;
+use super::group::InstanceGroup;
 use super::instance::InstanceState;
 use super::mode::StartMode;
 use crate::cli::JsonArg;
@@ -38,7 +38,12 @@ struct InstanceReport {
 
 /// Prints the result of `pjwctl spawn` as JSON. Prints nothing without the option `--json`. `mode` says how the
 /// instances in `group` were started. `job` is the id of the job that holds their cores, if the daemon knows one.
-pub(super) fn print(group: &Group, mode: &StartMode, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
+pub(super) fn print_result(
+    group: &InstanceGroup,
+    mode: &StartMode,
+    job: Option<&str>,
+    json: JsonArg,
+) -> anyhow::Result<()> {
     if !json.json {
         return Ok(());
     }

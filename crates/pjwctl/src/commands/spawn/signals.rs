@@ -17,7 +17,7 @@ const OWN: [Signal; 6] =
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
 /// A file descriptor from which pjwctl reads the signals that are sent to it (signalfd(2)).
-pub(super) struct Signals {
+pub(super) struct SignalReader {
     pub(super) descriptor: SignalFd,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct ReceivedSignal {
     pub(super) is_ending: bool,
 }
 
-impl Signals {
+impl SignalReader {
     /// Blocks the signals in this thread, so that pjwctl can read them from a file descriptor. Threads that this thread
     /// starts later also block them. The signals of job control, `SIGCHLD` and `SIGPIPE` are not blocked.
     pub(super) fn block() -> anyhow::Result<Self> {

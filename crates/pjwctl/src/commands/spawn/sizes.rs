@@ -8,21 +8,21 @@ use pjw_core::cpu_count_variables::{CpuCountVariable, CpuCounts, cpu_count_envir
 use pjw_core::topology::Topology;
 use pjw_spawn::{Placement, SpawnContext};
 
-use crate::commands::run::own_variable;
+use crate::commands::run::environment_variable;
 
 /// A value that removes a variable from a [`SpawnContext`].
 const REMOVED: &str = "\0";
 
 /// The environment variables that tell each instance (process) the number of its cores or PUs (logical CPUs), such as
 /// `OMP_NUM_THREADS`. Variables that the user has set are left out.
-pub(super) struct InstanceSizes {
+pub(super) struct SizeVariables {
     /// The variables of each part, with their values, in the order of the placements.
     of_parts: Vec<Vec<(String, String)>>,
     /// Whether all instances of a context have the same variables, so that the context has them.
     are_common: bool,
 }
 
-impl InstanceSizes {
+impl SizeVariables {
     /// Computes the environment variables of each part of the cores, from the number of its cores and PUs (logical
     /// CPUs). `placements` contains the parts, and `variables` the definitions of the variables. `has_templates` says
     /// whether instances are forked from templates (processes that have loaded the program).
@@ -34,7 +34,7 @@ impl InstanceSizes {
     ) -> Self {
         let of_part = |placement: &Arc<Placement>| {
             let counts = CpuCounts::from_cpus(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
-            cpu_count_environment(variables, counts, own_variable)
+            cpu_count_environment(variables, counts, environment_variable)
         };
         let of_parts: Vec<_> = placements.iter().map(of_part).collect();
         let are_equal = of_parts.windows(2).all(|pair| pair[0] == pair[1]);
@@ -75,7 +75,7 @@ impl InstanceSizes {
     }
 
     /// Returns the environment variables (`NAME=value`) for an instance on the part with the index `part`. Empty if
-    /// [`InstanceSizes::set_common_variables`] sets the variables in the context of the instance.
+    /// [`SizeVariables::set_common_variables`] sets the variables in the context of the instance.
     pub(super) fn own_variables(&self, part: usize) -> Vec<CString> {
         let own = self.of_parts.get(part).filter(|_| !self.are_common).into_iter().flatten();
         own.filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect()
@@ -87,12 +87,12 @@ mod tests {
     use super::*;
     use pjw_core::testing::regular_topology;
 
-    fn sizes(parts: &[&str], has_templates: bool) -> InstanceSizes {
+    fn sizes(parts: &[&str], has_templates: bool) -> SizeVariables {
         let placements: Vec<_> =
             parts.iter().map(|part| Arc::new(Placement::on_cpus(part.parse().unwrap()))).collect();
         let variables = ["PJWTEST_A=cores".parse().unwrap()];
         // Four cores of two PUs each: N and N + 4.
-        InstanceSizes::new(&regular_topology(1, 1, 1, 4, 2), &placements, &variables, has_templates)
+        SizeVariables::new(&regular_topology(1, 1, 1, 4, 2), &placements, &variables, has_templates)
     }
 
     fn texts(variables: Vec<CString>) -> Vec<String> {

@@ -5,8 +5,8 @@ use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
 use super::super::core_map::{Holder, PuHolders, job_symbol};
 use super::super::text::{escape_control_characters, shorten_cpu_list};
-use super::super::topology::{device_class_and_names, memory, name};
-use super::svg::{Fill, Svg, shortened};
+use super::super::topology::{device_class_and_names, domain_name, memory_size_text};
+use super::svg::{FillStyle, Svg, truncate_text};
 
 /// What a box of the drawing stands for: the whole machine, or a part of the machine such as a cache or a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(super) struct Metrics {
 
 /// A group of boxes inside a larger box of the drawing. The boxes of a group are placed together, in a grid or in rows.
 #[derive(Debug, Default)]
-pub(super) struct Section {
+pub(super) struct BoxGroup {
     pub(super) frames: Vec<DiagramBox>,
     /// The boxes are placed one after the other instead of in a grid.
     pub(super) flows: bool,
@@ -66,11 +66,11 @@ pub(super) struct Section {
 #[derive(Debug)]
 pub(super) struct DiagramBox {
     kind: BoxKind,
-    fill_style: Fill,
+    fill_style: FillStyle,
     pub(super) label: String,
     pub(super) note: String,
     hint: String,
-    pub(super) sections: Vec<Section>,
+    pub(super) sections: Vec<BoxGroup>,
     /// The position inside the outer box.
     pub(super) x: u32,
     pub(super) y: u32,
@@ -102,7 +102,7 @@ impl DiagramBox {
         if !topology.offline.is_empty() {
             let offline = format!("offline or hidden: CPUs {}", shorten_cpu_list(&topology.offline, 40));
             let hint = format!("offline or hidden: CPUs {}", escape_control_characters(&topology.offline));
-            machine.sections.push(Section {
+            machine.sections.push(BoxGroup {
                 frames: vec![DiagramBox::new(BoxKind::Offline, offline, hint)],
                 flows: true,
                 stretch: true,
@@ -123,7 +123,7 @@ impl DiagramBox {
             BoxKind::Device => "#e6efe0",
             BoxKind::Offline => "#c9c9c9",
         };
-        let (fill_style, note, sections) = (Fill::plain(fill), String::new(), Vec::new());
+        let (fill_style, note, sections) = (FillStyle::plain(fill), String::new(), Vec::new());
         Self { kind, fill_style, label, note, hint, sections, x: 0, y: 0, width: 0, height: 0 }
     }
 
@@ -145,14 +145,20 @@ impl DiagramBox {
     /// outer box, in pixels.
     pub(super) fn draw(&self, svg: &mut Svg, x: u32, y: u32) {
         let (at, size) = ((x + self.x, y + self.y), (self.width, self.height));
-        svg.open(&self.hint);
+        svg.begin_group(&self.hint);
         let metrics = self.metrics();
         match self.kind {
             BoxKind::Machine => {}
             BoxKind::Pu => svg.cell(at, size, &self.fill_style, &self.label),
             BoxKind::Forbidden => {
                 svg.cell(at, size, &self.fill_style, &self.label);
-                svg.rect(at, size, &Fill::plain("none"), r##"stroke="#b00020" stroke-dasharray="3 2""##, 0);
+                svg.rect(
+                    at,
+                    size,
+                    &FillStyle::plain("none"),
+                    r##"stroke="#b00020" stroke-dasharray="3 2""##,
+                    0,
+                );
             }
             _ => {
                 let (line, round) = self.line();
@@ -166,7 +172,7 @@ impl DiagramBox {
         for child in self.sections.iter().flat_map(|section| &section.frames) {
             child.draw(svg, at.0, at.1);
         }
-        svg.close();
+        svg.end_group();
     }
 
     /// The number of boxes inside.
@@ -191,18 +197,18 @@ impl Builder<'_> {
     fn fill(&self, boxes: &mut DiagramBox, parts: &[Domain], path: &[String], devices: &mut Vec<&Device>) {
         let is_memory = |part: &&Domain| part.kind == "numa_node" && part.children.is_empty();
         let memory = parts.iter().filter(is_memory).map(memory_alone);
-        let mut main: Vec<Section> = Vec::new();
+        let mut main: Vec<BoxGroup> = Vec::new();
         for part in parts.iter().filter(|part| !is_memory(part)) {
             let boxes =
                 if part.kind == "core" { self.core(part, path) } else { self.domain(part, path, devices) };
             // Cores of one size form one section. A grid of different sizes would have many gaps.
-            let matches = |section: &Section| {
+            let matches = |section: &BoxGroup| {
                 let last = section.frames.last();
                 part.kind != "core" || last.is_some_and(|last| last.hosts() == boxes.hosts())
             };
             match main.last_mut().filter(|section| matches(section)) {
                 Some(section) => section.frames.push(boxes),
-                None => main.push(Section { frames: vec![boxes], ..Section::default() }),
+                None => main.push(BoxGroup { frames: vec![boxes], ..BoxGroup::default() }),
             }
         }
         boxes.sections.extend(main);
@@ -216,9 +222,12 @@ impl Builder<'_> {
             "numa_node" => BoxKind::Node,
             _ => BoxKind::Cache,
         };
-        let own = name(part);
-        let memory =
-            if part.memory_bytes > 0 { format!(", {}", memory(part.memory_bytes)) } else { String::new() };
+        let own = domain_name(part);
+        let memory = if part.memory_bytes > 0 {
+            format!(", {}", memory_size_text(part.memory_bytes))
+        } else {
+            String::new()
+        };
         let cores = cores_in(part);
         let free = part.fits.map_or_else(String::new, |fits| format!("; {fits} of {cores} cores free"));
         let hint = format!("{own}: CPUs {}{memory}{free}", escape_control_characters(&part.cpus));
@@ -260,12 +269,12 @@ impl Builder<'_> {
                 _ => String::new(),
             };
             if holders.pus_by_holder(&pus).len() == 1 {
-                boxes.fill_style = Fill::of(holder);
+                boxes.fill_style = FillStyle::for_holder(holder);
             }
         }
         let cells: Vec<DiagramBox> = pus.iter().map(|pu| self.pu(pu, &place)).collect();
         let columns = if cells.len() > 3 { cells.len().div_ceil(2) } else { cells.len() };
-        boxes.sections.push(Section { frames: cells, columns: Some(columns), ..Section::default() });
+        boxes.sections.push(BoxGroup { frames: cells, columns: Some(columns), ..BoxGroup::default() });
         boxes
     }
 
@@ -281,7 +290,7 @@ impl Builder<'_> {
             let holder = holders.holder_of_core(&pu.into());
             hint.push_str("; ");
             hint.push_str(&holder.name(&status.jobs));
-            boxes.fill_style = Fill::of(holder);
+            boxes.fill_style = FillStyle::for_holder(holder);
         }
         boxes.hint = hint;
         (boxes.width, boxes.height) = (self.cell, 15);
@@ -290,14 +299,18 @@ impl Builder<'_> {
 }
 
 fn memory_alone(part: &Domain) -> DiagramBox {
-    let size = if part.memory_bytes > 0 { format!(", {}", memory(part.memory_bytes)) } else { String::new() };
+    let size = if part.memory_bytes > 0 {
+        format!(", {}", memory_size_text(part.memory_bytes))
+    } else {
+        String::new()
+    };
     let near = if part.cpus.is_empty() {
         "no CPUs".to_owned()
     } else {
         format!("CPUs {}", escape_control_characters(&part.cpus))
     };
-    let hint = format!("{}{size}: memory alone, near {near}", name(part));
-    DiagramBox::new(BoxKind::Memory, format!("{}{size}, memory alone", name(part)), hint)
+    let hint = format!("{}{size}: memory alone, near {near}", domain_name(part));
+    DiagramBox::new(BoxKind::Memory, format!("{}{size}, memory alone", domain_name(part)), hint)
 }
 
 fn device(device: &Device) -> DiagramBox {
@@ -308,12 +321,12 @@ fn device(device: &Device) -> DiagramBox {
     ];
     let parts: Vec<String> = parts.into_iter().filter(|word| !word.is_empty()).collect();
     let hint = format!("{}; near CPUs {}", parts.join("; "), escape_control_characters(&device.cpus));
-    DiagramBox::new(BoxKind::Device, shortened(&device_class_and_names(device), 28), hint)
+    DiagramBox::new(BoxKind::Device, truncate_text(&device_class_and_names(device), 28), hint)
 }
 
-fn strip(frames: impl Iterator<Item = DiagramBox>) -> Option<Section> {
+fn strip(frames: impl Iterator<Item = DiagramBox>) -> Option<BoxGroup> {
     let frames: Vec<DiagramBox> = frames.collect();
-    (!frames.is_empty()).then(|| Section { frames, flows: true, ..Section::default() })
+    (!frames.is_empty()).then(|| BoxGroup { frames, flows: true, ..BoxGroup::default() })
 }
 
 fn cores_in(part: &Domain) -> String {

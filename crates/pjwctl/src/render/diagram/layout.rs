@@ -1,6 +1,6 @@
 //! The sizes and positions of boxes: boxes go into the grid whose shape is nearest to that of a page.
 
-use super::boxes::{DiagramBox, Section};
+use super::boxes::{BoxGroup, DiagramBox};
 use super::svg::text_width;
 
 /// The aspect ratio of a page: width and height.
@@ -51,7 +51,7 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
 }
 
 /// Arranges the boxes of a section in rows and columns. Returns the width.
-fn grid(section: &mut Section, gap: u32) -> u32 {
+fn grid(section: &mut BoxGroup, gap: u32) -> u32 {
     let n = section.frames.len();
     let sizes: Vec<(u32, u32)> = section.frames.iter().map(|boxes| (boxes.width, boxes.height)).collect();
     let most = n.min(section.columns.unwrap_or(MAX_COLUMNS)).max(1);
@@ -70,7 +70,7 @@ fn grid(section: &mut Section, gap: u32) -> u32 {
 }
 
 /// Distributes the width that is left in a section: a single box and PUs become wider, other boxes are centred.
-fn fill(section: &mut Section, extra: u32) {
+fn fill(section: &mut BoxGroup, extra: u32) {
     match (section.columns, section.frames.as_mut_slice()) {
         (Some(columns), cells) => {
             let each = extra / count_to_u32(columns.max(1));
@@ -114,7 +114,7 @@ fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
 }
 
 /// Places the boxes of a section one after the other, in as many rows as needed.
-fn flow(section: &mut Section, width: u32, gap: u32) {
+fn flow(section: &mut BoxGroup, width: u32, gap: u32) {
     let (mut x, mut y, mut line) = (0, 0, 0);
     for boxes in &mut section.frames {
         if x > 0 && x + boxes.width > width {

@@ -15,7 +15,7 @@ use super::core_map::{Holder, PuHolders, job_symbol};
 use super::text::{count_with_noun, escape_control_characters, shorten_cpu_list};
 use boxes::DiagramBox;
 use layout::{column_widths, count_to_u32};
-use svg::{Fill, Svg, shortened};
+use svg::{FillStyle, Svg, truncate_text};
 
 /// The margin around the drawing, in pixels.
 const MARGIN: u32 = 14;
@@ -46,7 +46,12 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
 
     let mut svg = Svg::new(width + 2 * MARGIN, height);
     let letters = (width * 100 / (TITLE * 70)) as usize;
-    svg.heading(MARGIN, MARGIN + TITLE - 3, TITLE, &shortened(&escape_control_characters(title), letters));
+    svg.heading(
+        MARGIN,
+        MARGIN + TITLE - 3,
+        TITLE,
+        &truncate_text(&escape_control_characters(title), letters),
+    );
     for (n, line) in (0..).zip(&lines_above) {
         svg.line(MARGIN, MARGIN + TITLE + 6 + LINE * n + 11, TEXT, line);
     }
@@ -73,12 +78,12 @@ fn lines_above(topology: &Topology, status: Option<&Status>, width: u32) -> Vec<
 }
 
 fn counts(topology: &Topology) -> String {
-    format!("{}, CPUs {}", super::topology::counts(topology), shorten_cpu_list(&topology.cpus, 24))
+    format!("{}, CPUs {}", super::topology::part_counts_text(topology), shorten_cpu_list(&topology.cpus, 24))
 }
 
 /// One entry of the legend.
 struct Entry {
-    fill_style: Fill,
+    fill_style: FillStyle,
     letter: String,
     text: String,
     hint: String,
@@ -86,16 +91,16 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(fill_style: Fill, letter: String, text: String, hint: String) -> Self {
+    fn new(fill_style: FillStyle, letter: String, text: String, hint: String) -> Self {
         let width = 30 + svg::text_width(&text, TEXT) + 18;
         Self { fill_style, letter, text, hint, width }
     }
 
     fn draw(&self, svg: &mut Svg, x: u32, y: u32) {
-        svg.open(&self.hint);
+        svg.begin_group(&self.hint);
         svg.cell((x, y), (22, LINE), &self.fill_style, &self.letter);
         svg.line(x + 30, y + 12, TEXT, &self.text);
-        svg.close();
+        svg.end_group();
     }
 }
 
@@ -106,9 +111,14 @@ fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entr
     let mut entries = Vec::new();
     for (n, job) in status.jobs.iter().enumerate().filter(|(_, job)| !job.cpus.is_empty()) {
         let id = escape_control_characters(&job.id);
-        let text = format!("{}, CPUs {}", shortened(&id, 60), shorten_cpu_list(&job.cpus, 20));
+        let text = format!("{}, CPUs {}", truncate_text(&id, 60), shorten_cpu_list(&job.cpus, 20));
         let hint = format!("{id}: CPUs {}", escape_control_characters(&job.cpus));
-        entries.push(Entry::new(Fill::of(Holder::Job(n)), job_symbol(n).to_string(), text, hint));
+        entries.push(Entry::new(
+            FillStyle::for_holder(Holder::Job(n)),
+            job_symbol(n).to_string(),
+            text,
+            hint,
+        ));
     }
     for holder in [Holder::SeveralJobs, Holder::Lent, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {
@@ -117,7 +127,7 @@ fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entr
             let word = holder.name(&[]);
             let text = format!("{word}, CPUs {}", shorten_cpu_list(&pus.to_string(), 20));
             let hint = format!("{word}: {}, CPUs {pus}", count_with_noun(pus.len() as u64, "CPU", "CPUs"));
-            entries.push(Entry::new(Fill::of(holder), cell, text, hint));
+            entries.push(Entry::new(FillStyle::for_holder(holder), cell, text, hint));
         }
     }
     entries

@@ -32,12 +32,12 @@ const PATTERNS: &str = concat!(
 
 /// The fill colour or pattern of a box, and the colour of the text in the box.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fill {
+pub(super) struct FillStyle {
     fill: String,
     text: &'static str,
 }
 
-impl Fill {
+impl FillStyle {
     /// Makes a fill with dark text. `fill` is the colour or the pattern in SVG, such as `#ffffff` or `url(#several)`.
     pub(super) fn plain(fill: &str) -> Self {
         Self { fill: fill.to_owned(), text: TEXT_COLOUR }
@@ -45,7 +45,7 @@ impl Fill {
 
     /// Returns the fill for a core or a PU (logical CPU) with the holder `holder`, such as a job. Each job has its own
     /// colour, until the colours repeat.
-    pub(super) fn of(holder: Holder) -> Self {
+    pub(super) fn for_holder(holder: Holder) -> Self {
         match holder {
             Holder::Job(n) => job(n),
             Holder::SeveralJobs => Self { fill: "url(#several)".to_owned(), text: "#ffffff" },
@@ -59,7 +59,7 @@ impl Fill {
 
 /// The fill of job number `n`: the colours, then lighter ones, then darker ones, then the same again. The letters
 /// always differ.
-fn job(n: usize) -> Fill {
+fn job(n: usize) -> FillStyle {
     let base = COLOURS[n % COLOURS.len()];
     let [r, g, b] = match n / COLOURS.len() % 3 {
         0 => base,
@@ -67,11 +67,14 @@ fn job(n: usize) -> Fill {
         _ => base.map(|part| part * 55 / 100),
     };
     let bright = (299 * r + 587 * g + 114 * b) / 1000;
-    Fill { fill: format!("#{r:02x}{g:02x}{b:02x}"), text: if bright < 128 { "#ffffff" } else { TEXT_COLOUR } }
+    FillStyle {
+        fill: format!("#{r:02x}{g:02x}{b:02x}"),
+        text: if bright < 128 { "#ffffff" } else { TEXT_COLOUR },
+    }
 }
 
 /// Returns `text` with at most `most` characters. A longer text is cut, and ends with `…`.
-pub(super) fn shortened(text: &str, most: usize) -> String {
+pub(super) fn truncate_text(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
     }
@@ -109,13 +112,13 @@ impl Svg {
     }
 
     /// Begins a group of shapes. A viewer shows `hint` as a tooltip when the pointer is over a shape of the group. The
-    /// group ends with the call of [`Svg::close`].
-    pub(super) fn open(&mut self, hint: &str) {
+    /// group ends with the call of [`Svg::end_group`].
+    pub(super) fn begin_group(&mut self, hint: &str) {
         self.put(&format!("<g><title>{}</title>", escaped(hint)));
     }
 
-    /// Ends the group of shapes that the last call of [`Svg::open`] began.
-    pub(super) fn close(&mut self) {
+    /// Ends the group of shapes that the last call of [`Svg::begin_group`] began.
+    pub(super) fn end_group(&mut self) {
         self.put("</g>\n");
     }
 
@@ -137,7 +140,7 @@ impl Svg {
         right: u32,
         size: u32,
         label: (&str, &str),
-        fill_style: &Fill,
+        fill_style: &FillStyle,
     ) {
         let (x, y) = at;
         let colour = format!(r#" fill="{}""#, fill_style.text);
@@ -154,7 +157,7 @@ impl Svg {
         &mut self,
         at: (u32, u32),
         size: (u32, u32),
-        fill_style: &Fill,
+        fill_style: &FillStyle,
         line: &str,
         round: u32,
     ) {
@@ -168,7 +171,7 @@ impl Svg {
 
     /// Draws a rectangle with the centred text `text`. `at` is the upper left corner (x, y) of the rectangle, and
     /// `size` its width and height, in pixels.
-    pub(super) fn cell(&mut self, at: (u32, u32), size: (u32, u32), fill_style: &Fill, text: &str) {
+    pub(super) fn cell(&mut self, at: (u32, u32), size: (u32, u32), fill_style: &FillStyle, text: &str) {
         self.rect(at, size, fill_style, r##"stroke="#6b6b6b""##, 0);
         let (x, y) = (at.0 + size.0 / 2, at.1 + size.1.div_ceil(2) + 3);
         let colour = format!(r#" text-anchor="middle" fill="{}""#, fill_style.text);

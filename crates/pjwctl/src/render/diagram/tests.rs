@@ -250,7 +250,7 @@ fn characters_that_xml_does_not_allow_are_left_out() {
 
 #[test]
 fn the_first_colours_differ_and_carry_text_that_can_be_read() {
-    let paints: Vec<Fill> = (0..21).map(|n| Fill::of(Holder::Job(n))).collect();
+    let paints: Vec<FillStyle> = (0..21).map(|n| FillStyle::for_holder(Holder::Job(n))).collect();
     for (n, fill_style) in paints.iter().enumerate() {
         assert!(!paints[n + 1..].contains(fill_style), "{fill_style:?} twice");
     }

@@ -62,7 +62,7 @@ fn names() -> UserNames {
 
 #[test]
 fn the_most_urgent_finding_comes_first_and_notes_are_left_out() {
-    assert_snapshot!(report_text(&sample(), &names(), false, samples::PLAIN), @r"
+    assert_snapshot!(report_text(&sample(), &names(), false, samples::PLAIN_TERMINAL), @r"
     node1: 1 problem, 1 piece of advice, 1 note (--all shows them)
 
     problem  CPUs 0-3 are given to slurm:17 and slurm:18 at once, and this sentence
@@ -82,7 +82,7 @@ fn the_most_urgent_finding_comes_first_and_notes_are_left_out() {
 
 #[test]
 fn with_all_everything_is_shown() {
-    assert_snapshot!(report_text(&sample(), &names(), true, samples::PLAIN), @r"
+    assert_snapshot!(report_text(&sample(), &names(), true, samples::PLAIN_TERMINAL), @r"
     node1: 1 problem, 1 piece of advice, 1 note
 
     problem  CPUs 0-3 are given to slurm:17 and slurm:18 at once, and this sentence
@@ -107,7 +107,8 @@ fn with_all_everything_is_shown() {
 fn the_report_of_a_healthy_node_is_one_line() {
     let healthy = DoctorReport { findings: Vec::new(), jobs: Vec::new(), ..sample() };
     assert!(
-        report_text(&healthy, &names(), false, samples::PLAIN).starts_with("node1: nothing to do\n\nmachine")
+        report_text(&healthy, &names(), false, samples::PLAIN_TERMINAL)
+            .starts_with("node1: nothing to do\n\nmachine")
     );
 }
 
@@ -117,9 +118,10 @@ fn colours_are_for_pages_that_take_them_and_names_can_not_draw() {
     hostile.hostname = "n\x1b[2J".to_owned();
     hostile.findings[0].text = "solver\x1b]0;x\x07 (7) \u{202e}is\nbusy".to_owned();
     hostile.jobs[0].id = "slurm:\x1b[1m".to_owned();
-    let plain = report_text(&hostile, &names(), true, samples::PLAIN);
+    let plain = report_text(&hostile, &names(), true, samples::PLAIN_TERMINAL);
     assert!(!plain.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{plain:?}");
-    let coloured = report_text(&sample(), &names(), true, Terminal { has_colours: true, ..samples::PLAIN });
+    let coloured =
+        report_text(&sample(), &names(), true, Terminal { has_colours: true, ..samples::PLAIN_TERMINAL });
     assert!(coloured.contains("\x1b[") && coloured.contains("problem"));
 }
 
@@ -135,7 +137,7 @@ fn a_narrow_page_is_no_reason_to_fail() {
 fn many_jobs_are_counted() {
     let mut many = sample();
     many.jobs = (0..50).map(|n| job(&format!("slurm:{n}"), Some(1), "", "")).collect();
-    let text = report_text(&many, &names(), false, samples::PLAIN);
+    let text = report_text(&many, &names(), false, samples::PLAIN_TERMINAL);
     assert!(text.contains("and 30 more (--all shows them)"), "{text}");
-    assert!(report_text(&many, &names(), true, samples::PLAIN).contains("slurm:49"));
+    assert!(report_text(&many, &names(), true, samples::PLAIN_TERMINAL).contains("slurm:49"));
 }

@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 
-use super::super::samples::{COLOURED, PLAIN, job, names, now, without_colour};
+use super::super::samples::{COLOURED_TERMINAL, PLAIN_TERMINAL, job, names, now, without_colour};
 use super::*;
 
 fn several() -> Vec<Job> {
@@ -15,12 +15,12 @@ fn several() -> Vec<Job> {
 
 #[test]
 fn an_empty_list_of_jobs_has_a_message() {
-    assert_eq!(jobs_text(&[], &names(), now(), PLAIN), "no jobs\n");
+    assert_eq!(jobs_text(&[], &names(), now(), PLAIN_TERMINAL), "no jobs\n");
 }
 
 #[test]
 fn a_job_is_a_row() {
-    assert_snapshot!(jobs_text(&several(), &names(), now(), PLAIN), @r"
+    assert_snapshot!(jobs_text(&several(), &names(), now(), PLAIN_TERMINAL), @r"
       job          owner cores cpus       procs threads hot pinned viol since
     a manual:a     alice     4 0-3            1      12   2      2    0    5m
     b slurm:123456 4321      8 8-11,24-27     1      12   2      2    3    5m
@@ -35,8 +35,8 @@ fn a_job_that_is_not_of_the_class_normal_has_a_line_below_the_table() {
     jobs[0].lent = "2-3".into();
     jobs[2].class = "besteffort".into();
     jobs[2].borrowed = "2-3".into();
-    let text = jobs_text(&jobs, &names(), now(), PLAIN);
-    let below = text.strip_prefix(&jobs_text(&several(), &names(), now(), PLAIN)).unwrap();
+    let text = jobs_text(&jobs, &names(), now(), PLAIN_TERMINAL);
+    let below = text.strip_prefix(&jobs_text(&several(), &names(), now(), PLAIN_TERMINAL)).unwrap();
     assert_eq!(below, "a is guaranteed, lends 2-3\nc is besteffort, borrows 2-3\n");
 }
 
@@ -44,7 +44,7 @@ fn a_job_that_is_not_of_the_class_normal_has_a_line_below_the_table() {
 fn long_lists_and_ids_go_on_below() {
     let odd: Vec<String> = (0..64).map(|n| (2 * n + 1).to_string()).collect();
     let long = job(&format!("pbs:{}.server.example", "7".repeat(40)), &odd.join(","));
-    let table = jobs_text(&[job("manual:a", "0"), long], &names(), now(), PLAIN);
+    let table = jobs_text(&[job("manual:a", "0"), long], &names(), now(), PLAIN_TERMINAL);
     for line in table.lines() {
         assert!(text::char_count(line) <= 80, "{} columns: {line}", text::char_count(line));
     }
@@ -61,9 +61,9 @@ fn long_lists_and_ids_go_on_below() {
 
 #[test]
 fn colours_change_nothing_but_the_colour() {
-    let coloured = jobs_text(&several(), &names(), now(), COLOURED);
+    let coloured = jobs_text(&several(), &names(), now(), COLOURED_TERMINAL);
     assert!(coloured.contains("\x1b[36mb\x1b[0m slurm:123456"), "{coloured:?}");
-    assert_eq!(without_colour(&coloured), jobs_text(&several(), &names(), now(), PLAIN));
+    assert_eq!(without_colour(&coloured), jobs_text(&several(), &names(), now(), PLAIN_TERMINAL));
 }
 
 #[test]

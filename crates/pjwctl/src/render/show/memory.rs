@@ -204,7 +204,7 @@ fn bytes(amount: u64) -> String {
 mod tests {
     use pjw_ipc::wire::MemorySample;
 
-    use super::super::super::samples::PLAIN;
+    use super::super::super::samples::PLAIN_TERMINAL;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -253,26 +253,26 @@ mod tests {
     #[test]
     fn address_spaces_that_could_not_be_compared_are_said_to_be_unknown() {
         let mut memory = farm();
-        assert!(!memory_text(&memory, PLAIN).contains("unknown"));
+        assert!(!memory_text(&memory, PLAIN_TERMINAL).contains("unknown"));
         memory.processes.iter_mut().for_each(|process| process.address_space = None);
-        let text = memory_text(&memory, PLAIN);
+        let text = memory_text(&memory, PLAIN_TERMINAL);
         assert!(text.contains("it is unknown whether 3 processes of them share an address"), "{text}");
         let estimate = Memory { source: "cgroup".into(), uss: None, ..memory };
-        assert!(!memory_text(&estimate, PLAIN).contains("unknown"));
+        assert!(!memory_text(&estimate, PLAIN_TERMINAL).contains("unknown"));
     }
 
     #[test]
     fn processes_that_share_an_address_space_are_counted_in_a_line() {
-        assert!(!memory_text(&farm(), PLAIN).contains("of another one"));
+        assert!(!memory_text(&farm(), PLAIN_TERMINAL).contains("of another one"));
         let processes = vec![process(100, 0, 400, 0), process(101, 1, 460, 60), process(102, 1, 460, 60)];
-        let text = memory_text(&Memory { processes, address_spaces: 2, ..farm() }, PLAIN);
+        let text = memory_text(&Memory { processes, address_spaces: 2, ..farm() }, PLAIN_TERMINAL);
         assert!(text.contains("  1 of them shares the address space of another one"), "{text}");
         assert!(text.contains("same address space as 102"), "{text}");
     }
 
     #[test]
     fn the_memory_is_shown_with_its_processes_and_its_history() {
-        insta::assert_snapshot!(memory_text(&farm(), PLAIN), @r"
+        insta::assert_snapshot!(memory_text(&farm(), PLAIN_TERMINAL), @r"
         memory
           uses 520.0 MiB (PSS), 120.0 MiB of it in pages that one process alone maps
             (USS); 3 processes with 1.3 GiB in all (RSS), of which 91.1% is shared
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn an_estimate_says_that_it_is_one() {
         let memory = Memory { source: "cgroup".into(), uss: None, gone: 0, history: Vec::new(), ..farm() };
-        let text = memory_text(&memory, PLAIN);
+        let text = memory_text(&memory, PLAIN_TERMINAL);
         assert!(text.starts_with("memory, estimated from its cgroup\n"), "{text}");
         assert!(text.contains("about 91.1% of the"), "{text}");
         assert!(!text.contains("PSS"), "{text}");
@@ -308,7 +308,7 @@ mod tests {
             remedy: "start fewer workers".into(),
             ..Warning::default()
         };
-        let text = memory_text(&Memory { denied, warning: Some(warning), ..farm() }, PLAIN);
+        let text = memory_text(&Memory { denied, warning: Some(warning), ..farm() }, PLAIN_TERMINAL);
         assert!(
             text.contains("! process 7 could not be read: it is a process\\u{1b}[2J of user 0"),
             "{text}"
@@ -325,7 +325,7 @@ mod tests {
             remedy: "move the memory: migratepages 7 1 0".into(),
             ..FarMemory::default()
         };
-        let text = memory_text(&Memory { far: vec![far], ..farm() }, PLAIN);
+        let text = memory_text(&Memory { far: vec![far], ..farm() }, PLAIN_TERMINAL);
         assert!(text.contains("  ! process 7: 1 busy thread runs on NUMA node 0"), "{text}");
         assert!(text.contains("migratepages 7 1 0"), "{text}");
     }
@@ -337,7 +337,7 @@ mod tests {
             remedy: "allocate buffers once".into(),
             ..MapLockWaits::default()
         };
-        let text = memory_text(&Memory { map_lock_waits: vec![waits], ..farm() }, PLAIN);
+        let text = memory_text(&Memory { map_lock_waits: vec![waits], ..farm() }, PLAIN_TERMINAL);
         assert!(text.contains("  ! 4 busy threads of process 7 wait for one another\n"), "{text}");
         assert!(text.contains("allocate buffers once"), "{text}");
     }
@@ -347,9 +347,9 @@ mod tests {
         let far = vec![FarMemory { text: "far".into(), ..FarMemory::default() }; MAX_ROWS];
         let denied = vec![MemoryDenied { why: "denied".into(), ..MemoryDenied::default() }; MAX_ROWS + 2];
         let mut memory = Memory { far, denied, ..farm() };
-        assert_eq!(memory_text(&memory, PLAIN).matches("    and ").count(), 1);
+        assert_eq!(memory_text(&memory, PLAIN_TERMINAL).matches("    and ").count(), 1);
         memory.far.push(FarMemory::default());
-        let text = memory_text(&memory, PLAIN);
+        let text = memory_text(&memory, PLAIN_TERMINAL);
         assert!(text.contains("    and 1 more\n") && text.contains("    and 2 more\n"), "{text}");
     }
 

@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 
-use super::super::samples::{self, PLAIN, job, names};
+use super::super::samples::{self, PLAIN_TERMINAL, job, names};
 use super::*;
 
 fn sample() -> JobDetails {
@@ -27,7 +27,7 @@ fn sample() -> JobDetails {
 
 #[test]
 fn a_job_is_shown_with_its_processes_threads_and_history() {
-    assert_snapshot!(job_details_text(&sample(), &names(), PLAIN), @r"
+    assert_snapshot!(job_details_text(&sample(), &names(), PLAIN_TERMINAL), @r"
     manual:a: running, class normal, of alice, since 2026-05-04T12:00:00Z
       requested 2 cores, holds CPUs 2-3 (granted by the warden, kept by affinity)
       1 process, 12 threads (2 hot, 2 pinned), 0 violations, 0 strays
@@ -49,7 +49,7 @@ fn a_job_without_cores_or_processes_says_so() {
     job.state = "observed".into();
     job.processes = 0;
     job.threads = 0;
-    let details = job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
+    let details = job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN_TERMINAL);
     assert_snapshot!(details, @r"
     slurm:7: observed, class normal, of alice, since 2026-05-04T12:00:00Z
       number of cores unknown, holds no CPU
@@ -65,7 +65,8 @@ fn the_class_says_what_is_borrowed_or_lent() {
     ] {
         let mut job = job("manual:a", "2-3");
         (job.class, job.borrowed, job.lent) = (class.into(), borrowed.into(), lent.into());
-        let details = job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
+        let details =
+            job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN_TERMINAL);
         assert!(details.contains(expected), "{details}");
     }
 }
@@ -104,7 +105,7 @@ fn the_owner_of_an_address_space_is_named_beside_the_tasks() {
             "  1 task shares an address space with a process outside of this job: 11\n",
         ),
     ] {
-        let text = job_details_text(&JobDetails { members, ..sample() }, &names(), PLAIN);
+        let text = job_details_text(&JobDetails { members, ..sample() }, &names(), PLAIN_TERMINAL);
         let lines: Vec<&str> = text.lines().filter(|line| line.contains("address space")).collect();
         assert_eq!(lines, [expected.trim_end()], "{text}");
     }

@@ -3,7 +3,9 @@
 use insta::assert_snapshot;
 use pjw_ipc::wire::{Fits, Lending, Node, Pool};
 
-use super::super::samples::{self, COLOURED, PLAIN, job, names, now, warning, without_colour};
+use super::super::samples::{
+    self, COLOURED_TERMINAL, PLAIN_TERMINAL, job, names, now, warning, without_colour,
+};
 use super::*;
 
 fn text_of(status: &Status, term: Terminal) -> String {
@@ -40,7 +42,7 @@ fn an_idle_machine_is_a_few_lines() {
     status.fits = Fits { l3: 2, numa_node: 2, package: 2, machine: 2 };
     status.jobs = Vec::new();
     status.cores = samples::cores(2, 1, 2, 2, 2);
-    assert_snapshot!(text_of(&status, PLAIN), @r"
+    assert_snapshot!(text_of(&status, PLAIN_TERMINAL), @r"
     tiny: pjwd 0.1.0, mode enforce, discovery by netlink, pid 812
     1 package, 1 NUMA node, 1 L3, 2 cores, CPUs 0-1
     free: 2 of 2 cores (CPUs 0-1); fits in one L3: 2, NUMA node: 2, package: 2
@@ -54,7 +56,7 @@ fn an_idle_machine_is_a_few_lines() {
 
 #[test]
 fn the_status_has_the_map_the_jobs_and_the_free_cores() {
-    assert_snapshot!(text_of(&samples::status(), PLAIN), @r"
+    assert_snapshot!(text_of(&samples::status(), PLAIN_TERMINAL), @r"
     node7: pjwd 0.1.0, mode enforce, discovery by netlink, pid 812
     2 packages, 2 NUMA nodes, 2 L3s, 8 cores, CPUs 0-15
     free: 5 of 8 cores (CPUs 6-15); fits in one L3: 4, NUMA node: 4, package: 4
@@ -70,7 +72,7 @@ fn the_status_has_the_map_the_jobs_and_the_free_cores() {
 
 #[test]
 fn warnings_come_last_with_their_remedies() {
-    assert_snapshot!(text_of(&troubled(), PLAIN), @r"
+    assert_snapshot!(text_of(&troubled(), PLAIN_TERMINAL), @r"
     node7: pjwd 0.1.0, mode observe (changes nothing), discovery by netlink, pid 812
     2 packages, 2 NUMA nodes, 2 L3s, 8 cores, CPUs 0-15
     free: 5 of 8 cores (CPUs 6-15); fits in one L3: 4, NUMA node: 4, package: 4
@@ -92,10 +94,10 @@ fn warnings_come_last_with_their_remedies() {
 
 #[test]
 fn a_broken_promise_is_red_and_a_notice_is_not() {
-    let coloured = text_of(&troubled(), COLOURED);
+    let coloured = text_of(&troubled(), COLOURED_TERMINAL);
     assert!(coloured.contains("\x1b[1m\x1b[31m! slurm:7"), "{coloured}");
     assert!(coloured.contains("\x1b[33m! manual:a"), "{coloured}");
-    assert_eq!(without_colour(&coloured), text_of(&troubled(), PLAIN));
+    assert_eq!(without_colour(&coloured), text_of(&troubled(), PLAIN_TERMINAL));
 }
 
 #[test]
@@ -109,7 +111,7 @@ fn a_full_machine_of_many_cores_and_jobs_fits_eighty_columns() {
     status.jobs = (0..32)
         .map(|n| job(&format!("slurm:{}", 1_000_000 + n), &format!("{}-{}", n * 16, n * 16 + 15)))
         .collect();
-    let text = text_of(&status, PLAIN);
+    let text = text_of(&status, PLAIN_TERMINAL);
     for line in text.lines() {
         assert!(text::char_count(line) <= 80, "{} columns: {line}", text::char_count(line));
     }
@@ -138,7 +140,7 @@ fn the_status_says_why_owners_of_lent_cores_are_sampled() {
     let text = |why_not: &str, demand: &str| {
         let why_sampled = "this process lacks CAP_BPF".into();
         let lending = Lending { why_not: why_not.into(), demand: demand.into(), why_sampled };
-        text_of(&Status { lending: Some(lending), ..samples::status() }, PLAIN)
+        text_of(&Status { lending: Some(lending), ..samples::status() }, PLAIN_TERMINAL)
     };
     let told = text("", "sampled");
     assert!(

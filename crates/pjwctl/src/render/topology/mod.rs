@@ -19,7 +19,7 @@ use super::{Terminal, style};
 #[must_use]
 pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
     let title = style::apply_style("machine", style::HEADING, term);
-    let head = format!("machine: {}, {}", counts(topology), cpus_phrase(&topology.cpus, 24));
+    let head = format!("machine: {}, {}", part_counts_text(topology), cpus_phrase(&topology.cpus, 24));
     let mut lines = wrap_text(&head, term.width, "", "  ").replacen("machine", &title, 1);
     for (what, list) in
         [("offline or hidden", &topology.offline), ("forbidden to pjwd", &topology.disallowed)]
@@ -47,7 +47,7 @@ pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Termina
 
 /// Returns a text with the numbers of packages, dies, NUMA nodes, L3 caches, cores and PUs (logical CPUs) of the
 /// machine.
-pub(super) fn counts(topology: &Topology) -> String {
+pub(super) fn part_counts_text(topology: &Topology) -> String {
     let parts = [
         (topology.packages, "package", "packages"),
         (topology.dies, "die", "dies"),
@@ -81,7 +81,7 @@ pub(super) fn fits(topology: &Topology, fits: &Fits) -> String {
 }
 
 /// Returns the name of a part of the machine, such as `package 0`, `NUMA node 0` or `L3#0`.
-pub(super) fn name(domain: &Domain) -> String {
+pub(super) fn domain_name(domain: &Domain) -> String {
     cpus_text(domain, &domain.number.to_string())
 }
 
@@ -101,7 +101,7 @@ pub(super) fn device_class_and_names(device: &Device) -> String {
 }
 
 /// Returns `bytes` as text in the unit KiB, MiB, GiB or TiB. `bytes` is a size of memory in bytes.
-pub(super) fn memory(bytes: u64) -> String {
+pub(super) fn memory_size_text(bytes: u64) -> String {
     let (unit, name) = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")]
         .into_iter()
         .find(|(unit, _)| bytes >= *unit)
@@ -209,7 +209,7 @@ impl<'a> Tree<'a> {
         let times = if group.len() > 1 { format!("{} x ", group.len()) } else { String::new() };
         let mut parts = vec![format!("{times}{}", cpus_text(first, &shorten_cpu_list(&ids.to_string(), 16)))];
         let sizes = || group.iter().map(|part| part.memory_bytes);
-        match (sizes().min().map(memory), sizes().max().map(memory)) {
+        match (sizes().min().map(memory_size_text), sizes().max().map(memory_size_text)) {
             _ if sizes().max() == Some(0) => {}
             (Some(least), Some(most)) if least != most => parts.push(format!("{least} to {most}")),
             (_, most) => parts.extend(most),

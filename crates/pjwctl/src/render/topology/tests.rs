@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 use pjw_ipc::wire::CoreKind;
 
-use super::super::samples::{self, PLAIN};
+use super::super::samples::{self, PLAIN_TERMINAL};
 use super::*;
 
 fn domain(kind: &str, number: u32, cpus: &str, children: Vec<Domain>) -> Domain {
@@ -35,7 +35,7 @@ fn machine() -> Topology {
 
 #[test]
 fn parts_that_are_alike_come_as_one_line() {
-    assert_snapshot!(topology_text(&machine(), None, PLAIN), @r"
+    assert_snapshot!(topology_text(&machine(), None, PLAIN_TERMINAL), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
     └─ 2 x package 0-1
        └─ 2 x NUMA node 0-1, 31 GiB
@@ -45,7 +45,7 @@ fn parts_that_are_alike_come_as_one_line() {
 
 #[test]
 fn with_a_warden_holders_and_the_largest_requests_are_shown() {
-    assert_snapshot!(topology_text(&machine(), Some(&samples::status()), PLAIN), @r"
+    assert_snapshot!(topology_text(&machine(), Some(&samples::status()), PLAIN_TERMINAL), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
     largest request that still fits, in cores: 4 in one L3, 4 in one NUMA node, 4 in
       one package, 5 in the machine
@@ -67,7 +67,7 @@ fn many_holders_take_a_line_each() {
     ];
     let mut one = machine();
     one.tree.truncate(1);
-    assert_snapshot!(topology_text(&one, Some(&status), PLAIN), @r"
+    assert_snapshot!(topology_text(&one, Some(&status), PLAIN_TERMINAL), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
     largest request that still fits, in cores: 4 in one L3, 4 in one NUMA node, 4 in
       one package, 5 in the machine
@@ -100,7 +100,7 @@ fn devices_memory_and_offline_pus_are_shown_at_their_place() {
     machine.tree[1].children.push(domain("numa_node", 3, "8-15", vec![]));
     machine.offline = "16-17".into();
     machine.disallowed = "15".into();
-    assert_snapshot!(topology_text(&machine, None, PLAIN), @r"
+    assert_snapshot!(topology_text(&machine, None, PLAIN_TERMINAL), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
     offline or hidden: CPUs 16-17
     forbidden to pjwd: CPU 15
@@ -126,7 +126,7 @@ fn cores_outside_of_all_parts_are_shown_too() {
     inside.push(l3);
     tree.push(domain("package", 0, "2-5", inside));
     let odd = Topology { cores: 6, pus: 6, cpus: "0-5".into(), tree, ..Topology::default() };
-    assert_snapshot!(topology_text(&odd, Some(&samples::status()), PLAIN), @r"
+    assert_snapshot!(topology_text(&odd, Some(&samples::status()), PLAIN_TERMINAL), @r"
     machine: 6 cores, 6 PUs, CPUs 0-5
     largest request that still fits, in cores: 5 in the machine
     ├─ 2 cores of 1 PU: housekeeping 0-1
@@ -154,7 +154,7 @@ fn kinds_of_cores_are_counted_separately() {
         tree,
         ..Topology::default()
     };
-    assert_snapshot!(topology_text(&hybrid, None, PLAIN), @r"
+    assert_snapshot!(topology_text(&hybrid, None, PLAIN_TERMINAL), @r"
     machine: 1 package, 3 cores, 4 PUs, 2 kinds of core, CPUs 0-3
     └─ package 0, 1 performance core of 2 PUs, 2 efficiency cores of 1 PU, CPUs 0-3
     ");
@@ -163,7 +163,7 @@ fn kinds_of_cores_are_counted_separately() {
 #[test]
 fn memory_has_the_largest_suitable_unit() {
     assert_eq!(
-        [1 << 20, 33_600_000_000, 2 << 40, 5_000].map(memory),
+        [1 << 20, 33_600_000_000, 2 << 40, 5_000].map(memory_size_text),
         ["1.0 MiB", "31 GiB", "2.0 TiB", "4.8 KiB"]
     );
 }

@@ -68,7 +68,7 @@ pub fn caller_of(command: &Command) -> Caller {
 /// thread that is not the main thread of a process. Otherwise, the same process could be in two jobs: in one by the id
 /// of the thread, and in another by its own pid. `None` for all other commands. Reads a file in `/proc` for each pid.
 #[must_use]
-pub fn refusal_of_named_thread(command: &Command) -> Option<Refusal> {
+pub fn refusal_of_thread_ids(command: &Command) -> Option<Refusal> {
     let Command::Assign(request) = command else { return None };
     let named: BTreeSet<Pid> = request.pids.iter().copied().collect();
     named.into_iter().find_map(|named| {

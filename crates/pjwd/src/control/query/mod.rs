@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pjw_core::diagnosis::far_memory::{BusyProcessMemory, FarMemory, find_far_memory};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
-use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
+use pjw_core::{evidence::MembershipEvidence, explain, job::JobId, policy::Policy};
 use pjw_ipc::call::{DefragReply, ExplainJobReply, PlanReply};
 use pjw_ipc::report::Report;
 
@@ -86,7 +86,7 @@ pub struct PageCursor {
 
 /// The answer of the event loop to a [`Query`] of the control server.
 #[derive(Debug)]
-pub enum Answer {
+pub enum QueryAnswer {
     /// A page of the processes of a job, and the position after which the next page begins. The position is
     /// `None` if no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
@@ -115,7 +115,7 @@ pub struct MemberDetails {
     /// The pid and the start time of the process.
     pub id: ProcessId,
     /// The kind of evidence that the process belongs to the job.
-    pub evidence: Evidence,
+    pub evidence: MembershipEvidence,
     /// The name, the user and other facts about the process, as a scan last read them. `None` if no scan has
     /// read the process since it joined the job.
     pub process: Option<pjw_core::snapshot::Process>,
@@ -160,11 +160,16 @@ pub struct ProcessExplanation {
 /// Returns one page of the processes of `job`, ascending by pid, with their threads. `state` is the state of the
 /// daemon, which contains the jobs and their processes. `after` is the position at which the previous page ended, or
 /// `None` for the first page. The page has at most `limit` processes and [`MAX_THREADS_PER_PAGE`] threads. The result
-/// is an [`Answer::Members`], which contains `None` if the job does not exist.
+/// is an [`QueryAnswer::Members`], which contains `None` if the job does not exist.
 #[must_use]
-pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>, limit: usize) -> Answer {
+pub fn members_page(
+    state: &WardenState,
+    job: &JobId,
+    after: Option<PageCursor>,
+    limit: usize,
+) -> QueryAnswer {
     if !state.jobs.contains_key(job) {
-        return Answer::Members(None);
+        return QueryAnswer::Members(None);
     }
     let mut page: Vec<MemberDetails> = Vec::new();
     let mut room = MAX_THREADS_PER_PAGE;
@@ -175,7 +180,7 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
             continue;
         }
         if page.len() >= limit || room == 0 {
-            return Answer::Members(Some((page, cursor)));
+            return QueryAnswer::Members(Some((page, cursor)));
         }
         let (threads, next) = threads(state, member, begun, room);
         room -= threads.len();
@@ -188,53 +193,53 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
         }
         cursor = Some(PageCursor { pid: member.id.pid, tid: next });
         if next.is_some() {
-            return Answer::Members(Some((page, cursor)));
+            return QueryAnswer::Members(Some((page, cursor)));
         }
     }
-    Answer::Members(Some((page, None)))
+    QueryAnswer::Members(Some((page, None)))
 }
 
 /// Returns the processes that belong to the job `id`, for a measurement of their memory. If several processes share
 /// one address space, the result has the same group number for each of them, so that this memory is counted once.
 /// `state` is the state of the daemon, which contains the jobs and their processes. The result is an
-/// [`Answer::MemberProcesses`], which contains `None` if the job does not exist.
+/// [`QueryAnswer::MemberProcesses`], which contains `None` if the job does not exist.
 #[must_use]
-pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
+pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
     let process = |member: &Member| JobProcess {
         id: member.id,
         group: state.address_spaces.group_of(member.id),
         threads: member.threads.len(),
     };
     let processes = || state.members_of(id).map(process).collect();
-    Answer::MemberProcesses(state.jobs.contains_key(id).then(processes))
+    QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
 /// Finds the processes of the job `id` with far memory. A process has far memory if most of its memory is on other
 /// NUMA nodes than those on which its busy threads ran last. `state` is the state of the daemon, which contains the
 /// processes of the jobs. `memory_by_node` has the bytes on each NUMA node, for each process whose memory was read.
-/// The result is an [`Answer::FarMemory`]. The list in the answer is empty if no process has far memory, or if the
+/// The result is an [`QueryAnswer::FarMemory`]. The list in the answer is empty if no process has far memory, or if the
 /// job does not exist.
 #[must_use]
 pub fn processes_with_far_memory(
     state: &WardenState,
     id: &JobId,
     memory_by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
-) -> Answer {
+) -> QueryAnswer {
     let processes = memory_by_node.into_iter().filter_map(|(pid, by_node)| {
         let member = state.members.get(&pid).filter(|member| member.job == *id)?;
         let busy = member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot);
         Some(BusyProcessMemory { pid, last_cpus: busy.map(|thread| thread.last_cpu).collect(), by_node })
     });
     let processes: Vec<BusyProcessMemory> = processes.collect();
-    Answer::FarMemory(find_far_memory(&state.topology, &processes))
+    QueryAnswer::FarMemory(find_far_memory(&state.topology, &processes))
 }
 
 /// Returns the reasons why the job `id` holds its CPUs, or why it holds none. `state` is the state of the daemon,
 /// which contains the jobs and their CPUs. `policy` is the policy in force (the configured rules). The result is an
-/// [`Answer::JobReasons`], which contains `None` if the job does not exist.
+/// [`QueryAnswer::JobReasons`], which contains `None` if the job does not exist.
 #[must_use]
-pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
-    Answer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
+pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> QueryAnswer {
+    QueryAnswer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
         job: id.to_string(),
         cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
         grant_reasons: explain::explain_job(state, policy, job),
@@ -244,17 +249,17 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 
 /// Returns the reasons why the process `pid` belongs to its job or to no job, and one page of its threads with the
 /// reasons for their affinity masks. `state` is the state of the daemon, which contains the jobs and the processes.
-/// `policy` is the policy in force (the configured rules). The result is an [`Answer::ProcessReasons`]. If there is
+/// `policy` is the policy in force (the configured rules). The result is an [`QueryAnswer::ProcessReasons`]. If there is
 /// no such process, [`ProcessExplanation::process_exists`] is false.
 ///
 /// The page has at most [`MAX_THREADS_PER_PAGE`] threads. `after` is the last thread of the previous page, or `None`
 /// for the first page. If the process belongs to no job, the page is empty.
 #[must_use]
-pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
+pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> QueryAnswer {
     let member = state.members.get(&pid);
     let (threads, continue_after) =
         member.map(|member| threads(state, member, after, MAX_THREADS_PER_PAGE)).unwrap_or_default();
-    Answer::ProcessReasons(ProcessExplanation {
+    QueryAnswer::ProcessReasons(ProcessExplanation {
         process_exists: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
         membership_reasons: explain::explain_process(state, policy, pid),

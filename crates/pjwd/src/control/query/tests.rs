@@ -35,7 +35,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
         let member = Member {
             id: ProcessId { pid, start: StartTime(1) },
             job: id.clone(),
-            evidence: Evidence::Registered,
+            evidence: MembershipEvidence::Registered,
             inherited_mask: None,
             was_new_at_join: true,
             numa_node: None,
@@ -54,7 +54,9 @@ fn pages(processes: &[u32], limit: usize) -> Vec<Vec<(u32, usize)>> {
     let mut told = Vec::new();
     let mut after = None;
     loop {
-        let Answer::Members(Some((page, next))) = members_page(&state, &job, after, limit) else { panic!() };
+        let QueryAnswer::Members(Some((page, next))) = members_page(&state, &job, after, limit) else {
+            panic!()
+        };
         told.extend(page.iter().flat_map(|facts| facts.threads.iter().map(|thread| thread.tid)));
         pages.push(page.iter().map(|facts| (facts.id.pid.0 / 100_000, facts.threads.len())).collect());
         match next {
@@ -91,10 +93,10 @@ fn a_page_that_ends_with_a_process_continues_with_the_next() {
 #[test]
 fn a_process_that_ended_between_two_pages_is_skipped() {
     let (mut state, job) = state(&[2500, 3]);
-    let Answer::Members(Some((_, next))) = members_page(&state, &job, None, 100) else { panic!() };
+    let QueryAnswer::Members(Some((_, next))) = members_page(&state, &job, None, 100) else { panic!() };
     assert_eq!(next, Some(PageCursor { pid: Pid(100_000), tid: Some(Tid(100_999)) }));
     state.members.remove(Pid(100_000));
-    let Answer::Members(Some((page, None))) = members_page(&state, &job, next, 100) else { panic!() };
+    let QueryAnswer::Members(Some((page, None))) = members_page(&state, &job, next, 100) else { panic!() };
     assert_eq!(page.iter().map(|facts| facts.id.pid.0).collect::<Vec<_>>(), [200_000]);
 }
 
@@ -104,7 +106,7 @@ fn the_threads_of_one_process_are_paged() {
     let mut told = Vec::new();
     let mut after = None;
     loop {
-        let Answer::ProcessReasons(reasons) =
+        let QueryAnswer::ProcessReasons(reasons) =
             explain_process(&state, &Policy::default(), Pid(100_000), after)
         else {
             panic!()
@@ -127,7 +129,7 @@ fn only_busy_threads_of_the_job_are_compared_with_the_memory() {
     let by_node: BTreeMap<Pid, _> =
         [100_000, 200_000, 999].into_iter().map(|pid| (Pid(pid), memory.clone())).collect();
     let far = |state: &WardenState| match processes_with_far_memory(state, &job, by_node.clone()) {
-        Answer::FarMemory(far) => far.iter().map(|far| (far.pid, far.busy_threads)).collect::<Vec<_>>(),
+        QueryAnswer::FarMemory(far) => far.iter().map(|far| (far.pid, far.busy_threads)).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };
     assert_eq!(far(&state), [], "no thread is busy");

@@ -42,7 +42,7 @@ struct SampledThread {
 /// Observes the threads of `processes` for up to a few seconds, and returns the address spaces whose threads wait for
 /// one another to map or unmap memory. `spaces` has the number of the address space of each process, or `None` if the
 /// number is unknown. If `is_wanted` returns false, ends early and returns what was found so far.
-pub(super) fn find_waits(
+pub(super) fn find_map_lock_waits(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
     spaces: &[Option<u32>],

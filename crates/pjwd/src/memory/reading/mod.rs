@@ -269,7 +269,7 @@ fn read_pages(
     let sizes = read.values().chain(unknown).map(|process| process.uss);
     reading.workers = Some(WorkerMemory::from_unique_set_sizes(reading.at.since_boot, sizes));
     if watches_threads {
-        reading.map_lock_waits = Some(map_lock::find_waits(proc, processes, &spaces, is_wanted));
+        reading.map_lock_waits = Some(map_lock::find_map_lock_waits(proc, processes, &spaces, is_wanted));
     }
     Ok(())
 }

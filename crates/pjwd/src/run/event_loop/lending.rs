@@ -25,7 +25,7 @@ impl EventLoop {
     /// Measures how many cores each owner uses, if a measurement is due at the time `now`. An owner is a job whose idle
     /// cores can be lent to other jobs. Returns whether a cycle (scan, decision and changes) is due because cores must
     /// be lent or taken back.
-    pub(super) fn sample_owners(&mut self, now: Instant) -> bool {
+    pub(super) fn sample_owner_cpu_use(&mut self, now: Instant) -> bool {
         let since_boot = clock::now().since_boot;
         let (state, policy) = self.warden.state_and_policy();
         self.owner_samples.load_monitor_if_due(
@@ -37,7 +37,7 @@ impl EventLoop {
             || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
     }
 
-    /// Returns the time at which [`EventLoop::sample_owners`] must be called next: when the next measurement is due, or
+    /// Returns the time at which [`EventLoop::sample_owner_cpu_use`] must be called next: when the next measurement is due, or
     /// when a grace period ends after which a lent core is taken back. `None` if no measurement is due and no grace
     /// period runs. `now` is the current time.
     pub(super) fn lending_due_at(&self, now: Instant) -> Option<Instant> {
@@ -83,14 +83,14 @@ impl EventLoop {
     /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If true, also finds the borrowers with a
     /// real-time priority. If a job is then frozen, also starts the thaw watcher (the process that thaws frozen jobs if
     /// pjwd is killed), unless it runs already.
-    pub(super) fn watch_lending(&mut self, events: &[Event], scanned_jobs: bool) {
+    pub(super) fn update_lending_after_cycle(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
             let warnings = self.realtime_borrower_warnings();
             let borrowers = warnings.iter().filter_map(|warning| warning.job.clone()).collect();
             self.borrower_warnings.realtime = warnings;
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
             if self.has_frozen_job() {
-                self.warden.watch_frozen_jobs();
+                self.warden.ensure_thaw_watcher_running();
             }
         }
         self.owner_samples

@@ -6,7 +6,7 @@ use pjw_core::allocate::defrag::plan_defrag;
 use tokio::sync::oneshot;
 
 use super::EventLoop;
-use crate::control::query::{self, Answer, Query};
+use crate::control::query::{self, Query, QueryAnswer};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
 
 impl EventLoop {
@@ -24,7 +24,7 @@ impl EventLoop {
 
     /// Answers `query`, a request of a client for details, from the present state of the jobs. Sends the reply to the
     /// client through the channel `answer`. A query for a dry run is answered later, by [`EventLoop::answer_dry_runs`].
-    pub(super) fn answer(&mut self, query: Query, answer: oneshot::Sender<Answer>) {
+    pub(super) fn answer(&mut self, query: Query, answer: oneshot::Sender<QueryAnswer>) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let reply = match query {
             Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
@@ -34,7 +34,7 @@ impl EventLoop {
             Query::ProcessReasons { pid, after } => query::explain_process(state, policy, pid, after),
             Query::Reports { job, last } => {
                 let job = job.map(|job| job.to_string());
-                Answer::Reports(self.warden.journal().reports.reports(job.as_deref(), last))
+                QueryAnswer::Reports(self.warden.journal().reports.reports(job.as_deref(), last))
             }
             Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
             Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),

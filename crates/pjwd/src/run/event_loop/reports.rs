@@ -26,7 +26,7 @@ impl EventLoop {
     /// Stores `figures`, measured values of the memory use of the job `job`, for the report that pjwd makes when the
     /// job ends. `since` is the start time of the measured job in the format of the status (RFC 3339). Does nothing if
     /// the job has ended, or if a later job has the same id.
-    pub(super) fn note_memory(&mut self, job: &JobId, since: &str, figures: &MemoryReading) {
+    pub(super) fn store_memory_figures(&mut self, job: &JobId, since: &str, figures: &MemoryReading) {
         let state = self.warden.state_mut();
         let is_same = state.jobs.get(job).is_some_and(|job| format_rfc3339(job.detected_at) == since);
         if is_same {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
-use pjw_core::evidence::Evidence;
+use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{ProcessId, StartTime, Tid, Uid};
 use pjw_core::job::{EndCondition, Job, JobRequest, PriorityClass};
 use pjw_core::policy::LendingPolicy;
@@ -136,7 +136,7 @@ fn state_with_owner(permille: u32, waiting_permille: u32) -> WardenState {
     state.members.insert(Member {
         id: ProcessId { pid: Pid(10), start: StartTime(1) },
         job: job("web"),
-        evidence: Evidence::Registered,
+        evidence: MembershipEvidence::Registered,
         inherited_mask: None,
         was_new_at_join: true,
         numa_node: None,

@@ -105,7 +105,7 @@ fn a_daemon_that_ends_within_a_rewrite_leaves_a_complete_journal() {
     journal.append(&[ended("old")]).unwrap();
     let mut before = File::open(&lines).unwrap();
     journal.rewrite(&[ended("kept")]).unwrap();
-    assert!(!is_name_of(&lines, &before), "the file is replaced, and never empty");
+    assert!(!is_file_at_path(&lines, &before), "the file is replaced, and never empty");
     drop(journal);
     // Killed between the two renames: the old batches are still there and must not count again.
     let mut text = Vec::new();

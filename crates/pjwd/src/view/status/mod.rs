@@ -27,7 +27,7 @@ pub use published::PublishedStatus;
 
 use super::counts::CpuDemand;
 use super::jobs::JobViews;
-use super::to_wire::{event_to_wire, fits_to_wire, saturating_u32};
+use super::to_wire::{event_to_wire, largest_requests_to_wire, saturating_u32};
 use super::topology_tree;
 use super::warnings::{fault_warnings, lateness_warning, warnings_of_plan};
 use crate::warden::Warden;
@@ -267,7 +267,8 @@ impl StatusPublisher {
     fn fits(&mut self, state: &WardenState) -> wire::Fits {
         let version = state.pool.change_count();
         if self.fits.as_ref().is_none_or(|(known, _)| *known != version) {
-            self.fits = Some((version, fits_to_wire(largest_requests(&state.pool, &state.topology))));
+            self.fits =
+                Some((version, largest_requests_to_wire(largest_requests(&state.pool, &state.topology))));
         }
         self.fits.as_ref().map(|(_, fits)| fits.clone()).unwrap_or_default()
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::evidence::Evidence;
+use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::policy::Policy;
@@ -73,7 +73,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
     let member = Member {
         id: state.processes[&Pid(pid)].process.id,
         job: job.parse().unwrap(),
-        evidence: Evidence::Cgroup,
+        evidence: MembershipEvidence::Cgroup,
         inherited_mask: None,
         was_new_at_join: true,
         numa_node: None,
@@ -218,12 +218,12 @@ fn the_first_unassigned_process_of_a_user_is_reported() {
 fn evidence_has_the_names_that_the_contract_lists() {
     let contract = include_str!("../../../../../docs/contract.md");
     for evidence in [
-        Evidence::Registered,
-        Evidence::Cgroup,
-        Evidence::Parent,
-        Evidence::Session,
-        Evidence::Environment,
-        Evidence::Adopted,
+        MembershipEvidence::Registered,
+        MembershipEvidence::Cgroup,
+        MembershipEvidence::Parent,
+        MembershipEvidence::Session,
+        MembershipEvidence::Environment,
+        MembershipEvidence::Adopted,
     ] {
         let name = evidence_name(evidence);
         assert!(contract.contains(&format!("`{name}`")), "{name}");

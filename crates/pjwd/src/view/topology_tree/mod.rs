@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::devices::{CoreKind, Device, Die};
-use pjw_core::topology::{Core, Domain, Topology, TopologyLevel};
+use pjw_core::topology::{Core, Topology, TopologyDomain, TopologyLevel};
 use pjw_ipc::wire;
 
 use super::to_wire::saturating_u32;
@@ -111,7 +111,7 @@ fn memory(topology: &Topology) -> Vec<Part> {
     alone.map(|node| part(node, node.cpus.clone())).collect()
 }
 
-fn part(domain: &Domain, cpus: CpuSet) -> Part {
+fn part(domain: &TopologyDomain, cpus: CpuSet) -> Part {
     Part { kind: domain.level.into(), number: domain.number, cpus, memory_bytes: domain.memory_bytes }
 }
 

@@ -369,7 +369,7 @@ impl Run {
         let state = self.warden.state();
         let mut of_schedulers = CpuSet::new();
         for job in state.jobs.values() {
-            assert!(job.was_released && job.id.source().is_scheduler(), "{job:?}");
+            assert!(job.was_released && job.id.source().is_batch_system(), "{job:?}");
             assert!(
                 job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
                 "{job:?}"

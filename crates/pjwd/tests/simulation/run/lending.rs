@@ -18,7 +18,7 @@ use pjw_core::time::Nanos;
 use pjw_sim::seed::RandomStream;
 use pjw_sim::world::{SimProcess, TimeObserver};
 use pjwd::run::owner_samples::OwnerCpuSampler;
-use pjwd::run::triggers::CycleTriggers;
+use pjwd::run::triggers::DueScans;
 
 use super::lent_cpus::{LentCpuUse, SimLentCpus, SimMonitor};
 use super::{ROOT, Run};
@@ -286,7 +286,7 @@ impl Run {
         let has_grace_ended = state.lending.next_grace_period_end().is_some_and(|end| end <= now);
         let used = if is_sample { self.lasting_use(now) } else { BTreeMap::new() };
         if must_change || has_grace_ended {
-            let request = CycleTriggers::default().take_scan_request(self.warden.state_mut(), &[]);
+            let request = DueScans::default().take_scan_request(self.warden.state_mut(), &[]);
             if self.carry_out_cycle(request, &[]).is_none() {
                 return;
             }

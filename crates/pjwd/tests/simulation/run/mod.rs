@@ -32,7 +32,7 @@ use pjw_sim::node::SimMachineInterface;
 use pjw_sim::seed::RandomStream;
 use pjw_sim::workload::Workload;
 use pjw_sim::world::{SimProcess, World};
-use pjwd::run::triggers::CycleTriggers;
+use pjwd::run::triggers::DueScans;
 use pjwd::warden::{CycleReport, Warden};
 
 use lending::Lending;
@@ -91,7 +91,7 @@ pub struct Run {
     faults: Faults,
     journal: SimJournal,
     warden: Warden<SimMachineInterface, SimJournal>,
-    triggers: CycleTriggers,
+    triggers: DueScans,
     next_name: u32,
     /// Threads whose original mask the warden knew at some time. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
@@ -157,7 +157,7 @@ impl Run {
         let journal = SimJournal::new(faults.clone());
         let node = SimMachineInterface::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
         let warden = start(node, &journal, &topology, &policy);
-        let (triggers, totals) = (CycleTriggers::default(), Totals::default());
+        let (triggers, totals) = (DueScans::default(), Totals::default());
         Self {
             verbose,
             random: chance,
@@ -313,7 +313,7 @@ impl Run {
             lending.restart();
         }
         self.watch_time();
-        self.triggers = CycleTriggers::default();
+        self.triggers = DueScans::default();
         self.triggers.full_scan_due = true;
     }
 
@@ -415,7 +415,7 @@ impl Run {
         }
         if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
-            if self.warden.state().members.of_job(&job.id).next().is_none() {
+            if self.warden.state().members.members_of_job(&job.id).next().is_none() {
                 // The job is new: the processes of an ended job with the same name do not belong to it.
                 self.forget_expected_job(&job.id);
             }
@@ -470,7 +470,7 @@ fn start(
     policy: &Policy,
 ) -> Warden<SimMachineInterface, SimJournal> {
     let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
-    let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
+    let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
     Warden::new(node, journal.clone(), state, journal.records(), policy.clone(), host)
 }
 

@@ -305,16 +305,16 @@ fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candida
 fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mask_is_read() {
     let mut entry = confined();
     entry.add_intended_request(set("0-7"), set("0-7"), Nanos(4));
-    entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
-    assert!(entry.is_restored());
+    entry.record_original_refused(&set("4-5"), &limits(&["4-5"]));
+    assert!(entry.needs_no_restore());
     assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), MaskComparison::Predicted);
-    assert!(entry.is_restored());
+    assert!(entry.needs_no_restore());
     assert_eq!(
         read(&mut entry, "0-3", &everything(), 6),
         MaskComparison::Predicted,
         "the request of before is in force"
     );
-    assert!(!entry.is_restored() && entry.needs_restore());
+    assert!(!entry.needs_no_restore() && entry.needs_restore());
 }
 
 #[test]
@@ -322,14 +322,14 @@ fn an_original_mask_that_the_cpuset_forbade_is_tried_again_if_the_cpuset_changes
     let mut entry = confined();
     entry.record_request_done(&set("4-5"), &set("4-5"), &everything());
     entry.add_intended_request(set("0-1"), set("0-1"), Nanos(4));
-    entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
+    entry.record_original_refused(&set("4-5"), &limits(&["4-5"]));
     read(&mut entry, "4-5", &limits(&["4-5"]), 5);
-    assert!(entry.is_restored());
+    assert!(entry.needs_no_restore());
     let changed = MaskLimits { may_have_changed: true, ..limits(&["4-5"]) };
     for limits in [everything(), changed] {
         let mut entry = entry.clone();
         read(&mut entry, "4-5", &limits, 6);
-        assert!(!entry.is_restored());
+        assert!(!entry.needs_no_restore());
     }
 }
 
@@ -344,7 +344,7 @@ fn a_release_may_have_to_restore_a_mask_while_it_is_unknown_whether_an_earlier_r
         MaskComparison::Predicted,
         "both requests show this"
     );
-    assert!(child.needs_restore() && !child.is_restored() && child.journaled_since().is_some());
+    assert!(child.needs_restore() && !child.needs_no_restore() && child.journaled_since().is_some());
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn a_thread_is_not_restored_while_a_request_of_pjw_may_be_the_last_one() {
     let mut entry = MaskEntry::from_inherited(requests, birth).unwrap();
     // In the cpuset 1, both requests show the same mask.
     read(&mut entry, "1", &limits(&["1"]), 5);
-    assert!(!entry.is_restored());
+    assert!(!entry.needs_no_restore());
     read(&mut entry, "0-7", &everything(), 6);
-    assert!(entry.is_restored());
+    assert!(entry.needs_no_restore());
 }

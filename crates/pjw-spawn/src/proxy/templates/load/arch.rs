@@ -49,13 +49,13 @@ pub(in crate::proxy::templates) fn for_system_call(
 
 /// Returns the result of the system call that a stopped process has just executed: the returned value, or the negative
 /// error number. `registers` are the registers of the process.
-pub(in crate::proxy::templates) fn result(registers: &Registers) -> u64 {
+pub(in crate::proxy::templates) fn system_call_result(registers: &Registers) -> u64 {
     registers.rax
 }
 
 /// Returns a value of [`StubData`] that contains the registers `of`. With these registers, the code in a template later
 /// continues the program. The other fields of the value are 0.
-pub(in crate::proxy::templates) fn slots(of: &Registers) -> StubData {
+pub(in crate::proxy::templates) fn stub_data(of: &Registers) -> StubData {
     StubData {
         rip: of.rip,
         rsp: of.rsp,

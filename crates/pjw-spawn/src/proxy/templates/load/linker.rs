@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::arch;
 use super::entry_stack::EntryStack;
-use super::tracee::{Stop, TraceError, Tracee};
+use super::tracee::{StopReason, TraceError, Tracee};
 
 /// `r_state` of `_r_debug`: all libraries are there. It is also the state before the first one.
 const RT_CONSISTENT: u64 = 0;
@@ -73,7 +73,7 @@ pub(in crate::proxy::templates) fn run_until_linked(
 
 /// Runs until a breakpoint.
 fn run_to(tracee: &mut Tracee, breakpoint: &Breakpoint) -> Result<(), TraceError> {
-    while tracee.run()? != Stop::Trap || !breakpoint.is_hit(tracee)? {}
+    while tracee.run()? != StopReason::Trap || !breakpoint.is_hit(tracee)? {}
     Ok(())
 }
 
@@ -81,7 +81,7 @@ fn run_to(tracee: &mut Tracee, breakpoint: &Breakpoint) -> Result<(), TraceError
 fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(), TraceError> {
     // The linker sets r_brk when it begins, before the system calls that open the first library.
     let function = loop {
-        if tracee.run_to_system_call()? == Stop::Trap && entry.is_hit(tracee)? {
+        if tracee.run_to_system_call()? == StopReason::Trap && entry.is_hit(tracee)? {
             return Ok(());
         }
         let function = tracee.read_u64(debug + R_BRK)?;
@@ -93,7 +93,7 @@ fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(),
     let mut has_begun = false;
     loop {
         let called = Breakpoint::set(tracee, function)?;
-        while tracee.run()? != Stop::Trap || !called.is_hit(tracee)? {
+        while tracee.run()? != StopReason::Trap || !called.is_hit(tracee)? {
             if entry.is_hit(tracee)? {
                 return Ok(called.remove(tracee)?);
             }

@@ -19,9 +19,9 @@ use nix::unistd::Pid;
 
 use self::entry_stack::EntryStack;
 use self::linker::run_until_linked;
-use self::tracee::{TraceError, Tracee, bytes_of, end};
+use self::tracee::{TraceError, Tracee, bytes_of, kill_and_wait};
 use super::channel::Channel;
-use super::message::block::{BLOCK_SIZE, Block, CODE_SIZE, MemoryMap, REPLY_SIZE};
+use super::message::block::{BLOCK_SIZE, CODE_SIZE, MemoryMap, REPLY_SIZE, TemplateBlock};
 use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::stub::{self, StubData};
 use crate::child::{Child, ExitStatus};
@@ -45,7 +45,7 @@ pub(super) struct LoadedTemplate {
     pub(super) channel: Channel,
     /// The number of the channel in the template.
     pub(super) descriptor: u64,
-    pub(super) block: Block,
+    pub(super) block: TemplateBlock,
     pub(super) stack: EntryStack,
     /// The arguments that the kernel has put before the given ones, for a script with `#!`.
     pub(super) interpreter: Vec<Vec<u8>>,
@@ -131,9 +131,9 @@ fn start(
         memory_policy: None,
         template: Some(template),
     };
-    let blocked = signals::block_all();
-    let child = clone::start(&start, &mut ChildStack::new());
-    signals::set_blocked(blocked);
+    let blocked = signals::block_all_signals();
+    let child = clone::clone_and_exec(&start, &mut ChildStack::new());
+    signals::set_blocked_signals(blocked);
     child.map_err(|error| match error {
         // Except for ptrace(2), nothing that is a step of its own fails with this error.
         SpawnError { step: SpawnStep::Clone, errno: Errno::EPERM } => TemplateError::Forbidden(Errno::EPERM),
@@ -159,13 +159,14 @@ pub(super) fn load_until_fork_here(
     let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
     // The program's end of the channel is then the only one.
     drop(other);
-    let place = wait_until_fork_here(&child, &channel, is_cancelled).inspect_err(|_| end(&child))?;
+    let place =
+        wait_until_fork_here(&child, &channel, is_cancelled).inspect_err(|_| kill_and_wait(&child))?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();
     Ok(LoadedTemplate {
         child,
         channel,
         descriptor,
-        block: Block(place.block),
+        block: TemplateBlock(place.block),
         stack: EntryStack::without_content(place.pointers),
         interpreter: Vec::new(),
         memory_map: MemoryMap::from_stat(&stat, place.brk),
@@ -310,29 +311,33 @@ fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, TraceError> {
 
 /// Gives the process its code and its block, and continues it there. Its parent's end kills it no longer: the end of the
 /// channel ends it.
-fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, TraceError> {
-    let private = flag(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let (read, write, execute) = (flag(libc::PROT_READ), flag(libc::PROT_WRITE), flag(libc::PROT_EXEC));
+fn install(tracee: &mut Tracee, descriptor: u64) -> Result<TemplateBlock, TraceError> {
+    let private = flag_argument(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (read, write, execute) =
+        (flag_argument(libc::PROT_READ), flag_argument(libc::PROT_WRITE), flag_argument(libc::PROT_EXEC));
     let mut map = |size, protection| tracee.call(libc::SYS_mmap, [0, size, protection, private, u64::MAX, 0]);
     let code = map(CODE_SIZE, read | execute)?;
-    let block = Block(map(BLOCK_SIZE, read | write)?);
-    tracee.call(libc::SYS_madvise, [block.reply(), REPLY_SIZE as u64, flag(libc::MADV_DONTFORK), 0, 0, 0])?;
+    let block = TemplateBlock(map(BLOCK_SIZE, read | write)?);
+    tracee.call(
+        libc::SYS_madvise,
+        [block.reply(), REPLY_SIZE as u64, flag_argument(libc::MADV_DONTFORK), 0, 0, 0],
+    )?;
     let registers = tracee.registers()?;
-    let slots = StubData {
+    let stub_data = StubData {
         channel: descriptor,
         header: block.header(),
         calls: block.message(),
         reply: block.reply(),
-        ..arch::slots(&registers)
+        ..arch::stub_data(&registers)
     };
-    tracee.write(code, &[bytes_of(&slots), stub::code()].concat())?;
+    tracee.write(code, &[bytes_of(&stub_data), stub::code()].concat())?;
     tracee.write(block.header(), &block.contents())?;
-    tracee.call(libc::SYS_prctl, [flag(libc::PR_SET_PDEATHSIG), 0, 0, 0, 0, 0])?;
+    tracee.call(libc::SYS_prctl, [flag_argument(libc::PR_SET_PDEATHSIG), 0, 0, 0, 0, 0])?;
     tracee.set_registers(arch::at(registers, code + size_of::<StubData>() as u64))?;
     Ok(block)
 }
 
 /// Converts flags of a system call, such as `MAP_PRIVATE`, to the 64-bit type that the arguments of system calls have.
-pub(super) fn flag(flags: i32) -> u64 {
+pub(super) fn flag_argument(flags: i32) -> u64 {
     u64::try_from(flags).unwrap_or(0)
 }

@@ -25,7 +25,7 @@ pub(in crate::proxy::templates) struct Tracee {
 
 /// The reason why a traced process has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::proxy::templates) enum Stop {
+pub(in crate::proxy::templates) enum StopReason {
     /// Before or after a system call.
     SystemCall,
     /// At a breakpoint, whose instruction has been executed, or after execve(2).
@@ -61,7 +61,7 @@ impl Tracee {
         match (ptrace::setoptions(pid, options), memory) {
             (Ok(()), Ok(memory)) => Ok(Self { pid, child: Some(child), memory }),
             (options, memory) => {
-                end(&child);
+                kill_and_wait(&child);
                 Err(TraceError::Failed(
                     options.err().or(memory.as_ref().err().map(errno_of)).unwrap_or(Errno::EPERM),
                 ))
@@ -116,26 +116,26 @@ impl Tracee {
 
     /// Lets the process run until it has executed a breakpoint. Signals that the process gets during this time are
     /// delivered.
-    pub(in crate::proxy::templates) fn run(&mut self) -> Result<Stop, TraceError> {
+    pub(in crate::proxy::templates) fn run(&mut self) -> Result<StopReason, TraceError> {
         self.go(ptrace::cont)
     }
 
     /// Lets the process run until a system call begins or ends, or until the process has executed a breakpoint.
-    pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<Stop, TraceError> {
+    pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<StopReason, TraceError> {
         self.go(ptrace::syscall)
     }
 
     /// Lets the process execute one instruction.
-    pub(in crate::proxy::templates) fn step(&mut self) -> Result<Stop, TraceError> {
+    pub(in crate::proxy::templates) fn step(&mut self) -> Result<StopReason, TraceError> {
         self.go(ptrace::step)
     }
 
-    fn go(&mut self, resume: fn(Pid, Option<Signal>) -> Result<(), Errno>) -> Result<Stop, TraceError> {
+    fn go(&mut self, resume: fn(Pid, Option<Signal>) -> Result<(), Errno>) -> Result<StopReason, TraceError> {
         let mut signal = None;
         loop {
             resume(self.pid, signal)?;
             match wait_stop(self.pid) {
-                Ok(StopOrSignal::Stop(stop)) => return Ok(stop),
+                Ok(StopOrSignal::StopReason(stop)) => return Ok(stop),
                 Ok(StopOrSignal::Signal(arrived)) => signal = Some(arrived),
                 Err(lost) => {
                     if !matches!(lost, TraceError::Failed(_)) {
@@ -161,14 +161,15 @@ impl Tracee {
         self.write(at, &arch::SYSTEM_CALL)?;
         self.set_registers(arch::for_system_call(before, number, arguments))?;
         self.step()?;
-        let result = arch::result(&self.registers()?);
+        let system_call_result = arch::system_call_result(&self.registers()?);
         self.write(at, &code)?;
         self.set_registers(before)?;
-        let errno =
-            i64::from_ne_bytes(result.to_ne_bytes()).checked_neg().and_then(|n| i32::try_from(n).ok());
+        let errno = i64::from_ne_bytes(system_call_result.to_ne_bytes())
+            .checked_neg()
+            .and_then(|n| i32::try_from(n).ok());
         match errno {
             Some(errno @ 1..=4095) => Err(TraceError::Failed(Errno::from_raw(errno))),
-            _ => Ok(result),
+            _ => Ok(system_call_result),
         }
     }
 
@@ -182,28 +183,28 @@ impl Tracee {
 impl Drop for Tracee {
     fn drop(&mut self) {
         if let Some(child) = &self.child {
-            end(child);
+            kill_and_wait(child);
         }
     }
 }
 
 /// Kills a child process and waits for its end.
-pub(in crate::proxy::templates) fn end(child: &Child) {
+pub(in crate::proxy::templates) fn kill_and_wait(child: &Child) {
     let _ = child.send_signal(libc::SIGKILL);
     let _ = child.wait();
 }
 
 enum StopOrSignal {
-    Stop(Stop),
+    StopReason(StopReason),
     Signal(Signal),
 }
 
 fn wait_stop(pid: Pid) -> Result<StopOrSignal, TraceError> {
     loop {
         match waitpid(pid, Some(WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::PtraceSyscall(_)) => return Ok(StopOrSignal::Stop(Stop::SystemCall)),
+            Ok(WaitStatus::PtraceSyscall(_)) => return Ok(StopOrSignal::StopReason(StopReason::SystemCall)),
             Ok(WaitStatus::Stopped(_, Signal::SIGTRAP) | WaitStatus::PtraceEvent(..)) => {
-                return Ok(StopOrSignal::Stop(Stop::Trap));
+                return Ok(StopOrSignal::StopReason(StopReason::Trap));
             }
             Ok(WaitStatus::Stopped(_, signal)) => return Ok(StopOrSignal::Signal(signal)),
             Ok(WaitStatus::Exited(_, status)) => return Err(TraceError::Exited(status)),

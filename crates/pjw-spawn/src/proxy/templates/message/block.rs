@@ -7,7 +7,7 @@ use super::stub::TemplateReply;
 
 /// The size in bytes of the page with the machine code that a template runs while it waits for messages.
 pub(in crate::proxy::templates) const CODE_SIZE: u64 = 4096;
-/// The size in bytes of a [`Block`], the memory in a template for messages, strings and replies. If the strings do not
+/// The size in bytes of a [`TemplateBlock`], the memory in a template for messages, strings and replies. If the strings do not
 /// fit into the block, the template maps more memory for them.
 pub(in crate::proxy::templates) const BLOCK_SIZE: u64 = 7 * PAGE as u64;
 /// The size in bytes of the memory in which a template writes its reply to a message: one page.
@@ -28,9 +28,9 @@ pub(in crate::proxy::templates) const MAX_MESSAGE: usize = STRINGS - MESSAGE;
 /// The address of a block of memory in a template (the process from which further processes are forked). The block
 /// contains the buffers for messages, strings and replies.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::proxy::templates) struct Block(pub(in crate::proxy::templates) u64);
+pub(in crate::proxy::templates) struct TemplateBlock(pub(in crate::proxy::templates) u64);
 
-impl Block {
+impl TemplateBlock {
     /// Returns the address in the template of the `msghdr`, the parameter of recvmsg(2) by which the template receives
     /// messages.
     pub(in crate::proxy::templates) fn header(self) -> u64 {

@@ -10,7 +10,7 @@ const PAGE: usize = 4096;
 /// NUL byte. The variables come first: most variables are the same in all instances, so their pages often need no
 /// change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::proxy::templates) struct Strings {
+pub(in crate::proxy::templates) struct InstanceStrings {
     bytes: Vec<u8>,
     /// Where each variable and each argument begins.
     variables: Vec<usize>,
@@ -30,10 +30,10 @@ pub(in crate::proxy::templates) struct PlacedStrings {
     arguments_at: usize,
 }
 
-impl Strings {
+impl InstanceStrings {
     /// Makes the value from `arguments` and the environment variables `variables`. The strings must not contain NUL
     /// bytes.
-    pub(in crate::proxy::templates) fn of<'a>(
+    pub(in crate::proxy::templates) fn new<'a>(
         arguments: impl Iterator<Item = &'a [u8]>,
         variables: impl Iterator<Item = &'a [u8]>,
     ) -> Self {
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     fn image(at: u64, arguments: &[&str], variables: &[&str]) -> PlacedStrings {
-        Strings::of(
+        InstanceStrings::new(
             arguments.iter().map(|text| text.as_bytes()),
             variables.iter().map(|text| text.as_bytes()),
         )
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_longest_string_counts_with_its_nul_byte() {
-        let strings = Strings::of([&b"p"[..], b"22"].into_iter(), [&b"A=333"[..]].into_iter());
+        let strings = InstanceStrings::new([&b"p"[..], b"22"].into_iter(), [&b"A=333"[..]].into_iter());
         assert_eq!((strings.longest(), strings.size()), (6, 11));
         assert_eq!(strings.variables().collect::<Vec<_>>(), [b"A=333"]);
     }

@@ -8,12 +8,12 @@ pub(super) mod stub;
 use std::mem;
 use std::os::fd::RawFd;
 
-use self::block::{Block, MAX_MESSAGE, MemoryMap};
+use self::block::{MAX_MESSAGE, MemoryMap, TemplateBlock};
 use self::stub::{
     BEGIN_PROGRAM, COPY_BYTES, EXPECT_RESULT, FORK_PROCESS, IGNORE_ERROR, INDIRECT_DESCRIPTOR, LAST_CALL,
     MAX_INSTANCES, TemplateCall, WAIT_FOR_MESSAGE,
 };
-use super::load::flag;
+use super::load::flag_argument;
 use super::load::tracee::bytes_of;
 
 /// `PR_SET_MM_MAP` of prctl(2), which libc has for some targets only.
@@ -25,7 +25,7 @@ const LARGEST: usize = 4096;
 /// A message to a template (a process from which further processes, the instances, are forked). Contains the system
 /// calls that the template and its new instances execute, and the file descriptors that are sent with the message.
 #[derive(Debug, Default)]
-pub(super) struct Message {
+pub(super) struct TemplateMessage {
     template: List,
     instances: Vec<List>,
     pub(super) descriptors: Vec<RawFd>,
@@ -70,12 +70,12 @@ pub(super) struct InstanceSetup {
     pub(super) random: Option<(u64, Vec<u8>)>,
 }
 
-impl Message {
+impl TemplateMessage {
     /// Returns a message that makes the template map `size` bytes of anonymous memory.
-    pub(super) fn mapping(size: u64) -> Self {
+    pub(super) fn map_memory(size: u64) -> Self {
         let mut message = Self::default();
-        let protection = flag(libc::PROT_READ | libc::PROT_WRITE);
-        let private = flag(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let protection = flag_argument(libc::PROT_READ | libc::PROT_WRITE);
+        let private = flag_argument(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         message.template.add(libc::SYS_mmap, &[0, size, protection, private, u64::MAX, 0], 0);
         message
     }
@@ -109,7 +109,7 @@ impl Message {
     /// Adds the fork of an instance (a process of the program) to the message. `block` is the memory of the template
     /// for messages. `start` has the parameters that all instances have in common, and `own` the parameters of this
     /// instance.
-    pub(super) fn make_instance(&mut self, block: Block, start: &CommonSetup, own: InstanceSetup) {
+    pub(super) fn add_instance(&mut self, block: TemplateBlock, start: &CommonSetup, own: InstanceSetup) {
         self.clone_process(block, start);
         // The template keeps no end of an instance's pipe.
         for (index, _) in (0..).zip(&own.streams) {
@@ -129,7 +129,7 @@ impl Message {
     /// Adds the fork of a spare to the message: a process that waits for messages of its own. `channel` is the
     /// descriptor of the socket for these messages. `block` is the memory of the template for messages. `start` has the
     /// parameters of all forked processes.
-    pub(super) fn make_spare(&mut self, block: Block, start: &CommonSetup, channel: RawFd) {
+    pub(super) fn make_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
         self.clone_process(block, start);
         let received = block.descriptor(self.descriptors.len() as u64);
         self.descriptors.push(channel);
@@ -148,7 +148,7 @@ impl Message {
     /// Makes this a message to a spare: a stopped process, which then becomes an instance and begins its program.
     /// `block` is the memory of the spare for messages. `start` has the parameters of all instances, and `own` those of
     /// this instance. A spare sends no reply.
-    pub(super) fn begin_program(&mut self, block: Block, start: &CommonSetup, own: InstanceSetup) {
+    pub(super) fn begin_program(&mut self, block: TemplateBlock, start: &CommonSetup, own: InstanceSetup) {
         let mut calls = mem::take(&mut self.template);
         calls.take_streams(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
@@ -157,10 +157,10 @@ impl Message {
     }
 
     /// Adds the call that makes a process. The result goes to the place of the next instance.
-    fn clone_process(&mut self, block: Block, start: &CommonSetup) {
-        let mut flags = flag(libc::CLONE_PARENT | libc::SIGCHLD);
+    fn clone_process(&mut self, block: TemplateBlock, start: &CommonSetup) {
+        let mut flags = flag_argument(libc::CLONE_PARENT | libc::SIGCHLD);
         if start.thread_id.is_some() {
-            flags |= flag(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
+            flags |= flag_argument(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         }
         let result = block.pid(self.instances.len());
         self.template.add(
@@ -177,7 +177,7 @@ impl Message {
     /// Returns the bytes of the message: the system calls of the template, then those of each new instance. Each list
     /// of system calls is followed by the data for their arguments. `block` is the memory in which the template
     /// receives the message. `None` if the message is larger than [`MAX_MESSAGE`].
-    pub(super) fn into_bytes(mut self, block: Block) -> Option<Vec<u8>> {
+    pub(super) fn into_bytes(mut self, block: TemplateBlock) -> Option<Vec<u8>> {
         if let Some(last) = self.template.calls.last_mut() {
             last.flags |= LAST_CALL;
         }
@@ -228,7 +228,7 @@ impl List {
     }
 
     /// Adds the calls that put the received descriptors in the place of streams.
-    fn take_streams(&mut self, block: Block, streams: &[(u64, RawFd)]) {
+    fn take_streams(&mut self, block: TemplateBlock, streams: &[(u64, RawFd)]) {
         for (index, (stream, _)) in (0..).zip(streams) {
             let arguments = [block.descriptor(index), *stream, 0, 0, 0, *stream];
             self.add(libc::SYS_dup2, &arguments, INDIRECT_DESCRIPTOR | EXPECT_RESULT);
@@ -239,7 +239,7 @@ impl List {
     }
 
     fn set_memory_map(&mut self, map: Vec<u8>) {
-        let arguments = [flag(libc::PR_SET_MM), flag(PR_SET_MM_MAP), 0, map.len() as u64];
+        let arguments = [flag_argument(libc::PR_SET_MM), flag_argument(PR_SET_MM_MAP), 0, map.len() as u64];
         self.add_with_data(libc::SYS_prctl, &arguments, IGNORE_ERROR, map, 2);
     }
 
@@ -253,7 +253,7 @@ impl List {
             self.add_with_data(libc::SYS_sched_setaffinity, &[0, mask.len() as u64], EXPECT_RESULT, mask, 2);
         }
         if let Some((nodes, bits)) = own.nodes {
-            let arguments = [flag(libc::MPOL_PREFERRED), 0, bits];
+            let arguments = [flag_argument(libc::MPOL_PREFERRED), 0, bits];
             self.add_with_data(libc::SYS_set_mempolicy, &arguments, EXPECT_RESULT, nodes, 1);
         }
         if let Some(map) = own.memory_map {
@@ -264,7 +264,7 @@ impl List {
             self.add(libc::SYS_set_robust_list, &[head, length], IGNORE_ERROR);
         }
         if let Some(launcher) = start.launcher {
-            let arguments = [flag(libc::PR_SET_PDEATHSIG), flag(libc::SIGKILL), 0, 0, 0, 0];
+            let arguments = [flag_argument(libc::PR_SET_PDEATHSIG), flag_argument(libc::SIGKILL), 0, 0, 0, 0];
             self.add(libc::SYS_prctl, &arguments, EXPECT_RESULT);
             // The launcher may have ended before.
             self.add(libc::SYS_getppid, &[0, 0, 0, 0, 0, launcher], EXPECT_RESULT);
