@@ -160,8 +160,8 @@ impl UsageState {
                 self.note_expected(pid);
             }
         }
-        let Self { processes, outside_parents, .. } = self;
-        self.exit_times.retain(|pid, _| processes.contains_key(pid) || outside_parents.contains_key(pid));
+        let processes = &self.processes;
+        self.exit_times.retain(|pid, _| processes.contains_key(pid));
         Some(open)
     }
 
