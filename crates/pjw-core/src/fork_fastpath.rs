@@ -8,9 +8,10 @@
 //!
 //! The `stat` of a newborn process is not read: while the process executes another program, a reader waits (some
 //! milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some ticks late.
-//! A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its mask lacks
-//! an online PU and does not follow from the requests that pjw knows: a program may have requested the mask, or the process
-//! may be in a cpuset of its own.
+//! A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its mask does
+//! not follow from the requests that pjw knows: a program may have requested the mask, or the process may be in a cpuset of
+//! its own. Except if the process has every online PU and no known cpuset restricts its ancestor: then the program
+//! requested every PU.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
@@ -98,8 +99,8 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// - `state` does not contain the ancestor.
 /// - pjw is moving the ancestor to another cgroup.
-/// - The process can't have inherited its mask from the ancestor, the mask lacks an online PU (logical CPU), and the
-///   process is not known to be in the cgroup of the ancestor. The next scan reads the mask and the cgroup of such a
+/// - The process can't have inherited its mask from the ancestor, a cpuset may restrict one of the two, and the process
+///   is not known to be in the cgroup of the ancestor. The next scan reads the mask and the cgroup of such a
 ///   process.
 ///
 /// A process in the cgroup of the ancestor is kept in the snapshot even if it can't have inherited its mask: its
@@ -142,8 +143,8 @@ pub fn snapshot_of_mismatches(
 }
 
 /// Returns the newly forked processes whose affinity masks pjw can't explain. Such a mask contains PUs (logical CPUs)
-/// outside of the job and lacks an online PU, and pjw knows no request (sched_setaffinity(2)) for this mask. There are
-/// two possible causes:
+/// outside of the job, pjw knows no request (sched_setaffinity(2)) for this mask, and a cpuset may restrict the process
+/// or its ancestor. There are two possible causes:
 ///
 /// - The parent changed its own mask just before the fork, and pjw has not yet seen this change.
 /// - The process is in another cgroup than its parent.

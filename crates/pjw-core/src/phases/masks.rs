@@ -33,16 +33,17 @@ pub(crate) fn plan_masks(
     jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 
-/// Sorts changes of affinity masks. The first thread of a process is restricted before its other threads, and gets its
-/// original mask back after them. So while any thread of a process has a mask of pjw, the first thread has one, even if
-/// pjwd is killed between two changes. A later daemon without the journal looks only at the masks of first threads.
-/// `online` is the set of online PUs (logical CPUs).
+/// Sorts changes of affinity masks. The first thread of a process is restricted before its other threads, and gets every
+/// online PU (logical CPU) or its original mask after them. So a pjwd that is killed between two of these changes leaves
+/// no narrow mask at another thread alone. A later daemon without the journal looks only at the masks of first threads.
+/// `online` is the set of online PUs.
 pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
     actions.sort_by_key(|action| {
         let is_first = action.thread.is_first_thread();
-        match action.kind {
-            MaskActionKind::Restore => is_first,
-            _ => !(is_first && online.is_subset(&action.current_mask)),
+        if action.kind == MaskActionKind::Restore || online.is_subset(&action.target_mask) {
+            is_first
+        } else {
+            !(is_first && online.is_subset(&action.current_mask))
         }
     });
     actions

@@ -273,7 +273,15 @@ fn a_child_with_every_pu_is_confined_before_its_cgroup_is_read() {
     machine.spawn(7, 1, 1000);
     machine.bind(7, 7, "0-3");
     machine.assign("a", 2, &[7]).unwrap();
-    let actions = welcome(&mut machine, 9, "0-7");
+    let snapshot = machine.scan();
+    fork(&mut machine, 9, 7);
+    let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
+    let mismatches = vec![ForkMaskMismatch { id, effective_mask: set("0-7") }];
+    let probe = MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
+    let expected = expected_fork_masks(&machine.state);
+    assert!(forked_with_unexplained_masks(&machine.state, &expected, &probe).is_empty(), "no cgroup to read");
+    let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
+    let actions = machine.decide(&snapshot, &[]).plan.mask_actions;
     let [action] = actions.as_slice() else { panic!("{actions:?}") };
     assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &set("0-1")));
     let entry = machine.state.mask_entry(&action.thread).unwrap();

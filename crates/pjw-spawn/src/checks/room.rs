@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -49,13 +50,16 @@ pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
     for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {
         *by_descriptor.entry(cgroup.as_raw_fd()).or_default() += 1;
     }
-    // Several descriptors may be of one cgroup.
-    let mut wanted: BTreeMap<PathBuf, u64> = BTreeMap::new();
-    for (descriptor, instances) in by_descriptor {
-        let directory = fs::read_link(format!("/proc/self/fd/{descriptor}")).unwrap_or_default();
-        *wanted.entry(directory).or_default() += instances;
+    // Several descriptors may be of one cgroup. Two cgroups may have the same path: each in another mount namespace.
+    let mut by_cgroup: BTreeMap<(u64, u64), (PathBuf, u64)> = BTreeMap::new();
+    for (descriptor, wanted) in by_descriptor {
+        let link = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
+        let (Ok(cgroup), Ok(directory)) = (fs::metadata(&link), fs::read_link(&link)) else { continue };
+        by_cgroup.entry((cgroup.dev(), cgroup.ino())).or_insert((directory, 0)).1 += wanted;
     }
-    wanted.into_iter().try_for_each(|(directory, wanted)| check_limits(wanted, 0, cgroup_limits(&directory)))
+    by_cgroup
+        .into_values()
+        .try_for_each(|(directory, wanted)| check_limits(wanted, 0, cgroup_limits(&directory)))
 }
 
 fn check_limits(

@@ -112,13 +112,14 @@ impl CycleReport {
     }
 
     /// Adds `release` to this report: the results of further rounds (scan, decision and changes), which released a new
-    /// job because the kernel refused its affinity masks. The replies and the warnings in this report do not change.
+    /// job because the kernel refused its affinity masks. The replies in this report do not change.
     pub(super) fn add_release(&mut self, release: CycleReport) {
         self.add_events(release.events);
         self.ended_jobs.extend(release.ended_jobs);
         self.mask_outcomes.extend(release.mask_outcomes);
         self.cpuset_outcomes.extend(release.cpuset_outcomes);
         self.newly_planned.extend(&release.newly_planned);
+        self.plan_warnings = release.plan_warnings;
     }
 
     /// Counts for each thread how often its affinity mask was changed in this cycle. `outcomes` are the mask changes of
