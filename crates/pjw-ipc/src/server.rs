@@ -166,7 +166,7 @@ async fn reject_all(listener: &UnixListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                connection::send_busy_error(&stream, "pjwd is stopping: try again when it runs again")
+                connection::send_busy_error(&stream, "pjwd is stopping: try again when it runs again");
             }
             Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
         }
