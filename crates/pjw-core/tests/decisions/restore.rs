@@ -477,3 +477,24 @@ fn a_restore_that_a_cpuset_forbade_is_tried_again_after_the_second_attempt_to_wi
     m.settle();
     assert_eq!(m.effective_mask(10, 10), "7");
 }
+
+/// The daemon is killed after it has moved the process into the cpuset. The cpuset hides that one thread is bound to a core outside of
+/// it, and that the others are not bound. Only the mask of the bound thread is in the journal.
+#[test]
+fn after_a_restart_the_threads_of_a_process_do_not_get_the_mask_of_one_thread_that_is_bound() {
+    let mut m = machine_with_cpusets(true);
+    m.spawn(10, 1, 0);
+    (11..14).for_each(|tid| m.clone_thread(10, tid));
+    m.bind(10, 13, "6");
+    m.settle();
+    let scan = m.state.scan_request(true);
+    let assign = AssignCommand { pids: [Pid(10)].into(), ..assign_of("a", Some(CpuRequest::Cores(2))) };
+    let created = m.cycle(&scan, &[Command::Assign(assign)]);
+    let moved = m.cycle(&created.next_scan.unwrap(), &[]);
+    assert_eq!((moved.plan.mask_actions.len(), m.effective_mask(10, 13).as_str()), (0, "0-1"));
+    restart(&mut m, 2);
+    m.settle();
+    m.release("a").unwrap();
+    let masks = [10, 11, 12, 13].map(|tid| m.effective_mask(10, tid));
+    assert_eq!(masks, ["0-7", "0-7", "0-7", "6"]);
+}
