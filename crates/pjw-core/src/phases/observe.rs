@@ -337,7 +337,7 @@ fn updated_thread(
     let mask = mask.or_else(|| draft.state.masks_from_journal.remove(&id));
     let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
     let mask_entry = mask.map(|mut entry| {
-        if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
+        if persists && is_same_mask && entry.same_mask_means_same_request(limits_changed_at) {
             entry.record_unchanged_reading(now);
             return entry;
         }

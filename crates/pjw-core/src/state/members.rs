@@ -350,7 +350,7 @@ impl Members {
             return false;
         };
         let is_busy = |tid: &Tid| threads.get(tid).is_some_and(MemberThread::is_busy);
-        let is_one_idle = busy.note_reading(is_busy, at);
+        let is_one_idle = busy.record_busy_threads_reading(is_busy, at);
         if !is_complete {
             busy.force_full_reading();
         }

@@ -190,11 +190,12 @@ impl AddressSpace {
     }
 
     /// Sends a request to start the task `instance`. Each request needs a call of [`AddressSpace::collect`], which
-    /// returns the result. At most [`MAX_PENDING_REQUESTS`] requests may be without a result. `layout` must have been made for
-    /// the environment of this address space.
+    /// returns the result. At most [`MAX_PENDING_REQUESTS`] requests may be without a result. `layout` arranges the
+    /// arguments and the environment of the task. It must have been made for the environment of this address space.
     ///
     /// # Errors
-    /// `E2BIG` in the step [`SpawnStep::Exec`] if the buffer has no room for the request. The request is then not sent.
+    /// `E2BIG` in the step [`SpawnStep::Exec`] if the arguments and the environment do not fit into the memory for
+    /// requests. The request is then not sent.
     pub(crate) fn send_request(
         &mut self,
         instance: &Instance,

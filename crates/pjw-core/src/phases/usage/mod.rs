@@ -231,7 +231,7 @@ fn read_outside_parents(draft: &mut CycleDraft<'_>) {
     let WardenState { usage, members, pool, jobs, .. } = &mut *draft.state;
     let online = pool.online_cpus().len() as u64;
     let most_ns: BTreeMap<JobId, u64> = usage
-        .jobs_with_unread_end()
+        .jobs_missing_final_cpu_times()
         .map(|(job, open)| {
             let unread_ns = now.0.saturating_sub(open.sample_began_at.0).min(MAX_UNREAD_NS) + MIN_SAMPLE_NS;
             let granted =

@@ -366,10 +366,11 @@ impl MaskEntry {
         self.earlier.drain(..excess);
     }
 
-    /// Whether reading the same mask again proves that no other mask was requested since the last reading. `limits_changed_at` is the
-    /// last time, in ns since boot, at which the online PUs (logical CPUs) or the thread's cpuset changed. True if the last request is
-    /// known and [`MaskEntry::record_reading`] has already taken this change into account.
-    pub(crate) fn is_confirmed_by_same_mask(&self, limits_changed_at: Option<Nanos>) -> bool {
+    /// Whether the thread has no new request if the next reading finds the same effective affinity mask as the last one. The kernel
+    /// reduces a requested mask to the online PUs (logical CPUs) of the thread's cpuset, so after a change of these PUs another request may
+    /// give the same effective mask. `limits_changed_at` is the time of the last such change, in ns since boot, `None` if there was none.
+    /// True if the last request is known, and if [`MaskEntry::record_reading`] was called after the change.
+    pub(crate) fn same_mask_means_same_request(&self, limits_changed_at: Option<Nanos>) -> bool {
         self.requested_mask().is_some()
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }

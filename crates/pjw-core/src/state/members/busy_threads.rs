@@ -73,7 +73,7 @@ impl BusyThreads {
 
     /// Records that a scan at the time `at` (in ns since boot) read only the busy threads. Removes the threads for
     /// which `is_busy` is false. Returns whether a thread was removed.
-    pub(super) fn note_reading(&mut self, is_busy: impl Fn(&Tid) -> bool, at: Nanos) -> bool {
+    pub(super) fn record_busy_threads_reading(&mut self, is_busy: impl Fn(&Tid) -> bool, at: Nanos) -> bool {
         let before = self.tids.len();
         self.tids.retain(is_busy);
         self.scans_left = self.scans_left.saturating_sub(1);

@@ -365,7 +365,7 @@ impl UsageState {
 
     /// Iterates over the jobs with an ended process whose last CPU times are unknown and whose parent belongs to no
     /// job. Each item is a job and its usage.
-    pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, &RunningJobUsage)> {
+    pub(crate) fn jobs_missing_final_cpu_times(&self) -> impl Iterator<Item = (&JobId, &RunningJobUsage)> {
         let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));
         let jobs = parents.filter_map(OutsideParent::job_of_unread_child);
         jobs.filter_map(|job| Some((job, self.jobs.get(job)?)))

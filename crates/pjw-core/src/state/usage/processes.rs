@@ -95,8 +95,8 @@ pub(super) const MAX_ROUNDING_NS: i64 = 20_000_000;
 const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 
 impl OutsideParent {
-    /// Makes the record of the parent from the first reading `times` of its CPU times, at the time `now` (in ns since
-    /// boot).
+    /// Makes the record of a process that belongs to no job and is the parent of a process of a job. `times` is the first
+    /// reading of its CPU times, made at the time `now` (in ns since boot).
     pub(super) fn first_read(times: &ProcessCpuTimes, now: Nanos) -> Self {
         let mark = (now, times.children_ns.cast_signed());
         Self {

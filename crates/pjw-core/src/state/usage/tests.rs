@@ -382,9 +382,9 @@ fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
         usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
     }
     (100..199).map(Pid).for_each(|pid| usage.end_process(pid, None));
-    assert_eq!(usage.jobs_with_unread_end().count(), 1, "of one parent");
+    assert_eq!(usage.jobs_missing_final_cpu_times().count(), 1, "of one parent");
     usage.read_outside_parent(SHELL, &times(0, 991), NOW, |_| 2000 * MS);
-    assert_eq!((cpu_ms(&usage, &a), usage.jobs_with_unread_end().count()), (1001, 0));
+    assert_eq!((cpu_ms(&usage, &a), usage.jobs_missing_final_cpu_times().count()), (1001, 0));
     assert!(usage.outside_parents.contains_key(&SHELL), "a child lives");
     usage.end_process(Pid(199), None);
     assert!(usage.outside_parents.contains_key(&SHELL), "it has not waited yet");

@@ -20,8 +20,8 @@ pub(super) fn post_exec(context: &HookInput) -> anyhow::Result<JobVariables> {
     if is_root() { context.release_and_log(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
-/// Runs the `JOB_STARTER` of LSF, which starts the command of a job: returns the environment variables for the command,
-/// such as `PJW_CPUS`.
+/// Handles a call of the hook as the `JOB_STARTER` of LSF, which starts the command of a job. Returns the environment
+/// variables for the command, such as `PJW_CPUS`.
 pub(super) fn starter(context: &HookInput) -> anyhow::Result<JobVariables> {
     variables::job_starter_variables(context, &announcement(context)?)
 }

@@ -24,7 +24,7 @@ pub(super) fn print_advice(programs: &[Program]) {
 /// of the instances. `contexts` contains the contexts whose instances all executed their program: none was forked from
 /// a loaded copy of the program. The advice about a program is printed once, even if several contexts have the same
 /// program.
-pub(super) fn print_for_executed<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
+pub(super) fn print_advice_after_exec<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));
     print_lines(contexts.map(|context| (context, false)));

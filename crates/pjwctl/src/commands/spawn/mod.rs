@@ -154,7 +154,7 @@ fn wait(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartM
     let mode = StartMode::of(request, group.template_use());
     mode.print_start_mode(request.proxy);
     if request.proxy != ProxyArg::Never && request.share.is_none() {
-        advice::print_for_executed(group.contexts_without_forks());
+        advice::print_advice_after_exec(group.contexts_without_forks());
     }
     if !request.in_background {
         group.wait_until_ended()?;
@@ -298,7 +298,7 @@ fn divide(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<P
     for (context, command, arguments) in programs {
         let RankedCommand { ranks, program, arguments: words, line } = command;
         for (part, ranks) in sizes.groups(ranks, parts) {
-            let context = sizes.set_common_variables(context.clone(), part);
+            let context = sizes.apply_to_context(context.clone(), part);
             let command = RankedCommand { ranks, program: program.clone(), arguments: words.clone(), line };
             divided.push((context, command, Arc::clone(&arguments)));
         }

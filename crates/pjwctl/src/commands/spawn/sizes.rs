@@ -58,9 +58,10 @@ impl SizeVariables {
         groups.into_iter().collect()
     }
 
-    /// Sets the environment variables of the part with the index `part` in `context`, if all instances of a context
-    /// have the same values. Otherwise removes the inherited values of these variables from `context`.
-    pub(super) fn set_common_variables(&self, context: SpawnContext, part: usize) -> SpawnContext {
+    /// Sets the variables for the number of CPUs (such as `OMP_NUM_THREADS`) in `context`, with which a group of
+    /// instances is started. `part` is the index of the part of the CPUs on which these instances run. If the instances of
+    /// a group can have different values, removes the inherited variables from `context` instead.
+    pub(super) fn apply_to_context(&self, context: SpawnContext, part: usize) -> SpawnContext {
         let variables = self.of_parts.get(part).into_iter().flatten();
         variables.fold(context, |context, (name, value)| {
             context.set_variable(name, if self.are_common { value } else { REMOVED })
@@ -75,7 +76,7 @@ impl SizeVariables {
     }
 
     /// Returns the environment variables (`NAME=value`) for an instance on the part with the index `part`. Empty if
-    /// [`SizeVariables::set_common_variables`] sets the variables in the context of the instance.
+    /// [`SizeVariables::apply_to_context`] sets the variables in the context of the instance.
     pub(super) fn own_variables(&self, part: usize) -> Vec<CString> {
         let own = self.of_parts.get(part).filter(|_| !self.are_common).into_iter().flatten();
         own.filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect()

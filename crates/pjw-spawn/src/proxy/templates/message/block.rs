@@ -50,9 +50,10 @@ impl TemplateBlock {
         self.reply() + (offset_of!(TemplateReply, pids) + 4 * index) as u64
     }
 
-    /// Returns the address of a file descriptor that the template has received with a message: in the payload of the
-    /// first control message, cmsg(3). `index` is the position among the received descriptors, counted from 0.
-    pub(in crate::proxy::templates) fn descriptor(self, index: u64) -> u64 {
+    /// Returns the address, in the memory of the template, of the number of a file descriptor that the template has
+    /// received with a message. The kernel writes the numbers to the payload of the first control message (cmsg(3)).
+    /// `index` is the position among the received descriptors, counted from 0.
+    pub(in crate::proxy::templates) fn descriptor_address(self, index: u64) -> u64 {
         self.0 + CONTROL + 16 + 4 * index
     }
 

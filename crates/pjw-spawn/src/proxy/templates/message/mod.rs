@@ -115,7 +115,7 @@ impl TemplateMessage {
         for (index, _) in (0..).zip(&own.streams) {
             self.template.add(
                 libc::SYS_close,
-                &[block.descriptor(index)],
+                &[block.descriptor_address(index)],
                 INDIRECT_DESCRIPTOR | IGNORE_ERROR,
             );
         }
@@ -131,7 +131,7 @@ impl TemplateMessage {
     /// parameters of all forked processes.
     pub(super) fn make_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
         self.clone_process(block, start);
-        let received = block.descriptor(self.descriptors.len() as u64);
+        let received = block.descriptor_address(self.descriptors.len() as u64);
         self.descriptors.push(channel);
         self.template.add(libc::SYS_close, &[received], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
         let mut calls = List::default();
@@ -230,11 +230,11 @@ impl List {
     /// Adds the calls that put the received descriptors in the place of streams.
     fn take_streams(&mut self, block: TemplateBlock, streams: &[(u64, RawFd)]) {
         for (index, (stream, _)) in (0..).zip(streams) {
-            let arguments = [block.descriptor(index), *stream, 0, 0, 0, *stream];
+            let arguments = [block.descriptor_address(index), *stream, 0, 0, 0, *stream];
             self.add(libc::SYS_dup2, &arguments, INDIRECT_DESCRIPTOR | EXPECT_RESULT);
         }
         for (index, _) in (0..).zip(streams) {
-            self.add(libc::SYS_close, &[block.descriptor(index)], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
+            self.add(libc::SYS_close, &[block.descriptor_address(index)], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
         }
     }
 
