@@ -1,7 +1,7 @@
 //! Masks that an earlier daemon may have set, and that no record explains. They are kept, and named in a warning with the
 //! command that widens them: the program itself may have chosen such a mask.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Uid, cgroup_and_ancestor_paths, prelude::*};
+use crate::basics::{CpuSet, Pid, ProcessId, Uid, cgroup_and_ancestor_paths, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
 use crate::state::{KnownProcess, MaskEntry, MaskWriter, Member, WardenState};
@@ -182,10 +182,10 @@ fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a C
 /// After a restart, the journal has the mask without the request that the first reading found.
 fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
     let original = entry.original_mask();
-    let of_program = || entry.known_requests().filter(|request| request.writer == MaskWriter::Program);
+    let mut found = entry.known_requests().filter(|request| request.is_of_program_before_first_reading());
     !online.is_subset(original)
-        && (of_program().next().is_none()
-            || of_program().any(|request| request.requested_at == Nanos(0) && request.mask == *original))
+        && (entry.known_requests().all(|request| request.writer != MaskWriter::Program)
+            || found.any(|request| request.mask == *original))
 }
 
 /// Whether a recorded process of the same job had this mask before the job. The member may be its child, and has inherited it.

@@ -44,13 +44,17 @@ fn fork(machine: &mut Machine, child: u32, parent: u32) {
     machine.state.apply_process_events(&[event]);
 }
 
-/// The actions for a child of process 7 that is found with this mask.
-fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
+/// The result of a probe that finds a child, just forked, with this mask.
+fn probe_result(machine: &mut Machine, child: u32, mask: &str) -> MaskProbeResult {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
     let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, effective_mask: set(mask) };
-    let probe =
-        MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
+    MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] }
+}
+
+/// The actions for a child of process 7 that is found with this mask.
+fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
+    let probe = probe_result(machine, child, mask);
     fork(machine, child, 7);
     let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
     machine.decide(&snapshot, &[]).plan.mask_actions
@@ -232,10 +236,7 @@ fn a_child_whose_mask_does_not_follow_from_the_requests_of_its_parent_is_left_to
     fork(&mut machine, 9, 7);
     // The parent had every PU before the job got its cores.
     for (mask, is_left_out) in [("0-7", false), ("3", true)] {
-        let snapshot = machine.scan();
-        let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
-        let mismatches = vec![ForkMaskMismatch { id, effective_mask: set(mask) }];
-        let probe = MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
+        let probe = probe_result(&mut machine, 9, mask);
         let processes = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes;
         assert_eq!(processes.is_empty(), is_left_out, "{mask}");
     }
@@ -245,11 +246,8 @@ fn a_child_whose_mask_does_not_follow_from_the_requests_of_its_parent_is_left_to
 fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_the_cgroup_of_its_parent() {
     for (cgroup, mask, actions) in [("/", "0-3", 1), ("/other", "0-3", 0), ("/", "1", 0)] {
         let mut machine = with_a_parent();
-        let snapshot = machine.scan();
+        let probe = probe_result(&mut machine, 9, mask);
         fork(&mut machine, 9, 7);
-        let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
-        let mismatches = vec![ForkMaskMismatch { id, effective_mask: set(mask) }];
-        let probe = MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
         let expected = expected_fork_masks(&machine.state);
         let unknown = forked_with_unexplained_masks(&machine.state, &expected, &probe);
         let paths: BTreeMap<Pid, String> = unknown.iter().map(|&pid| (pid, cgroup.to_owned())).collect();
@@ -273,11 +271,8 @@ fn a_child_with_every_pu_is_confined_before_its_cgroup_is_read() {
     machine.spawn(7, 1, 1000);
     machine.bind(7, 7, "0-3");
     machine.assign("a", 2, &[7]).unwrap();
-    let snapshot = machine.scan();
+    let probe = probe_result(&mut machine, 9, "0-7");
     fork(&mut machine, 9, 7);
-    let id = ProcessId { pid: Pid(9), start: StartTime(machine.now() / 10_000_000) };
-    let mismatches = vec![ForkMaskMismatch { id, effective_mask: set("0-7") }];
-    let probe = MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
     let expected = expected_fork_masks(&machine.state);
     assert!(forked_with_unexplained_masks(&machine.state, &expected, &probe).is_empty(), "no cgroup to read");
     let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());

@@ -169,13 +169,11 @@ impl WardenState {
             .flat_map(|entry| entry.requests_for_child_born_at(at))
             .chain(member.requests_at_birth(at));
         // The limits before this reading are irrelevant for a request that was not inherited.
-        let limits = self.mask_limits(pid, now, persists);
+        let limits = || self.mask_limits(pid, now, persists);
         // The journal has the request of a program, without its time, if a cpuset hides the request. A thread of the same process
         // without such a record had every PU when an earlier daemon read it.
-        let had_every_pu = !member.was_new_at_join && limits.is_unrestricted(seen);
-        let is_untimed =
-            |request: &MaskRequest| request.writer == MaskWriter::Program && request.requested_at == Nanos(0);
-        let own = own.filter(|request| !had_every_pu || !is_untimed(request));
+        let had_every_pu = !member.was_new_at_join && limits().is_unrestricted(seen);
+        let own = own.filter(|request| !(had_every_pu && request.is_of_program_before_first_reading()));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
         // A later thread has its mask from a thread of its process, and only that process from the parent.
         let process_birth = BirthTime::from_start_time(member.id.start, first_seen);
@@ -183,6 +181,7 @@ impl WardenState {
         if let Some(entry) = predicted(own).or_else(parents) {
             return Some(entry);
         }
+        let limits = limits();
         let of_job = (!limits.is_unrestricted(seen)).then(|| self.jobs_requests(member, is_first, birth));
         let inherited = of_job.and_then(predicted);
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
@@ -200,10 +199,7 @@ impl WardenState {
         let parent = self.process(member.id.pid).and_then(|process| self.tracked_process(process.parent));
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
         let requests = parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth));
-        requests
-            .filter(|request| request.writer != MaskWriter::Program || request.requested_at > Nanos(0))
-            .cloned()
-            .collect()
+        requests.filter(|request| !request.is_of_program_before_first_reading()).cloned().collect()
     }
 
     /// The requests that a thread with an unknown creator may have inherited. No fork event named the creator. pjw set

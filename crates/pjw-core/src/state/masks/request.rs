@@ -50,6 +50,12 @@ impl MaskRequest {
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask
     }
+
+    /// Whether the program made this request before pjw read the mask of the thread for the first time, so that the time
+    /// of the request is unknown.
+    pub(crate) fn is_of_program_before_first_reading(&self) -> bool {
+        self.writer == MaskWriter::Program && self.requested_at == Nanos(0)
+    }
 }
 
 /// Returns the effective mask of a thread after a request for the mask `requested_mask`. `possible_cpus` is the set of
