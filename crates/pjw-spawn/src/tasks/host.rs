@@ -28,8 +28,10 @@ const SOCKET: u64 = u64::MAX;
 pub(super) const SLOT_FREE: RawFd = -1;
 /// The value of [`Slot::pidfd`] if the host can't detect the end of the task in the slot. The slot is never used again.
 pub(super) const SLOT_LOST: RawFd = -2;
-/// The value of [`Slot::pidfd`] while the program is mapped in the slot, but the task is not started yet.
+/// The value of [`Slot::pidfd`] while the program is mapped in the slot for a request, but the task is not started yet.
 pub(super) const SLOT_MAPPED: RawFd = -4;
+/// The value of [`Slot::pidfd`] while the program is mapped in the slot, and no task was requested for it yet.
+pub(super) const SLOT_READY: RawFd = -5;
 /// The task in the slot has ended, and its memory is still mapped.
 const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay. Tasks of one group often end together: then one call unmaps them all, or
@@ -140,7 +142,14 @@ fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_
         Ok(mut host) => {
             let directory = (&raw const *host.directory).expose_provenance() as u64;
             let answer = Answer { directory, ..Answer::default() };
-            if send(socket, &[answer], &[]) { host.serve() } else { 1 }
+            if !send(socket, &[answer], &[]) {
+                return 1;
+            }
+            if !plan.frees_leftovers {
+                // The requests of a group come together, and the parent takes some time to write them.
+                host.map_slots_ahead();
+            }
+            host.serve()
         }
         Err(failed) => refuse(socket, failed),
     }

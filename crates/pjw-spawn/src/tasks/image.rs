@@ -163,14 +163,45 @@ fn has_file_capabilities(file: &File) -> bool {
     rustix::fs::fgetxattr(file, c"security.capability", &mut value).is_ok_and(|length| length > 0)
 }
 
-/// Reads bytes of the file. An end of the file before that is an error.
-fn read<const N: usize>(file: &File, offset: u64) -> Result<[u8; N], ImageError> {
-    let mut bytes = [0; N];
-    file.read_exact_at(&mut bytes, offset).map_err(|error| match error.kind() {
-        ErrorKind::UnexpectedEof => ImageError::NoElf,
-        _ => ImageError::Unreadable(error.to_string()),
-    })?;
-    Ok(bytes)
+/// How many bytes of the file one call reads. The headers of usual programs need two calls, one of them for the dynamic section.
+const BYTES_PER_READ: usize = 4096;
+
+/// Reads headers of a file, which lie near each other.
+struct HeaderReader<'a> {
+    file: &'a File,
+    /// The bytes that were read last, and their offset.
+    bytes: Vec<u8>,
+    offset: u64,
+}
+
+impl HeaderReader<'_> {
+    /// Returns bytes of the file. An end of the file before that is an error.
+    fn read<const N: usize>(&mut self, offset: u64) -> Result<[u8; N], ImageError> {
+        if self.known::<N>(offset).is_none() {
+            self.fill(offset)?;
+        }
+        self.known(offset).ok_or(ImageError::NoElf)
+    }
+
+    fn known<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
+        let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        self.bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+    }
+
+    fn fill(&mut self, offset: u64) -> Result<(), ImageError> {
+        (self.bytes, self.offset) = (vec![0; BYTES_PER_READ], offset);
+        let mut count = 0;
+        while let Some(rest) = self.bytes.get_mut(count..).filter(|rest| !rest.is_empty()) {
+            match self.file.read_at(rest, offset + count as u64) {
+                Ok(0) => break,
+                Ok(read) => count += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(ImageError::Unreadable(error.to_string())),
+            }
+        }
+        self.bytes.truncate(count);
+        Ok(())
+    }
 }
 
 /// Returns the little-endian number of `length` bytes at an offset. All offsets are inside of the headers.
@@ -179,14 +210,15 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
 }
 
 fn shape(file: &File) -> Result<ProgramLayout, ImageError> {
-    let begin: [u8; 4] = read(file, 0)?;
+    let mut headers = HeaderReader { file, bytes: Vec::new(), offset: 0 };
+    let begin: [u8; 4] = headers.read(0)?;
     if begin.starts_with(b"#!") {
         return Err(ImageError::Script);
     }
     if begin != *b"\x7fELF" {
         return Err(ImageError::NoElf);
     }
-    let header: [u8; HEADER_BYTES] = read(file, 0)?;
+    let header: [u8; HEADER_BYTES] = headers.read(0)?;
     check_processor(&header)?;
     let size = file.metadata().map_err(|error| ImageError::Unreadable(error.to_string()))?.len();
     let kind = number(&header, 16, 2);
@@ -209,7 +241,7 @@ fn shape(file: &File) -> Result<ProgramLayout, ImageError> {
     let mut is_dynamic = false;
     for index in 0..count {
         let at = offset.checked_add(index * PROGRAM_HEADER_BYTES as u64).ok_or(ImageError::NoElf)?;
-        let header: [u8; PROGRAM_HEADER_BYTES] = read(file, at)?;
+        let header: [u8; PROGRAM_HEADER_BYTES] = headers.read(at)?;
         match number(&header, 0, 4) {
             PT_LOAD => shape.add(&header, size)?,
             PT_DYNAMIC => dynamic = Some((number(&header, 8, 8), number(&header, 32, 8))),
@@ -224,7 +256,7 @@ fn shape(file: &File) -> Result<ProgramLayout, ImageError> {
     if kind == ET_EXEC {
         return Err(ImageError::FixedAddress);
     }
-    check_dynamic_section(file, dynamic)?;
+    check_dynamic_section(&mut headers, dynamic)?;
     if shape.entry == 0 {
         return Err(ImageError::Library);
     }
@@ -250,12 +282,15 @@ fn check_processor(header: &[u8]) -> Result<(), ImageError> {
 }
 
 /// A static program has a dynamic section for its own relocations. The section names no library and has no name.
-fn check_dynamic_section(file: &File, section: Option<(u64, u64)>) -> Result<(), ImageError> {
+fn check_dynamic_section(
+    headers: &mut HeaderReader<'_>,
+    section: Option<(u64, u64)>,
+) -> Result<(), ImageError> {
     // Without relocations of its own, a program that was linked for address 0 does not run elsewhere.
     let Some((offset, bytes)) = section else { return Err(ImageError::FixedAddress) };
     let mut is_library = false;
     for at in (0..bytes.min(MAX_DYNAMIC)).step_by(16) {
-        let entry: [u8; 16] = read(file, offset.checked_add(at).ok_or(ImageError::NoElf)?)?;
+        let entry: [u8; 16] = headers.read(offset.checked_add(at).ok_or(ImageError::NoElf)?)?;
         match number(&entry, 0, 8) {
             0 => break,
             DT_NEEDED => return Err(ImageError::Dynamic),

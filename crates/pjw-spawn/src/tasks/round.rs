@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::descriptors::{copy_above, move_above};
-use super::host::{Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, Slot, TaskStartFailure, kill_task};
+use super::host::{Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, SLOT_READY, Slot, TaskStartFailure, kill_task};
 use super::map;
 use super::request::{Answer, MAX_PENDING_REQUESTS, Request, send};
 use super::stack::{self, StackContents};
@@ -139,14 +139,12 @@ impl<'a> Host<'a> {
         let streams = head.streams.map(&mut next);
         let cgroup = head.has_cgroup.then(|| next(true));
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
-        let slot = self.free_slot().ok_or((SpawnStep::Clone, Errno::EAGAIN))?;
+        let slot = self.mapped_slot()?;
         let start =
             self.fill(self.address_of(slot), request, &descriptors).inspect_err(|_| self.clear(slot))?;
         // SAFETY: there is room for so many starts, and no task of another round uses this one.
         unsafe { self.starts.wrapping_add(index).write(start) };
-        if let Some(place) = self.slots.get_mut(slot) {
-            place.pidfd = SLOT_MAPPED;
-        }
+        self.set_unused(slot, SLOT_MAPPED);
         Ok(slot)
     }
 
@@ -164,9 +162,6 @@ impl<'a> Host<'a> {
             }
             Err(failed) => {
                 self.clear(slot);
-                if let Some(place) = self.slots.get_mut(slot) {
-                    place.pidfd = SLOT_FREE;
-                }
                 outcome.failure = Some(failed);
             }
         }
@@ -178,22 +173,59 @@ impl<'a> Host<'a> {
         self.slots_at + slot as u64 * self.plan.slot.bytes
     }
 
+    /// Sets the state of a slot in which no task lives.
+    fn set_unused(&mut self, slot: usize, state: RawFd) {
+        if let Some(place) = self.slots.get_mut(slot) {
+            place.pidfd = state;
+        }
+    }
+
     /// Unmaps what was mapped for a task that does not live.
-    fn clear(&self, slot: usize) {
+    fn clear(&mut self, slot: usize) {
         // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
         let _ = unsafe { map::unmap_and_reserve(self.address_of(slot), self.plan.slot.bytes) };
+        self.set_unused(slot, SLOT_FREE);
     }
 
-    /// Finds a slot without a task. The memory of ended tasks is only unmapped before if there is no other slot.
-    fn free_slot(&mut self) -> Option<usize> {
-        let is_free = |slot: &Slot| slot.pidfd == SLOT_FREE;
-        self.slots.iter().position(is_free).or_else(|| {
+    /// Maps the program and the stack for the requests that are to come, at most [`MAX_PENDING_REQUESTS`]. If the kernel
+    /// refuses one, the request for it tries again and is answered with the reason.
+    pub(super) fn map_slots_ahead(&mut self) {
+        for slot in 0..self.slots.len().min(MAX_PENDING_REQUESTS) {
+            if self.map_slot(slot).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Finds a slot without a task, in which the program and the stack are mapped then. The memory of ended tasks is only
+    /// unmapped before if there is no other slot.
+    fn mapped_slot(&mut self) -> Result<usize, TaskStartFailure> {
+        let find = |slots: &[Slot], state| slots.iter().position(|slot| slot.pidfd == state);
+        if let Some(slot) = find(self.slots, SLOT_READY) {
+            return Ok(slot);
+        }
+        let free = find(self.slots, SLOT_FREE).or_else(|| {
             self.unmap_ended();
-            self.slots.iter().position(is_free)
-        })
+            find(self.slots, SLOT_FREE)
+        });
+        let slot = free.ok_or((SpawnStep::Clone, Errno::EAGAIN))?;
+        self.map_slot(slot).map(|()| slot).map_err(|errno| (SpawnStep::Exec, errno))
     }
 
-    /// Maps the program and the stack of a task into a slot.
+    /// Maps the program and the stack into a free slot. After a failure the slot is free.
+    fn map_slot(&mut self, slot: usize) -> Result<(), Errno> {
+        let (address, plan) = (self.address_of(slot), self.plan);
+        let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
+        // SAFETY: the slot is free.
+        let mapped = unsafe { map::map_task_slot(address, &plan.slot, &plan.shape, file, advise) };
+        match mapped {
+            Ok(()) => self.set_unused(slot, SLOT_READY),
+            Err(_) => self.clear(slot),
+        }
+        mapped
+    }
+
+    /// Writes the stack of a task into a slot, in which the program is mapped.
     fn fill(
         &self,
         address: u64,
@@ -201,10 +233,6 @@ impl<'a> Host<'a> {
         descriptors: &Descriptors,
     ) -> Result<TaskStart<'a>, TaskStartFailure> {
         let plan = self.plan;
-        let of_exec = |errno| (SpawnStep::Exec, errno);
-        let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
-        // SAFETY: the slot is free.
-        unsafe { map::map_task_slot(address, &plan.slot, &plan.shape, file, advise).map_err(of_exec)? };
         let base = address + plan.slot.program;
         let contents = StackContents {
             strings: request.strings(),
@@ -216,8 +244,9 @@ impl<'a> Host<'a> {
             auxiliary: &plan.auxiliary,
         };
         let stack_bytes = plan.slot.program - plan.slot.stack;
-        // SAFETY: the stack was mapped just now.
-        let stack = unsafe { stack::write_initial_stack(base, stack_bytes, &contents).map_err(of_exec)? };
+        // SAFETY: the stack is mapped, and no task uses it yet.
+        let stack = unsafe { stack::write_initial_stack(base, stack_bytes, &contents) }
+            .map_err(|errno| (SpawnStep::Exec, errno))?;
         let entry_point = EntryPoint { shape: &plan.shape, base, stack };
         let pid = self.directory.pid_of(request.head.rank);
         Ok(TaskStart::new(request, entry_point, descriptors, pid))
