@@ -43,9 +43,7 @@ pub(crate) fn apply_change(
 ) -> CpusetOutcome {
     let bound = unrelated_threads.find_affected_threads(context, change);
     let outcome = try_change(context, change);
-    if !matches!(outcome, CpusetOutcome::Done { .. }) {
-        unrelated_threads.record_refused_change(change);
-    }
+    unrelated_threads.record_outcome(change, &outcome);
     if let Some(job_cpuset) = changed_cpuset(change) {
         unrelated_threads.restore_reset_masks(context, bound, core::slice::from_ref(&job_cpuset.path));
     }

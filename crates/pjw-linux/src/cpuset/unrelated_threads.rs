@@ -11,12 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CgroupCreator, CpusetChange};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome};
 use pjw_core::ids::{Pid, StartTime, Tid, is_cgroup_within};
 
 use super::context::{CpusetContext, changed_cpuset};
+use crate::cgroup::{CgroupDir, CpusetMount};
+use crate::proc::procfs::ProcDir;
 use crate::sys::{affinity, online};
-use crate::{cgroup::CpusetMount, proc::procfs::ProcDir};
 
 /// The effective CPUs of cgroups, by path.
 type EffectiveCpus = BTreeMap<String, CpuSet>;
@@ -35,7 +36,7 @@ pub(crate) struct UnrelatedThreads {
     ended: Vec<EndedPartition>,
 }
 
-/// A partition that has ended, or that ends because its cgroup was removed.
+/// A partition that has ended, or that the kernel ends because its cgroup was removed.
 #[derive(Debug)]
 struct EndedPartition {
     path: String,
@@ -69,16 +70,19 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
     let changed = changed_cpuset(change).filter(|changed| changed.creator != CgroupCreator::Scheduler);
     let Some(job_cpuset) = changed else { return false };
     let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
-    let is_isolated = || {
-        job_cpuset.spec.isolated
-            || group.read_file("cpuset.cpus.partition").is_ok_and(|state| state != "member")
-    };
+    let is_isolated =
+        || job_cpuset.spec.isolated || partition_state(&group).is_some_and(|state| state != "member");
     let switches = match change {
         CpusetChange::Create { .. } => !context.hierarchy.root().enables_controller("cpuset"),
         CpusetChange::Remove { .. } => group.parent().children().len() <= 1,
         _ => false,
     };
     context.hierarchy.is_unified && (switches || is_isolated())
+}
+
+/// What the kernel says of the cpuset partition of a cgroup. `None` if the cgroup is gone, or can't be a partition.
+fn partition_state(group: &CgroupDir) -> Option<String> {
+    group.read_file("cpuset.cpus.partition").ok()
 }
 
 impl UnrelatedThreads {
@@ -101,24 +105,33 @@ impl UnrelatedThreads {
             return Vec::new();
         }
         let Some(job_cpuset) = changed_cpuset(change) else { return Vec::new() };
-        let (path, cpus) = (&job_cpuset.path, &job_cpuset.spec.cpus);
-        let is_created = matches!(change, CpusetChange::Create { .. });
-        if job_cpuset.spec.isolated && !is_created {
+        let group = context.hierarchy.cgroup(&job_cpuset.path);
+        let is_no_partition = group.is_some_and(|group| partition_state(&group).as_deref() == Some("member"));
+        if job_cpuset.spec.isolated && !matches!(change, CpusetChange::Create { .. }) && !is_no_partition {
             // A restarted warden has not made the partition itself.
-            self.partitions.insert(path.clone(), cpus.clone());
+            let cpus = || job_cpuset.spec.cpus.clone();
+            self.partitions.entry(job_cpuset.path.clone()).or_insert_with(cpus);
         }
-        let becomes_partition = job_cpuset.spec.isolated && is_created;
-        if !becomes_partition {
-            self.record_partition_end(path);
-        }
-        let bound = self.find_bound(context);
-        if becomes_partition {
-            self.partitions.insert(path.clone(), cpus.clone());
-        }
-        bound
+        self.find_bound(context)
     }
 
-    /// Records that the cpuset partition at `path` ends, because pjw ends it or its cgroup was removed. The kernel
+    /// Records which partition began or ended by the cpuset change `change`. Must be called after the change, before masks
+    /// are restored. `outcome` is the outcome of the change. A refused change leaves the records as they are: the cpuset
+    /// is restored, and another program can still end the partition.
+    pub(super) fn record_outcome(&mut self, change: &CpusetChange, outcome: &CpusetOutcome) {
+        let Some(job_cpuset) = changed_cpuset(change).filter(|_| !self.affinity_persists) else { return };
+        match (change, outcome) {
+            (_, CpusetOutcome::Refused { .. } | CpusetOutcome::Delayed) => {}
+            (CpusetChange::Create { .. }, CpusetOutcome::Done { .. }) if job_cpuset.spec.isolated => {
+                self.partitions.insert(job_cpuset.path.clone(), job_cpuset.spec.cpus.clone());
+            }
+            (_, CpusetOutcome::Done { .. } | CpusetOutcome::Gone) => {
+                self.record_partition_end(&job_cpuset.path);
+            }
+        }
+    }
+
+    /// Records that the cpuset partition at `path` has ended, because pjw ended it or its cgroup was removed. The kernel
     /// then resets the affinity masks of other threads, possibly later. Has no effect if no partition at `path` is
     /// recorded.
     pub(crate) fn record_partition_end(&mut self, path: &str) {
@@ -224,14 +237,6 @@ impl UnrelatedThreads {
             })
         });
         pending
-    }
-
-    /// Records that the cpuset change `change` was not made. Must be called after a failed change: if the change was
-    /// to create a partition, removes the record of this partition.
-    pub(super) fn record_refused_change(&mut self, change: &CpusetChange) {
-        if let CpusetChange::Create { job_cpuset, .. } = change {
-            self.partitions.remove(&job_cpuset.path);
-        }
     }
 
     /// The PUs of each partition, also of those that ended.

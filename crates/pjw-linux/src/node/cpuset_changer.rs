@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::gettid;
-use pjw_core::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::Tid;
 
 use crate::cpuset::{CpusetContext, REMOVAL_DELAY, UnrelatedThreads, apply_change};
@@ -29,7 +29,7 @@ use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 pub(super) struct CpusetChanger {
     worker: Worker,
     affinity_persists: bool,
-    /// Until when masks that name CPUs of a removed partition are restored.
+    /// Until when masks are restored: each change of a cpuset may have ended a partition.
     restores_until: Option<Instant>,
 }
 
@@ -163,19 +163,12 @@ impl CpusetChanger {
         hierarchy: &CpusetMount,
         max_wait: Duration,
     ) -> CpusetOutcome {
-        let ends_partition = match &action.change {
-            CpusetChange::RemoveLimits { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
-                job_cpuset.spec.isolated
-            }
-            _ => false,
-        };
-        if !self.affinity_persists && ends_partition {
-            self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
-        }
-        match &mut self.worker {
+        let outcome = match &mut self.worker {
             Worker::Caller(context) => context.change(action, hierarchy),
             Worker::Thread(thread) => thread.change(action, hierarchy, max_wait),
-        }
+        };
+        self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
+        outcome
     }
 
     /// Restores the affinity masks that the kernel has reset because cpuset partitions were removed. `removed` are
@@ -224,6 +217,9 @@ impl CpusetChanger {
     pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         let Worker::Thread(thread) = &mut self.worker else { return Vec::new() };
         thread.receive_finished();
+        if !thread.finished.is_empty() {
+            self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
+        }
         std::mem::take(&mut thread.finished).into()
     }
 }

@@ -128,3 +128,95 @@ fn a_mask_without_the_cpus_of_an_ending_partition_is_the_kernels() {
     assert!(!is_recorded(&mut fixture, remove), "the partition is still there for the masks alone");
     threaded.end();
 }
+
+/// A cpuset of an isolated job, in a v2 hierarchy where each change of it is refused: its files are damaged. `state` is what
+/// the kernel says of the partition.
+fn unchangeable(partition: &JobCpuset, state: &str) -> (tempfile::TempDir, CpusetMount) {
+    let top = tempfile::tempdir().unwrap();
+    let dir = top.path().join(partition.path.trim_start_matches('/'));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("cpuset.cpus"), "?").unwrap();
+    std::fs::write(dir.join("cpuset.cpus.partition"), state).unwrap();
+    let hierarchy = CpusetMount::from_v2_mount_point(top.path().to_owned());
+    (top, hierarchy)
+}
+
+/// Tries this change in another hierarchy than that of the machine. It must be refused.
+fn refused_in(fixture: &mut Fixture, hierarchy: &CpusetMount, change: &CpusetChange) {
+    let real = std::mem::replace(&mut fixture.hierarchy, hierarchy.clone());
+    let outcome = fixture.make(change);
+    fixture.hierarchy = real;
+    assert!(matches!(outcome, CpusetOutcome::Refused { .. }), "{change:?}: {outcome:?}");
+}
+
+/// The kernel may complete the end of a partition at any time after it.
+fn restore_after_end(fixture: &mut Fixture) {
+    let (mut context, unrelated_threads) = fixture.context();
+    unrelated_threads.restore_after_end(&mut context);
+}
+
+fn creation(partition: &JobCpuset, spec: CpusetSpec) -> CpusetChange {
+    CpusetChange::Create {
+        job_cpuset: JobCpuset { spec, ..partition.clone() },
+        owner: OWNER,
+        initial_processes: Vec::new(),
+    }
+}
+
+/// systemd removes the scope of a job that ended, and with it a partition.
+#[test]
+fn masks_are_restored_when_another_program_ends_a_partition_also_after_a_refused_change_of_it() {
+    let Some(mut fixture) = fixture() else { return };
+    let (first, last) = (fixture.first(), fixture.last());
+    let partition = job_cpuset_of(CgroupCreator::Warden, "alone", isolated(&last));
+    let (_top, hierarchy) = unchangeable(&partition, "isolated");
+    let rest = job_cpuset("rest", &first);
+    for refused in [
+        creation(&partition, isolated(&first)),
+        creation(&partition, CpusetSpec::from_cpus(last.clone())),
+        CpusetChange::RemoveLimits { job_cpuset: partition.clone() },
+        CpusetChange::Remove { job_cpuset: partition.clone() },
+    ] {
+        fixture.unrelated_threads = UnrelatedThreads::new(false);
+        let made = creation(&partition, partition.spec.clone());
+        fixture.unrelated_threads.record_outcome(&made, &done_outcome(last.clone()));
+        refused_in(&mut fixture, &hierarchy, &refused);
+
+        // The partition has taken the CPU to which the threads are bound.
+        let (threaded, process) = ThreadedProcess::start(&mut fixture);
+        let original_cgroup = fixture.cgroup_of(process);
+        assert_eq!(fixture.create(&rest), done_outcome(first.clone()));
+        assert_eq!(fixture.move_in(process, &rest), DONE);
+        let were = bound(&mut fixture, process, &last);
+        put_back(&mut fixture, were);
+        let all = fixture.all.clone();
+        assert_eq!(fixture.widen(&rest), done_outcome(all));
+
+        restore_after_end(&mut fixture);
+        assert_ne!(fixture.masks(process), shown(&last), "the partition has not ended: {refused:?}");
+        fixture.unrelated_threads.record_partition_end(&partition.path);
+        restore_after_end(&mut fixture);
+        assert_eq!(fixture.masks(process), shown(&last), "{refused:?}");
+        assert_eq!(fixture.move_back(process, &rest, &original_cgroup), DONE);
+        assert_eq!(fixture.remove(&rest), DONE);
+        threaded.end();
+    }
+}
+
+#[test]
+fn a_cpuset_that_is_no_partition_any_more_is_none_after_its_removal_was_refused() {
+    let Some(mut fixture) = fixture() else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let partition = job_cpuset_of(CgroupCreator::Warden, "alone", isolated(&fixture.last()));
+    let (_top, hierarchy) = unchangeable(&partition, "member");
+    refused_in(&mut fixture, &hierarchy, &CpusetChange::Remove { job_cpuset: partition.clone() });
+
+    let rest = fixture.all.difference(&fixture.last());
+    for tid in fixture.proc.tids(process.pid).unwrap() {
+        affinity::set_mask(tid, &rest).unwrap();
+    }
+    fixture.hierarchy = hierarchy;
+    let seen = before(&mut fixture, &creation(&partition, partition.spec.clone()));
+    assert!(seen.iter().any(|bound| bound.pid == process.pid), "the program has bound its threads itself");
+    threaded.end();
+}
