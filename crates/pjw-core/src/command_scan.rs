@@ -17,7 +17,7 @@ use crate::terms::{JobId, ScanRequest, ScanScope};
 /// Otherwise, the scan reads these processes and all of their descendants:
 ///
 /// - each process whose pid is in an assign command,
-/// - all processes of each job for which there is an assign command or a release command.
+/// - all processes of each job that a command assigns to, releases or undoes.
 ///
 /// Some descendants may be in the list of processes for a later scan (`state.lineage.scan_queue`). The function moves
 /// these descendants from the list to the request.
@@ -30,7 +30,7 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
                 pids.extend(named);
                 jobs.insert(job);
             }
-            Command::Release { job, .. } => drop(jobs.insert(job)),
+            Command::Release { job, .. } | Command::Undo { job, .. } => drop(jobs.insert(job)),
             Command::Want { .. } | Command::Provision(_) => {}
             Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => {
                 return state.scan_request(true);

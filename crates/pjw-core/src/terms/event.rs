@@ -15,8 +15,8 @@ pub enum EventKind {
     Recovered,
     /// The grant of a job changed: the job got more, fewer or other cores.
     Resized,
-    /// A job ended, or a command (`pjwctl release`) released the job. pjw no longer controls the threads of
-    /// the job, and frees the cores that pjw had granted to the job.
+    /// A job ended, a command (`pjwctl release`) released the job, or the kernel refused to keep a new job on its
+    /// cores. pjw no longer controls the threads of the job, and frees the cores that pjw had granted to the job.
     Released,
     /// A job has left a report. The text is its verdict, or its figures.
     Ended,

@@ -126,6 +126,7 @@ impl ControlService {
         let job = match &command {
             Command::Assign(AssignCommand { job, .. })
             | Command::Release { job, .. }
+            | Command::Undo { job, .. }
             | Command::Want { job, .. }
             | Command::Provision(ProvisionCommand { job, .. }) => Some(job.clone()),
             Command::ReleaseAll { .. } | Command::Defrag { .. } => None,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pjw_core::command::{Command, Reply};
+use pjw_core::command::Command;
 use pjw_core::ids::{ProcessId, ThreadId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan};
 use pjw_core::policy::{DaemonMode, Policy};
@@ -19,7 +19,7 @@ use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
     audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
-    refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
+    state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
 };
 use pjw_sources::LocalHost;
 
@@ -34,7 +34,7 @@ const EINVAL: i32 = nix::libc::EINVAL;
 
 /// The largest number of rounds per cycle. The next cycle continues, so a job that forks all the time does not delay
 /// other jobs.
-const MAX_ROUNDS: usize = 8;
+pub(super) const MAX_ROUNDS: usize = 8;
 
 /// The part of pjwd that keeps the processes of each job on the cores of the job. A warden has the state of pjwd and
 /// runs its cycles. A cycle scans processes, decides which affinity masks and cpusets must change, and changes them.
@@ -340,48 +340,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.ongoing_failures.journal_error.clone()
     }
 
-    /// Releases a new job if the kernel refused the masks of all its named processes, and refuses the command that
-    /// created the job.
-    fn undo_unenforceable(
-        &mut self,
-        commands: &[Command],
-        known: &BTreeSet<JobId>,
-        report: &mut CycleReport,
-    ) {
-        let mut undone = Vec::new();
-        for (command, reply) in commands.iter().zip(&mut report.replies) {
-            let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
-            let mine = report.mask_outcomes.iter().filter(|(action, _)| action.job == job.id);
-            let refused = mine.clone().find_map(|(_, outcome)| match outcome {
-                MaskOutcome::Refused { reason, .. } => Some(reason.clone()),
-                MaskOutcome::Done { .. } | MaskOutcome::Gone => None,
-            });
-            let any_done = mine.clone().any(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }));
-            let Some(why) =
-                refused.filter(|_| !any_done && !assign.pids.is_empty() && !known.contains(&job.id))
-            else {
-                continue;
-            };
-            let job = job.id.clone();
-            undone.push(Command::Release { job: job.clone(), caller: assign.caller });
-            *reply = Err(Refusal::Unenforceable { job, why });
-        }
-        if !undone.is_empty() {
-            let mut release_report = CycleReport::default();
-            let mut next = Some(command_scan_request(&mut self.state, &undone));
-            let mut commands: &[Command] = &undone;
-            for _ in 0..MAX_ROUNDS {
-                let Some(request) = next.take() else { break };
-                next = self.round(&request, commands, &mut release_report);
-                commands = &[];
-            }
-            report.add_release(release_report);
-            report.has_unfinished_work |= next.is_some();
-        }
-    }
-
-    /// Runs one round. Returns the next scan if there is more to do.
-    fn round(
+    /// Runs one round (scan, decision and changes), which scans the processes in `request` and executes `commands`. Adds
+    /// its results to `report`. Returns the next scan if there is more to do.
+    pub(super) fn round(
         &mut self,
         request: &ScanRequest,
         commands: &[Command],

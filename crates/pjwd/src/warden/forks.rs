@@ -45,6 +45,9 @@ pub(super) fn changes_process_masks(command: &Command) -> bool {
     match command {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
         Command::Want { .. } | Command::Provision(_) => false,
-        Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
+        Command::Release { .. }
+        | Command::Undo { .. }
+        | Command::ReleaseAll { .. }
+        | Command::Defrag { .. } => true,
     }
 }

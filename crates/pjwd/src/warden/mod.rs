@@ -7,6 +7,7 @@ mod dry_run;
 mod forks;
 mod recording;
 mod report;
+mod unenforceable;
 mod usage;
 
 pub use cycle::Warden;

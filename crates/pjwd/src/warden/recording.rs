@@ -85,10 +85,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Returns a copy of the state before the `commands` are executed. If the records of the commands can't be written,
-    /// the copy replaces the state. `None` if no copy is needed: there are no commands, or the journal has reserved
-    /// enough disk space for their records. Space is reserved only if the commands concern few threads.
+    /// the copy replaces the state. `None` if no copy is needed: there are no commands of clients, or the journal has
+    /// reserved enough disk space for their records. Space is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
-        if commands.is_empty() {
+        // The client learns that the job was not made. So the job ends in any case, as one whose last process has exited.
+        if commands.iter().all(|command| matches!(command, Command::Undo { .. })) {
             return None;
         }
         let threads_of =
@@ -98,7 +99,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                 Some(assign.pids.len() + threads_of(&assign.job))
             }
             // The masks that are restored, and the masks from which children may have to be restored.
-            Command::Release { job, .. } => Some(2 * threads_of(job)),
+            Command::Release { job, .. } | Command::Undo { job, .. } => Some(2 * threads_of(job)),
             // One record of the job.
             Command::Want { .. } => Some(1),
             // It is not known which processes these concern.

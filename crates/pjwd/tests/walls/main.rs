@@ -26,6 +26,7 @@ mod between_scans;
 mod delayed;
 mod older_kernels;
 mod resizing;
+mod unenforceable;
 
 const ALICE: Uid = Uid(1001);
 const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";

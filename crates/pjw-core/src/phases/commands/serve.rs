@@ -24,6 +24,10 @@ fn carry_out(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Ref
     let served = match command {
         Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
         Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
+        Command::Undo { job, why, .. } => {
+            jobs::release_job(draft, job, &format!("the kernel refused to keep it on its cores: {why}"));
+            Ok(Reply::Released(vec![job.clone()]))
+        }
         Command::ReleaseAll { caller } => release_all(draft, caller).map(Reply::Released),
         Command::Want { job, cores, caller } => {
             want(draft, job, *cores, caller).map(Box::new).map(Reply::Wanted)

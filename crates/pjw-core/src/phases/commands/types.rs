@@ -30,6 +30,16 @@ pub enum Command {
         /// The user that sent the command.
         caller: Caller,
     },
+    /// Does the same as [`Command::Release`] for a new job on whose cores the kernel refused to keep the processes. Sent
+    /// by the daemon itself, in the cycle that made the job.
+    Undo {
+        /// The job that loses its cores.
+        job: JobId,
+        /// The user whose command made the job.
+        caller: Caller,
+        /// The error of the kernel, in one sentence for users.
+        why: String,
+    },
     /// Does the same as [`Command::Release`] for all jobs that the caller may release.
     ReleaseAll {
         /// The user that sent the command.
@@ -155,7 +165,7 @@ pub enum Reply {
     Assigned(Box<Job>),
     /// The job after [`Command::Want`] was carried out.
     Wanted(Box<Job>),
-    /// The ids of the jobs that [`Command::Release`] or [`Command::ReleaseAll`] released.
+    /// The ids of the jobs that [`Command::Release`], [`Command::Undo`] or [`Command::ReleaseAll`] released.
     Released(Vec<JobId>),
     /// The moves of jobs that [`Command::Defrag`] made, and the sizes of the largest requests for cores that
     /// the machine can serve before and after the moves.

@@ -58,6 +58,7 @@ pub fn caller_of(command: &Command) -> Caller {
         Command::Assign(request) => request.caller,
         Command::Provision(request) => request.caller,
         Command::Release { caller, .. }
+        | Command::Undo { caller, .. }
         | Command::ReleaseAll { caller }
         | Command::Want { caller, .. }
         | Command::Defrag { caller } => *caller,
@@ -122,6 +123,8 @@ pub fn answer_without_event_loop(
         }
         Command::Provision(_) => Some(Refusal::ProvisionNeedsAdmin),
         Command::Defrag { .. } => Some(Refusal::DefragNeedsAdmin),
+        // No client sends it.
+        Command::Undo { .. } => None,
     };
     refusal.map(Err)
 }

@@ -1,0 +1,83 @@
+//! New jobs that the kernel refuses to keep on their cores. Each is released in the cycle that made it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::command::{Caller, Command, Reply};
+use pjw_core::command_scan::command_scan_request;
+use pjw_core::plan::MaskOutcome;
+use pjw_core::ports::{Journal, MachineInterface};
+use pjw_core::{job::JobId, refusal::Refusal};
+
+use super::cycle::{MAX_ROUNDS, Warden};
+use super::report::CycleReport;
+
+impl<N: MachineInterface, J: Journal> Warden<N, J> {
+    /// Releases each new job for which the kernel refused all affinity masks, and refuses the commands that made the job or
+    /// changed it. `commands` are the commands of the cycle, and `report` has their replies. `known` lists the jobs that
+    /// existed before the cycle: these stay.
+    pub(super) fn undo_unenforceable(
+        &mut self,
+        commands: &[Command],
+        known: &BTreeSet<JobId>,
+        report: &mut CycleReport,
+    ) {
+        let undone = self.find_unenforceable_jobs(commands, known, report);
+        if undone.is_empty() {
+            return;
+        }
+        for reply in &mut report.replies {
+            let Ok(Reply::Assigned(job) | Reply::Wanted(job)) = &*reply else { continue };
+            if let Some((_, why)) = undone.get(&job.id) {
+                let refusal = Refusal::Unenforceable { job: job.id.clone(), why: why.clone() };
+                *reply = Err(refusal);
+            }
+        }
+        let undone: Vec<Command> =
+            undone.into_iter().map(|(job, (caller, why))| Command::Undo { job, caller, why }).collect();
+        let mut release_report = CycleReport::default();
+        let mut next = Some(command_scan_request(&mut self.state, &undone));
+        let mut commands: &[Command] = &undone;
+        for _ in 0..MAX_ROUNDS {
+            let Some(request) = next.take() else { break };
+            next = self.round(&request, commands, &mut release_report);
+            commands = &[];
+        }
+        report.add_release(release_report);
+        report.has_unfinished_work |= next.is_some();
+    }
+
+    /// The new jobs of which the kernel refused all masks: for each, the user who assigned processes to the job, and an
+    /// error of the kernel. A job is listed once, however many commands assigned processes to it.
+    fn find_unenforceable_jobs(
+        &self,
+        commands: &[Command],
+        known: &BTreeSet<JobId>,
+        report: &CycleReport,
+    ) -> BTreeMap<JobId, (Caller, String)> {
+        let mut found = BTreeMap::new();
+        for (command, reply) in commands.iter().zip(&report.replies) {
+            let (Command::Assign(assign), Ok(_)) = (command, reply) else { continue };
+            let id = &assign.job;
+            if assign.pids.is_empty() || known.contains(id) || !self.state.jobs.contains_key(id) {
+                continue;
+            }
+            if let Some(why) = error_of_all_masks(report, id) {
+                found.insert(id.clone(), (assign.caller, why));
+            }
+        }
+        found
+    }
+}
+
+/// Returns an error of the kernel if it refused every change of an affinity mask for the job `job`.
+fn error_of_all_masks(report: &CycleReport, job: &JobId) -> Option<String> {
+    let mut error = None;
+    for (_, outcome) in report.mask_outcomes.iter().filter(|(action, _)| action.job == *job) {
+        match outcome {
+            MaskOutcome::Done { .. } => return None,
+            MaskOutcome::Gone => {}
+            MaskOutcome::Refused { reason, .. } => error = error.or_else(|| Some(reason.clone())),
+        }
+    }
+    error
+}

@@ -1,0 +1,220 @@
+//! Jobs on whose cores the kernel refuses to keep the processes.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
+use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::plan::{MaskAction, MaskOutcome};
+use pjw_core::ports::{Journal, MachineInterface};
+use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
+use pjw_core::snapshot::{ExpectedMask, MaskProbeResult, ProcessEventBatch, Snapshot};
+use pjw_core::usage::JobReport;
+use pjw_sim::journal::DiskFull;
+
+use super::*;
+
+const WHY: &str = "no permission";
+
+/// The faults that are in force now.
+#[derive(Default)]
+struct CurrentFaults {
+    refuses_masks: Cell<bool>,
+    /// Whether the disk is full from the next refused mask on.
+    fills_disk: Cell<bool>,
+    is_disk_full: Cell<bool>,
+}
+
+struct RefusingNode {
+    node: SimMachineInterface,
+    faults: Rc<CurrentFaults>,
+}
+
+impl MachineInterface for RefusingNode {
+    fn scan(&mut self, request: &ScanRequest) -> Snapshot {
+        self.node.scan(request)
+    }
+
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbeResult {
+        self.node.probe_masks(expected)
+    }
+
+    fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String> {
+        self.node.read_cpuset_paths(pids)
+    }
+
+    fn read_process_events(&mut self) -> ProcessEventBatch {
+        self.node.read_process_events()
+    }
+
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
+        self.node.list_job_cpusets(own_cgroups)
+    }
+
+    fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
+        if self.faults.refuses_masks.get() {
+            self.faults.is_disk_full.set(self.faults.fills_disk.get());
+            return MaskOutcome::Refused { errno: 1, reason: WHY.to_owned() };
+        }
+        self.node.change_mask(action)
+    }
+
+    fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome {
+        self.node.change_cpuset(action, max_wait)
+    }
+}
+
+struct JournalOnDisk {
+    journal: SimJournal,
+    faults: Rc<CurrentFaults>,
+}
+
+impl JournalOnDisk {
+    fn check_disk(&self) -> Result<(), DiskFull> {
+        if self.faults.is_disk_full.get() { Err(DiskFull) } else { Ok(()) }
+    }
+}
+
+impl Journal for JournalOnDisk {
+    type Fault = DiskFull;
+
+    fn append(&mut self, records: &[Record]) -> Result<(), DiskFull> {
+        self.check_disk()?;
+        self.journal.append(records)
+    }
+
+    fn store_reports(&mut self, reports: &[JobReport]) {
+        self.journal.store_reports(reports);
+    }
+
+    fn withdraw_reports(&mut self, reports: &[JobReport]) {
+        self.journal.withdraw_reports(reports);
+    }
+
+    fn reserve(&mut self, _: u64) -> bool {
+        false
+    }
+
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), DiskFull> {
+        self.check_disk()?;
+        self.journal.rewrite(records)
+    }
+}
+
+/// A machine on which the processes 10 and 20 run, and its daemon.
+struct Machine {
+    kernel: ScriptedMachine,
+    journal: SimJournal,
+    faults: Rc<CurrentFaults>,
+    warden: Warden<RefusingNode, JournalOnDisk>,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), CpusetSupport::default());
+        for pid in [10, 20] {
+            drop(kernel.spawn(pid, 1, ALICE.0));
+        }
+        let faults = Rc::new(CurrentFaults::default());
+        let journal = SimJournal::new(Faults::none());
+        let node = RefusingNode { node: kernel.simulated_machine(), faults: Rc::clone(&faults) };
+        let on_disk = JournalOnDisk { journal: journal.clone(), faults: Rc::clone(&faults) };
+        let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
+        let warden = Warden::new(node, on_disk, new_state(), Vec::new(), Policy::default(), host);
+        Self { kernel, journal, faults, warden }
+    }
+
+    fn cycle(&mut self, commands: &[Command]) -> CycleReport {
+        self.kernel.world().advance(1_000_000_000);
+        let scan = self.warden.state().scan_request(true);
+        self.warden.run_cycle(scan, commands)
+    }
+
+    fn has_no_job(&self) -> bool {
+        let state = self.warden.state();
+        state.jobs.is_empty() && state.pool.free_cpus() == set("0-7")
+    }
+
+    /// The state of a daemon that starts now.
+    fn restarted(&self) -> WardenState {
+        let mut state = new_state();
+        self.journal.records().into_iter().for_each(|record| state.apply_record(record));
+        state
+    }
+}
+
+fn new_state() -> WardenState {
+    WardenState::new(regular_topology(2, 1, 1, 4, 1), &set(""))
+}
+
+fn assign(cores: u32, pids: &[Pid]) -> Command {
+    Command::Assign(assign_command("a", cores, pids))
+}
+
+fn texts(report: &CycleReport, kind: EventKind) -> Vec<&str> {
+    report.events.iter().filter(|event| event.kind == kind).map(|event| event.text.as_str()).collect()
+}
+
+fn not_made() -> Refusal {
+    Refusal::Unenforceable { job: job("a"), why: WHY.to_owned() }
+}
+
+#[test]
+fn a_new_job_of_which_the_kernel_refuses_all_masks_is_not_made_and_the_events_say_why() {
+    let mut machine = Machine::new();
+    machine.faults.refuses_masks.set(true);
+    let report = machine.cycle(&[assign(2, &[Pid(10)])]);
+    assert_eq!(report.replies, [Err(not_made())]);
+    assert!(machine.has_no_job() && machine.restarted().jobs.is_empty());
+    assert_eq!(
+        texts(&report, EventKind::Released),
+        ["the kernel refused to keep it on its cores: no permission; CPUs 0-1 free again"]
+    );
+    machine.faults.refuses_masks.set(false);
+    machine.cycle(&[]);
+    assert_eq!(machine.kernel.effective_mask(10, 10), "0-7");
+    assert_eq!(machine.warden.state().journaled_masks().count(), 0);
+}
+
+#[test]
+fn two_commands_for_such_a_job_in_one_cycle_are_both_refused_and_the_job_is_released_once() {
+    for second in [assign(2, &[Pid(20)]), assign(1, &[])] {
+        let mut machine = Machine::new();
+        machine.faults.refuses_masks.set(true);
+        let report = machine.cycle(&[assign(2, &[Pid(10)]), second]);
+        assert_eq!(report.replies, [Err(not_made()), Err(not_made())]);
+        assert!(machine.has_no_job());
+        assert_eq!(texts(&report, EventKind::Released).len(), 1, "{:?}", report.events);
+        assert!(texts(&report, EventKind::Refused).is_empty(), "{:?}", report.events);
+    }
+}
+
+#[test]
+fn such_a_job_is_released_also_if_its_end_can_be_written_only_later() {
+    let mut machine = Machine::new();
+    machine.faults.refuses_masks.set(true);
+    machine.faults.fills_disk.set(true);
+    let report = machine.cycle(&[assign(2, &[Pid(10)])]);
+    assert_eq!(report.replies, [Err(not_made())]);
+    assert!(machine.warden.ongoing_failures().journal_error.is_some());
+    assert!(machine.has_no_job(), "what the client was answered is true");
+
+    machine.faults.refuses_masks.set(false);
+    machine.faults.is_disk_full.set(false);
+    machine.cycle(&[]);
+    assert!(machine.warden.ongoing_failures().journal_error.is_none());
+    assert!(machine.has_no_job() && machine.restarted().jobs.is_empty());
+}
+
+#[test]
+fn a_job_that_was_there_before_stays_if_the_kernel_refuses_all_masks() {
+    let mut machine = Machine::new();
+    let report = machine.cycle(&[assign(2, &[Pid(10)])]);
+    assert!(report.replies[0].is_ok());
+    machine.faults.refuses_masks.set(true);
+    let report = machine.cycle(&[assign(1, &[Pid(20)])]);
+    assert!(report.replies[0].is_ok() && machine.warden.state().jobs.contains_key(&job("a")));
+    assert!(!machine.warden.ongoing_failures().refused_masks.is_empty(), "the status warns of them");
+}
