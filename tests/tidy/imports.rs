@@ -23,11 +23,11 @@ pub(crate) struct Imports {
 /// The names in one module.
 #[derive(Default)]
 struct Names {
-    /// Items that the module defines.
+    /// Items that the module defines, without its child modules.
     defined: BTreeSet<String>,
-    /// Imported names, each with its path.
-    imported: BTreeMap<String, Vec<String>>,
-    /// Imported paths that end with `*`.
+    /// Imported names, each with its paths. There are several if the path depends on a feature.
+    imported: BTreeMap<String, Vec<Vec<String>>>,
+    /// The paths before `*` in imports of all names of a module.
     globs: Vec<Vec<String>>,
     /// Paths in `use` declarations and in code, each with its line.
     paths: Vec<(Vec<String>, usize)>,
@@ -36,8 +36,7 @@ struct Names {
 /// The most re-exports that are followed one after the other.
 const MAX_REEXPORTS: usize = 8;
 /// Keywords that are followed by the name of an item.
-const ITEMS: [&str; 10] =
-    ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "mod", "macro_rules"];
+const ITEMS: [&str; 9] = ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
 
 impl Imports {
     /// Reads the files of one crate. `src` is its directory, relative to the root of the workspace.
@@ -128,75 +127,83 @@ fn module_of(path: &Path, has_lib: bool) -> Option<Module> {
 fn imports(module: &Module, own: &Names, names: &BTreeMap<Module, Names>) -> BTreeMap<Module, usize> {
     let mut imports = BTreeMap::new();
     for (path, line) in &own.paths {
-        if let Some((target, true)) = resolve(module, path, names, MAX_REEXPORTS)
-            && target != *module
-        {
-            imports.entry(target).or_insert(*line);
+        for target in definers(module, path, names, MAX_REEXPORTS, false) {
+            if target != *module {
+                imports.entry(target).or_insert(*line);
+            }
         }
     }
     imports
 }
 
-/// Resolves a path in a module. Returns the module at its end, and whether the path names an item in that module and
-/// not only the module itself. `None` if the path leaves the crate.
-fn resolve(
+/// Returns the modules that define the item at the end of a path in `module`, however many re-exports lead there. Empty if
+/// the path leaves the crate, or names a module. `reexports` is the number of re-exports that may follow.
+///
+/// If the item is in no list, as one that a macro makes, the last module in the path counts as the one that defines it. With
+/// `is_guess`, it does not: the item may also be in another module.
+fn definers(
     module: &Module,
     path: &[String],
     names: &BTreeMap<Module, Names>,
     reexports: usize,
-) -> Option<(Module, bool)> {
-    let mut rest = path;
-    let mut at = module.clone();
+    is_guess: bool,
+) -> BTreeSet<Module> {
+    let none = BTreeSet::new();
+    let Some((mut at, mut rest)) = begin_of_path(module, path) else { return none };
+    while rest.len() > 1
+        && let Some(child) = child_module(&at, &rest[0], names)
+    {
+        (at, rest) = (child, &rest[1..]);
+    }
+    let (Some(here), Some(name)) = (names.get(&at), rest.first()) else { return none };
+    if here.defined.contains(name) {
+        return BTreeSet::from([at]);
+    }
+    if reexports == 0 {
+        return none;
+    }
+    if let Some(paths) = here.imported.get(name) {
+        let paths = paths.iter().map(|path| [path.as_slice(), &rest[1..]].concat());
+        return paths.flat_map(|path| definers(&at, &path, names, reexports - 1, false)).collect();
+    }
+    if child_module(&at, name, names).is_some() {
+        return none;
+    }
+    let paths = here.globs.iter().map(|glob| [glob.as_slice(), rest].concat());
+    let found: BTreeSet<Module> =
+        paths.flat_map(|path| definers(&at, &path, names, reexports - 1, true)).collect();
+    // A name without a module before it, which is not found, is another crate.
+    let is_in_crate = rest.len() < path.len();
+    if found.is_empty() && is_in_crate && !is_guess { BTreeSet::from([at]) } else { found }
+}
+
+/// Returns the module where a path begins that is written in `module`, and the rest of the path. `None` if it begins above
+/// the crate.
+fn begin_of_path<'a>(module: &Module, path: &'a [String]) -> Option<(Module, &'a [String])> {
+    let (mut at, mut rest) = (module.clone(), path);
     match path.first()?.as_str() {
         "crate" => (at, rest) = (Module::new(), &path[1..]),
         "self" => rest = &path[1..],
-        "super" => {
-            while rest.first().is_some_and(|part| part == "super") {
-                at.pop()?;
-                rest = &rest[1..];
-            }
-        }
-        first => {
-            let child = [at.as_slice(), &[first.to_owned()]].concat();
-            if !names.contains_key(&child) && !names.get(&at)?.imported.contains_key(first) {
-                return None;
-            }
-        }
+        _ => {}
     }
-    while let Some(part) = rest.first() {
-        let child = [at.as_slice(), std::slice::from_ref(part)].concat();
-        if names.contains_key(&child) {
-            (at, rest) = (child, &rest[1..]);
-            continue;
-        }
-        let here = names.get(&at)?;
-        if part == "self" {
-            rest = &rest[1..];
-            continue;
-        }
-        if part == "*" || here.defined.contains(part) || reexports == 0 {
-            return Some((at, true));
-        }
-        if let Some(imported) = here.imported.get(part) {
-            let rest_of_path = [imported.as_slice(), &rest[1..]].concat();
-            return resolve(&at, &rest_of_path, names, reexports - 1);
-        }
-        let through_glob = here.globs.iter().find_map(|glob| {
-            let (target, _) = resolve(&at, &glob[..glob.len() - 1], names, reexports - 1)?;
-            let there = names.get(&target)?;
-            let known = there.defined.contains(part) || there.imported.contains_key(part);
-            known.then(|| resolve(&target, &[&["self".to_owned()], rest].concat(), names, reexports - 1))
-        });
-        return through_glob.unwrap_or(Some((at, true)));
+    while rest.first().is_some_and(|part| part == "super") {
+        at.pop()?;
+        rest = &rest[1..];
     }
-    Some((at, false))
+    Some((at, rest))
+}
+
+/// Returns the child module of `module` with this name, if there is one.
+fn child_module(module: &Module, name: &str, names: &BTreeMap<Module, Names>) -> Option<Module> {
+    let child = [module.as_slice(), &[name.to_owned()]].concat();
+    names.contains_key(&child).then_some(child)
 }
 
 impl Names {
     fn read(source: &Source) -> Self {
         let tokens = tokens(source);
         let mut names = Self::default();
-        let mut at = 0;
+        let (mut at, mut depth) = (0, 0_usize);
         while at < tokens.len() {
             let (token, line) = (&tokens[at].0, tokens[at].1);
             let after = tokens.get(at + 1).map_or("", |(token, _)| token.as_str());
@@ -204,11 +211,15 @@ impl Names {
                 at = names.read_use(&tokens, at + 1, &[]);
                 continue;
             }
-            if ITEMS.contains(&token.as_str()) {
-                let name = if after == "!" { tokens.get(at + 2) } else { tokens.get(at + 1) };
-                names.defined.extend(name.map(|(name, _)| name.clone()));
-                at += 2;
-                continue;
+            match token.as_str() {
+                "{" => depth += 1,
+                "}" => depth = depth.saturating_sub(1),
+                // Other modules can't import a method, or an item in a function.
+                item if depth == 0 && ITEMS.contains(&item) => {
+                    let name = if after == "!" { tokens.get(at + 2) } else { tokens.get(at + 1) };
+                    names.defined.extend(name.map(|(name, _)| name.clone()));
+                }
+                _ => {}
             }
             let begins = is_name(token) && (at == 0 || !["::", "."].contains(&tokens[at - 1].0.as_str()));
             if begins && after == "::" {
@@ -258,14 +269,14 @@ impl Names {
         if path.len() == before {
             return;
         }
-        if path.last().is_some_and(|last| last == "*") {
-            self.globs.push(path.clone());
+        if let Some((_, module)) = path.split_last().filter(|(last, _)| *last == "*") {
+            self.globs.push(module.to_owned());
         } else {
             if path.len() > 1 && path.last().is_some_and(|last| last == "self") {
                 path.pop();
             }
             let name = name.or_else(|| path.last().cloned()).unwrap_or_default();
-            self.imported.insert(name, path.clone());
+            self.imported.entry(name).or_default().push(path.clone());
         }
         self.paths.push((path, line));
     }
@@ -339,6 +350,53 @@ mod tests {
             ("top.rs", "use crate::time::Moment;\nuse crate::Nanos;\nfn f() { crate::own(); }"),
         ]);
         assert_eq!(imported(&imports, "top"), ["basics", "basics::time"]);
+    }
+
+    #[test]
+    fn an_item_is_found_through_several_re_exports() {
+        let imports = crate_of(&[
+            ("lib.rs", "mod a; mod top;"),
+            ("a/mod.rs", "mod b; mod c;\npub use b::*; pub use self::c::{Third as Fourth, made};"),
+            ("a/b/mod.rs", "mod deep;\npub use deep::*;"),
+            ("a/b/deep.rs", "pub const fn first() {}\nmod deeper;\npub use deeper::Second;"),
+            ("a/b/deep/deeper.rs", "pub struct Second;"),
+            ("a/c.rs", "pub struct Third;\nmake_function!(made);\nimpl Third { fn first() {} }"),
+            ("top.rs", "use crate::a::first;\nuse crate::a;\nfn f() { a::Second::new(); a::Fourth::new(); }"),
+        ]);
+        assert_eq!(imported(&imports, "top"), ["a::b::deep", "a::b::deep::deeper", "a::c"]);
+        assert_eq!(imported(&imports, "a"), ["a::b", "a::c"]);
+    }
+
+    /// Asserts that two modules import each other: `a::b` by its path, and `d` by a re-export of `a`.
+    #[track_caller]
+    fn assert_cycle_by_re_export(a: &str, b: &str, d: &str) {
+        let imports = crate_of(&[
+            ("lib.rs", "mod a; mod d;"),
+            ("a/mod.rs", a),
+            ("a/b.rs", b),
+            ("a/c.rs", "pub struct Method;\nimpl Method { pub fn item() {} }"),
+            ("a/off.rs", "pub fn item() {}"),
+            ("d.rs", d),
+        ]);
+        assert_eq!(imported(&imports, "a::b"), ["d"]);
+        assert!(imported(&imports, "d").contains(&"a::b".to_owned()), "{:?}", imports.of);
+        assert_eq!(imports.cycles().len(), 1);
+    }
+
+    #[test]
+    fn an_import_by_a_re_export_can_close_a_cycle() {
+        let (b, d) = ("use crate::d::Dee;\npub fn item() {}", "pub struct Dee;\nuse crate::a::item;");
+        assert_cycle_by_re_export("mod b;\npub use b::item;", b, d);
+        // The method of another module is not the item.
+        assert_cycle_by_re_export("mod b; mod c;\npub use self::{c::*, b::*};", b, d);
+        // The name depends on a feature.
+        let by_feature = "mod b; mod off;\n#[cfg(feature = \"x\")]\npub use b::item;\n\
+            #[cfg(not(feature = \"x\"))]\npub use off::item;";
+        assert_cycle_by_re_export(by_feature, b, d);
+        // The item has the name of its module.
+        let (b, d) =
+            ("use crate::d::Dee;\npub fn b() {}", "pub struct Dee;\nuse crate::a::b;\nfn f() { b(); }");
+        assert_cycle_by_re_export("mod b;\npub use b::b;", b, d);
     }
 
     #[test]
