@@ -3,6 +3,10 @@
 use std::process::Command;
 
 use super::*;
+use pjw_ipc::report::{Thousandths, UseLevel};
+
+/// A stored report with every field. A daemon reads what an earlier one wrote, so the names in it stay.
+const STORED: &str = include_str!("tests/report.jsonl");
 
 fn report(id: &str) -> Report {
     Report { id: format!("manual:{id}"), ended: format!("at {id}"), ..Report::default() }
@@ -21,6 +25,54 @@ fn ids(store: &ReportStore) -> Vec<String> {
 
 fn lines(dir: &Path) -> usize {
     std::fs::read_to_string(dir.join(REPORTS_FILE_NAME)).unwrap().lines().count()
+}
+
+/// The report that [`STORED`] has as text. A new field does not compile.
+fn full_report() -> Report {
+    let text = |text: &str| text.to_owned();
+    Report {
+        id: text("slurm:7"),
+        owner: 1000,
+        cpus: text("2-3"),
+        cores: 1,
+        started: text("2026-01-02T03:04:05Z"),
+        ended: text("2026-01-02T03:05:05Z"),
+        wall_s: Thousandths(60_000),
+        cpu_s: Thousandths(2002),
+        waited_s: Thousandths(3003),
+        cores_held_mean: Thousandths(4004),
+        cpus_held_mean: Thousandths(5005),
+        cores_used_mean: Thousandths(6006),
+        cores_used_p95: Thousandths(7007),
+        use_levels: vec![UseLevel { cpus: 8, seconds: Thousandths(9009) }],
+        threads_max: 10,
+        threads_mean: Thousandths(11_011),
+        serial_s: Thousandths(12_012),
+        serial_phases: 13,
+        serial_longest_s: Thousandths(14_014),
+        repairs: 15,
+        violations: 16,
+        memory_peak: Some(17),
+        memory_peak_source: Some(text("cgroup")),
+        memory_limit: Some(18),
+        shared_permille: Some(19),
+        shared_source: Some(text("smaps")),
+        verdict: Some(text("fine")),
+        no_verdict: Some(text("it was too short")),
+        advice: vec![text("use fewer cores")],
+        incomplete: Some(text("the journal was lost")),
+    }
+}
+
+#[test]
+fn reports_jsonl_with_every_field_is_read_and_written_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(REPORTS_FILE_NAME);
+    std::fs::write(&path, STORED).unwrap();
+    assert_eq!(open(dir.path(), 10).reports(None, None), [Arc::new(full_report())]);
+    std::fs::remove_file(&path).unwrap();
+    open(dir.path(), 10).add(full_report());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), STORED);
 }
 
 #[test]
