@@ -19,6 +19,36 @@ fn runtime_dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
+/// A daemon reads the lock file of an earlier one, so the names in it stay.
+#[test]
+fn the_lock_file_with_every_field_is_read_and_written_the_same() {
+    let dir = runtime_dir();
+    let text = |text: &str| text.to_owned();
+    let holder = LockHolder {
+        pid: 1,
+        socket: Some(text("/run/pjw/socket")),
+        state_dir: text("/run/pjw"),
+        journal_of_boot: Some(text("boot")),
+        has_state_file: true,
+        earlier_journal: Some(JournalPlace {
+            state_dir: text("/run/earlier"),
+            boot_id: text("boot"),
+            has_state_file: true,
+        }),
+    };
+    let stored = concat!(
+        r#"{"pid":1,"socket":"/run/pjw/socket","state_dir":"/run/pjw","journal_of_boot":"boot","has_state_file":true,"#,
+        r#""earlier_journal":{"state_dir":"/run/earlier","boot_id":"boot","has_state_file":true}}"#,
+        "\n"
+    );
+    let path = dir.path().join("stored");
+    std::fs::write(&path, stored).unwrap();
+    assert_eq!(LockHolder::read(&File::open(&path).unwrap()), Some(holder.clone()));
+    std::fs::remove_file(&path).unwrap();
+    write(&File::create(&path).unwrap(), &holder).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), stored);
+}
+
 #[test]
 fn a_second_lock_is_refused_and_names_the_first() {
     let dir = runtime_dir();
