@@ -3,6 +3,10 @@
 //! The state of pjw can be made again from its records ([`crate::state::warden::WardenState::apply_record`]). A
 //! record is written before the change that it describes. So after a crash the journal may contain a change that was
 //! not made. It never lacks a change that was made.
+//!
+//! A daemon reads the records of an earlier version. So a kind or a field that gets another name here keeps its stored
+//! name by `serde(rename)`, and a new field has a default. `pjwd/src/store/journal/tests/records.jsonl` has an example of
+//! each record.
 
 use serde::{Deserialize, Serialize};
 
