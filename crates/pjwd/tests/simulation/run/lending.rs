@@ -2,8 +2,9 @@
 //! loop. How the daemon hears the owners depends on the machine of the run ([`Machine`]).
 
 mod checks;
+mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -63,11 +64,20 @@ struct Span {
 /// What an owner used between two samples.
 #[derive(Debug, Clone, Default)]
 struct Use {
-    /// The use of its cores that are not measured one by one, as if it were on as few cores as possible.
-    elsewhere: u32,
-    /// Its lent cores that the monitor measures, each with the time for which it was lent, and whether the owner ran
-    /// there all this time. The key is the first PU of the core.
-    lent: BTreeMap<Pu, (Duration, bool)>,
+    /// The CPU time on its cores that are not measured one by one, in ns.
+    elsewhere: u64,
+    /// Its lent cores that the monitor measures. The key is the first PU of the core.
+    lent: BTreeMap<Pu, LentCpuUse>,
+}
+
+impl Use {
+    /// The CPU time on the cores that are not measured one by one, and on these lent cores, in ns.
+    fn elsewhere_and_on(&self, cores: &[Pu]) -> u64 {
+        // A lent core counts as one, however many of its PUs are in use.
+        let time_on = |core: &LentCpuUse| core.ran_for.min(core.lent_for);
+        let on_lent: Duration = cores.iter().filter_map(|core| self.lent.get(core)).map(time_on).sum();
+        self.elsewhere + u64::try_from(on_lent.as_nanos()).unwrap()
+    }
 }
 
 /// What a run with lending has in addition.
@@ -151,24 +161,28 @@ impl Lending {
         owners.into_iter().map(|owner| (owner.clone(), self.used_in_all_spans(&owner))).collect()
     }
 
-    /// The number of cores that the owner used in all spans. A core counts that is lent now and is measured by the monitor, if it
-    /// was lent for the last [`Lending::checked_period`] or longer, and the owner ran there all the time. The use of the other
-    /// cores counts together: docs/lending.md, "When a core is lent, and when it comes back".
+    /// The number of cores that the owner used in all spans. A core counts by itself that is measured by the monitor, if it was lent
+    /// for [`Lending::checked_period`] or longer, and the owner ran there all the time. The use of the other cores counts together:
+    /// docs/lending.md, "When a core is lent, and when it comes back". So does the use of a core that was lent for a part of the
+    /// time, if the owner ran there while it was lent: a core in use counts also while it is lent or comes back.
     fn used_in_all_spans(&self, owner: &JobId) -> u32 {
         let none = Use::default();
-        let uses: Vec<&Use> =
-            self.spans.iter().rev().map(|span| span.used.get(owner).unwrap_or(&none)).collect();
-        let elsewhere = uses.iter().map(|used| used.elsewhere).min().unwrap_or(0);
+        let uses: Vec<(u64, &Use)> =
+            self.spans.iter().map(|span| (span.length, span.used.get(owner).unwrap_or(&none))).collect();
+        let lent_cores: BTreeSet<Pu> = uses.iter().flat_map(|(_, used)| used.lent.keys().copied()).collect();
+        let uses_of = |core: &Pu| uses.iter().filter_map(|(_, used)| used.lent.get(core)).collect::<Vec<_>>();
+        let in_use = lent_cores.into_iter().filter(|core| uses_of(core).iter().all(|used| used.is_in_use()));
         let period = Duration::from_nanos(self.checked_period());
-        let is_in_use = |core: &Pu| {
+        let is_lasting = |core: &Pu| {
+            let uses_of_core = uses_of(core);
             // A core that came back in between was lent anew.
-            let lent = uses.iter().map_while(|used| used.lent.get(core));
-            let (lent_for, is_used) =
-                lent.fold((Duration::ZERO, true), |all, core| (all.0 + core.0, all.1 && core.1));
-            is_used && lent_for >= period
+            let lent_for: Duration = uses_of_core.iter().map(|used| used.lent_for).sum();
+            uses_of_core.len() == uses.len() && lent_for >= period
         };
-        let lent_now = uses.first().into_iter().flat_map(|used| used.lent.keys());
-        elsewhere + u32::try_from(lent_now.filter(|core| is_in_use(core)).count()).unwrap()
+        let (lasting, moved): (Vec<Pu>, Vec<Pu>) = in_use.partition(is_lasting);
+        let others =
+            uses.iter().map(|(length, used)| (used.elsewhere_and_on(&moved) * 100 / length + 1) / 100);
+        u32::try_from(others.min().unwrap_or(0)).unwrap() + u32::try_from(lasting.len()).unwrap()
     }
 
     /// The shortest time over which the use of an owner is checked. Where short samples are judged together, or follow a
@@ -333,10 +347,7 @@ impl Run {
             let cores = self.lent_core_uses(&job, last, now);
             let ran_for: Duration = cores.values().map(|core| core.ran_for).sum();
             let elsewhere = cpu_time.saturating_sub(u64::try_from(ran_for.as_nanos()).unwrap());
-            let elsewhere = u32::try_from((elsewhere * 100 / length + 1) / 100).unwrap();
-            let is_used = |core: &LentCpuUse| core.ran_for * 100 >= core.lent_for * 99;
-            let lent = cores.into_iter().map(|(first, core)| (first, (core.lent_for, is_used(&core))));
-            (job, Use { elsewhere, lent: lent.collect() })
+            (job, Use { elsewhere, lent: cores })
         });
         Span { length, used: used.collect() }
     }

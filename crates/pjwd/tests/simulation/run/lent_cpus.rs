@@ -39,6 +39,13 @@ pub struct LentCpuUse {
     pub ran_for: Duration,
 }
 
+impl LentCpuUse {
+    /// Whether threads of the owner have run on the PU or core practically all the time.
+    pub fn is_in_use(&self) -> bool {
+        self.ran_for * 100 >= self.lent_for * 99
+    }
+}
+
 impl SimLentCpus {
     /// Whether the daemon has a report to read.
     pub fn has_report(&self) -> bool {
