@@ -45,7 +45,7 @@ impl From<FarmError> for Failure {
             | FarmError::IoProcessEndFailed { .. } => Errno::ECHILD,
             FarmError::IoProcessFailed { .. } => Errno::EIO,
             FarmError::ItemTooLarge { .. } => Errno::EMSGSIZE,
-            FarmError::Overwritten(_) => Errno::EFAULT,
+            FarmError::Overwritten(_) | FarmError::ResultOverwritten { .. } => Errno::EFAULT,
         };
         Self { errno, text: error.to_string() }
     }

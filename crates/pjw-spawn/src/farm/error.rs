@@ -146,6 +146,16 @@ pub enum FarmError {
     /// The shared memory of a worker has values that the library does not write: the program of the worker wrote there.
     #[error("worker {0} overwrote the shared memory of the farm: look for a write through a wrong pointer")]
     Overwritten(u32),
+    /// The shared memory through which the master passes results to the writer has values that the library does not
+    /// write: a process of the farm wrote there.
+    #[error(
+        "the result of item {number} was overwritten in the shared memory of the farm on its way to the writer: look for \
+         a write through a wrong pointer"
+    )]
+    ResultOverwritten {
+        /// The number of the item.
+        number: u64,
+    },
 }
 
 fn remedy_for_fork(errno: Errno) -> &'static str {

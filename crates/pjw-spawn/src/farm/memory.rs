@@ -1,10 +1,11 @@
 //! The shared memory of a farm: one anonymous mapping (`MAP_SHARED`) that all its processes inherit.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nix::errno::Errno;
 
+use super::io_failure::IoFailure;
 use super::signal::FutexCondition;
 
 /// The value of [`FarmControl::total`], the number of items of a farm, while this number is unknown: the reader process has
@@ -38,9 +39,9 @@ pub(crate) struct FarmControl {
     pub(crate) is_master_sleeping: CacheLine<AtomicU32>,
     /// The number of items that the reader has published. It may be one too small if the reader was killed.
     pub(crate) filled: AtomicU64,
-    /// What is wrong with the reader: see `reader.rs`.
+    /// Why the reader can't go on.
     pub(crate) reader_failure: IoFailure,
-    /// What is wrong with the writer.
+    /// Why the writer can't go on.
     pub(crate) writer_failure: IoFailure,
     /// The number of results that the writer has written since the start of the farm.
     pub(crate) written: AtomicU64,
@@ -53,17 +54,6 @@ pub(crate) struct FarmControl {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct CacheLine<T>(pub(crate) T);
-
-/// The reason why the reader process or the writer process of a farm has failed, in the shared memory. The function of
-/// the program has returned an error code, or an item is too large.
-#[derive(Debug)]
-#[repr(C)]
-pub(crate) struct IoFailure {
-    /// 0 for none.
-    pub(crate) kind: AtomicU32,
-    pub(crate) code: AtomicI32,
-    pub(crate) size: AtomicU64,
-}
 
 /// The variables of a ring buffer in the shared memory of a farm: the write position, the read position, and the
 /// condition variables of the two processes that use the ring buffer.

@@ -17,6 +17,7 @@ mod cpus;
 mod delivery;
 mod error;
 mod functions;
+mod io_failure;
 mod master;
 mod member;
 mod memory;

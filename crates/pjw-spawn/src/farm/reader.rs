@@ -3,14 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::functions::ReadFunction;
-use super::memory::{IoFailure, ItemLocation, SharedMemory, UNKNOWN_TOTAL};
+use super::io_failure::IoFailureReason;
+use super::memory::{ItemLocation, SharedMemory, UNKNOWN_TOTAL};
 use super::signal::MasterWaker;
 use super::window::{ItemQueue, ItemState, ItemStatus, MAX_ITEMS};
-
-/// A value of [`IoFailure::kind`]: the function of the program that reads an item, or writes a result, returned an error.
-pub(crate) const FUNCTION_FAILED: u32 = 1;
-/// A value of [`IoFailure::kind`]: an item does not fit into the shared memory.
-pub(crate) const ITEM_TOO_LARGE: u32 = 2;
 
 /// The reader process of a farm: reads the items, and puts their bytes into the shared memory for the workers.
 pub(crate) struct Reader<'f> {
@@ -31,9 +27,12 @@ impl Reader<'_> {
             control.filled.store(number, Ordering::SeqCst);
             bytes.clear();
             match read(number, &mut bytes) {
-                Err(code) => return store_failure(&control.reader_failure, FUNCTION_FAILED, code, 0),
+                Err(code) => {
+                    return control.reader_failure.store(IoFailureReason::FunctionFailed { number, code });
+                }
                 Ok(true) if bytes.len() > self.shared.sizes.input => {
-                    return store_failure(&control.reader_failure, ITEM_TOO_LARGE, 0, bytes.len() as u64);
+                    let size = bytes.len() as u64;
+                    return control.reader_failure.store(IoFailureReason::ItemTooLarge { number, size });
                 }
                 Ok(true) if number < MAX_ITEMS => self.publish(number, &bytes),
                 Ok(_) => control.total.store(number, Ordering::SeqCst),
@@ -90,14 +89,4 @@ impl Reader<'_> {
         let freed = control.freed_bytes.load(Ordering::SeqCst);
         (is_empty || start + length - freed <= capacity).then_some(start)
     }
-}
-
-/// Stores in `failure`, which is in the shared memory, why the reader or writer process ends, so that the master can
-/// report the reason. `kind` is [`FUNCTION_FAILED`] or [`ITEM_TOO_LARGE`]. `code` is the error code of the program. `size` is the
-/// size of the item in bytes (reader), or the number of the item (writer). Returns 1, the exit status for the process.
-pub(crate) fn store_failure(failure: &IoFailure, kind: u32, code: i32, size: u64) -> i32 {
-    failure.code.store(code, Ordering::SeqCst);
-    failure.size.store(size, Ordering::SeqCst);
-    failure.kind.store(kind, Ordering::SeqCst);
-    1
 }

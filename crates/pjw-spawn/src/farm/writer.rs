@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::functions::{WriteFunction, WriterEndFunction};
+use super::io_failure::IoFailureReason;
 use super::memory::SharedMemory;
-use super::reader::{FUNCTION_FAILED, store_failure};
 use super::result::{ItemResult, Outcome};
 use super::ring::{PartialResult, ReceivedPiece, ResultHeader, ResultRing};
 use super::signal::MasterWaker;
@@ -48,12 +48,14 @@ pub(crate) fn run_writer(
             }
             ReceivedPiece::Result(number, outcome) => {
                 if let Err(code) = write(&ItemResult { number, outcome }) {
-                    return store_failure(&control.writer_failure, FUNCTION_FAILED, code, number);
+                    return control.writer_failure.store(IoFailureReason::FunctionFailed { number, code });
                 }
                 control.written.fetch_add(1, Ordering::SeqCst);
             }
             ReceivedPiece::Piece | ReceivedPiece::Nothing => {}
-            ReceivedPiece::Invalid => return 1,
+            // The master could send the result again. But the memory of the farm is not sound: also bytes of results may
+            // have been overwritten, which nothing would notice.
+            ReceivedPiece::Invalid => return control.writer_failure.store(IoFailureReason::InvalidMessage),
         }
         waker.wake_if_sleeping(&control.is_master_sleeping.0);
     }

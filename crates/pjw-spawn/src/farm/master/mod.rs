@@ -1,6 +1,8 @@
 //! The master: it takes the results, delivers them, and replaces processes that die.
 
 mod replace;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

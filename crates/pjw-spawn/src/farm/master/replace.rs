@@ -9,10 +9,11 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use super::RunningFarm;
 use crate::child::ExitStatus;
 use crate::farm::error::{FarmError, IoProcess};
+use crate::farm::io_failure::IoFailureReason;
 use crate::farm::member::{FarmProcess, ProcessRole, kill_and_wait};
-use crate::farm::memory::{IoFailure, UNKNOWN_TOTAL};
+use crate::farm::memory::UNKNOWN_TOTAL;
 use crate::farm::process::{ForkResult, fork, run_and_exit};
-use crate::farm::reader::{ITEM_TOO_LARGE, Reader};
+use crate::farm::reader::Reader;
 use crate::farm::result::Outcome;
 use crate::farm::window::ItemQueue;
 use crate::farm::worker::Worker;
@@ -135,14 +136,9 @@ impl RunningFarm<'_> {
     }
 
     fn handle_reader_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
+        self.check_failure(IoProcess::Reader)?;
         let control = self.shared.control();
         let number = control.filled.load(Ordering::SeqCst);
-        let failure = &control.reader_failure;
-        if failure.kind.load(Ordering::SeqCst) == ITEM_TOO_LARGE {
-            let (size, limit) = (failure.size.load(Ordering::SeqCst), self.shared.sizes.input as u64);
-            return Err(FarmError::ItemTooLarge { number, size, limit });
-        }
-        check_failure(failure, IoProcess::Reader, number)?;
         if control.total.load(Ordering::SeqCst) != UNKNOWN_TOTAL {
             self.note_end(ProcessRole::Reader, end);
             return Ok(false);
@@ -151,12 +147,33 @@ impl RunningFarm<'_> {
     }
 
     fn handle_writer_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
-        let failure = &self.shared.control().writer_failure;
-        check_failure(failure, IoProcess::Writer, failure.size.load(Ordering::SeqCst))?;
         self.delivery.requeue_unwritten(&self.shared);
+        self.check_failure(IoProcess::Writer)?;
         let number = self.delivery.first_unwritten_item();
         let written = self.shared.control().written.load(Ordering::SeqCst);
         self.count_death(ProcessRole::Writer, written, number, end)
+    }
+
+    /// Returns the reason that the reader or the writer has stored before its end as an error. The results that the
+    /// writer has written must be known.
+    fn check_failure(&self, process: IoProcess) -> Result<(), FarmError> {
+        let control = self.shared.control();
+        let failure = match process {
+            IoProcess::Reader => &control.reader_failure,
+            IoProcess::Writer => &control.writer_failure,
+        };
+        Err(match failure.load() {
+            None => return Ok(()),
+            Some(IoFailureReason::FunctionFailed { number, code }) => {
+                FarmError::IoProcessFailed { process, number, code }
+            }
+            Some(IoFailureReason::ItemTooLarge { number, size }) => {
+                FarmError::ItemTooLarge { number, size, limit: self.shared.sizes.input as u64 }
+            }
+            Some(IoFailureReason::InvalidMessage) => {
+                FarmError::ResultOverwritten { number: self.delivery.first_unwritten_item() }
+            }
+        })
     }
 
     /// Counts the deaths of the reader or the writer after `done` items, which may all be at the item `number`.
@@ -250,11 +267,4 @@ impl RunningFarm<'_> {
             },
         }
     }
-}
-
-fn check_failure(failure: &IoFailure, process: IoProcess, number: u64) -> Result<(), FarmError> {
-    if failure.kind.load(Ordering::SeqCst) == 0 {
-        return Ok(());
-    }
-    Err(FarmError::IoProcessFailed { process, number, code: failure.code.load(Ordering::SeqCst) })
 }
