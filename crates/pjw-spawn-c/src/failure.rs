@@ -30,9 +30,10 @@ impl Failure {
 impl From<CheckError> for Failure {
     fn from(error: CheckError) -> Self {
         let errno = match &error {
-            CheckError::NoInstances | CheckError::InvalidArgument(_) | CheckError::InvalidMask { .. } => {
-                Errno::EINVAL
-            }
+            CheckError::NoInstances
+            | CheckError::InvalidArgument(_)
+            | CheckError::InvalidMask { .. }
+            | CheckError::InvalidNumaNode { .. } => Errno::EINVAL,
             CheckError::NoProgram { .. } => Errno::ENOENT,
             CheckError::NotExecutable { .. } => Errno::EACCES,
             CheckError::ProcessLimit { .. } => Errno::EAGAIN,

@@ -258,6 +258,7 @@ impl SpawnContext {
     ///
     /// - `instances` is not empty.
     /// - The affinity mask of each instance is not empty, and is inside the mask of the caller.
+    /// - The preferred NUMA node of each instance has memory, and the caller may use this memory.
     /// - The arguments and the environment are within the limits of execve(2). This check fails only if they are too
     ///   large for every instance. If they are too large for some instances, only the starts of these instances fail.
     /// - If the instances are to share memory ([`SpawnContext::share_memory`]), one address space has room for all of

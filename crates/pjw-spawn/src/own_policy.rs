@@ -1,5 +1,7 @@
 //! The affinity mask and the memory policy of the calling thread. A new process inherits both.
 
+use std::ptr;
+
 use nix::errno::Errno;
 use pjw_core::cpuset::{CpuSet, Pu};
 
@@ -12,6 +14,8 @@ const MAX_MASK_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 const MAX_NODES: usize = 1024;
 /// `MPOL_PREFERRED`, set_mempolicy(2).
 const MPOL_PREFERRED: i32 = 1;
+/// `MPOL_F_MEMS_ALLOWED`, get_mempolicy(2).
+const MPOL_F_MEMS_ALLOWED: usize = 1 << 2;
 
 /// The NUMA memory policy of a thread: a mode and a set of NUMA nodes, set_mempolicy(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +49,19 @@ pub(crate) fn set_own_mask(cpus: &CpuSet) -> Result<(), Errno> {
     // SAFETY: the kernel reads `words`, which has the length that is given. 0 is the calling thread.
     let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(words), words.as_ptr()) };
     Errno::result(set).map(drop)
+}
+
+/// Returns the numbers of the NUMA nodes from which the calling thread can have memory: the nodes of its cpuset that have
+/// memory. `None` if get_mempolicy(2) fails, for example because the kernel does not support NUMA.
+pub(crate) fn own_memory_nodes() -> Option<CpuSet> {
+    let mut nodes = [0_u64; MAX_NODES / 64];
+    let no_mode = ptr::null_mut::<i32>();
+    // SAFETY: the kernel writes at most MAX_NODES bits, which `nodes` has room for.
+    let read = unsafe {
+        let (bits, flags) = (nodes.as_mut_ptr(), MPOL_F_MEMS_ALLOWED);
+        libc::syscall(libc::SYS_get_mempolicy, no_mode, bits, MAX_NODES, 0_usize, flags)
+    };
+    Errno::result(read).ok().map(|_| CpuSet::from_words(&nodes))
 }
 
 impl MemoryPolicy {

@@ -114,10 +114,25 @@ fn one_instance_begins_inside_its_part_and_the_mask_of_the_caller_stays() {
         assert!(record.mask.contains(record.cpu));
     }
     assert_eq!(own_mask(), before);
-    let nowhere = Arc::new(Placement { preferred_numa_node: Some(1000), ..Placement::default() });
-    let error =
-        context.spawn_n(instances(1, &["first_act"], &[nowhere], &stdio)).unwrap().remove(0).unwrap_err();
-    assert_eq!(error.step, SpawnStep::Mask);
+}
+
+#[test]
+fn a_memory_node_that_does_not_exist_is_refused_before_the_first_instance() {
+    let directory = tempfile::tempdir().unwrap();
+    let started = directory.path().join("started");
+    let nowhere = Placement { preferred_numa_node: Some(1000), ..Placement::default() };
+    let placements = [Arc::new(Placement::default()), Arc::new(nowhere)];
+    let arguments = ["touch", started.to_str().unwrap()];
+    let context = SpawnContext::new("touch").unwrap();
+    let group = instances(2, &arguments, &placements, &Stdio::default());
+    for (group, rank) in [(instances(1, &arguments, &placements[1..], &Stdio::default()), 0), (group, 1)] {
+        let error = context.spawn_n(group).unwrap_err().to_string();
+        let begin = format!(
+            "instance {rank} was to prefer the memory of NUMA node 1000, and there is no such node; choose from "
+        );
+        assert!(error.starts_with(&begin), "{error}");
+    }
+    assert!(!started.exists(), "an instance was started");
 }
 
 #[test]

@@ -47,6 +47,21 @@ pub enum CheckError {
         /// The PUs in the affinity mask of the caller.
         allowed: CpuSet,
     },
+    /// The placement of an instance prefers the memory of a NUMA node from which the caller can't have memory.
+    #[error(
+        "instance {rank} was to prefer the memory of NUMA node {node}, and {why}; choose from {}",
+        text(.allowed)
+    )]
+    InvalidNumaNode {
+        /// The rank of the instance, counted from 0.
+        rank: u32,
+        /// The number of the NUMA node in the placement of the instance.
+        node: u32,
+        /// What is wrong with this node, as text.
+        why: &'static str,
+        /// The numbers of the NUMA nodes from which the caller can have memory.
+        allowed: CpuSet,
+    },
     /// A limit of the system, of the user or of a cgroup on the number of processes or threads is too low.
     #[error(
         "there is room for {room} more processes, and {wanted} were asked for{}: {limit}; {remedy}",

@@ -2,6 +2,7 @@
 
 mod error;
 mod masks;
+mod nodes;
 pub(crate) mod program;
 pub(crate) mod room;
 mod size;
@@ -21,6 +22,7 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
         return Err(CheckError::NoInstances);
     }
     masks::check_masks(instances)?;
+    nodes::check_nodes(instances)?;
     size::check_sizes(setup, instances)?;
     if let Some(image) = &setup.image {
         check_room(image, instances.len())?;
