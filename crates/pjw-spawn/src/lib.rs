@@ -30,6 +30,8 @@ mod results;
 mod setup;
 mod signals;
 mod spawner;
+#[cfg(test)]
+mod syscall_filter;
 pub mod tasks;
 mod template;
 mod work;

@@ -19,6 +19,7 @@ use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, MAX_RESULTS, ResultPacket};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
+use crate::tasks::descriptors::close_descriptor_range;
 use crate::tasks::request::MAX_PENDING_REQUESTS;
 use crate::tasks::space::AddressSpace;
 
@@ -191,10 +192,9 @@ pub(crate) fn unshare_descriptor_table() -> bool {
     unsafe { libc::unshare(libc::CLONE_FILES) == 0 }
 }
 
-/// Closes the calling thread's own table of descriptors.
+/// Closes all descriptors in the calling thread's own table. The thread uses none after this.
 fn close_all_descriptors() {
-    // SAFETY: the table belongs to the calling thread alone, and the thread uses no descriptor after this.
-    let _ = unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, 0_u32) };
+    let _ = close_descriptor_range(0, RawFd::MAX);
 }
 
 fn now() -> Duration {

@@ -7,24 +7,74 @@ use nix::errno::Errno;
 use crate::bare;
 
 /// Closes all file descriptors of the calling process from `first` to `last`. Kernels before Linux 5.9 have no
-/// close_range(2): the descriptors are then closed one by one. Returns an error number, and does not write `errno`.
-pub(super) fn close_descriptor_range(first: RawFd, last: RawFd) -> Result<(), i32> {
+/// close_range(2): the descriptors are then closed one by one. Returns an error number. A task calls this before its
+/// program begins: nothing here allocates or writes `errno`.
+pub(crate) fn close_descriptor_range(first: RawFd, last: RawFd) -> Result<(), i32> {
     let arguments = [first.into(), last.into(), 0, 0, 0];
     // SAFETY: the table of descriptors is that of the calling process alone.
     let closed = unsafe { bare::raw_syscall(libc::SYS_close_range, arguments) };
     if closed != Err(libc::ENOSYS) {
         return closed.map(drop);
     }
+    close_listed(first, last).or_else(|_| close_below_limit(first, last))
+}
+
+/// Closes the descriptors of a range that /proc shows. A descriptor above the soft limit, which may have been lowered after
+/// it was opened, is found in no other way.
+fn close_listed(first: RawFd, last: RawFd) -> Result<(), i32> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let path = bare::address(c"/proc/thread-self/fd".as_ptr());
+    // SAFETY: the path ends with a NUL byte.
+    let directory =
+        unsafe { bare::raw_syscall(libc::SYS_openat, [libc::AT_FDCWD.into(), path, flags.into(), 0, 0])? };
+    let mut buffer = [0_u8; 1024];
+    let listed = loop {
+        let arguments = [directory, bare::address(buffer.as_mut_ptr()), buffer.len() as i64, 0, 0];
+        // SAFETY: the kernel writes at most the bytes of the buffer.
+        let entries = match unsafe { bare::raw_syscall(libc::SYS_getdents64, arguments) } {
+            Ok(0) => break Ok(()),
+            Ok(bytes) => buffer.get(..usize::try_from(bytes).unwrap_or(0)).unwrap_or_default(),
+            Err(errno) => break Err(errno),
+        };
+        // The kernel goes on with the next number, so none is left out.
+        for descriptor in numbers_in(entries) {
+            if (first..=last).contains(&descriptor) && i64::from(descriptor) != directory {
+                close(descriptor.into());
+            }
+        }
+    };
+    close(directory);
+    listed
+}
+
+/// Returns the names that are numbers in entries of a directory, as getdents64(2) writes them.
+fn numbers_in(mut entries: &[u8]) -> impl Iterator<Item = RawFd> {
+    /// Where an entry has its length, and where its name begins.
+    const LENGTH: std::ops::Range<usize> = 16..18;
+    const NAME: usize = 19;
+    let names = std::iter::from_fn(move || {
+        let length = u16::from_ne_bytes(entries.get(LENGTH)?.try_into().ok()?);
+        let (entry, rest) = entries.split_at_checked(length.into())?;
+        entries = rest;
+        entry.get(NAME..)?.split(|byte| *byte == 0).next()
+    });
+    names.filter_map(|name| std::str::from_utf8(name).ok()?.parse().ok())
+}
+
+/// Closes the descriptors of a range that are below the soft limit: where there is no /proc, or no number for a descriptor.
+fn close_below_limit(first: RawFd, last: RawFd) -> Result<(), i32> {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let arguments = [0, libc::RLIMIT_NOFILE.into(), 0, bare::address(&raw mut limit), 0];
     // SAFETY: the kernel writes one limit.
     unsafe { bare::raw_syscall(libc::SYS_prlimit64, arguments)? };
     let end = i64::try_from(limit.rlim_cur).unwrap_or(i64::MAX).min(i64::from(last) + 1).min(1 << 20);
-    for descriptor in i64::from(first)..end {
-        // SAFETY: as above.
-        let _ = unsafe { bare::raw_syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
-    }
+    (i64::from(first)..end).for_each(close);
     Ok(())
+}
+
+fn close(descriptor: i64) {
+    // SAFETY: the table of descriptors is that of the calling process alone, which uses none of those that it closes.
+    let _ = unsafe { bare::raw_syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
 }
 
 /// Closes the file descriptors that execve(2) would close, and all descriptors above `highest`, but not those in
@@ -120,7 +170,13 @@ fn visit_open(first: RawFd, last: RawFd, mut visit: impl FnMut(RawFd)) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::IntoRawFd;
+
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::Pid;
+
     use super::*;
+    use crate::syscall_filter::refuse_call;
     use crate::work::unshare_descriptor_table;
 
     #[test]
@@ -140,18 +196,53 @@ mod tests {
         thread.join().unwrap();
     }
 
+    fn is_open(descriptor: RawFd) -> bool {
+        // SAFETY: asks only.
+        unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
+    }
+
     #[test]
     fn descriptors_between_two_numbers_are_closed() {
         let thread = std::thread::spawn(|| {
             assert!(unshare_descriptor_table());
             let directory = std::fs::File::open("/").unwrap();
-            let [low, mid, high] = [1000, 1010, 1020].map(|least| copy_above(&directory, least).unwrap());
-            close_descriptor_range(1005, 1015).unwrap();
-            // SAFETY: asks only.
-            let is_open = |descriptor| unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
-            assert!(is_open(low.as_raw_fd()) && is_open(high.as_raw_fd()));
-            assert!(!is_open(std::os::fd::IntoRawFd::into_raw_fd(mid)));
+            for close in [close_descriptor_range as fn(_, _) -> _, close_listed, close_below_limit] {
+                let [low, mid, high] = [1000, 1010, 1020].map(|least| copy_above(&directory, least).unwrap());
+                close(1005, 1015).unwrap();
+                assert!(is_open(low.as_raw_fd()) && is_open(high.as_raw_fd()));
+                assert!(!is_open(mid.into_raw_fd()));
+            }
         });
         thread.join().unwrap();
+    }
+
+    /// Opens 100 descriptors, lowers the limit below them, and closes the first 50. Returns whether exactly these are closed.
+    fn closes_above_the_limit() -> bool {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the process has these descriptors and limits for itself alone.
+        unsafe {
+            let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
+            (700..800).for_each(|descriptor| assert_eq!(libc::dup2(null, descriptor), descriptor));
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            limit.rlim_cur = 600;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        }
+        close_descriptor_range(650, 749) == Ok(())
+            && (700..800).all(|descriptor| is_open(descriptor) == (descriptor >= 750))
+    }
+
+    #[test]
+    fn descriptors_above_a_lowered_limit_are_closed_also_before_linux_5_9() {
+        let thread = std::thread::spawn(|| {
+            refuse_call(libc::SYS_close_range, Errno::ENOSYS);
+            // A process of its own: its limit is not that of the other tests.
+            // SAFETY: the new process makes system calls, and ends.
+            match unsafe { libc::fork() } {
+                // SAFETY: ends the process.
+                0 => unsafe { libc::_exit(i32::from(!closes_above_the_limit())) },
+                pid => waitpid(Pid::from_raw(pid), None).unwrap(),
+            }
+        });
+        assert!(matches!(thread.join().unwrap(), WaitStatus::Exited(_, 0)));
     }
 }

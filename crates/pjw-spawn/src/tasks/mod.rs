@@ -11,7 +11,7 @@
 //! The host has no heap: it calls nothing that allocates, because brk(2) belongs to the address space and must not
 //! change.
 
-mod descriptors;
+pub(crate) mod descriptors;
 pub(crate) mod directory;
 mod host;
 pub(crate) mod image;

@@ -7,6 +7,7 @@ use nix::errno::Errno;
 
 use super::*;
 use crate::proxy::{ForkError, Template, TemplateError};
+use crate::syscall_filter::refuse_call;
 use crate::{ExitStatus, SpawnError, SpawnStep};
 
 const TRUE: &str = "int main(void) { return 0; }";
@@ -129,7 +130,7 @@ fn a_forbidden_ptrace_is_told() {
     let program = compile(directory.path(), "true", TRUE, &[]);
     // The filter holds for this thread and its children only.
     let refused = std::thread::spawn(move || {
-        forbid(libc::SYS_ptrace);
+        refuse_call(libc::SYS_ptrace, Errno::EPERM);
         refusal(&program, &[])
     });
     let refused = refused.join().unwrap();
@@ -145,7 +146,7 @@ fn an_instance_with_long_arguments_is_executed_where_the_template_may_not_be_wri
     let lengths = [1, 2, 3, 1000, 4, 2000, 5];
     let started = std::thread::spawn(move || {
         // The filter holds for this thread and those that it starts.
-        forbid(libc::SYS_process_vm_writev);
+        refuse_call(libc::SYS_process_vm_writev, Errno::EPERM);
         let arguments = |length: usize| ["length".to_owned(), "x".repeat(length)];
         let instances = (0..).zip(lengths).map(|(rank, length)| {
             let arguments = arguments(length);
@@ -161,24 +162,4 @@ fn an_instance_with_long_arguments_is_executed_where_the_template_may_not_be_wri
     let (forked, error) = started.join().unwrap();
     assert_eq!((forked, error), (5, Some(ForkError::WriteForbidden(Errno::EPERM))));
     assert!(error.unwrap().to_string().contains("ptrace_scope"));
-}
-
-/// Lets the kernel answer a system call of the calling thread with `EPERM`: seccomp(2).
-fn forbid(call: libc::c_long) {
-    let statement =
-        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
-    let call = u32::try_from(call).unwrap();
-    let error = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
-    let mut filter = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, error),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-    // SAFETY: the program and its filter outlive the calls.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
-    }
 }

@@ -1,0 +1,24 @@
+//! For tests: kernels that lack a system call, and systems that forbid it.
+
+use nix::errno::Errno;
+
+/// Lets the kernel answer the system call `call` of the calling thread, and of the threads and processes that it starts,
+/// with `errno`: seccomp(2).
+pub(crate) fn refuse_call(call: libc::c_long, errno: Errno) {
+    let statement =
+        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let call = u32::try_from(call).unwrap();
+    let error = libc::SECCOMP_RET_ERRNO | (errno as i32).cast_unsigned();
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, error),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its filter outlive the calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
