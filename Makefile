@@ -24,10 +24,10 @@ CARGO_DENY_VERSION := 0.20.2
 .PHONY: help demo check test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi languages peers deny built install package uninstall
 
 help:
-	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
+	@echo 'make demo      two competing jobs on this machine, without pjwd and with it'
 	@echo 'make check     format, lints, unit tests, decisions, rules for the source tree, in three minutes: before each commit'
 	@echo 'make test      everything that can be tested on this machine'
-	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and real schedulers'
+	@echo 'make test-vm   pjwd on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and real schedulers'
 	@echo 'make bench     the figures of the README; results in target/bench (make peers mpi installs what they are compared with)'
 	@echo 'make bench-quick  all benches for some seconds each, to see that they work'
 	@echo 'make build     pjwd, pjwctl, libpjw_spawn.so and libpjw_job.so, optimised, in $(RELEASE)'

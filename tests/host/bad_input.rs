@@ -49,7 +49,7 @@ fn invalid_requests_are_refused() {
     check_refused(
         &daemon,
         &["assign", "a", "--cores", "1", "--pid", &daemon.pid().to_string()],
-        "the warden itself",
+        "a process of pjwd",
     );
     check_refused(&daemon, &["assign", &long, "--cores", "1"], "at most 128");
     check_refused(&daemon, &["assign", "a b;\u{1b}[2J", "--cores", "1"], "letters, digits and");

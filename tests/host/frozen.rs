@@ -149,7 +149,7 @@ fn the_process_that_thaws_after_kill_9_inherits_nothing_belongs_to_no_job_and_us
     assert!(!String::from_utf8_lossy(&environment).contains("SLURM"));
     let refused = daemon.pjwctl(&["assign", &daemon.job_id("all"), "--pid", &pid.to_string()]);
     let refused = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.contains("it is the warden itself"), "{refused}");
+    assert!(refused.contains("it is a process of pjwd"), "{refused}");
     assert!(!runs(pid), "it only waits");
 }
 

@@ -48,7 +48,7 @@ pub fn repetition_line(number: usize, times: &AllTimes) -> String {
     let mark =
         if others >= BUSY_CPUS { format!("  ! other programs used {others:.1} CPUs") } else { String::new() };
     format!(
-        "  run {number}: alone {:.2} s, beside A {:.2} s, beside A under the warden {:.2} s{mark}",
+        "  run {number}: alone {:.2} s, beside A {:.2} s, beside A with pjwd {:.2} s{mark}",
         last(&times.alone),
         last(&times.beside),
         last(&times.under_warden)
@@ -65,7 +65,7 @@ pub fn table(times: &AllTimes, medians: &Medians) -> String {
     let rows = [
         ("alone", alone_s, &times.alone),
         ("beside A", beside_s, &times.beside),
-        ("beside A, under the warden", under_warden_s, &times.under_warden),
+        ("beside A, with pjwd", under_warden_s, &times.under_warden),
     ];
     for (name, seconds, row) in rows {
         let least = row.seconds.iter().copied().fold(f64::INFINITY, f64::min);
@@ -180,10 +180,7 @@ mod tests {
         let medians = busy.medians().unwrap();
         assert!((medians.others_cpus - 1.7).abs() < 1e-9);
         let text = table(&busy, &medians);
-        assert!(
-            text.contains("\n! beside A, under the warden ") && text.contains("\n  beside A  "),
-            "{text}"
-        );
+        assert!(text.contains("\n! beside A, with pjwd ") && text.contains("\n  beside A  "), "{text}");
         assert!(text.contains("No verdict: other programs used up to 1.7 CPUs"), "{text}");
         assert!(!text.contains("A alone pays"), "{text}");
         assert!(
@@ -206,7 +203,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("beside A, under the warden      2.02 s            1.01   2.00 .. 3.00 s"),
+            text.contains("beside A, with pjwd             2.02 s            1.01   2.00 .. 3.00 s"),
             "{text}"
         );
     }

@@ -65,7 +65,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
 fn grant_text(job: &Job, grant: &Grant) -> String {
     let (id, cpus) = (&job.id, cpus_text(&grant.cpus));
     match (grant.ownership, grant.granted_by) {
-        (Ownership::Owned, GrantedBy::Warden) => format!("{id} holds {cpus}, granted by the warden"),
+        (Ownership::Owned, GrantedBy::Warden) => format!("{id} holds {cpus}, granted by pjwd"),
         (Ownership::Owned, GrantedBy::Scheduler) => format!("{id} holds {cpus}, granted by its scheduler"),
         (Ownership::Borrowed, _) => format!("{id} has no cores of its own, and borrows {cpus}"),
         (Ownership::Squeezed, _) => format!("{id} has no core, and runs on the housekeeping {cpus}"),

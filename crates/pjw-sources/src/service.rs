@@ -143,7 +143,7 @@ impl Scheduler {
                 let file = self.config_files.first().copied().unwrap_or_default();
                 format!(
                     "how it binds jobs is not known ({file} was not found or can't be read: {hint}); if it sets a \
-             cpuset, that is the grant; else the warden allocates"
+             cpuset, that is the grant; else pjwd grants cores"
                 )
             }
             (_, meaning) => meaning.to_owned(),
@@ -177,22 +177,22 @@ fn slurm(text: &str) -> (JobBinding, &'static str) {
     match (is_yes(value(text, "ConstrainCores")), has("cgroup"), has("affinity")) {
         (true, true, _) => (
             JobBinding::Cpusets,
-            "it constrains cores (ConstrainCores=yes): its cpuset is the grant, the warden only balances inside",
+            "it constrains cores (ConstrainCores=yes): its cpuset is the grant, pjwd only balances inside",
         ),
         (_, _, true) => (
             JobBinding::Masks,
-            "it binds tasks by a mask at their start (task/affinity) and never checks again: the warden allocates and \
-             confines them",
+            "it binds tasks by a mask at their start (task/affinity) and never checks again: pjwd grants cores and \
+             confines the jobs to them",
         ),
         (true, false, false) if !includes => (
             JobBinding::Nothing,
-            "ConstrainCores=yes does nothing without TaskPlugin=task/cgroup: the warden allocates",
+            "ConstrainCores=yes does nothing without TaskPlugin=task/cgroup: pjwd grants cores",
         ),
         _ if includes => (
             JobBinding::Unknown,
-            "slurm.conf includes other files, which were not read: if it sets a cpuset, that is the grant; else the warden allocates",
+            "slurm.conf includes other files, which were not read: if it sets a cpuset, that is the grant; else pjwd grants cores",
         ),
-        _ => (JobBinding::Nothing, "it binds nothing here: the warden allocates"),
+        _ => (JobBinding::Nothing, "it binds nothing here: pjwd grants cores"),
     }
 }
 
@@ -203,13 +203,13 @@ fn lsf(text: &str) -> (JobBinding, &'static str) {
     match (enforces, binds.is_some_and(|how| !how.eq_ignore_ascii_case("none") && !how.is_empty())) {
         (true, _) => (
             JobBinding::Cpusets,
-            "jobs with affinity[] get a cpuset (LSB_RESOURCE_ENFORCE), which is the grant; for other jobs the warden allocates",
+            "jobs with affinity[] get a cpuset (LSB_RESOURCE_ENFORCE), which is the grant; for other jobs pjwd grants cores",
         ),
         (false, true) => (
             JobBinding::Masks,
-            "it binds jobs by a mask at their start (LSF_BIND_JOB): the warden allocates and confines them",
+            "it binds jobs by a mask at their start (LSF_BIND_JOB): pjwd grants cores and confines the jobs to them",
         ),
-        (false, false) => (JobBinding::Nothing, "it binds nothing here: the warden allocates"),
+        (false, false) => (JobBinding::Nothing, "it binds nothing here: pjwd grants cores"),
     }
 }
 
@@ -218,12 +218,9 @@ fn pbs(text: &str) -> (JobBinding, &'static str) {
     let is_on = text.split_ascii_whitespace().any(|word| word == "enabled=true")
         || text.replace(' ', "").contains("enabled=true");
     if is_on {
-        (
-            JobBinding::Cpusets,
-            "its cgroups hook is on: its cpuset is the grant, the warden only balances inside",
-        )
+        (JobBinding::Cpusets, "its cgroups hook is on: its cpuset is the grant, pjwd only balances inside")
     } else {
-        (JobBinding::Nothing, "its cgroups hook is off: the warden allocates")
+        (JobBinding::Nothing, "its cgroups hook is off: pjwd grants cores")
     }
 }
 
@@ -234,7 +231,7 @@ fn grid_engine(text: &str) -> (JobBinding, &'static str) {
         return (
             JobBinding::Unknown,
             "how it binds jobs is not known (its configuration is in no file that can be read; qconf -sconf shows it): \
-             if it sets a cpuset, that is the grant; else the warden allocates",
+             if it sets a cpuset, that is the grant; else pjwd grants cores",
         );
     };
     let uses = parameters.split([',', ' ']).any(|parameter| {
@@ -245,12 +242,12 @@ fn grid_engine(text: &str) -> (JobBinding, &'static str) {
     if uses {
         (
             JobBinding::Cpusets,
-            "jobs with -binding get a cpuset (USE_CGROUPS), which is the grant; for other jobs the warden allocates",
+            "jobs with -binding get a cpuset (USE_CGROUPS), which is the grant; for other jobs pjwd grants cores",
         )
     } else {
         (
             JobBinding::Nothing,
-            "it binds only jobs that request it (-binding), by masks: the warden allocates and confines them",
+            "it binds only jobs that request it (-binding), by masks: pjwd grants cores and confines the jobs to them",
         )
     }
 }
@@ -259,11 +256,11 @@ fn condor(text: &str) -> (JobBinding, &'static str) {
     if is_yes(value(text, "ASSIGN_CPU_AFFINITY")) {
         (
             JobBinding::Masks,
-            "it binds each slot by a mask (ASSIGN_CPU_AFFINITY), without regard to caches and NUMA nodes: the warden allocates and \
-             confines them",
+            "it binds each slot by a mask (ASSIGN_CPU_AFFINITY), without regard to caches and NUMA nodes: pjwd grants cores and \
+             confines the jobs to them",
         )
     } else {
-        (JobBinding::Nothing, "it binds nothing here (ASSIGN_CPU_AFFINITY): the warden allocates")
+        (JobBinding::Nothing, "it binds nothing here (ASSIGN_CPU_AFFINITY): pjwd grants cores")
     }
 }
 
@@ -275,19 +272,19 @@ fn flux(text: &str) -> (JobBinding, &'static str) {
     if own_units {
         (
             JobBinding::Masks,
-            "jobs have units of their own (sdexec) and masks from its shell: the warden allocates and confines them",
+            "jobs have units of their own (sdexec) and masks from its shell: pjwd grants cores and confines the jobs to them",
         )
     } else {
         (
             JobBinding::Masks,
-            "all jobs share one cgroup (no sdexec) and get masks from its shell: the warden finds them as root by \
+            "all jobs share one cgroup (no sdexec) and get masks from its shell: pjwd finds them as root by \
              their environment, and confines them",
         )
     }
 }
 
 fn oar(_: &str) -> (JobBinding, &'static str) {
-    (JobBinding::Cpusets, "it gives each job a cpuset, which is the grant: the warden only balances inside")
+    (JobBinding::Cpusets, "it gives each job a cpuset, which is the grant: pjwd only balances inside")
 }
 
 /// The checkpoint file of the kubelet names its policy.
@@ -295,13 +292,13 @@ fn kubernetes(text: &str) -> (JobBinding, &'static str) {
     if text.replace(' ', "").contains("\"policyName\":\"static\"") {
         (
             JobBinding::Cpusets,
-            "the kubelet hands out CPUs itself (static CPU manager): keep the warden off them with housekeeping, or \
-             let one of the two go",
+            "the kubelet hands out CPUs itself (static CPU manager): reserve its CPUs with housekeeping, so \
+             that pjwd grants none of them, or remove one of the two",
         )
     } else {
         (
             JobBinding::Nothing,
-            "the kubelet binds nothing, and the warden does not know pods as jobs: both may use the same CPUs",
+            "the kubelet binds nothing, and pjwd does not recognise pods as jobs: both may use the same CPUs",
         )
     }
 }
@@ -309,7 +306,7 @@ fn kubernetes(text: &str) -> (JobBinding, &'static str) {
 fn nomad(_: &str) -> (JobBinding, &'static str) {
     (
         JobBinding::Cpusets,
-        "it makes cpusets of its own, and the warden does not know its tasks as jobs: reserve their CPUs with housekeeping",
+        "it makes cpusets of its own, and pjwd does not recognise its tasks as jobs: reserve their CPUs with housekeeping",
     )
 }
 
@@ -342,7 +339,7 @@ mod tests {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
         }
         let seen = service("Slurm").describe_core_binding(Some(""));
-        assert_eq!(seen.effect_on_pjw, "it binds nothing here: the warden allocates");
+        assert_eq!(seen.effect_on_pjw, "it binds nothing here: pjwd grants cores");
     }
 
     #[test]

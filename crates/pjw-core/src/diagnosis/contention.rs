@@ -32,7 +32,7 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
 fn remedy_of_daemon(input: &DiagnosisInput, if_enforcing: &str) -> String {
     match input.warden {
         DaemonStatus::Responsive { observes: true, .. } => {
-            "pjwd only looks: set mode = \"enforce\" and pjwctl reload".to_owned()
+            "pjwd changes nothing: set mode = \"enforce\" and pjwctl reload".to_owned()
         }
         DaemonStatus::Responsive { .. } => if_enforcing.to_owned(),
         DaemonStatus::Unresponsive(_) => {

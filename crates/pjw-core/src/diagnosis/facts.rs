@@ -154,7 +154,7 @@ fn warden(input: &DiagnosisInput) -> String {
         DaemonStatus::Absent(why) => why.clone(),
         DaemonStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
         DaemonStatus::Responsive { version, observes, .. } => {
-            let mode = if *observes { "only looks (mode observe)" } else { "keeps jobs on their CPUs" };
+            let mode = if *observes { "changes nothing (mode observe)" } else { "keeps jobs on their CPUs" };
             format!("pjwd {version} runs and {mode}")
         }
     }

@@ -112,11 +112,12 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
 fn warden(input: &DiagnosisInput) -> Option<Finding> {
     match &input.warden {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
+            let jobs = counted_noun(input.jobs.len(), "job");
             let text =
-                format!("pjwd is not running: no warden manages {}", counted_noun(input.jobs.len(), "job"));
+                format!("pjwd is not running: the processes of {jobs} are not kept on cores of their own");
             let or_as_user = if input.host.has_systemd { ", or as yourself: pjwd" } else { "" };
             let start = input.host.pjwd_start_command();
-            let remedy = format!("{start}{or_as_user}; with mode = \"observe\" it only looks");
+            let remedy = format!("{start}{or_as_user}; with mode = \"observe\" it changes nothing");
             Some(Finding::advice("no-warden", text, remedy))
         }
         DaemonStatus::Unresponsive(why) => {
@@ -131,7 +132,7 @@ fn warden(input: &DiagnosisInput) -> Option<Finding> {
             Some(Finding::advice("version", text, remedy))
         }
         DaemonStatus::Responsive { observes: true, .. } if !input.jobs.is_empty() => {
-            let text = "pjwd only looks (mode = \"observe\")".to_owned();
+            let text = "pjwd changes nothing (mode = \"observe\")".to_owned();
             let remedy =
                 "set mode = \"enforce\" in pjwd.toml and pjwctl reload, if it is to keep jobs on their CPUs";
             Some(Finding::advice("observes", text, remedy))

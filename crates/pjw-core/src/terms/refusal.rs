@@ -264,8 +264,8 @@ pub enum Refusal {
     /// The daemon does not run as root, and the process belongs to another user than the daemon. So the
     /// daemon has no permission to change the process.
     #[error(
-        "process {pid} belongs to user {owner}, and this warden runs as user {user}, who may not move it: \
-         ask the warden that runs as root"
+        "process {pid} belongs to user {owner}, and this pjwd runs as user {user}, who may not move it: \
+         send the request to the pjwd that runs as root (--socket)"
     )]
     NotDaemonsUser {
         /// The pid of the process.
@@ -341,10 +341,10 @@ pub enum Refusal {
         fault: String,
     },
     /// The daemon runs in the mode `observe`, in which it changes nothing.
-    #[error("the warden runs with mode = \"observe\" and changes nothing: set mode = \"enforce\" and reload")]
+    #[error("pjwd runs with mode = \"observe\" and changes nothing: set mode = \"enforce\" and reload")]
     ObserveOnly,
     /// The daemon is stopping.
-    #[error("the warden is stopping: try again when it is back")]
+    #[error("pjwd is stopping: try again when it runs again")]
     Stopping,
 }
 

@@ -87,7 +87,7 @@ fn a_pin_and_a_translated_mask_are_explained_with_cpus() {
 fn a_single_cpu_and_a_single_process_use_the_singular() {
     let mut machine = machine();
     machine.assign("a", 1, &[]).unwrap();
-    assert_eq!(job_reasons(&machine)[0], "manual:a holds CPU 0, granted by the warden");
+    assert_eq!(job_reasons(&machine)[0], "manual:a holds CPU 0, granted by pjwd");
     assert_eq!(job_reasons(&machine).last().unwrap(), "no process belongs to it: what it holds is reserved");
     for (pid, expected) in [(7, "1 process belongs to it; process 7 "), (8, "2 processes belong to it; ")] {
         machine.spawn(pid, 1, 0);

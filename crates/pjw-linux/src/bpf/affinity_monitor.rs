@@ -132,7 +132,7 @@ impl AffinityMonitor {
         let done = std::thread::scope(|scope| scope.spawn(set_own_mask).join());
         let (tid, mask) = match done {
             Ok(done) => {
-                done.map_err(|errno| refusal_error("setting our own mask", &io::Error::from(errno)))?
+                done.map_err(|errno| refusal_error("setting the mask of pjwd", &io::Error::from(errno)))?
             }
             Err(_) => {
                 let failed = String::from("nothing: the thread of the check failed");

@@ -65,7 +65,7 @@ pub enum TaskScanUnavailable {
     Refused(BpfStepError),
     /// The program was loaded, but its record of the calling thread differs from `/proc`.
     #[error(
-        "the task scan reports {scan} as the {field} of our own task, and /proc reports {proc}: the task scan is not \
+        "the task scan reports {scan} as the {field} of a thread of pjwd, and /proc reports {proc}: the task scan is not \
          used; please report this with the kernel's release"
     )]
     SelfCheckFailed {
@@ -97,7 +97,7 @@ pub enum AffinityMonitorUnavailable {
     /// The program was attached, but did not report a test call of this process correctly. The field is the
     /// text of its reports.
     #[error(
-        "the program at sched_setaffinity reported our own call as {0}: the program is not used; please report \
+        "the program at sched_setaffinity reported a call of pjwd as {0}: the program is not used; please report \
          this with the kernel's release"
     )]
     SelfCheckFailed(String),
@@ -138,7 +138,7 @@ pub enum LentCpuMonitorUnavailable {
     /// The program was attached, but did not report a test thread of this process correctly. The field is the text of
     /// its reports.
     #[error(
-        "the program at sched_switch reported {0} for a thread of our own: the demand of owners is sampled; please \
+        "the program at sched_switch reported {0} for a thread of pjwd: the demand of owners is sampled; please \
          report this with the kernel's release"
     )]
     SelfCheckFailed(String),

@@ -66,7 +66,7 @@ fn attempt(
     proc: &mut ProcDir,
     us: Pid,
 ) -> Result<Option<TaskScanUnavailable>, TaskScanUnavailable> {
-    let facts = Facts::read(proc, us).map_err(|errno| unread("our own task in /proc", errno))?;
+    let facts = Facts::read(proc, us).map_err(|errno| unread("the thread of pjwd in /proc", errno))?;
     let mut seen = 0_u32;
     let mut difference = None;
     let mut ran = 0;
@@ -78,11 +78,11 @@ fn attempt(
         }
     };
     pass(TaskScope::ThreadsOf(&BTreeSet::from([us])), &mut compare)
-        .map_err(|error| refusal_error("scanning our own process", &error))?;
+        .map_err(|error| refusal_error("scanning the process of pjwd", &error))?;
     if seen != 1 {
         return Ok(Some(differs("number of records", seen, 1)));
     }
-    let later = sched(proc, us, facts.tid).map_err(|errno| unread("our own schedstat", errno))?;
+    let later = sched(proc, us, facts.tid).map_err(|errno| unread("the schedstat of pjwd", errno))?;
     let late = later.filter(|later| ran > later.run_ns);
     let late = late.map(|later| differs("run time", ran, format_args!("at most {} ns", later.run_ns)));
     Ok(difference.or(late))

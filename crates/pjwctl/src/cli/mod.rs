@@ -49,7 +49,7 @@ pub use within_job::WithinJobArg;
     arg_required_else_help = true,
     about = "Give jobs on this machine cores of their own, and show which job holds which cores",
     long_about = "Give jobs on this machine cores of their own, and show which job holds which cores.\n\n\
-        pjwctl talks to pjwd, the warden, over a Unix socket. CPU sets are lists as the kernel writes them \
+        pjwctl sends requests to the daemon pjwd over a Unix socket. CPU sets are lists as the kernel writes them \
         (0-3,8). Job ids are source:name; the default source is manual.",
     after_help = "Examples:\n  \
         pjwctl status                         the machine, its jobs, and warnings\n  \

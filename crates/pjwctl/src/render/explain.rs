@@ -83,7 +83,7 @@ mod tests {
             job: "manual:a".into(),
             cpus: "2-3".into(),
             grant_reasons: vec![
-                "manual:a holds CPUs 2-3, granted by the warden".into(),
+                "manual:a holds CPUs 2-3, granted by pjwd".into(),
                 "L3#0 is the smallest part of the machine that holds 2 cores, and the choice that leaves \
                  the largest hole whole"
                     .into(),
@@ -92,7 +92,7 @@ mod tests {
         };
         assert_snapshot!(job_reasons_text(&reasons, samples::PLAIN_TERMINAL), @r"
         manual:a: CPUs 2-3
-        - manual:a holds CPUs 2-3, granted by the warden
+        - manual:a holds CPUs 2-3, granted by pjwd
         - L3#0 is the smallest part of the machine that holds 2 cores, and the choice
           that leaves the largest hole whole
         - runner-up: 8-9 in L3#1

@@ -89,7 +89,7 @@ pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
     wire::Warning {
         code: "behind".to_owned(),
         job: String::new(),
-        text: format!("the warden is behind: due work waited up to {} ms", by.as_millis()),
+        text: format!("pjwd is late: due work waited up to {} ms", by.as_millis()),
         remedy:
             "nothing is lost; find out which program starts these processes, or raise cpu_budget_permille"
                 .to_owned(),

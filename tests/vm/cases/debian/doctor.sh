@@ -22,7 +22,7 @@ install_pjw
 before=$(masks $(pgrep -x slurmd))
 examine root root-alone
 examine alice alice-alone
-check "it knows that Slurm binds nothing, and what pjwd does" says root-alone 'slurm.*binds nothing here: the warden allocates'
+check "it knows that Slurm binds nothing, and what pjwd does" says root-alone 'slurm.*binds nothing here: pjwd grants cores'
 job=$(sbatch_busy bob 2 -n1 -c4)
 eventually "a job runs" is_state "$job" RUNNING
 start_pjw
@@ -38,5 +38,5 @@ scancel "$job"
 eventually "the job is over" forgot "slurm:$job"
 slurm_mode constrain-yes
 examine root root-yes
-check "it knows that Slurm's cpusets are the grants now" says root-yes 'slurm.*ConstrainCores=yes.*is the grant, the warden only balances inside'
+check "it knows that Slurm's cpusets are the grants now" says root-yes 'slurm.*ConstrainCores=yes.*is the grant, pjwd only balances inside'
 check "nobody else was touched" [ "$(masks $(pgrep -x slurmd))" = "$before" ]

@@ -229,7 +229,7 @@ fn a_job_with_more_busy_threads_than_cpus_is_reported() {
     assert_eq!(finding.text, "6 threads of slurm:1 want a CPU most of the time, and it asked for 2 CPUs");
     for (warden, remedy) in [
         (answering(false), "pjwctl status shows why it holds no cores"),
-        (answering(true), "pjwd only looks: set mode = \"enforce\""),
+        (answering(true), "pjwd changes nothing: set mode = \"enforce\""),
         (DaemonStatus::Unresponsive("it hangs".to_owned()), "pjwd does not answer"),
         (absent(), "start pjwd: it gives each job cores"),
     ] {

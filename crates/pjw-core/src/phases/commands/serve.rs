@@ -271,7 +271,7 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     let reasons_against = [
         (process.is_kernel_thread, "it is a kernel thread"),
         (pid == Pid(1), "it is the system's first process"),
-        (draft.policy.is_daemon_process(pid), "it is the warden itself"),
+        (draft.policy.is_daemon_process(pid), "it is a process of pjwd"),
         (is_schedulers, "it is a scheduler's own process"),
     ];
     if let Some((_, why)) = reasons_against.into_iter().find(|(applies, _)| *applies) {

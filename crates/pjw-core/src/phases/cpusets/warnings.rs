@@ -22,7 +22,7 @@ fn missing_cpuset_text(draft: &CycleDraft<'_>, id: &JobId) -> Option<String> {
 /// configuration nor the request of the job demands a cpuset.
 pub(super) fn report_no_cpuset(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let Some(text) = missing_cpuset_text(draft, id) else { return };
-    let remedy = "the warden repairs masks within one interval; pjwctl doctor says what cpusets need";
+    let remedy = "pjwd repairs masks within one interval; pjwctl doctor lists what cpusets need";
     warn(draft, id, "no-wall", format!("{text}: {why}"), remedy);
 }
 

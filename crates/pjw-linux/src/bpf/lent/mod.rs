@@ -240,10 +240,10 @@ impl LentCpuMonitor {
         self.count_threads_except(0)?;
         let own = Tid(gettid().as_raw().cast_unsigned());
         let allowed = affinity::get_mask(own)
-            .map_err(|errno| refusal_error("reading our own mask", &io_error(errno)))?;
+            .map_err(|errno| refusal_error("reading the mask of pjwd", &io_error(errno)))?;
         let pu = allowed
             .first()
-            .ok_or_else(|| refusal_error("reading our own mask", &io::Error::other("it is empty")))?;
+            .ok_or_else(|| refusal_error("reading the mask of pjwd", &io::Error::other("it is empty")))?;
         // The thread has one PU.
         self.set_lent_pus(&BTreeMap::from([(pu, 1)]))?;
         let sleep_often = || {
@@ -254,7 +254,7 @@ impl LentCpuMonitor {
         };
         let slept = std::thread::scope(|scope| scope.spawn(sleep_often).join());
         if let Ok(Err(errno)) = slept {
-            return Err(refusal_error("setting our own mask", &io_error(errno)).into());
+            return Err(refusal_error("setting the mask of pjwd", &io_error(errno)).into());
         }
         let (reported, times) = (self.take_reported_pus(), self.owner_run_times());
         let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));

@@ -282,7 +282,7 @@ impl Builder<'_> {
         let is_forbidden = self.forbidden.contains(pu);
         let mut hint = format!("CPU {pu}: {place}");
         if is_forbidden {
-            hint.push_str("; forbidden by the warden's own cpuset");
+            hint.push_str("; forbidden by the cpuset of pjwd");
         }
         let kind = if is_forbidden { BoxKind::Forbidden } else { BoxKind::Pu };
         let mut boxes = DiagramBox::new(kind, pu.to_string(), String::new());

@@ -234,7 +234,7 @@ fn the_smallest_machine_and_the_oddest_are_drawn_too() {
     let svg = svg_drawing(&"a very long title ".repeat(20), &odd, None);
     let document = checked(&svg);
     assert!(hints(&document).iter().any(|hint| hint.starts_with("CPU 8: core 1 (efficiency)")));
-    assert!(hints(&document).iter().any(|hint| hint.ends_with("forbidden by the warden's own cpuset")));
+    assert!(hints(&document).iter().any(|hint| hint.ends_with("forbidden by the cpuset of pjwd")));
 }
 
 #[test]

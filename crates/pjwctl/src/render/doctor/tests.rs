@@ -50,7 +50,7 @@ fn sample() -> DoctorReport {
         jobs: vec![job("slurm:17", Some(4), "", "0-3"), job("slurm:18", None, "0,2,4,6,8,10,12,14", "")],
         facts: vec![
             fact("machine", "2 packages, 2 NUMA nodes, 16 cores, CPUs 0-15", false),
-            fact("scheduler", "Slurm: it binds nothing here: the warden allocates", false),
+            fact("scheduler", "Slurm: it binds nothing here: pjwd grants cores", false),
             fact("numa_balancing", "off", true),
         ],
     }
@@ -76,7 +76,7 @@ fn the_most_urgent_finding_comes_first_and_notes_are_left_out() {
     slurm:18  alice      -  0,2,4,6,8,…(8)  0-15         3       40     8  -
 
     machine        2 packages, 2 NUMA nodes, 16 cores, CPUs 0-15
-    scheduler      Slurm: it binds nothing here: the warden allocates
+    scheduler      Slurm: it binds nothing here: pjwd grants cores
     ");
 }
 
@@ -98,7 +98,7 @@ fn with_all_everything_is_shown() {
     slurm:18  alice      -  0,2,4,6,8,…(8)  0-15         3       40     8  -
 
     machine        2 packages, 2 NUMA nodes, 16 cores, CPUs 0-15
-    scheduler      Slurm: it binds nothing here: the warden allocates
+    scheduler      Slurm: it binds nothing here: pjwd grants cores
     numa_balancing off
     ");
 }

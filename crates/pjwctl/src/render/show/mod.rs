@@ -63,9 +63,9 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
     } else {
         let shared = if job.shared { ", some of them shared with another job" } else { "" };
         format!(
-            "holds {} (granted by the {}, kept by {}{shared})",
+            "holds {} (granted by {}, kept by {}{shared})",
             text::cpus_phrase(&job.cpus, usize::MAX),
-            job.granted_by,
+            if job.granted_by == "warden" { "pjwd" } else { "the scheduler" },
             job.enforcement
         )
     };

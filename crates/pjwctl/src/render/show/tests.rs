@@ -29,7 +29,7 @@ fn sample() -> JobDetails {
 fn a_job_is_shown_with_its_processes_threads_and_history() {
     assert_snapshot!(job_details_text(&sample(), &names(), PLAIN_TERMINAL), @r"
     manual:a: running, class normal, of alice, since 2026-05-04T12:00:00Z
-      requested 2 cores, holds CPUs 2-3 (granted by the warden, kept by affinity)
+      requested 2 cores, holds CPUs 2-3 (granted by pjwd, kept by affinity)
       1 process, 12 threads (2 hot, 2 pinned), 0 violations, 0 strays
 
     100 solver of alice, known by registration
