@@ -25,6 +25,8 @@ mod slot;
 pub(crate) mod space;
 mod stack;
 mod task_start;
+#[cfg(test)]
+mod tests;
 
 pub use image::ImageError;
 pub use room::AddressSpaceError;
