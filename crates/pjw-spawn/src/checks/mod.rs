@@ -2,7 +2,7 @@
 
 mod error;
 mod masks;
-mod nodes;
+pub(crate) mod nodes;
 pub(crate) mod program;
 pub(crate) mod room;
 mod size;

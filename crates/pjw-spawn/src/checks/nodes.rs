@@ -22,7 +22,7 @@ pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
     let mut checked = HashSet::new();
     for instance in instances.iter().filter(|other| checked.insert(Arc::as_ptr(&other.placement))) {
         let Some(node) = instance.placement.preferred_numa_node else { continue };
-        let allowed = allowed.get_or_insert_with(|| own_memory_nodes().or_else(|| nodes_in(WITH_MEMORY)));
+        let allowed = allowed.get_or_insert_with(allowed_nodes);
         let Some(allowed) = allowed else { return Ok(()) };
         if let Some(why) = why_unusable(node, allowed, nodes_in) {
             let (rank, allowed) = (instance.rank, allowed.clone());
@@ -30,6 +30,18 @@ pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
         }
     }
     Ok(())
+}
+
+/// Returns whether a placement can prefer the memory of the NUMA node `node`: the node has memory, and the calling thread
+/// may use it. `true` if the kernel does not tell.
+#[must_use]
+pub fn can_prefer_numa_node(node: u32) -> bool {
+    allowed_nodes().is_none_or(|allowed| allowed.contains(Pu(node)))
+}
+
+/// The NUMA nodes from which the calling thread can have memory. `None` if the kernel does not tell.
+fn allowed_nodes() -> Option<CpuSet> {
+    own_memory_nodes().or_else(|| nodes_in(WITH_MEMORY))
 }
 
 /// Reads a list of NUMA nodes, which has the form of a list of CPUs. `None` if the kernel does not tell.
@@ -71,6 +83,13 @@ mod tests {
     fn a_node_whose_memory_this_process_may_use_is_right() {
         assert_eq!(why(1, "0-2"), None);
         assert_eq!(why_unusable(1, &"0-2".parse().unwrap(), |_| None), None);
+    }
+
+    #[test]
+    fn of_the_nodes_of_this_machine_one_can_be_preferred_and_a_missing_one_can_not() {
+        if let Some(node) = allowed_nodes().and_then(|nodes| nodes.first()) {
+            assert!(can_prefer_numa_node(node.0) && !can_prefer_numa_node(1000));
+        }
     }
 
     #[test]

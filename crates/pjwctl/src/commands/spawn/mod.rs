@@ -33,7 +33,7 @@ use pjw_core::within_job::sort_parts;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::{Template, TemplateError};
 use pjw_spawn::{
-    Arguments, CheckError, Instance, Placement, SpawnContext, Stdio, check_process_limits,
+    Arguments, CheckError, Instance, Placement, SpawnContext, Stdio, can_prefer_numa_node, check_process_limits,
     raise_descriptor_limit, reset_launcher_signals,
 };
 
@@ -271,7 +271,8 @@ fn placements(
         );
     }
     let placement = |part: CpuSet| {
-        let preferred_numa_node = numa_node_containing(topology, &part);
+        let node = numa_node_containing(topology, &part);
+        let preferred_numa_node = node.filter(|node| can_prefer_numa_node(*node));
         Arc::new(Placement { preferred_numa_node, ..Placement::on_cpus(part) })
     };
     Ok(parts.into_iter().map(placement).collect())
