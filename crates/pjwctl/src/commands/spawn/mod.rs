@@ -33,8 +33,8 @@ use pjw_core::within_job::sort_parts;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::{Template, TemplateError};
 use pjw_spawn::{
-    Arguments, CheckError, Instance, Placement, SpawnContext, Stdio, can_prefer_numa_node, check_process_limits,
-    raise_descriptor_limit, reset_launcher_signals,
+    Arguments, CheckError, Instance, Placement, SpawnContext, Stdio, can_prefer_numa_node,
+    check_process_limits, raise_descriptor_limit, reset_launcher_signals,
 };
 
 use super::connection::DaemonAddress;
