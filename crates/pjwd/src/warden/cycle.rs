@@ -261,7 +261,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let known: BTreeSet<JobId> = commands
             .iter()
             .filter_map(|command| match command {
-                Command::Assign(assign) => self.state.jobs.get(&assign.job).map(|job| job.id.clone()),
+                // A released job is kept only so that it is not found again. Assigned anew, it is a new one.
+                Command::Assign(assign) => {
+                    let held = self.state.jobs.get(&assign.job).filter(|job| !job.was_released);
+                    held.map(|job| job.id.clone())
+                }
                 _ => None,
             })
             .collect();

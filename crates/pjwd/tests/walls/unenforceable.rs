@@ -192,6 +192,19 @@ fn two_commands_for_such_a_job_in_one_cycle_are_both_refused_and_the_job_is_rele
 }
 
 #[test]
+fn such_a_job_of_a_batch_system_is_not_made_however_often_it_is_assigned() {
+    let mut machine = Machine::new();
+    machine.faults.refuses_masks.set(true);
+    let job = job("slurm:7");
+    for _ in 0..2 {
+        let command = AssignCommand { job: job.clone(), ..assign_command("a", 2, &[Pid(10)]) };
+        let report = machine.cycle(&[Command::Assign(command)]);
+        assert_eq!(report.replies, [Err(Refusal::Unenforceable { job: job.clone(), why: WHY.to_owned() })]);
+        assert_eq!(machine.warden.state().pool.free_cpus(), set("0-7"));
+    }
+}
+
+#[test]
 fn such_a_job_is_released_also_if_its_end_can_be_written_only_later() {
     let mut machine = Machine::new();
     machine.faults.refuses_masks.set(true);
