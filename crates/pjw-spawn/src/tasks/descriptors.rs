@@ -85,11 +85,11 @@ pub(super) fn close_on_exec(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, E
     let above = kept.into_iter().fold(highest, RawFd::max).saturating_add(1);
     close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
     let mut first_own = 3;
-    visit_open(3, highest, |descriptor| {
+    for descriptor in 3..=highest {
         // SAFETY: asks only.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
         if flags < 0 || kept.contains(&descriptor) {
-            return;
+            continue;
         }
         if flags & libc::FD_CLOEXEC == 0 {
             first_own = descriptor + 1;
@@ -97,7 +97,7 @@ pub(super) fn close_on_exec(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, E
             // SAFETY: no code of this process uses the descriptor after the fork.
             unsafe { libc::close(descriptor) };
         }
-    });
+    }
     Ok(first_own)
 }
 
@@ -128,44 +128,15 @@ pub(super) fn highest_descriptor(is_own_table: bool) -> RawFd {
 
 /// Since Linux 6.2 the size of the directory is the number of open descriptors. To list them takes several times longer than a
 /// look at each number. `None` if they are not all among the first numbers. No other thread may change the table meanwhile.
+///
+/// One call of poll(2) for all numbers would be quicker, and wrong: it takes events from open files that other processes share, and
+/// says of a descriptor with `O_PATH` that it is not open.
 fn find_highest() -> Option<RawFd> {
+    const MOST: RawFd = 512;
     let count = rustix::fs::stat(c"/proc/thread-self/fd").ok()?.st_size;
-    let (mut found, mut highest) = (0, None);
-    visit_open(0, RawFd::from(DESCRIPTORS_PER_CALL) - 1, |descriptor| {
-        // SAFETY: asks only.
-        if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0 {
-            (found, highest) = (found + 1, Some(descriptor));
-        }
-    });
-    highest.filter(|_| found == count)
-}
-
-/// How many descriptors one call of poll(2) looks at.
-const DESCRIPTORS_PER_CALL: u16 = 512;
-
-/// Calls `visit` for each open file descriptor from `first` to `last`. Where poll(2) refuses so many (`RLIMIT_NOFILE`), also
-/// calls it for numbers that are not open. poll(2) looks at all numbers in one call: a look at each by fcntl(2) takes ten times as
-/// long if a high number is open.
-fn visit_open(first: RawFd, last: RawFd, mut visit: impl FnMut(RawFd)) {
-    let mut numbers = first..=last;
-    loop {
-        let empty = libc::pollfd { fd: -1, events: 0, revents: 0 };
-        let mut polled = [empty; DESCRIPTORS_PER_CALL as usize];
-        let mut count: u16 = 0;
-        for (place, descriptor) in polled.iter_mut().zip(&mut numbers) {
-            (place.fd, count) = (descriptor, count + 1);
-        }
-        if count == 0 {
-            return;
-        }
-        // SAFETY: there are so many entries, which outlive the call. The call does not wait.
-        let is_refused = unsafe { libc::poll(polled.as_mut_ptr(), count.into(), 0) } < 0;
-        for entry in polled.iter().take(count.into()) {
-            if is_refused || entry.revents & libc::POLLNVAL == 0 {
-                visit(entry.fd);
-            }
-        }
-    }
+    // SAFETY: asks only.
+    let mut open = (0..MOST).filter(|descriptor| unsafe { libc::fcntl(*descriptor, libc::F_GETFD) } >= 0);
+    open.nth(usize::try_from(count).ok()?.checked_sub(1)?)
 }
 
 #[cfg(test)]
@@ -199,6 +170,22 @@ mod tests {
     fn is_open(descriptor: RawFd) -> bool {
         // SAFETY: asks only.
         unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
+    }
+
+    #[test]
+    fn descriptors_with_o_path_are_treated_as_all_others() {
+        let thread = std::thread::spawn(|| {
+            assert!(unshare_descriptor_table());
+            // SAFETY: opens and copies descriptors of the table of this thread.
+            let [inherited, closed] = unsafe {
+                let path = libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
+                [(libc::F_DUPFD, 910), (libc::F_DUPFD_CLOEXEC, 900)]
+                    .map(|(command, least)| libc::fcntl(path, command, least))
+            };
+            assert!(close_on_exec(highest_descriptor(true), [-1, -1]).unwrap() > inherited);
+            assert!(is_open(inherited) && !is_open(closed));
+        });
+        thread.join().unwrap();
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::failure::SpawnStep;
 
 /// The number of the socket in the epoll set. Slots have the numbers from 0.
 const SOCKET: u64 = u64::MAX;
-/// The value of [`Slot::pidfd`] while no task uses the slot.
+/// The value of [`Slot::pidfd`] while no task uses the slot, and nothing is mapped in it for one.
 pub(super) const SLOT_FREE: RawFd = -1;
 /// The value of [`Slot::pidfd`] if the host can't detect the end of the task in the slot. The slot is never used again.
 pub(super) const SLOT_LOST: RawFd = -2;
@@ -72,7 +72,7 @@ pub(super) struct HostParameters {
 /// The state of a slot. A slot is an address range with the stack and the program of one task (a process in the shared
 /// address space).
 pub(super) struct Slot {
-    /// The pidfd of the task, or [`SLOT_FREE`], [`SLOT_MAPPED`], [`SLOT_LOST`] or [`ENDED`].
+    /// The pidfd of the task, or [`SLOT_FREE`], [`SLOT_READY`], [`SLOT_MAPPED`], [`SLOT_LOST`] or [`ENDED`].
     pub(super) pidfd: RawFd,
     pub(super) pid: u32,
 }

@@ -1,5 +1,5 @@
-//! A round: the host takes all requests that have come, maps the programs of their tasks, makes the tasks one after the other, and
-//! answers all requests together when all tasks have begun.
+//! A round: the host takes all requests that have come, maps the programs of their tasks if they were not mapped ahead, makes the
+//! tasks one after the other, and answers all requests together when all tasks have begun.
 //!
 //! A task needs some time until it begins. Meanwhile the host makes the next one. It maps nothing then: tasks that take pages and the
 //! host would wait for one lock of the kernel. A message for each answer would wake the parent for each.
