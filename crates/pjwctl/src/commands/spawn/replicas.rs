@@ -47,7 +47,8 @@ fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replic
         instances.iter().filter(|instance| instance.placement.preferred_numa_node.is_none()).count();
     if without > 0 {
         output::print_error(&format!(
-            "--replicate: {without} instances run on parts of several NUMA nodes, and have no replicas"
+            "--replicate: {without} instances have no replicas: their parts are on several NUMA nodes, or on a node whose \
+             memory pjwctl may not use; choose parts inside one node with --map numa, and nodes with memory"
         ));
     }
     let Some(first) = instances.first().filter(|_| !nodes.is_empty()) else { return Ok((program, None)) };
