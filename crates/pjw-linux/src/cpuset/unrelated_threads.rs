@@ -116,8 +116,9 @@ impl UnrelatedThreads {
     }
 
     /// Records which partition began or ended by the cpuset change `change`. Must be called after the change, before masks
-    /// are restored. `outcome` is the outcome of the change. A refused change leaves the records as they are: the cpuset
-    /// is restored, and another program can still end the partition.
+    /// are restored. `outcome` is the outcome of the change. A refused change leaves the records as they are: the
+    /// partition is mostly still there, and another program can still end it. If the refused change has ended it, the next change
+    /// of the cpuset records that.
     pub(super) fn record_outcome(&mut self, change: &CpusetChange, outcome: &CpusetOutcome) {
         let Some(job_cpuset) = changed_cpuset(change).filter(|_| !self.affinity_persists) else { return };
         match (change, outcome) {

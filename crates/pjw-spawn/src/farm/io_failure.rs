@@ -7,8 +7,8 @@ const FUNCTION_FAILED: u32 = 1;
 const ITEM_TOO_LARGE: u32 = 2;
 const INVALID_MESSAGE: u32 = 3;
 
-/// The reason why the reader process or the writer process of a farm ends. Another process in its place would meet the
-/// same fault, so the farm ends.
+/// The reason why the reader process or the writer process of a farm ends, and the farm with it. Another process in its
+/// place would meet the same error or the same item, or would use memory that is not sound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IoFailureReason {
     /// The function of the program that reads the item `number`, or writes its result, returned the error `code`.
