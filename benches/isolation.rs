@@ -48,7 +48,7 @@ impl Separation {
             Separation::Nothing => "nothing between them",
             Separation::Weights => "a cgroup of fair weight for each",
             Separation::Taskset => "taskset by hand",
-            Separation::Warden => "the warden",
+            Separation::Warden => "pjwd",
         }
     }
 }
@@ -133,13 +133,7 @@ impl Bench {
             print_line(&format!("job B, {}: {time:.3} s", separation.name()))?;
             let under_warden = medians.last().copied().flatten();
             if let Some(under_warden) = under_warden.filter(|_| *separation != Separation::Warden) {
-                figures.push(Figure::new(
-                    "job B under the warden",
-                    under_warden,
-                    "s",
-                    separation.name(),
-                    *time,
-                ));
+                figures.push(Figure::new("job B with pjwd", under_warden, "s", separation.name(), *time));
             }
         }
         Ok(figures)
@@ -264,7 +258,7 @@ impl MpiTimes {
                 with / alone
             ))?;
         }
-        let what = format!("two {name} runs under the warden");
+        let what = format!("two {name} runs with pjwd");
         Ok(vec![
             Figure::new(&what, under_warden, "s", "the same with nothing between them", unseparated),
             Figure::new(&what, under_warden, "s", "one run alone", alone),

@@ -172,7 +172,7 @@ impl Rounds {
         let to_kernel = |times: &[f64]| -> Vec<f64> {
             times.iter().zip(kernel).map(|(own, kernel)| own / kernel).collect()
         };
-        let without = "the warden without pins";
+        let without = "pjwd without pins";
         let name = format!("{kind}: {without}");
         let mut figures = compare(&name, floating, "the kernel alone", kernel, &to_kernel(floating))?;
         print_line(&format!(
@@ -181,7 +181,7 @@ impl Rounds {
         ))?;
         // Without pins there is nothing to compare.
         if *pinned_turns > 0 {
-            let name = format!("{kind}: the warden with pins");
+            let name = format!("{kind}: pjwd with pins");
             figures.extend(compare(&name, pins, without, floating, pins_to_floating)?);
             figures.extend(compare(&name, pins, "the kernel alone", kernel, &to_kernel(pins))?);
         }
