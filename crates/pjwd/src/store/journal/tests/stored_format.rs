@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetSpec, JobCpuset};
 use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime, ThreadId, Tid};
@@ -14,6 +13,7 @@ use pjw_core::job::{
     WantedCores,
 };
 use pjw_core::record::{CpusetRecord, JobMembership, ReleasedJobMask, ReleasedJobMasks, UnknownOriginMasks};
+use pjw_core::testing::{pjw_grant, set};
 use pjw_core::time::Nanos;
 use pjw_core::usage::{JobUsage, PuUsageHistogram, SharedMemory};
 
@@ -44,10 +44,6 @@ macro_rules! assert_stored_as {
             assert_eq!(serde_json::from_str::<$type>($text).unwrap(), value);
         )+
     };
-}
-
-fn set(list: &str) -> CpuSet {
-    list.parse().unwrap()
 }
 
 fn job_id() -> JobId {
@@ -312,18 +308,8 @@ fn records_of_earlier_versions_are_read() {
             "grant":{"cpus":"2-3","granted_by":"warden","shared":false,"because":[],"runner_up":""},
             "lifetime":"members","cgroup":null,"sessions":[],"since":2}}"#,
     );
-    let grant = Grant {
-        cpus: set("2-3"),
-        granted_by: GrantedBy::Warden,
-        is_shared: false,
-        may_split_cores: false,
-        granted_at: Nanos(0),
-        reasons: Vec::new(),
-        second_best: String::new(),
-        ownership: Ownership::Owned,
-    };
     let expected = Job::new(job_id(), Uid(1000), EndCondition::Members, UnixMillis(2));
-    let (request, grant) = (Some(JobRequest::with_core_count(2)), Some(grant));
+    let (request, grant) = (Some(JobRequest::with_core_count(2)), Some(pjw_grant(set("2-3"))));
     assert_eq!(job, Record::Job(Job { request, grant, ..expected }));
     let thread = r#"{"process":{"pid":71,"start":72},"tid":73,"start":74}"#;
     assert_eq!(
