@@ -129,8 +129,8 @@ pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(
         None => snapshot.scope == ScanScope::Full,
     };
     let seen = snapshot.processes.keys().filter_map(|pid| state.members.get(pid));
-    let missing = state.members.values().filter(|_| snapshot.scope == ScanScope::Full);
-    let gone = seen.chain(missing).filter(|member| is_gone(member));
+    let all = (snapshot.scope == ScanScope::Full).then(|| state.members.values());
+    let gone = seen.chain(all.into_iter().flatten()).filter(|member| is_gone(member));
     let jobs: BTreeSet<&JobId> = gone.map(|member| &member.job).collect();
     let ending = jobs.into_iter().filter(|job| state.members_of(job).all(is_gone));
     ending.flat_map(|job| state.cgroups_of(job).map(move |path| (job.clone(), path))).collect()

@@ -15,17 +15,19 @@ use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
 use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessCpuTimes, ProcessEvent};
 
 mod processes;
+mod table;
 
 pub(crate) use processes::ProcessUsage;
 pub(crate) use processes::is_same_start;
 use processes::{MAX_ROUNDING_NS, OutsideParent, is_born_since};
+use table::ProcessTable;
 
 /// The CPU usage of all running jobs, and the CPU times of processes from which this usage is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsageState {
     jobs: BTreeMap<JobId, RunningJobUsage>,
-    /// The processes of jobs whose CPU time was read, by pid.
-    processes: BTreeMap<Pid, ProcessUsage>,
+    /// The processes of jobs whose CPU time was read.
+    processes: ProcessTable,
     /// The parents of processes of jobs that belong to no job themselves, by pid.
     outside_parents: BTreeMap<Pid, OutsideParent>,
     /// The outside parents from which the time of an ended child is still expected.
@@ -134,8 +136,8 @@ impl UsageState {
     pub(crate) fn journal_usage_of(&self, job: &JobId) -> Option<JobUsage> {
         let open = self.jobs.get(job)?;
         let began_at = open.usage.began_at;
-        let of_job = self.processes.values().filter(|process| process.job == *job);
-        let readable: u64 = of_job.map(|process| process.readable_again_ns(began_at)).sum();
+        let of_job = self.processes.of_job(job);
+        let readable: u64 = of_job.map(|(_, process)| process.readable_again_ns(began_at)).sum();
         let ended_cpu_ns = open.usage.cpu_ns.saturating_sub(readable);
         let read_until = open.usage.read_until.max(open.sample_began_at);
         Some(JobUsage { read_until, cpu_ns: open.cpu_ns(), ended_cpu_ns, ..open.usage.clone() })
@@ -145,10 +147,10 @@ impl UsageState {
     /// `None` if pjw records no usage of the job.
     pub(crate) fn take_job_usage(&mut self, job: &JobId) -> Option<RunningJobUsage> {
         let open = self.jobs.remove(job)?;
-        let of_job = self.processes.iter().filter(|(_, process)| process.job == *job);
-        let of_job: Vec<(Pid, Pid)> = of_job.map(|(&pid, process)| (pid, process.parent)).collect();
+        let of_job = self.processes.of_job(job);
+        let of_job: Vec<(Pid, Pid)> = of_job.map(|(pid, process)| (pid, process.parent)).collect();
         for (pid, parent) in of_job {
-            self.processes.remove(&pid);
+            self.processes.remove(pid);
             self.remove_child(parent, pid);
             self.forget_childless(parent);
         }
@@ -161,7 +163,7 @@ impl UsageState {
             }
         }
         let processes = &self.processes;
-        self.exit_times.retain(|pid, _| processes.contains_key(pid));
+        self.exit_times.retain(|pid, _| processes.get(*pid).is_some());
         Some(open)
     }
 
@@ -253,7 +255,7 @@ impl UsageState {
     #[must_use]
     pub fn processes_to_read_after(&self, events: &[ProcessEvent]) -> BTreeSet<Pid> {
         let exited = events.iter().filter_map(|event| match event {
-            ProcessEvent::Exit { pid } => Some((*pid, self.processes.get(pid)?.parent)),
+            ProcessEvent::Exit { pid } => Some((*pid, self.processes.get(*pid)?.parent)),
             _ => None,
         });
         exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
@@ -286,7 +288,7 @@ impl UsageState {
         let Self { exit_times, outside_parents, processes, .. } = self;
         let of_parents = exit_times.iter().filter(|(pid, _)| outside_parents.contains_key(pid));
         let taken = of_parents.map(|(&pid, read)| (pid, read.times)).collect();
-        exit_times.retain(|pid, _| processes.contains_key(pid));
+        exit_times.retain(|pid, _| processes.get(*pid).is_some());
         taken
     }
 
@@ -312,13 +314,13 @@ impl UsageState {
     /// Returns the CPU times of the process `id` of a job, as last read. `None` if pjw has not read this process as a
     /// process of a job.
     pub(crate) fn process(&self, id: ProcessId) -> Option<&ProcessUsage> {
-        self.processes.get(&id.pid).filter(|known| known.start == id.start)
+        self.processes.get(id.pid).filter(|known| known.start == id.start)
     }
 
     /// Returns the parent of the process `pid` of a job, if the parent belongs to no job and pjw knows the CPU times of
     /// the parent.
     pub(crate) fn outside_parent_of(&self, pid: Pid) -> Option<Pid> {
-        let parent = self.processes.get(&pid)?.parent;
+        let parent = self.processes.get(pid)?.parent;
         self.outside_parents.contains_key(&parent).then_some(parent)
     }
 
@@ -336,31 +338,31 @@ impl UsageState {
         parent: Pid,
         times: &ProcessCpuTimes,
     ) -> impl Iterator<Item = Pid> {
-        let of_job = self.processes.get(&parent).and_then(|known| known.growth_of_children_ns(times));
+        let of_job = self.processes.get(parent).and_then(|known| known.growth_of_children_ns(times));
         let of_outside =
             self.outside_parents.get(&parent).and_then(|known| known.growth_of_children_ns(times));
         let growth_ns = of_job.max(of_outside).unwrap_or(0);
         let most_ns = growth_ns.saturating_add(MAX_ROUNDING_NS.unsigned_abs());
-        let fits = move |pid| self.processes.get(&pid).is_some_and(|known| known.total_ns() <= most_ns);
+        let fits = move |pid| self.processes.get(pid).is_some_and(|known| known.total_ns() <= most_ns);
         self.children_of(parent).filter(move |&pid| growth_ns > 0 && fits(pid))
     }
 
     /// Returns the CPU times of the process with the pid `pid`, as last read. `None` if pjw has not read a process
     /// with this pid as a process of a job.
     pub(crate) fn process_at(&self, pid: Pid) -> Option<&ProcessUsage> {
-        self.processes.get(&pid)
+        self.processes.get(pid)
     }
 
     /// Returns the pid and the start time of the process with the pid `pid`, as last read. `None` if pjw has not read
     /// a process with this pid as a process of a job.
     pub(crate) fn process_id_at(&self, pid: Pid) -> Option<ProcessId> {
-        self.processes.get(&pid).map(|known| ProcessId { pid, start: known.start })
+        self.processes.get(pid).map(|known| ProcessId { pid, start: known.start })
     }
 
     /// Returns whether the pid `pid` now belongs to another process than when pjw last read it as the pid of a process
     /// of a job. `times` are the CPU times that were just read for this pid.
     pub(crate) fn is_other_process(&self, pid: Pid, times: &ProcessCpuTimes) -> bool {
-        self.processes.get(&pid).is_some_and(|known| !is_same_start(times.start, known.start))
+        self.processes.get(pid).is_some_and(|known| !is_same_start(times.start, known.start))
     }
 
     /// Iterates over the jobs with an ended process whose last CPU times are unknown and whose parent belongs to no
@@ -380,7 +382,7 @@ impl UsageState {
         }
         let Some(open) = self.jobs.get_mut(job) else { return };
         let known =
-            self.processes.get_mut(&id.pid).filter(|known| known.start == id.start && known.job == *job);
+            self.processes.get_mut(id.pid).filter(|known| known.start == id.start && known.job == *job);
         let Some(known) = known else {
             let is_born_in_job = is_born_since(id.start, open.usage.began_at);
             let process = ProcessUsage::first_read(job.clone(), id.start, parent, times);
@@ -403,7 +405,7 @@ impl UsageState {
     /// from its other ended children. If the parent belongs to a job, removes the stored time instead. Must be called
     /// right after both processes were read.
     pub(crate) fn note_time_of_outside_parent(&mut self, pid: Pid) {
-        if let Some(known) = self.processes.get_mut(&pid) {
+        if let Some(known) = self.processes.get_mut(pid) {
             let parent = self.outside_parents.get(&known.parent);
             known.parent_before_ns = parent.map(OutsideParent::other_children_ns);
         }
@@ -425,7 +427,7 @@ impl UsageState {
     /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
     /// (wait4(2)).
     pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessCpuTimes>) {
-        let Some(mut ended) = self.processes.remove(&pid) else { return };
+        let Some(mut ended) = self.processes.remove(pid) else { return };
         self.remove_child(ended.parent, pid);
         let at_exit = self.exit_times.remove(&pid);
         let is_final = times.is_some() || at_exit.is_some_and(|read| read.is_final);
@@ -438,7 +440,7 @@ impl UsageState {
             open.add_cpu(ended.read(times));
         }
         let total_ns = ended.total_ns() + ended.unclaimed_ns;
-        if let Some(parent) = self.processes.get_mut(&ended.parent) {
+        if let Some(parent) = self.processes.get_mut(ended.parent) {
             parent.unclaimed_ns += total_ns;
         } else if let Some(parent) = self.outside_parents.get_mut(&ended.parent) {
             parent.end_child(ended.job, total_ns, ended.parent_before_ns, is_unread);
