@@ -2,7 +2,7 @@
 //! under another name first, so that a reader never finds half of it.
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -128,11 +128,11 @@ impl JobsDirectory {
     /// If the subdirectory can't be created.
     pub(super) fn open(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
         let path = self.path_of(id);
-        make_directory(&path)?;
-        let page = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME));
+        let was_made = make_directory(&path)?;
+        let page = if was_made { None } else { CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)) };
         let temporary = self.path.join(TEMPORARY_NAME);
         let inode = inode_of(&path);
-        Ok(JobDirectory { path, inode, temporary, page, published: None })
+        Ok(JobDirectory { path, inode, temporary, page, published: None, is_empty: was_made })
     }
 
     /// Removes all entries of `STATE_DIR/jobs` except the subdirectories of the jobs in `jobs`. Wakes the programs that
@@ -164,6 +164,8 @@ pub(super) struct JobDirectory {
     page: Option<CoreMapWriter>,
     /// The core map that all files show.
     published: Option<CoreMap>,
+    /// Whether the directory was made and no file was written since. Then no file is looked for.
+    is_empty: bool,
 }
 
 impl JobDirectory {
@@ -200,19 +202,20 @@ impl JobDirectory {
     pub(super) fn write_core_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
         let page_path = self.path.join(CORE_MAP_FILE_NAME);
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
-        let is_complete = is_file(&page_path) && is_file(&cpus_path) && is_file(&json_path);
+        let was_empty = std::mem::take(&mut self.is_empty);
+        let has_page = !was_empty && is_file(&page_path);
+        let is_complete = has_page && is_file(&cpus_path) && is_file(&json_path);
         if is_complete && self.published.as_ref() == Some(core_map) {
             return Ok(());
         }
         self.published = None;
-        if !is_file(&page_path)
-            && let Some(old) = self.page.take()
-        {
+        if !has_page && let Some(old) = self.page.take() {
             // Programs that have mapped the removed page look for the new one.
             let _ = old.mark_not_live();
         }
         let last = self.page.as_ref().map(|page| page.content().clone());
-        let last_epoch = last.as_ref().map_or(0, |last| last.epoch).max(epoch_of(&json_path));
+        let epoch_of_file = if was_empty { 0 } else { epoch_of(&json_path) };
+        let last_epoch = last.as_ref().map_or(0, |last| last.epoch).max(epoch_of_file);
         let mut content = page_content(core_map, last_epoch);
         // After a restart the same map has the same epoch.
         let is_same = last.as_ref() == Some(&content);
@@ -257,10 +260,7 @@ impl JobDirectory {
             }
             remove(&path);
         }
-        remove(&self.temporary);
-        let mut options = OpenOptions::new();
-        let made = options.write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
-        let file = made.map_err(file_fault("make", &path))?;
+        let file = self.make_temporary().map_err(file_fault("make", &path))?;
         if owner.0 != UnixUid::effective().as_raw() {
             fchown(&file, Some(owner.0), None).map_err(file_fault("give to the owner of the job", &path))?;
         }
@@ -268,12 +268,21 @@ impl JobDirectory {
         Ok(false)
     }
 
+    /// Makes an empty file under the temporary name. What an interrupted daemon left there is removed.
+    fn make_temporary(&self) -> io::Result<File> {
+        let make = || OpenOptions::new().write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
+        match make() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                remove(&self.temporary);
+                make()
+            }
+            made => made,
+        }
+    }
+
     /// Puts a new file in the place of the one at `path`.
     fn replace(&self, path: &Path, content: &[u8]) -> Result<(), FileFault> {
-        remove(&self.temporary);
-        let mut options = OpenOptions::new();
-        let made = options.write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
-        let replaced = made.and_then(|mut file| {
+        let replaced = self.make_temporary().and_then(|mut file| {
             file.write_all(content)?;
             file.set_permissions(Permissions::from_mode(FILE_MODE))?;
             std::fs::rename(&self.temporary, path)
@@ -352,21 +361,27 @@ fn epoch_of(path: &Path) -> u64 {
     text.and_then(|text| serde_json::from_str(&text).ok()).map_or(0, |file: CoreMapFile| file.epoch)
 }
 
-/// Makes a directory that all users may enter. What is there and is no directory of this user is removed.
-fn make_directory(path: &Path) -> Result<(), FileFault> {
+/// Makes a directory that all users may enter. What is there and is no directory of this user is removed. Returns
+/// whether the directory is new, and so empty.
+fn make_directory(path: &Path) -> Result<bool, FileFault> {
+    let make = || DirBuilder::new().mode(DIRECTORY_MODE).create(path);
     let is_own =
         |metadata: &std::fs::Metadata| metadata.is_dir() && metadata.uid() == UnixUid::effective().as_raw();
-    if let Ok(metadata) = std::fs::symlink_metadata(path)
-        && !is_own(&metadata)
-    {
-        remove(path);
-    }
-    match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        // The mask of the process may have taken permissions.
-        _ => std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE)),
-    }
-    .map_err(file_fault("make", path))
+    let made = match make() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if std::fs::symlink_metadata(path).is_ok_and(|metadata| is_own(&metadata)) {
+                Ok(false)
+            } else {
+                remove(path);
+                make().map(|()| true)
+            }
+        }
+        made => made.map(|()| true),
+    };
+    // The mask of the process may have taken permissions.
+    let set_mode =
+        |is_new| std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE)).map(|()| is_new);
+    made.and_then(set_mode).map_err(file_fault("make", path))
 }
 
 fn is_file(path: &Path) -> bool {

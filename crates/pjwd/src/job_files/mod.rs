@@ -70,6 +70,8 @@ pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.
     root: JobsDirectory,
     jobs: BTreeMap<JobId, PublishedJob>,
+    /// The warnings about the files of each job that has one.
+    warnings: BTreeMap<JobId, Vec<Warning>>,
     /// Watches the files with inotify(7).
     watch: FileWatch,
     /// The jobs with changed files, which are read at the time `due`.
@@ -130,6 +132,23 @@ impl PublishedJob {
         }
         map_written.map(|()| is_to_be_read)
     }
+
+    /// Returns the warnings about the files of this job, whose id is `id`.
+    fn warnings(&self, id: &JobId) -> Vec<Warning> {
+        let unpublished = self.fault.as_ref().map(|fault| {
+            let why = format!("programs in {id} get no core map: {fault}");
+            let remedy =
+                "pjwd tries again in each rescan; check the space and the permissions of its state directory";
+            ("core-map", why, remedy)
+        });
+        let unread = self.wanted_file.ignored_reason().map(|ignored_reason| {
+            let why = format!("the number of cores in the file want of {id} is ignored: {ignored_reason}");
+            ("want", why, "write one number, such as 4, or nothing")
+        });
+        let warning =
+            |(code, why, remedy)| Warning { job: Some(id.clone()), ..Warning::new(code, why, remedy) };
+        unpublished.into_iter().chain(unread).map(warning).collect()
+    }
 }
 
 impl JobFiles {
@@ -142,6 +161,7 @@ impl JobFiles {
         Self {
             root: JobsDirectory::new(&absolute),
             jobs: BTreeMap::new(),
+            warnings: BTreeMap::new(),
             watch: FileWatch::new(),
             changed: BTreeSet::new(),
             due: None,
@@ -204,7 +224,7 @@ impl JobFiles {
     /// Writes the files of a job. Returns whether its file `want` is to be read, because an earlier daemon left it.
     fn write(&mut self, id: &JobId) -> bool {
         let Some(job) = self.jobs.get_mut(id) else { return false };
-        match job.write(id, &mut self.root, &mut self.watch) {
+        let is_to_be_read = match job.write(id, &mut self.root, &mut self.watch) {
             Ok(is_to_be_read) => {
                 if job.fault.take().is_some() {
                     warn!(job = %id, "the core map of {id} is published again");
@@ -219,11 +239,24 @@ impl JobFiles {
                 job.fault = Some(fault);
                 false
             }
+        };
+        self.update_warnings(id);
+        is_to_be_read
+    }
+
+    /// Must be called after the files of the job were written or read.
+    fn update_warnings(&mut self, id: &JobId) {
+        let warnings = self.jobs.get(id).map(|job| job.warnings(id)).unwrap_or_default();
+        if warnings.is_empty() {
+            self.warnings.remove(id);
+        } else {
+            self.warnings.insert(id.clone(), warnings);
         }
     }
 
     fn remove(&mut self, id: &JobId) {
         self.changed.remove(id);
+        self.warnings.remove(id);
         if let Some(job) = self.jobs.remove(id) {
             self.watch.remove(id);
             match job.directory {
@@ -303,7 +336,10 @@ impl JobFiles {
             self.write_again(&id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let Some(directory) = &job.directory else { continue };
-            match job.wanted_file.read(&directory.want_path(), job.content.owner) {
+            let reading = job.wanted_file.read(&directory.want_path(), job.content.owner);
+            let owner = job.content.owner;
+            self.update_warnings(&id);
+            match reading {
                 wanted::WantedFileReading::Same => {}
                 wanted::WantedFileReading::MayBeUnfinished => {
                     self.changed.insert(id);
@@ -311,7 +347,7 @@ impl JobFiles {
                 }
                 wanted::WantedFileReading::New(cores) => {
                     debug!(job = %id, ?cores, "a program wrote how many cores it wants");
-                    written.push(WantedCoresUpdate { job: id, owner: job.content.owner, cores });
+                    written.push(WantedCoresUpdate { job: id, owner, cores });
                 }
             }
         }
@@ -349,24 +385,8 @@ impl JobFiles {
     /// Returns the warnings about the files of jobs: one for each job with a file that could not be written, and one
     /// for each job whose file `want` is ignored. The daemon ignores the file `want` (the number of cores that the
     /// job wants) if its content is not a number, or if the file can't be read.
-    #[must_use]
-    pub fn warnings(&self) -> Vec<Warning> {
-        let of_job = |(id, job): (&JobId, &PublishedJob)| {
-            let unpublished = job.fault.as_ref().map(|fault| {
-                let why = format!("programs in {id} get no core map: {fault}");
-                let remedy = "pjwd tries again in each rescan; check the space and the permissions of its state directory";
-                ("core-map", why, remedy)
-            });
-            let unread = job.wanted_file.ignored_reason().map(|ignored_reason| {
-                let why =
-                    format!("the number of cores in the file want of {id} is ignored: {ignored_reason}");
-                ("want", why, "write one number, such as 4, or nothing")
-            });
-            let warning =
-                |(code, why, remedy)| Warning { job: Some(id.clone()), ..Warning::new(code, why, remedy) };
-            unpublished.into_iter().chain(unread).map(warning).collect::<Vec<_>>()
-        };
-        self.jobs.iter().flat_map(of_job).collect()
+    pub fn warnings(&self) -> impl Iterator<Item = &Warning> {
+        self.warnings.values().flatten()
     }
 }
 
