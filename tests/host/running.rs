@@ -103,29 +103,54 @@ fn the_command_does_not_inherit_the_mask_of_the_caller() {
     assert!(cpus.len() >= 2, "two cores were requested, and the command has {cpus}");
 }
 
+/// The lines that instances print: the job of each, and its CPUs.
+fn jobs_and_cpus(output: &std::process::Output) -> Vec<(String, CpuSet)> {
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.map(|(job, cpus)| (job.to_owned(), cpus.parse().unwrap())).collect()
+}
+
 #[test]
-fn instances_that_a_command_of_a_job_spawns_run_on_the_cores_of_that_job() {
+fn instances_that_a_job_spawns_run_on_the_cores_of_that_job() {
     let daemon = Daemon::start("");
     let (pjwctl, socket) = (program_path("pjwctl"), daemon.socket());
     let inner = [pjwctl.to_str().unwrap(), "--socket", socket.to_str().unwrap(), "spawn", "-n", "2", "--"];
     let print = ["sh", "-c", "echo $PJW_JOB $PJW_CPUS"];
-    let id = daemon.job_id("outer");
-    let output =
-        daemon.pjwctl(&[&["run", "--cores", "1", "--job", &id, "--"], &inner[..], &print[..]].concat());
-    assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout).unwrap();
-    let cores = daemon.status().cores;
-    let cores: Vec<CpuSet> = cores.into_iter().map(|core| core.cpus.parse().unwrap()).collect();
-    let instances: Vec<(&str, CpuSet)> = text
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .map(|(job, cpus)| (job, cpus.parse().unwrap()))
-        .collect();
-    let is_inside = |cpus: &CpuSet| cores.iter().any(|core| cpus.is_subset(core));
-    assert!(
-        instances.len() == 2 && instances.iter().all(|(job, cpus)| *job == id && is_inside(cpus)),
-        "{text}"
-    );
+    let spawn: Vec<&str> = inner.into_iter().chain(print).collect();
+    let in_shell = [
+        "sh".to_owned(),
+        "-c".to_owned(),
+        format!("{} 'echo $PJW_JOB $PJW_CPUS'; true", spawn[..9].join(" ")),
+    ];
+    let in_shell = in_shell.each_ref().map(String::as_str);
+    // By the process of the job itself, and by a child of it.
+    for command in [&spawn[..], &in_shell] {
+        let id = daemon.job_id("outer");
+        let output = daemon.pjwctl(&[&["run", "--cores", "1", "--job", &id, "--"], command].concat());
+        let cores = daemon.status().cores;
+        let cores: Vec<CpuSet> = cores.into_iter().map(|core| core.cpus.parse().unwrap()).collect();
+        let is_inside = |cpus: &CpuSet| cores.iter().any(|core| cpus.is_subset(core));
+        let instances = jobs_and_cpus(&output);
+        assert!(
+            instances.len() == 2 && instances.iter().all(|(job, cpus)| *job == id && is_inside(cpus)),
+            "{instances:?}"
+        );
+        wait_until("the job is over", || daemon.status().jobs.is_empty());
+    }
+    let events = String::from_utf8(daemon.pjwctl(&["events", "--json"]).stdout).unwrap();
+    assert!(!events.contains("refused"), "{events}");
+}
+
+#[test]
+fn the_report_of_a_job_is_there_as_soon_as_its_command_has_ended() {
+    let daemon = Daemon::start("");
+    let id = daemon.job_id("short");
+    for _ in 0..3 {
+        assert!(daemon.pjwctl(&["run", "--cores", "1", "--job", &id, "--", "true"]).status.success());
+        let output = daemon.pjwctl(&["report", &id]);
+        assert!(output.status.success(), "{output:?}");
+    }
 }
 
 #[test]

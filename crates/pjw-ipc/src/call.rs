@@ -121,6 +121,9 @@ parameters! {
         within_job: Option<String>,
         /// Whether the job must be new. If true, the call is refused if the job exists already.
         fresh: Option<bool>,
+        /// Whether processes that belong to another job stay there. If true, the call is refused if one of `pids`
+        /// belongs to another job by any evidence.
+        keep_members: Option<bool>,
         /// The user id of the job's owner. Only an administrator may name another user than the caller.
         owner: Option<u32>,
     }

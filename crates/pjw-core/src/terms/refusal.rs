@@ -245,6 +245,14 @@ pub enum Refusal {
         /// The job to which the process belongs.
         job: JobId,
     },
+    /// The process that is to start a program belongs to a job, and is to start it in a new job only if it belongs to none.
+    #[error("this process ({pid}) is in {job} already, and keeps the cores of {job}")]
+    StaysInJob {
+        /// The pid of the process.
+        pid: Pid,
+        /// The job to which the process belongs.
+        job: JobId,
+    },
     /// The process belongs to another user than the caller.
     #[error("process {pid} belongs to user {owner}: only its owner or an administrator may put it in a job")]
     NotYourProcess {
@@ -346,6 +354,15 @@ pub enum Refusal {
     /// The daemon is stopping.
     #[error("pjwd is stopping: try again when it runs again")]
     Stopping,
+}
+
+impl Refusal {
+    /// Returns whether an event reports the refusal. False if the caller has asked only to learn that its process is in
+    /// a job already.
+    #[must_use]
+    pub fn is_reported(&self) -> bool {
+        !matches!(self, Self::StaysInJob { .. })
+    }
 }
 
 fn machine_has(usable: u32) -> String {

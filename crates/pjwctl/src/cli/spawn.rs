@@ -20,7 +20,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 2 --local --map '0-1;2-3' -- ./worker   without a daemon, on these CPUs\n\n\
     One job gets the cores. Its cores are divided into parts, and instance i runs on part i, in turns, from its first \
     instruction. In arguments, %r is the rank from 0, %n the number of instances, %% a percent sign. Each instance has \
-    PJW_RANK, PJW_SIZE, PJW_CPUS and, without --local, PJW_JOB in its environment, and OMP_NUM_THREADS and the other variables of run.variables in \
+    PJW_RANK, PJW_SIZE, PJW_CPUS, PJW_NCORES and, without --local, PJW_JOB in its environment, and OMP_NUM_THREADS and the other variables of run.variables in \
     pjwd's configuration with the size of its part, except those that are set already. Everything is checked first: if something is wrong, \
     nothing starts. Signals that pjwctl gets go to all instances. If pjwctl is killed, the kernel kills the instances; with --async they \
     live on.\n\n\

@@ -1,6 +1,7 @@
 //! The control server: it answers calls on the socket, and passes commands and questions on to the event loop.
 
 pub mod admission;
+mod assign;
 pub mod inbox;
 mod memory;
 mod memory_estimates;

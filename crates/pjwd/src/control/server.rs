@@ -7,23 +7,22 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply as CommandReply};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass, Provision, ProvisionRule};
+use pjw_core::job::{JobId, Provision, ProvisionRule};
 use pjw_core::plan::Warning;
-use pjw_core::refusal::{CpuUnit, Refusal};
-use pjw_core::within_job::NumaNodeRule;
+use pjw_core::refusal::Refusal;
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
 use super::admission::{self, RateLimiter, RefusalLog};
+use super::assign::assign_command;
 use super::inbox::{EventLoopMessage, MessageSender};
 use super::query::{MemberDetails, PageCursor, Query, QueryAnswer, ThreadDetails};
 use super::settings::ControlSettings;
@@ -36,6 +35,9 @@ use crate::view::topology_tree;
 
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
+
+/// The time from the exit of the last process of a job until the job has ended, on a machine that is not overloaded.
+const END_WAIT: Duration = Duration::from_millis(200);
 
 /// The service behind pjwd's control socket: for each call, checks what the client is allowed to do, and computes the reply.
 #[derive(Debug)]
@@ -140,7 +142,9 @@ impl ControlService {
             Some(answer) => answer,
             None => self.call_loop(|reply| EventLoopMessage::Command { command, reply }).await?,
         };
-        if let (Err(refusal), Some(job), false) = (&answer, job, caller.is_admin) {
+        if let (Err(refusal), Some(job), false) = (&answer, job, caller.is_admin)
+            && refusal.is_reported()
+        {
             let event = event_to_wire(&Event::new(EventKind::Refused, refusal.to_string()).with_job(&job));
             self.refusal_log.borrow_mut().record(caller.uid, &event.text, Instant::now());
             self.record(Arc::new(event));
@@ -178,22 +182,7 @@ impl ControlService {
     async fn assign(&self, peer: Peer, request: call::Assign) -> Result<Reply, CallError> {
         let caller = self.caller(peer).await;
         let id = parse_job_id_argument(&request.job)?;
-        let assign = AssignCommand {
-            job: id.clone(),
-            cpu_request: amount(&request)?,
-            everything: everything(&request)?,
-            placement: request.policy.as_deref().map(placement).transpose()?,
-            class: request.class.as_deref().map(class).transpose()?,
-            near_device: request.near,
-            bind_memory: request.bind_memory,
-            isolated: request.isolated,
-            within_job: request.within_job.as_deref().map(within_job).transpose()?,
-            pids: request.pids.unwrap_or_default().into_iter().map(Pid).collect(),
-            session: request.session.map(Pid),
-            must_be_new: request.fresh.unwrap_or(false),
-            owner: request.owner.map(pjw_core::ids::Uid),
-            caller,
-        };
+        let assign = assign_command(request, id.clone(), caller)?;
         match self.command(Command::Assign(assign)).await? {
             CommandReply::Assigned(_) => {
                 let ended = format!(
@@ -289,12 +278,24 @@ impl ControlService {
         }))
     }
 
+    /// Waits for at most [`END_WAIT`] until the job has ended. Its last process may have exited a moment ago.
+    async fn wait_for_end(&self, job: &JobId) {
+        let (mut status, id) = (self.status.clone(), job.to_string());
+        let has_ended = |status: &Arc<PublishedStatus>| status.jobs.iter().all(|job| job.id != id);
+        let ended = tokio::time::timeout(END_WAIT, status.wait_for(has_ended)).await;
+        // Whether it has ended is decided by the caller.
+        drop(ended);
+    }
+
     /// The reports of ended jobs. A single job without a report is refused with the reason.
     async fn reports(&self, request: call::GetReports) -> Result<Reply, CallError> {
         if request.last == Some(0) {
             return Err(CallError::Refused("0 reports were asked for: ask for at least 1".to_owned()));
         }
         let job = request.job.as_deref().map(parse_job_id_argument).transpose()?;
+        if let Some(job) = &job {
+            self.wait_for_end(job).await;
+        }
         let query = Query::Reports { job: job.clone(), last: request.last };
         let QueryAnswer::Reports(reports) = self.query_loop(query).await? else { return Err(stopping()) };
         match job.filter(|_| reports.is_empty()) {
@@ -386,60 +387,6 @@ fn released(reply: CommandReply) -> Reply {
 /// Parses the job id `text`, such as `slurm:17`. The error is the reply to the client.
 pub(super) fn parse_job_id_argument(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
-}
-
-fn amount(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
-    let by_pus = match request.smt.as_deref() {
-        None | Some("whole") => false,
-        Some("pus") => true,
-        Some(_) => return Err(CallError::InvalidParameter("smt".to_owned())),
-    };
-    match (request.cores, &request.cpus) {
-        (Some(_), Some(_)) => {
-            Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
-        }
-        (None, Some(list)) => match list.parse::<CpuSet>() {
-            Ok(cpus) => Ok(Some(CpuRequest::Exactly(cpus))),
-            Err(error) => Err(CallError::Refused(error.to_string())),
-        },
-        (Some(n), None) if by_pus => Ok(Some(CpuRequest::Pus(n))),
-        (Some(n), None) => Ok(Some(CpuRequest::Cores(n))),
-        (None, None) => Ok(None),
-    }
-}
-
-/// The unit in which everything that is free is requested, if it is requested.
-fn everything(request: &call::Assign) -> Result<Option<CpuUnit>, CallError> {
-    if !request.all_cores.unwrap_or(false) {
-        return Ok(None);
-    }
-    if request.cores.is_some() || request.cpus.is_some() {
-        let why = "give either all cores, or a count of cores, or a CPU list";
-        return Err(CallError::Refused(why.to_owned()));
-    }
-    Ok(Some(if request.smt.as_deref() == Some("pus") { CpuUnit::Pu } else { CpuUnit::Core }))
-}
-
-fn placement(text: &str) -> Result<Placement, CallError> {
-    match text {
-        "pack" => Ok(Placement::Pack),
-        "spread" => Ok(Placement::Spread),
-        "explicit" => Ok(Placement::Explicit),
-        _ => Err(CallError::InvalidParameter("policy".to_owned())),
-    }
-}
-
-fn class(text: &str) -> Result<PriorityClass, CallError> {
-    match text {
-        "guaranteed" => Ok(PriorityClass::Guaranteed),
-        "normal" => Ok(PriorityClass::Normal),
-        "besteffort" => Ok(PriorityClass::Besteffort),
-        _ => Err(CallError::InvalidParameter("class".to_owned())),
-    }
-}
-
-fn within_job(text: &str) -> Result<NumaNodeRule, CallError> {
-    text.parse().map_err(|_| CallError::InvalidParameter("within_job".to_owned()))
 }
 
 fn in_any_group(peer: Peer, groups: &[String]) -> bool {

@@ -37,6 +37,7 @@ fn carry_out(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Ref
     };
     if let (Err(refusal), Command::Assign(AssignCommand { job, .. }) | Command::Release { job, .. }) =
         (&served, command)
+        && refusal.is_reported()
     {
         draft.out.events.push(Event::new(EventKind::Refused, refusal.to_string()).with_job(job));
     }
@@ -285,8 +286,9 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     }
     // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a user's
     // command, assigned to a job stays.
-    let member = draft.state.members.get(&pid);
-    match member.filter(|member| member.job != args.job && member.evidence >= MembershipEvidence::Cgroup) {
+    let member = draft.state.members.get(&pid).filter(|member| member.job != args.job);
+    match member.filter(|member| args.keeps_members || member.evidence >= MembershipEvidence::Cgroup) {
+        Some(member) if args.keeps_members => Err(Refusal::StaysInJob { pid, job: member.job.clone() }),
         // Only a program that starts another one in its place requires a new job: it names itself.
         Some(member) if args.must_be_new => Err(Refusal::StarterInOtherJob { pid, job: member.job.clone() }),
         Some(member) => Err(Refusal::InOtherJob { pid, job: member.job.clone() }),

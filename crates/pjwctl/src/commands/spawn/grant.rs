@@ -35,8 +35,11 @@ impl Grant {
     /// and also the number of cores if the option `--cores` was not given. `program` is the program after which the job
     /// is named.
     ///
-    /// In two cases no job is made, and the instances get the CPUs in the affinity mask of this process: with
-    /// `--local`, and if this process already belongs to a job, such as a job of a batch system.
+    /// In these cases no job is made, and the instances get the CPUs in the affinity mask of this process:
+    ///
+    /// - with `--local`,
+    /// - if this process belongs to a job of a batch system, and the option `--job` was not given,
+    /// - if this process belongs to another job, and neither `--job` nor an option about cores was given.
     pub(super) fn obtain(
         warden: &DaemonAddress,
         request: &SpawnArgs,
@@ -55,8 +58,34 @@ impl Grant {
         }
         let pid = std::process::id();
         let mut client = warden.connect()?;
+        let assign = Self::request(request, size, program, pid)?;
+        let fault = match call_for_field(&mut client, "Assign", &assign, "job") {
+            Ok(job) => return Self::of_new_job(warden, client, job),
+            Err(fault @ ClientError::Refused { .. }) => fault,
+            Err(fault) => return Err(fault.into()),
+        };
+        match own_job(&mut client, pid) {
+            Some(job) if may_use(&job, request) => Self::of_own_job(&mut client, job),
+            // The options say which cores a job of their own is to have.
+            Some(_) if assign.keep_members.is_some() => {
+                let assign = Assign { keep_members: None, ..assign };
+                let job = call_for_field(&mut client, "Assign", &assign, "job")?;
+                Self::of_new_job(warden, client, job)
+            }
+            None if request.cores.is_none() && size > 1 => {
+                let why = format!(
+                    "spawn -n {size} asks for {size} cores, one for each instance (with fewer, give --cores, and several share)"
+                );
+                Err(anyhow::Error::from(fault).context(why))
+            }
+            _ => Err(fault.into()),
+        }
+    }
+
+    /// The request for a new job that contains this process, which has the pid `pid`.
+    fn request(request: &SpawnArgs, size: u32, program: &OsStr, pid: u32) -> anyhow::Result<Assign> {
         let name = request.job.clone().unwrap_or_else(|| run::default_job_name(program, pid));
-        let assign = Assign {
+        Ok(Assign {
             job: parse_job_id(&name)?,
             cores: request.cores.map_or(Some(size), CoreCountArg::core_count),
             all_cores: (request.cores == Some(CoreCountArg::All)).then_some(true),
@@ -65,28 +94,14 @@ impl Grant {
             within_job: request.within_job.map(|rule| value_name(&rule)),
             smt: request.cores_unit.map(|smt| value_name(&smt)),
             fresh: Some(true),
+            // Without this, a child of a process of a job would leave the job.
+            keep_members: request.job.is_none().then_some(true),
             ..Assign::default()
-        };
-        let job: Job = match call_for_field(&mut client, "Assign", &assign, "job") {
-            Ok(job) => job,
-            Err(fault) => {
-                // A process of a job can't join another one: the instances then run on the cores of that job.
-                let own_job = own_job(&mut client, pid);
-                let is_in_job = own_job.is_some();
-                return match (fault, own_job.filter(|id| may_use(id, request))) {
-                    (ClientError::Refused { .. }, Some(job)) => Self::of_own_job(&mut client, job),
-                    (fault @ ClientError::Refused { .. }, None)
-                        if request.cores.is_none() && size > 1 && !is_in_job =>
-                    {
-                        let fault = anyhow::Error::from(fault);
-                        Err(fault.context(format!(
-                            "spawn -n {size} asks for {size} cores, one for each instance (with fewer, give --cores, and several share)"
-                        )))
-                    }
-                    (fault, _) => Err(fault.into()),
-                };
-            }
-        };
+        })
+    }
+
+    /// The cores of `job`, which was made for this command. Waits until the job holds them.
+    fn of_new_job(warden: &DaemonAddress, mut client: Client, job: Job) -> anyhow::Result<Self> {
         let id = job.id.clone();
         match run::wait_for_cores(warden, &mut client, job) {
             Ok(cpus) => {

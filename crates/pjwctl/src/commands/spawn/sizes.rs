@@ -34,7 +34,10 @@ impl SizeVariables {
     ) -> Self {
         let of_part = |placement: &Arc<Placement>| {
             let counts = CpuCounts::from_cpus(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
-            cpu_count_environment(variables, counts, environment_variable)
+            let mut set = cpu_count_environment(variables, counts, environment_variable);
+            // The inherited value is of the job in which pjwctl runs.
+            set.push(("PJW_NCORES".to_owned(), counts.cores.to_string()));
+            set
         };
         let of_parts: Vec<_> = placements.iter().map(of_part).collect();
         let are_equal = of_parts.windows(2).all(|pair| pair[0] == pair[1]);
@@ -117,7 +120,7 @@ mod tests {
         let values = |part| texts(sizes.own_variables(part));
         assert_eq!(values(0)[0], "PJWTEST_A=2");
         assert_eq!(values(1)[0], "PJWTEST_A=1");
-        assert_eq!(values(1)[1], "PJW_VARIABLES=PJWTEST_A=1");
+        assert_eq!(values(1)[1..], ["PJW_VARIABLES=PJWTEST_A=1", "PJW_NCORES=1"]);
         assert_eq!(sizes.groups(vec![0, 1, 2], 2), [(0, vec![0, 1, 2])]);
     }
 

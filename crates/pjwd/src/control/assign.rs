@@ -1,0 +1,91 @@
+//! The call `Assign` of a client, as a command for the event loop.
+
+use pjw_core::command::{AssignCommand, Caller};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::{Pid, Uid};
+use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass};
+use pjw_core::refusal::CpuUnit;
+use pjw_core::within_job::NumaNodeRule;
+use pjw_ipc::call::{self, CallError};
+
+/// Returns the command that `request` of the client `caller` asks for. `id` is the job in the request.
+///
+/// # Errors
+/// If a parameter has no known value, or if two parameters exclude each other. The error is the reply to the client.
+pub(super) fn assign_command(
+    request: call::Assign,
+    id: JobId,
+    caller: Caller,
+) -> Result<AssignCommand, CallError> {
+    Ok(AssignCommand {
+        job: id,
+        cpu_request: amount(&request)?,
+        everything: everything(&request)?,
+        placement: request.policy.as_deref().map(placement).transpose()?,
+        class: request.class.as_deref().map(class).transpose()?,
+        near_device: request.near,
+        bind_memory: request.bind_memory,
+        isolated: request.isolated,
+        within_job: request.within_job.as_deref().map(within_job).transpose()?,
+        pids: request.pids.unwrap_or_default().into_iter().map(Pid).collect(),
+        session: request.session.map(Pid),
+        must_be_new: request.fresh.unwrap_or(false),
+        keeps_members: request.keep_members.unwrap_or(false),
+        owner: request.owner.map(Uid),
+        caller,
+    })
+}
+
+fn amount(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
+    let by_pus = match request.smt.as_deref() {
+        None | Some("whole") => false,
+        Some("pus") => true,
+        Some(_) => return Err(CallError::InvalidParameter("smt".to_owned())),
+    };
+    match (request.cores, &request.cpus) {
+        (Some(_), Some(_)) => {
+            Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
+        }
+        (None, Some(list)) => match list.parse::<CpuSet>() {
+            Ok(cpus) => Ok(Some(CpuRequest::Exactly(cpus))),
+            Err(error) => Err(CallError::Refused(error.to_string())),
+        },
+        (Some(n), None) if by_pus => Ok(Some(CpuRequest::Pus(n))),
+        (Some(n), None) => Ok(Some(CpuRequest::Cores(n))),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The unit in which everything that is free is requested, if it is requested.
+fn everything(request: &call::Assign) -> Result<Option<CpuUnit>, CallError> {
+    if !request.all_cores.unwrap_or(false) {
+        return Ok(None);
+    }
+    if request.cores.is_some() || request.cpus.is_some() {
+        let why = "give either all cores, or a count of cores, or a CPU list";
+        return Err(CallError::Refused(why.to_owned()));
+    }
+    Ok(Some(if request.smt.as_deref() == Some("pus") { CpuUnit::Pu } else { CpuUnit::Core }))
+}
+
+fn placement(text: &str) -> Result<Placement, CallError> {
+    match text {
+        "pack" => Ok(Placement::Pack),
+        "spread" => Ok(Placement::Spread),
+        "explicit" => Ok(Placement::Explicit),
+        _ => Err(CallError::InvalidParameter("policy".to_owned())),
+    }
+}
+
+fn class(text: &str) -> Result<PriorityClass, CallError> {
+    match text {
+        "guaranteed" => Ok(PriorityClass::Guaranteed),
+        "normal" => Ok(PriorityClass::Normal),
+        "besteffort" => Ok(PriorityClass::Besteffort),
+        _ => Err(CallError::InvalidParameter("class".to_owned())),
+    }
+}
+
+fn within_job(text: &str) -> Result<NumaNodeRule, CallError> {
+    text.parse().map_err(|_| CallError::InvalidParameter("within_job".to_owned()))
+}
