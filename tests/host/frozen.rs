@@ -154,6 +154,21 @@ fn the_process_that_thaws_after_kill_9_inherits_nothing_belongs_to_no_job_and_us
 }
 
 #[test]
+fn a_killed_process_of_a_frozen_job_ends() {
+    if !has_two_cores() {
+        return;
+    }
+    let job = FrozenJob::start();
+    let daemon = Daemon::start_with(Enforcement::Cpuset, FREEZING);
+    if !lends(&daemon) || !job.is_frozen_by(&daemon) {
+        return;
+    }
+    kill_process(job.spinner);
+    wait_until("the killed process has ended", || is_ended(job.spinner));
+    assert_eq!(daemon.job("batch").unwrap().state, "waiting", "its shell stays frozen");
+}
+
+#[test]
 fn without_the_process_that_thaws_after_kill_9_the_daemon_goes_on_with_one_warning() {
     if !has_two_cores() {
         return;

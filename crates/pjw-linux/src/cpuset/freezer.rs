@@ -4,6 +4,8 @@
 //! In v1 the twin exists only while the job is frozen. A process that another program has put into a cgroup of the freezer
 //! stays there: batch systems find the processes of their jobs by that.
 
+use std::path::Path;
+
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, is_cgroup_within};
@@ -14,6 +16,7 @@ use super::context::{CpusetContext, Result, refused_outcome};
 use super::{moving, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
+use crate::proc::signal::is_killed;
 
 const FREEZE: &str = "cgroup.freeze";
 const STATE: &str = "freezer.state";
@@ -147,6 +150,26 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
             _ => None,
         })
         .collect()
+}
+
+/// Thaws those of `processes` that were killed and have not ended, because they are frozen in cgroup v1. A batch system
+/// that ends its job would wait for them without end. In cgroup v2 the kernel ends frozen processes itself. The processes
+/// must belong to frozen jobs of pjw. Returns the processes that were thawed.
+pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<ProcessId> {
+    let killed: Vec<ProcessId> = processes.filter(|process| is_killed(process.pid)).collect();
+    if killed.is_empty() {
+        return killed;
+    }
+    let hierarchy = CpusetMount::from_mounts(&CgroupMounts::read());
+    let Some((hierarchy, mut proc)) = hierarchy.zip(ProcDir::open(Path::new("/proc")).ok()) else {
+        return Vec::new();
+    };
+    let thaws = |process: &ProcessId| {
+        let here = moving::process_cgroup_path(&mut proc, *process, FREEZER);
+        let is_ours = here.is_some_and(|here| twins::besteffort_job_path(&here).is_some());
+        is_ours && twins::move_to(|path| hierarchy.v1_freezer_cgroup(path), "/", process.pid).is_ok()
+    };
+    killed.into_iter().filter(thaws).collect()
 }
 
 /// Must be called after `process` was moved into the cgroup at `to` in the v1 hierarchy with the cpuset controller.

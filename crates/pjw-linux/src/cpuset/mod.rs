@@ -25,7 +25,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use context::{Result, changed_cpuset, done_outcome, refused_outcome};
 
 pub(crate) use context::CpusetContext;
-pub use freezer::thaw_jobs;
+pub use freezer::{thaw_jobs, thaw_killed_processes};
 pub(crate) use leftovers::list_job_cpusets;
 pub(crate) use unrelated_threads::{REMOVAL_DELAY, UnrelatedThreads};
 

@@ -26,7 +26,7 @@ use tracing::warn;
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCgroupCache, assumed_cgroup};
 use crate::cpuset::list_job_cpusets;
-pub use crate::cpuset::thaw_jobs;
+pub use crate::cpuset::{thaw_jobs, thaw_killed_processes};
 use crate::proc::events::{EventLoss, ProcEventSocket};
 use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};

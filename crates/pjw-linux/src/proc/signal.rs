@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid as NixPid;
-use pjw_core::ids::ProcessId;
+use pjw_core::ids::{Pid, ProcessId};
 use rustix::process::{Pid as RustixPid, PidfdFlags, pidfd_open, pidfd_send_signal};
 
 use super::procfs::parse_stat;
@@ -34,12 +34,25 @@ pub fn send_signal(process: ProcessId, signal: Signal) -> Result<(), Errno> {
     }
 }
 
+/// Returns whether the kernel has decided to end the process `pid`, by SIGKILL or by another signal with this effect, and
+/// the process has not ended yet. The kernel then makes SIGKILL pending (kernel/signal.c, `complete_signal`). False if
+/// there is no such process.
+#[must_use]
+pub fn is_killed(pid: Pid) -> bool {
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let sets =
+        status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
+    let sets = sets.filter_map(|set| u64::from_str_radix(set.trim(), 16).ok());
+    sets.fold(0, |all, set| all | set) & (1 << (Signal::SIGKILL as u32 - 1)) != 0
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
-    use pjw_core::ids::{Pid, StartTime};
+    use pjw_core::ids::StartTime;
 
     use super::*;
 

@@ -14,7 +14,7 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::plan::Warning;
 use pjw_core::{
-    cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, refusal::Refusal,
+    cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Pid, ids::Tid, refusal::Refusal,
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
@@ -113,6 +113,8 @@ pub struct EventLoop {
     /// The warnings about provisions of the configuration that were refused.
     provision_warnings: Vec<Warning>,
     borrower_warnings: BorrowerWarnings,
+    /// The process of a frozen job that was read last, to find those that were killed.
+    last_frozen_read: Pid,
 }
 
 /// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of the
@@ -190,6 +192,7 @@ impl EventLoop {
             owner_samples: OwnerCpuSampler::default(),
             provision_warnings: Vec::new(),
             borrower_warnings: BorrowerWarnings::default(),
+            last_frozen_read: Pid(0),
         }
     }
 

@@ -1,15 +1,18 @@
 //! The event loop and lent cores: the samples of their owners, and the signal to their borrowers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
+use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::ids::Pid;
+use pjw_core::ids::{Pid, ProcessId};
 use pjw_core::job::{Job, JobId, Ownership};
 use pjw_core::plan::Warning;
 use pjw_core::state::Member;
+use pjw_linux::node::thaw_killed_processes;
 use pjw_linux::proc::signal::send_signal;
 use pjw_linux::sys::realtime::scheduling_policy;
 use pjw_linux::sys::{clock, cpu_time::process_cpu_time};
@@ -20,6 +23,9 @@ use crate::run::owner_samples::load_lent_cpu_monitor;
 
 /// A thread that uses less than this share of a PU, in permille, takes no time worth mentioning from an owner.
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
+/// The number of processes of frozen jobs that are read after a scan, to find those that were killed. A process takes some
+/// 20 us.
+const MAX_FROZEN_READ: usize = 256;
 
 impl EventLoop {
     /// Measures how many cores each owner uses, if a measurement is due at the time `now`. An owner is a job whose idle
@@ -91,6 +97,7 @@ impl EventLoop {
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
             if self.has_frozen_job() {
                 self.warden.ensure_thaw_watcher_running();
+                self.thaw_killed_processes();
             }
         }
         self.owner_samples
@@ -101,6 +108,25 @@ impl EventLoop {
     /// Returns whether a job is frozen, because the job has no cores of its own and can borrow none at present.
     pub(super) fn has_frozen_job(&self) -> bool {
         self.warden.state().jobs.borrowers().any(is_frozen)
+    }
+
+    /// Thaws the processes of frozen jobs that were killed, so that they end. Reads at most [`MAX_FROZEN_READ`] processes,
+    /// and goes on with the others at the next call. Does nothing in cgroup v2, where the kernel ends them.
+    fn thaw_killed_processes(&mut self) {
+        let (state, policy) = (self.warden.state(), self.warden.policy());
+        if policy.cpuset_support.hierarchy != CpusetHierarchy::Legacy {
+            return;
+        }
+        let frozen = state.jobs.borrowers().filter(|job| is_frozen(job));
+        let frozen =
+            frozen.flat_map(|job| state.members_of(&job.id)).map(|member| (member.id.pid, member.id));
+        let frozen: BTreeMap<Pid, ProcessId> = frozen.collect();
+        let later = frozen.range((Bound::Excluded(self.last_frozen_read), Bound::Unbounded));
+        let next: Vec<ProcessId> = later.chain(&frozen).map(|(_, id)| *id).take(MAX_FROZEN_READ).collect();
+        self.last_frozen_read = next.last().map_or(Pid(0), |id| id.pid);
+        for process in thaw_killed_processes(next.into_iter()) {
+            debug!(pid = process.pid.0, "a killed process of a frozen job was thawed, so that it ends");
+        }
     }
 
     /// Sends the configured signal to the borrowers that lose cores by `events`. Keeps a warning about each of them that
