@@ -223,7 +223,8 @@ static inline int pjw_tasks_has_ended_(int rank) {
 
 /* Waits until all ranks have called it, for at most limit_ms milliseconds (PJW_TASKS_FOREVER: without a limit).
  * Returns 0, or -1 with errno: ETIMEDOUT, EOWNERDEAD if a rank has ended (others would wait for it for ever), EINVAL before
- * pjw_tasks_init. After an error this rank does not count as waiting. */
+ * pjw_tasks_init. After an error this rank does not count as waiting. Without a shared address space, a rank that has ended
+ * before its pjw_tasks_init is not known: only the limit ends the wait for it. */
 static inline int pjw_tasks_barrier(int limit_ms) {
     struct pjw_tasks_space_ *space = pjw_tasks_own_.space;
     struct timespec deadline;

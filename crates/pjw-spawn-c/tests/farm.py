@@ -103,6 +103,11 @@ def each_worker_calls_the_functions_at_its_start_and_end():
                            worker_end=lambda worker: touch("end", worker)) as farm:
             assert len(list(farm)) == 50
         assert sorted(os.listdir(directory)) == ["end0", "end1", "start0", "start1"]
+    own = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
+    for cpus in (own, ";".join(own)):
+        with pjw_farm.Farm(lambda item: ",".join(map(str, os.sched_getaffinity(0))).encode(), 20, workers=2,
+                           cpus=cpus) as farm:
+            assert {result.bytes.decode() for result in farm} <= set(own), cpus
 
 
 def wrong_calls_are_refused():

@@ -231,8 +231,8 @@ class Farm:
     ``os._exit``.
 
     ``workers``: their number [the CPUs of this process]. ``in_order``: yield results in the order of their numbers.
-    ``one_pu_each``: one CPU for each worker. ``cpus``: a list of CPU lists, as ``["0", "1", "2-3"]``; worker i has entry
-    i modulo their number. ``chunk``: how many items a worker takes at once [1]. ``attempts``: deaths at an item after
+    ``one_pu_each``: one CPU for each worker. ``cpus``: a list of CPU lists, as ``["0", "1", "2-3"]``, or one string,
+    as ``"0;1;2-3"``; worker i has entry i modulo their number. ``chunk``: how many items a worker takes at once [1]. ``attempts``: deaths at an item after
     which it is given up [3]. ``window``, ``ring_bytes``, ``input_bytes``: as in pjw_farm.h. ``worker_start(index)`` and
     ``worker_end(index)`` are called in each worker before the first and after the last item. If ``worker_end`` or
     ``writer_end`` raises an exception, the farm raises :class:`FarmError` after the last result.
@@ -261,7 +261,7 @@ class Farm:
         options.flags = _IN_ORDER * bool(in_order) | _ONE_PU_EACH * bool(one_pu_each)
         options.flags |= _ALLOW_THREADS * bool(allow_threads)
         if cpus is not None:
-            options.cpus = ";".join(str(entry) for entry in cpus).encode()
+            options.cpus = (cpus if isinstance(cpus, str) else ";".join(str(entry) for entry in cpus)).encode()
         options.work = _Work(_without_exceptions(_work_function(work), 1))
         if read is not None:
             options.read = _Read(_without_exceptions(_read_function(read), -1))
