@@ -70,11 +70,9 @@ pub struct Cli {
         global = true,
         display_order = 900,
         value_name = "PATH",
-        env = "PJW_SOCKET",
-        hide_env_values = true,
         value_parser = OsStringValueParser::new().map(PathBuf::from)
     )]
-    /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
+    /// The socket of pjwd [env: PJW_SOCKET] [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
     pub socket: Option<PathBuf>,
 
     /// The subcommand, such as `status`, with its own options.
@@ -323,7 +321,9 @@ impl Cli {
     /// # Errors
     /// A usage error, with its message. For `--help` and `--version`, an error that contains the text to print.
     pub fn parse_args(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let cli = Self::try_parse_from(arguments)?;
+        let mut cli = Self::try_parse_from(arguments)?;
+        // Where clap reads the variable, each usage line in an error shows --socket as required.
+        cli.socket = cli.socket.or_else(|| std::env::var_os("PJW_SOCKET").map(PathBuf::from));
         match &cli.command {
             // clap drops the requirements of a value as soon as the value conflicts with another argument.
             CliCommand::Assign(request)

@@ -241,3 +241,10 @@ fn help_that_can_not_be_written_is_a_failure() {
     let status = pjwctl(Path::new("/none"), &["--help"]).stdout(full).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(1));
 }
+
+#[test]
+fn the_variable_of_the_socket_is_no_option_in_the_usage_line_of_an_error() {
+    let error = alone(&["release"]);
+    assert!(error.code == Some(2) && error.stderr.contains("Usage: pjwctl release"), "{error:?}");
+    assert!(!error.stderr.contains("--socket"), "{error:?}");
+}
