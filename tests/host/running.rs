@@ -3,11 +3,11 @@
 use std::os::unix::process::ExitStatusExt;
 
 use pjw_core::cpuset::CpuSet;
-use pjw_tests::daemon::Daemon;
+use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::programs::program_path;
 use pjw_tests::waiting::wait_until;
 
-use crate::processes::{Shell, has_two_cores, mask};
+use crate::processes::{Shell, has_two_cores, is_installed, mask};
 
 fn parse_allowed_cpus(output: &[u8]) -> CpuSet {
     let text = String::from_utf8_lossy(output).into_owned();
@@ -101,6 +101,32 @@ fn the_command_does_not_inherit_the_mask_of_the_caller() {
     ));
     let cpus = parse_allowed_cpus(output_text.as_bytes());
     assert!(cpus.len() >= 2, "two cores were requested, and the command has {cpus}");
+}
+
+#[test]
+fn instances_of_a_new_job_do_not_inherit_the_mask_of_the_caller() {
+    if !has_two_cores() || !is_installed("taskset") {
+        return;
+    }
+    for enforcement in Enforcement::available() {
+        let daemon = Daemon::start_with(enforcement, "");
+        let mut shell = Shell::start();
+        let last = mask(shell.pid()).iter().last().unwrap();
+        let (pjwctl, socket) = (program_path("pjwctl"), daemon.socket());
+        let spawn = |options: &str| {
+            let (pjwctl, socket) = (pjwctl.display(), socket.display());
+            // taskset sets the mask of the very process that becomes pjwctl.
+            format!(
+                "taskset -c {last} {pjwctl} --socket {socket} spawn -n 2 {options} -- sh -c 'echo $PJW_CPUS' 2>&1 | xargs"
+            )
+        };
+        let output_text = shell.run(&spawn(""));
+        let parts: Vec<CpuSet> =
+            output_text.split(' ').map(|part| part.parse().expect(&output_text)).collect();
+        assert!(parts.len() == 2 && !parts[0].intersects(&parts[1]), "{enforcement:?}: {output_text}");
+        // Without a job, the mask of the caller is the limit.
+        assert_eq!(shell.run(&spawn("--local")), format!("{last} {last}"), "{enforcement:?}");
+    }
 }
 
 /// The lines that instances print: the job of each, and its CPUs.

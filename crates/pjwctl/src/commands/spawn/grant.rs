@@ -17,6 +17,9 @@ use crate::commands::connection::{
 };
 use crate::commands::run;
 
+/// The calling thread, as sched_setaffinity(2) has it.
+const THIS_THREAD: Tid = Tid(0);
+
 /// The cores on which `pjwctl spawn` starts its instances (processes), and the job that holds these cores.
 pub(super) struct Grant {
     pub(super) cpus: CpuSet,
@@ -100,10 +103,12 @@ impl Grant {
         })
     }
 
-    /// The cores of `job`, which was made for this command. Waits until the job holds them.
+    /// The cores of `job`, which was made for this command. Waits until the job holds them, and lets this thread run on
+    /// all of them.
     fn of_new_job(warden: &DaemonAddress, mut client: Client, job: Job) -> anyhow::Result<Self> {
         let id = job.id.clone();
-        match run::wait_for_cores(warden, &mut client, job) {
+        let granted = run::wait_for_cores(warden, &mut client, job);
+        match granted.and_then(|cpus| take_whole_grant(&cpus, &id).map(|()| cpus)) {
             Ok(cpus) => {
                 let (directory, cpu_count_variables) = surroundings(&mut client, &id);
                 Ok(Self { cpus, job: Some(id), directory, cpu_count_variables, client: Some(client) })
@@ -157,6 +162,18 @@ fn surroundings(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<CpuCoun
         Ok(status) => (job_directory(&status, job), cpu_count_variables(&status)),
         Err(_) => (None, CpuCountVariable::defaults()),
     }
+}
+
+/// Sets the mask of this thread to `cpus`, which `job` was granted. The instances get parts of this mask. It may be narrower
+/// than the grant: pjwd may leave a mask inside the grant as it is, such as one of taskset(1).
+fn take_whole_grant(cpus: &CpuSet, job: &str) -> anyhow::Result<()> {
+    affinity::set_mask(THIS_THREAD, cpus).map_err(|errno| {
+        anyhow::anyhow!(
+            "{job} was granted {cpus}, and pjwctl can't take it as its affinity mask: {}; check the cpuset of its cgroup, \
+             and pjwctl events",
+            errno.desc()
+        )
+    })
 }
 
 fn own_mask() -> anyhow::Result<CpuSet> {
