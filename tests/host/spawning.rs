@@ -1,6 +1,7 @@
 //! `pjwctl spawn`: many instances, each on its own part of the cores from its first instruction.
 
 mod killed;
+mod labels;
 mod refused;
 mod tasks;
 

@@ -4,12 +4,13 @@
 //! silently. [`exit_when_stdout_reader_closes`] ends a command that has nothing to write at that moment.
 
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use thiserror::Error;
@@ -38,11 +39,35 @@ pub fn stdout_properties() -> Terminal {
 /// for the error.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout.flush().and_then(|()| write_all_waiting(stdout.as_fd(), text.as_bytes()));
     written.map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Closed.into(),
         _ => anyhow!("can't write the output: {error}; check the target of standard output"),
     })
+}
+
+/// Writes all of `bytes` to `descriptor`, without a buffer. If the descriptor does not block (`O_NONBLOCK`), waits until
+/// it takes more: another program that has the same pipe or terminal may have set this.
+///
+/// # Errors
+/// The first error of write(2) or poll(2) other than `EAGAIN` and `EINTR`. A part of the bytes may be written then.
+pub fn write_all_waiting(descriptor: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(descriptor, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(Errno::EAGAIN) => {
+                let mut room = [PollFd::new(descriptor, PollFlags::POLLOUT)];
+                match poll(&mut room, PollTimeout::NONE) {
+                    Ok(_) | Err(Errno::EINTR) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Prints `value` to standard output as indented JSON on several lines.
@@ -140,7 +165,7 @@ pub fn exit_when_stdout_reader_closes() {
             let mut ends = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
             match poll(&mut ends, PollTimeout::NONE) {
                 Ok(_) => std::process::exit(0),
-                Err(nix::errno::Errno::EINTR) => {}
+                Err(Errno::EINTR) => {}
                 Err(_) => return,
             }
         }

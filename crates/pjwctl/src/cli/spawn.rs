@@ -75,7 +75,7 @@ pub struct SpawnArgs {
     /// Read commands from a file: on each line ranks (0-2,5 or * for the others), a program, and its arguments
     #[arg(long = "multi", value_name = "FILE", conflicts_with = "command")]
     pub multi_file: Option<PathBuf>,
-    /// Put the rank before each line that an instance prints
+    /// Put the rank before each line that an instance prints; a line of more than 1 MiB is cut
     #[arg(long = "label")]
     pub prefix_output_with_rank: bool,
     /// Use no daemon: instances run on the cores of pjwctl's affinity mask, in pjwctl's cgroup

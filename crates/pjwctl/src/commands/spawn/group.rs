@@ -218,8 +218,11 @@ impl InstanceGroup {
     }
 
     /// Returns the exit code of pjwctl: the highest exit code of an instance. Returns 1 if no instance was started and
-    /// none failed to start.
+    /// none failed to start, or if labelled output could not be printed.
     pub(super) fn exit_code(&self) -> ExitCode {
+        if self.labels.has_failed() {
+            return ExitCode::FAILURE;
+        }
         if self.begun == 0 && self.states.iter().all(|state| state.error.is_none()) {
             return ExitCode::FAILURE;
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, PipeReader, Read, Write};
+use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -10,14 +10,21 @@ use anyhow::Context;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use pjw_spawn::Stdio;
 
-/// A line that is longer is printed in pieces.
-const MAX_LINE: usize = 64 * 1024;
+use crate::output;
+
+/// The longest line in bytes, without its end. A longer one is cut behind each so many bytes.
+const MAX_LINE: usize = 1 << 20;
+/// The bytes that are read at once: as many as a pipe usually holds.
+const BUFFER: usize = 64 * 1024;
 
 /// The pipes from which pjwctl reads the output of its instances, for the option `--label`. pjwctl prints each line
 /// with the rank of the instance before it.
 #[derive(Default)]
 pub(super) struct LabelledPipes {
     pipes: BTreeMap<u64, Labelled>,
+    /// Whether standard output and standard error took no more, for another reason than a closed pipe. What the
+    /// instances write to that stream is dropped then: an instance that can go on does not end with its output.
+    has_failed: [bool; 2],
 }
 
 /// One stream of an instance.
@@ -25,9 +32,12 @@ struct Labelled {
     rank: u32,
     is_error: bool,
     pipe: File,
-    /// The beginning of a line whose end has not been read.
-    line: Vec<u8>,
+    line: LineBuffer,
 }
+
+/// The beginning of a line whose end has not been read.
+#[derive(Default)]
+struct LineBuffer(Vec<u8>);
 
 impl LabelledPipes {
     /// Makes two pipes for the standard output and the standard error of the instance with the rank `rank`. Returns the
@@ -36,8 +46,8 @@ impl LabelledPipes {
         let mut stream = |is_error: bool| -> anyhow::Result<Option<Arc<OwnedFd>>> {
             let (reader, writer) = io::pipe().context("a pipe for the output can't be made")?;
             let number = u64::from(rank) * 2 + u64::from(is_error);
-            self.pipes
-                .insert(number, Labelled { rank, is_error, pipe: nonblocking(reader)?, line: Vec::new() });
+            let pipe = nonblocking(reader)?;
+            self.pipes.insert(number, Labelled { rank, is_error, pipe, line: LineBuffer::default() });
             Ok(Some(Arc::new(writer.into())))
         };
         Ok(Stdio { input: None, output: stream(false)?, error: stream(true)? })
@@ -48,23 +58,95 @@ impl LabelledPipes {
         self.pipes.iter().map(|(number, labelled)| (*number, labelled.pipe.as_fd()))
     }
 
-    /// Reads the output that is available in the pipe with the number `number`, and prints it with labels. Closes the
-    /// pipe if it has reached its end, or if the output can't be printed.
+    /// Reads output that is available in the pipe with the number `number`, at most 64 KiB, and prints it with labels.
+    /// Closes the pipe if it has reached its end, or if the reader of the output has closed its own pipe.
     pub(super) fn read(&mut self, number: u64) {
-        let Some(labelled) = self.pipes.get_mut(&number) else { return };
-        if !labelled.print_available().unwrap_or(false) {
-            self.pipes.remove(&number);
+        let Some(mut labelled) = self.pipes.remove(&number) else { return };
+        if matches!(self.print_available(&mut labelled), Ok(Available::Bytes(_) | Available::Nothing)) {
+            self.pipes.insert(number, labelled);
         }
     }
 
     /// Prints the output that is available in all pipes, and then closes the pipes.
     pub(super) fn finish(&mut self) {
         for (_, mut labelled) in std::mem::take(&mut self.pipes) {
-            if labelled.print_available().unwrap_or(false) {
-                let _ = labelled.print_line(&[]);
+            // What an instance left in the background may write for ever.
+            let mut left = capacity(&labelled.pipe);
+            loop {
+                match self.print_available(&mut labelled) {
+                    Ok(Available::Bytes(count)) if count < left => left -= count,
+                    Ok(Available::Bytes(_) | Available::Nothing) => {
+                        let print = |line: &[u8]| self.print(labelled.rank, labelled.is_error, line);
+                        let _ = labelled.line.take_rest(print);
+                        break;
+                    }
+                    Ok(Available::End) | Err(_) => break,
+                }
             }
         }
     }
+
+    /// Returns whether output was lost because standard output or standard error took no more. A closed pipe does not
+    /// count.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.contains(&true)
+    }
+
+    /// Reads once, and prints the lines whose end is known.
+    ///
+    /// # Errors
+    /// If the pipe can't be read, or if the reader of the output has closed its own pipe.
+    fn print_available(&mut self, labelled: &mut Labelled) -> io::Result<Available> {
+        let Labelled { rank, is_error, pipe, line } = labelled;
+        let print = |line: &[u8]| self.print(*rank, *is_error, line);
+        let mut bytes = [0; BUFFER];
+        match pipe.read(&mut bytes) {
+            Ok(0) => line.take_rest(print).map(|()| Available::End),
+            Ok(count) => line.add(&bytes[..count], print).map(|()| Available::Bytes(count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Available::Nothing),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Available::Bytes(0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Prints a line with its label. The first failure of a stream is told, and from then on its lines are dropped.
+    ///
+    /// # Errors
+    /// If the reader of the output has closed its pipe.
+    fn print(&mut self, rank: u32, is_error: bool, line: &[u8]) -> io::Result<()> {
+        if self.has_failed[usize::from(is_error)] {
+            return Ok(());
+        }
+        let text = [format!("{rank}: ").as_bytes(), line, b"\n"].concat();
+        let written = if is_error {
+            output::write_all_waiting(io::stderr().as_fd(), &text)
+        } else {
+            output::write_all_waiting(io::stdout().as_fd(), &text)
+        };
+        match written {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                self.has_failed[usize::from(is_error)] = true;
+                let name = if is_error { "error" } else { "output" };
+                output::print_error(&format!(
+                    "can't write the output of the instances to standard {name}: {error}; the instances go on, and what \
+                     they print there is lost: check the target of standard {name}"
+                ));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+}
+
+/// What one read from a pipe has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Available {
+    /// So many bytes. More may be there.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// Nothing, and no process has the writing end any more.
+    End,
 }
 
 fn nonblocking(reader: PipeReader) -> anyhow::Result<File> {
@@ -72,46 +154,74 @@ fn nonblocking(reader: PipeReader) -> anyhow::Result<File> {
     Ok(OwnedFd::from(reader).into())
 }
 
-impl Labelled {
-    /// Returns whether more may come.
-    fn print_available(&mut self) -> io::Result<bool> {
-        let mut bytes = [0; 16 * 1024];
-        loop {
-            let count = match self.pipe.read(&mut bytes) {
-                Ok(0) => {
-                    self.print_line(&[])?;
-                    return Ok(false);
-                }
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            };
-            for piece in bytes[..count].split_inclusive(|byte| *byte == b'\n') {
-                if piece.ends_with(b"\n") || self.line.len() + piece.len() > MAX_LINE {
-                    self.print_line(piece)?;
-                } else {
-                    self.line.extend_from_slice(piece);
-                }
+/// The most bytes that a pipe can hold. An instance may have changed it.
+fn capacity(pipe: &File) -> usize {
+    let capacity = fcntl(pipe, FcntlArg::F_GETPIPE_SZ).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    capacity.unwrap_or(BUFFER)
+}
+
+impl LineBuffer {
+    /// Adds `bytes`, and calls `print` for each line that ends in them, without its end. A line of more than [`MAX_LINE`]
+    /// bytes is cut.
+    fn add(&mut self, bytes: &[u8], mut print: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let (mut rest, is_whole) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));
+            // A line of exactly the limit is not cut, so nothing is printed before the next byte is there.
+            while rest.len() > MAX_LINE - self.0.len() {
+                let (head, tail) = rest.split_at(MAX_LINE - self.0.len());
+                self.0.extend_from_slice(head);
+                // Not cleared: the memory of a long line is not kept for each instance.
+                print(&std::mem::take(&mut self.0))?;
+                rest = tail;
+            }
+            self.0.extend_from_slice(rest);
+            if is_whole {
+                print(&std::mem::take(&mut self.0))?;
             }
         }
+        Ok(())
     }
 
-    /// Prints the beginning that was read before, and the rest of the line.
-    fn print_line(&mut self, rest: &[u8]) -> io::Result<()> {
-        if self.line.is_empty() && rest.is_empty() {
-            return Ok(());
-        }
-        let label = format!("{}: ", self.rank);
-        let end: &[u8] = if rest.ends_with(b"\n") { b"" } else { b"\n" };
-        let text = [label.as_bytes(), &self.line, rest, end].concat();
-        self.line.clear();
-        if self.is_error { io::stderr().write_all(&text) } else { write_flushed(&text) }
+    /// Calls `print` for the beginning of a line that has no end.
+    fn take_rest(&mut self, mut print: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        if self.0.is_empty() { Ok(()) } else { print(&std::mem::take(&mut self.0)) }
     }
 }
 
-fn write_flushed(text: &[u8]) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text)?;
-    stdout.flush()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines of a stream of these pieces, as numbers of bytes.
+    fn lengths(pieces: &[&[u8]]) -> Vec<usize> {
+        let (mut buffer, mut lengths) = (LineBuffer::default(), Vec::new());
+        let mut print = |line: &[u8]| {
+            lengths.push(line.len());
+            Ok(())
+        };
+        for piece in pieces {
+            buffer.add(piece, &mut print).unwrap();
+        }
+        buffer.take_rest(print).unwrap();
+        lengths
+    }
+
+    #[test]
+    fn a_line_is_cut_at_the_limit_only_however_it_is_read() {
+        assert_eq!(lengths(&[b"ab\n\nc", b"d\n", b"e"]), [2, 0, 2, 1]);
+        for (length, expected) in [
+            (200_000, vec![200_000]),
+            (MAX_LINE, vec![MAX_LINE]),
+            (MAX_LINE + 1, vec![MAX_LINE, 1]),
+            (2 * MAX_LINE, vec![MAX_LINE, MAX_LINE]),
+        ] {
+            let text = [vec![b'x'; length], b"\n".to_vec()].concat();
+            for size in [4_096, 50_021, 3 * MAX_LINE] {
+                let pieces: Vec<&[u8]> = text.chunks(size).collect();
+                assert_eq!(lengths(&pieces), expected, "{length} in pieces of {size}");
+                let without_end: Vec<&[u8]> = text[..length].chunks(size).collect();
+                assert_eq!(lengths(&without_end), expected, "{length} without an end");
+            }
+        }
+    }
 }

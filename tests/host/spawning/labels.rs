@@ -1,0 +1,123 @@
+//! The labelled output of `pjwctl spawn`: long lines, and a standard output that takes no more.
+
+use std::fs::File;
+use std::io::{PipeReader, Read};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use pjw_tests::programs::program_path;
+use pjw_tests::waiting::wait_until;
+
+use super::{local, text};
+use crate::processes::{KillOnDrop, is_ended};
+
+/// `pjwctl spawn --local --label` of a line for sh(1), with this standard output.
+fn labelled(instances: &str, script: &str) -> Command {
+    let mut pjwctl = Command::new(program_path("pjwctl"));
+    pjwctl.args(["spawn", "--local", "-n", instances, "--label", "--", "sh", "-c", script]);
+    pjwctl
+}
+
+#[test]
+fn a_long_labelled_line_stays_one_line() {
+    let output = local(
+        "-n 2 --label --",
+        &["sh", "-c", "for i in 1 2 3; do head -c 200000 /dev/zero | tr '\\0' x; echo; done"],
+    );
+    let text = text(&output.stdout);
+    assert_eq!(text.lines().count(), 6);
+    for line in text.lines() {
+        let (rank, line) = line.split_once(": ").unwrap();
+        assert!(["0", "1"].contains(&rank) && line.len() == 200_000, "{rank}: {}", line.len());
+    }
+}
+
+#[test]
+fn labelled_output_that_cannot_be_written_is_told_once_and_the_instances_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, script) in [
+        ("one line", "echo important; echo done >%r"),
+        // More than the pipe takes.
+        ("many lines", "seq 100000 && echo done >%r"),
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut pjwctl = labelled("2", script);
+        pjwctl.current_dir(&dir).stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
+        let output = pjwctl.spawn().unwrap().wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{name}: {error}");
+        let begin =
+            "pjwctl: can't write the output of the instances to standard output: No space left on device";
+        assert!(error.starts_with(begin), "{name}: {error}");
+        for rank in ["0", "1"] {
+            let file = dir.path().join(rank);
+            assert_eq!(std::fs::read_to_string(&file).unwrap_or_default(), "done\n", "{name}: {error}");
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+}
+
+/// A pipe whose writing end does not block.
+fn nonblocking_pipe() -> (PipeReader, OwnedFd) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    (reader, writer.into())
+}
+
+#[test]
+fn labelled_output_waits_for_a_slow_reader_also_if_its_pipe_does_not_block() {
+    for options in ["--label", "--json"] {
+        let (mut reader, writer) = nonblocking_pipe();
+        let mut pjwctl = Command::new(program_path("pjwctl"));
+        // The result of so many instances is longer than a pipe, too.
+        let instances = if options == "--json" { "600" } else { "2" };
+        pjwctl.args(["spawn", "--local", "-n", instances, options, "--", "sh", "-c"]);
+        pjwctl.arg(if options == "--json" { "exit 0" } else { "seq 100000" });
+        let child = pjwctl.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        // The command has the writing end too.
+        drop(pjwctl);
+        std::thread::sleep(Duration::from_millis(300));
+        let mut printed = String::new();
+        reader.read_to_string(&mut printed).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{options}: {}", text(&output.stderr));
+        match options {
+            "--label" => assert_eq!(printed.lines().count(), 200_000),
+            _ => assert!(printed.len() > 65_536 && printed.ends_with("}\n"), "{}", printed.len()),
+        }
+    }
+}
+
+/// Runs a command that may not end by itself with this standard output. Returns its exit code and its standard error.
+fn ended_in_time(mut pjwctl: Command, stdout: impl Into<Stdio>) -> (Option<i32>, String) {
+    pjwctl.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
+    let child = pjwctl.spawn().unwrap();
+    let end = KillOnDrop(child.id());
+    wait_until("pjwctl ends", || is_ended(child.id()));
+    // Before the process is waited for: after that, its process id may be that of another process.
+    drop(end);
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), text(&output.stderr))
+}
+
+#[test]
+fn instances_end_if_the_reader_of_their_labelled_output_has_closed_its_pipe() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let (code, error) = ended_in_time(labelled("2", "exec yes"), writer);
+    assert!(code == Some(141) && !error.contains("can't write"), "{code:?}: {error}");
+}
+
+#[test]
+fn an_endless_labelled_output_does_not_hold_up_signals() {
+    let script = "[ %r = 0 ] && exec yes; sleep 0.3; kill $PPID; exec sleep 1000";
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (code, error) = ended_in_time(labelled("2", script), full);
+    assert_eq!(code, Some(1), "{error}");
+    for rank in ["instance 0", "instance 1"] {
+        let line = error.lines().find(|line| line.contains(rank)).unwrap_or_default();
+        assert!(line.ends_with("was ended by signal 15"), "{error}");
+    }
+}
