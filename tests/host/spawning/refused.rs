@@ -76,6 +76,21 @@ fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
 }
 
 #[test]
+fn the_number_of_instances_is_checked_before_there_is_memory_for_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("multi");
+    std::fs::write(&file, "* true\n").unwrap();
+    for command in ["-- true".to_owned(), format!("--multi {}", file.display())] {
+        // The ranks alone would take 16 GiB.
+        let line = format!("ulimit -v 4000000; exec \"$0\" spawn --local -n 4294967295 {command}");
+        let output = Command::new("sh").args(["-c", &line]).arg(program_path("pjwctl")).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{command}: {error}");
+        assert!(error.contains("and 4294967295 were asked for: "), "{command}: {error}");
+    }
+}
+
+#[test]
 fn more_instances_than_pids_max_allows_are_refused_beforehand() {
     if !is_root() {
         return;

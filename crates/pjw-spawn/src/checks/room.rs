@@ -114,7 +114,7 @@ fn system_limits(all_threads: Option<u64>) -> Vec<Limit> {
     let limit = |file: &str| {
         let most = number_in(Path::new("/proc/sys/kernel").join(file).as_path())?;
         Some(Limit {
-            room: most.saturating_sub(all_threads?),
+            room: most.saturating_sub(all_threads.unwrap_or(0)),
             name: format!("kernel.{file} is {most}"),
             remedy: format!("start fewer, or raise it: sysctl kernel.{file}=N"),
         })
@@ -222,6 +222,14 @@ mod tests {
     const V1: &str = "35 30 0:30 / /sys/fs/cgroup/pids rw,nosuid - cgroup cgroup rw,pids\n\
                       36 30 0:31 / /sys/fs/cgroup/cpu rw shared:1 - cgroup cgroup rw,cpu,cpuacct\n";
     const V2: &str = "35 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn the_limits_of_the_system_are_checked_also_if_its_threads_cannot_be_counted() {
+        let limits = system_limits(None);
+        assert_eq!(limits.len(), 2, "{limits:?}");
+        assert!(limits.iter().all(|limit| limit.room > 0), "{limits:?}");
+        assert!(check_limits(u64::from(u32::MAX), 0, limits).is_err());
+    }
 
     #[test]
     fn the_cgroup_of_the_pids_controller_is_found_in_both_versions() {

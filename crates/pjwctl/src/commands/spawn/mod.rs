@@ -88,6 +88,8 @@ pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
 /// Checks everything, and lets the start begin.
 fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(InstanceGroup, Grant)> {
     reset_launcher_signals();
+    // Before there is memory for each instance. The number of threads that start them is known with the grant only.
+    check_process_limits(usize::try_from(request.instances.unwrap_or(0))?, 0)?;
     let commands = commands::read_commands(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
     if size == 0 {
@@ -101,8 +103,9 @@ fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Instanc
     }
     let mut labels = LabelledPipes::default();
     let descriptors = if request.prefix_output_with_rank { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
-    // The number of threads that start them is known with the grant only.
-    check_process_limits(size as usize, 0)?;
+    if request.instances.is_none() {
+        check_process_limits(size as usize, 0)?;
+    }
     raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
