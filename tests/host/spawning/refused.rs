@@ -245,6 +245,39 @@ fn more_instances_than_there_is_room_for_descriptors_are_refused_beforehand() {
     );
 }
 
+#[test]
+fn commands_that_are_run_and_spawned_fail_with_the_same_exit_codes() {
+    if is_root_without_reachable_programs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let write = "cd \"$0\" && chmod 755 . && mkdir closed && cp /bin/true closed/hidden && chmod 000 closed && \
+                 printf '#!/no/such/interpreter\n' >script && chmod 755 script && : >plain";
+    assert!(Command::new("sh").args(["-c", write]).arg(dir.path()).status().unwrap().success());
+    let place = dir.path().display();
+    for (command, code, cause) in [
+        (
+            format!("{place}/closed/hidden"),
+            126,
+            "Permission denied (os error 13); check the permissions of its",
+        ),
+        ("hidden".to_owned(), 127, "check its name, and PATH"),
+        (format!("{place}/script"), 127, "the interpreter /no/such/interpreter in the first line of "),
+        (format!("{place}/plain"), 126, "it may not be executed; check its permissions"),
+        (format!("{place}/closed"), 126, "it is a directory"),
+    ] {
+        // The starter of a job executes its command as run does, and needs no daemon.
+        for verb in ["spawn --local -n 1", "hook condor-job-wrapper"] {
+            let line = format!("PATH={place}/closed:$PATH exec \"$0\" {verb} -- {command}");
+            let output = as_plain_user(&line);
+            let error = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{line}: {error}");
+            assert!(error.lines().last().unwrap_or_default().contains(cause), "{line}: {error}");
+        }
+    }
+    std::fs::set_permissions(dir.path().join("closed"), Permissions::from_mode(0o755)).unwrap();
+}
+
 fn is_root_without_reachable_programs() -> bool {
     nix::unistd::Uid::effective().is_root() && !programs_are_reachable()
 }
@@ -347,8 +380,9 @@ fn a_program_that_is_gone_when_it_is_executed_is_reported_for_each_instance() {
     assert_eq!(output.status.code(), Some(127), "{output:?}");
     let line = |rank| {
         format!(
-            "pjwctl: instance {rank} was not started: step exec failed: No such file or directory; the program, or the \
-             interpreter that it names, is gone"
+            "pjwctl: instance {rank} was not started: step exec failed: No such file or directory; the interpreter \
+             /no/such/interpreter in the first line of {} is missing: install it, or correct that line",
+            script.display()
         )
     };
     assert_eq!(sorted_lines(&output.stderr), [line(0), line(1), line(2)]);

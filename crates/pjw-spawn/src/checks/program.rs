@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -15,12 +16,12 @@ use super::error::CheckError;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Returns the path of the file that execvp(3) would execute for `program`. A name without a slash is searched in the
-/// directories of `PATH`.
+/// directories of `PATH`. A directory that the caller may not search counts as one without the program, as in shells.
 ///
 /// # Errors
 /// [`CheckError::NoProgram`] if no file was found. [`CheckError::NotExecutable`] if files were found, but none of them
 /// can be executed.
-pub(crate) fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
+pub fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
     if program.is_empty() || program.as_bytes().contains(&0) {
         return Err(no_program(program));
     }
@@ -33,7 +34,7 @@ pub(crate) fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
     for candidate in std::env::split_paths(&path).map(|directory| directory.join(program)) {
         match why_not_executable(&candidate) {
             None => return Ok(candidate),
-            Some(WhyNot::Missing) => {}
+            Some(WhyNot::Missing | WhyNot::Hidden(_)) => {}
             Some(why) => first_found = first_found.or(Some(refusal(&candidate, why))),
         }
     }
@@ -43,6 +44,8 @@ pub(crate) fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
 /// Why a file can't be executed.
 enum WhyNot {
     Missing,
+    /// A directory above it may not be searched, so it is unknown whether there is the file.
+    Hidden(String),
     Because(String),
 }
 
@@ -52,7 +55,10 @@ fn why_not_executable(path: &Path) -> Option<WhyNot> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
             Some(WhyNot::Missing)
         }
-        Err(error) => because(&format!("{error}; check the permissions of its directories")),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Some(WhyNot::Hidden(format!("{error}; check the permissions of its directories")))
+        }
+        Err(error) => because(&format!("{error}; check its path")),
         Ok(file) if file.is_dir() => because("it is a directory; name the program in it"),
         Ok(file) if !file.is_file() => because("it is no regular file; name a program"),
         Ok(_) => match faccessat(nix::fcntl::AT_FDCWD, path, AccessFlags::X_OK, AtFlags::AT_EACCESS) {
@@ -68,7 +74,9 @@ fn why_not_executable(path: &Path) -> Option<WhyNot> {
 fn refusal(path: &Path, why: WhyNot) -> CheckError {
     match why {
         WhyNot::Missing => no_program(path.as_os_str()),
-        WhyNot::Because(why) => CheckError::NotExecutable { program: path.display().to_string(), why },
+        WhyNot::Hidden(why) | WhyNot::Because(why) => {
+            CheckError::NotExecutable { program: path.display().to_string(), why }
+        }
     }
 }
 

@@ -25,7 +25,8 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     nothing starts. Signals that pjwctl gets go to all instances. If pjwctl is killed, the kernel kills the instances; with --async they \
     live on.\n\n\
     Exit codes: 0 if all instances ended with 0, else the highest of theirs, 128 + signal for one that a signal ended; \
-    127 if the command does not exist, 126 if it can't be executed; 1 if nothing was started, 2 usage.";
+    127 if the command, or the interpreter that it names, does not exist, 126 if it can't be executed; 1 if nothing was \
+    started, or if the output could not be printed, 2 usage.";
 
 #[derive(Debug, Args)]
 #[command(

@@ -11,6 +11,7 @@ mod doctor;
 mod events;
 mod explain;
 mod hook;
+mod interpreter;
 mod jobs;
 pub mod man;
 mod plan;

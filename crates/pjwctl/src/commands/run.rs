@@ -10,7 +10,6 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -24,10 +23,12 @@ use pjw_ipc::call::{Assign, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
+use pjw_spawn::{CheckError, find_program};
 
 use super::connection::{
     DaemonAddress, call_for_field, cpu_count_variables, job_directory, parse_job_id, read_status,
 };
+use super::interpreter::missing_interpreter_text;
 use crate::cli::{CoreCountArg, RunArgs, value_name};
 use crate::output;
 
@@ -37,7 +38,7 @@ const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
 const MOST_EXCHANGES: u32 = 5;
-/// The exit code (127) with which a shell reports that a command does not exist.
+/// The exit code (127) with which a shell reports that a command, or the interpreter that it names, does not exist.
 pub(super) const NOT_FOUND: u8 = 127;
 /// The exit code (126) with which a shell reports that a command exists but can't be executed.
 pub(super) const NOT_EXECUTABLE: u8 = 126;
@@ -99,26 +100,28 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
 }
 
 /// Prints why the program `program` could not be executed. `error` is the error of execve(2). Returns the exit code
-/// with which a shell reports this failure: 127 if there is no such program, 126 otherwise.
+/// with which a shell reports this failure: 127 if there is no such program, or no interpreter for it, 126 otherwise.
 pub(super) fn report_exec_failure(program: &OsStr, error: &io::Error) -> ExitCode {
-    let name = Path::new(program).display();
-    let (code, why) = if is_there(program) {
-        (NOT_EXECUTABLE, format!("{error}; check its permissions and format"))
-    } else {
-        (NOT_FOUND, "there is no such command; check its name, and PATH".to_owned())
-    };
-    output::print_error(&format!("can't run {name}: {why}"));
+    let (code, why) = exec_failure(program, error);
+    output::print_error(&format!("can't run {}: {why}", Path::new(program).display()));
     ExitCode::from(code)
 }
 
-/// Whether the command exists, executable or not. The error of execvp(3) does not show it: a directory in PATH that
-/// the user may not search makes it EACCES.
-fn is_there(program: &OsStr) -> bool {
-    if program.as_bytes().contains(&b'/') {
-        return Path::new(program).exists();
+/// The exit code and the text. The error of execvp(3) alone does not show whether there is the command: a directory in
+/// PATH that the user may not search makes it EACCES, and a missing interpreter ENOENT.
+fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
+    match find_program(program) {
+        Err(CheckError::NotExecutable { why, .. }) => (NOT_EXECUTABLE, why),
+        Err(_) => (NOT_FOUND, "there is no such command; check its name, and PATH".to_owned()),
+        Ok(file) if error.kind() == io::ErrorKind::NotFound => {
+            let why = missing_interpreter_text(&file);
+            (
+                NOT_FOUND,
+                why.unwrap_or_else(|| format!("{error}; it, or the interpreter that it names, is gone")),
+            )
+        }
+        Ok(_) => (NOT_EXECUTABLE, format!("{error}; check its permissions and format")),
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
 /// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only a job of the class

@@ -2,7 +2,8 @@
 
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use pjw_ipc::call::{Call, Reply};
@@ -106,6 +107,26 @@ fn a_command_that_cannot_be_executed_has_the_exit_codes_of_shells() {
     let dir = daemon.dir().to_str().unwrap();
     let directory = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", dir]));
     assert_eq!(directory.code, Some(126), "{directory:?}");
+}
+
+#[test]
+fn a_command_whose_interpreter_is_missing_has_the_exit_code_of_shells() {
+    let daemon = granting(own_cpus());
+    let script = daemon.dir().join("script");
+    // Another process writes the file: one that a child of this process has open for writing can't be executed.
+    let write = "printf '#!/no/such/interpreter\n' >\"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("sh").args(["-c", write]).arg(&script).status().unwrap().success());
+    let run = |program: &Path| {
+        let program = program.to_str().unwrap();
+        answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", program]))
+    };
+    let without = run(&script);
+    assert_eq!((without.code, without.stderr.lines().count()), (Some(127), 1), "{without:?}");
+    assert!(
+        without.stderr.contains("the interpreter /no/such/interpreter in the first line of "),
+        "{without:?}"
+    );
+    assert!(was_released(&daemon));
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! The instances from their start to their end: results, ends, signals and labelled output, in one loop.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -266,7 +269,7 @@ impl InstanceGroup {
         };
         while let Some((instance, result)) = batch.next_ready_result() {
             let Some(&rank) = ranks.get(instance) else { continue };
-            self.take_result(rank, result)?;
+            self.take_result(index, rank, result)?;
         }
         if !batch.is_finished() {
             self.batches[index] = Some((batch, ranks));
@@ -290,15 +293,21 @@ impl InstanceGroup {
         Ok(())
     }
 
-    fn take_result(&mut self, rank: u32, result: Result<Child, SpawnError>) -> anyhow::Result<()> {
+    /// Takes the result of the instance `rank`, of the batch `index`.
+    fn take_result(
+        &mut self,
+        index: usize,
+        rank: u32,
+        result: Result<Child, SpawnError>,
+    ) -> anyhow::Result<()> {
         let Some(state) = self.states.get_mut(rank as usize) else { return Ok(()) };
         match result {
             Err(error) => {
                 state.error = Some(error);
-                self.print_failure(&format!(
-                    "instance {rank} was not started: {error}; {}",
-                    start_failure_remedy(error.errno)
-                ));
+                let program =
+                    self.contexts.get(index).map_or(&b""[..], |context| context.program_path().to_bytes());
+                let remedy = start_failure_remedy(error.errno, Path::new(OsStr::from_bytes(program)));
+                self.print_failure(&format!("instance {rank} was not started: {error}; {remedy}"));
             }
             Ok(child) => {
                 self.begun += 1;

@@ -1,5 +1,7 @@
 //! What is known of one instance, and what its end says.
 
+use std::borrow::Cow;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -7,6 +9,7 @@ use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::{Child, ExitStatus, SpawnError};
 
+use crate::commands::interpreter::missing_interpreter_text;
 use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
 
 /// The time in which a task that can't do without brk(2) ends: its C library fails before `main`.
@@ -52,7 +55,7 @@ impl InstanceState {
     /// Returns the exit code of this instance, in the form that shells use:
     ///
     /// - If the instance was killed by a signal: 128 plus the number of the signal.
-    /// - If the instance failed to start: 127 if the program does not exist, 126 otherwise.
+    /// - If the instance failed to start: 127 if the program, or its interpreter, does not exist, 126 otherwise.
     /// - If the start was cancelled because of the signal `ending`: 128 plus `ending`.
     /// - If the exit status is unknown: 1. If the instance has not ended: 0.
     pub(super) fn exit_code(&self, ending: Option<i32>) -> u8 {
@@ -68,9 +71,13 @@ impl InstanceState {
     }
 }
 
-/// Returns what the user can do if an instance failed to start with the error number `errno`, as text.
-pub(super) fn start_failure_remedy(errno: Errno) -> &'static str {
-    match errno {
+/// Returns what the user can do if an instance of the program in the file `program` failed to start with the error
+/// number `errno`, as text.
+pub(super) fn start_failure_remedy(errno: Errno, program: &Path) -> Cow<'static, str> {
+    if let Some(text) = Some(program).filter(|_| errno == Errno::ENOENT).and_then(missing_interpreter_text) {
+        return text.into();
+    }
+    let remedy = match errno {
         Errno::ENOENT => "the program, or the interpreter that it names, is gone",
         Errno::E2BIG => "make its arguments and its environment smaller",
         Errno::ENOEXEC => "it needs a format that the kernel knows, or a first line with #!",
@@ -80,5 +87,6 @@ pub(super) fn start_failure_remedy(errno: Errno) -> &'static str {
         Errno::ENOSYS => "Linux 5.5 or later on x86_64 or aarch64 is needed",
         Errno::EACCES | Errno::EPERM => "check the permissions of the program and its directories",
         _ => "the man pages of clone3(2) and execve(2) have the causes",
-    }
+    };
+    remedy.into()
 }
