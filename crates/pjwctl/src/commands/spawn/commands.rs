@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{anyhow, bail};
-use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset::{CpuListError, CpuSet, Pu};
 
 use crate::cli::SpawnArgs;
 
@@ -71,10 +71,7 @@ fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand
             }
             Vec::new()
         } else {
-            // Ranks have the form of CPU lists.
-            let list: CpuSet =
-                ranks.parse().map_err(|error| anyhow!("line {number}: ranks {ranks}: {error}"))?;
-            list.iter().map(|rank| rank.0).collect()
+            parse_ranks(ranks).map_err(|error| anyhow!("line {number}: {error}"))?
         };
         if let Some(rank) = ranks.iter().find(|rank| !taken.insert(**rank)) {
             bail!("line {number}: rank {rank} has a command already: remove it from one of the lines");
@@ -97,6 +94,30 @@ fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand
     }
     commands.retain(|command| !command.ranks.is_empty());
     Ok(commands)
+}
+
+/// Parses ranks, such as `0-2,5`. They have the form of CPU lists, also the largest number.
+fn parse_ranks(text: &str) -> anyhow::Result<Vec<u32>> {
+    let list: Result<CpuSet, CpuListError> = text.parse();
+    match list {
+        Ok(list) => Ok(list.iter().map(|rank| rank.0).collect()),
+        Err(CpuListError::EmptyPart { list }) => {
+            bail!("the ranks {list} have an empty part: remove the comma, or write a rank there")
+        }
+        Err(CpuListError::NotANumber { text }) => {
+            bail!("{text} in the ranks is no number: write ranks such as 0-2,5, or * for all others")
+        }
+        Err(CpuListError::ReversedRange { first, last }) => {
+            bail!("the ranks {first}-{last} run backwards: write {last}-{first}")
+        }
+        Err(CpuListError::DuplicatePu { pu }) => bail!("rank {pu} is there twice: name each rank once"),
+        Err(CpuListError::TooLarge { text }) => {
+            bail!(
+                "rank {text} is beyond the largest that a line can name, {}: write * for those above",
+                Pu::MAX
+            )
+        }
+    }
 }
 
 /// The lines with their numbers. A line that ends with a backslash goes on with the next one.
@@ -179,7 +200,11 @@ mod tests {
             ("* a\n* b", Some(2), "* was used before"),
             ("0-3 a", Some(2), "rank 3 is not below"),
             ("0", None, "the program is missing"),
-            ("x a", None, "ranks x"),
+            ("x a", None, "line 1: x in the ranks is no number"),
+            ("0,,1 a", None, "the ranks 0,,1 have an empty part"),
+            ("2-1 a", None, "the ranks 2-1 run backwards: write 1-2"),
+            ("1,1 a", None, "rank 1 is there twice"),
+            ("0-69999 a", None, "line 1: rank 69999 is beyond the largest that a line can name, 65535"),
             ("0 'a", None, "not closed"),
             ("", None, "add -n N"),
         ] {
