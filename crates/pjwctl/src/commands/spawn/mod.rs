@@ -276,9 +276,11 @@ fn placements(
     let parts = divide(topology, &cpus, &map, size);
     let parts = sort_parts(topology, parts, request.within_job.map(Into::into).unwrap_or_default());
     if let Some(part) = parts.iter().find(|part| !part.is_subset(granted)) {
-        bail!(
-            "the part {part} of the map is not inside the CPUs {granted}: choose from these, or request others with --cores"
-        );
+        let more = match request.local {
+            true => "widen the affinity mask of this process (taskset)",
+            false => "request more with --cores",
+        };
+        bail!("the part {part} of the map is not inside the CPUs {granted}: choose from these, or {more}");
     }
     let placement = |part: CpuSet| {
         let node = numa_node_containing(topology, &part);
@@ -366,14 +368,14 @@ mod tests {
     use crate::cli::{Cli, CliCommand};
 
     /// The parts of the instances of `pjwctl spawn` with these options, on all of two NUMA nodes of four cores.
-    fn parts(options: &str, granted: &str) -> Vec<CpuSet> {
+    fn parts(options: &str, granted: &str) -> anyhow::Result<Vec<CpuSet>> {
         let line = format!("pjwctl spawn {options} -- program");
         let Ok(cli) = Cli::parse_args(line.split_whitespace().map(OsString::from)) else { panic!("{line}") };
         let CliCommand::Spawn(request) = cli.command else { panic!("not spawn") };
         let topology = two_nodes();
         let size = request.instances.unwrap();
-        let placements = placements(&topology, &granted.parse().unwrap(), &request, size).unwrap();
-        placements.iter().take(size as usize).map(|placement| placement.cpus.clone().unwrap()).collect()
+        let placements = placements(&topology, &granted.parse().unwrap(), &request, size)?;
+        Ok(placements.iter().take(size as usize).map(|placement| placement.cpus.clone().unwrap()).collect())
     }
 
     fn two_nodes() -> Topology {
@@ -389,7 +391,7 @@ mod tests {
     #[test]
     fn tasks_are_placed_in_one_numa_node_and_other_instances_in_the_order_of_the_machine() {
         let nodes = |options: &str, granted: &str| {
-            let parts = parts(options, granted);
+            let parts = parts(options, granted).unwrap();
             let topology = two_nodes();
             topology
                 .domains(TopologyLevel::NumaNode)
@@ -403,5 +405,14 @@ mod tests {
         }
         assert_eq!(nodes("-n 4 --share memory", "0-7"), 2, "each has two cores");
         assert_eq!(nodes("-n 4 --share memory --map core", "0-7"), 1);
+    }
+
+    #[test]
+    fn a_part_outside_of_the_cpus_is_refused_with_a_remedy_that_helps() {
+        let refusal = |options: &str| parts(options, "0-1").unwrap_err().to_string();
+        let begin = "the part 7 of the map is not inside the CPUs 0-1: choose from these, or ";
+        assert_eq!(refusal("-n 2 --map 0;7"), format!("{begin}request more with --cores"));
+        let local = "widen the affinity mask of this process (taskset)";
+        assert_eq!(refusal("-n 2 --local --map 0;7"), format!("{begin}{local}"));
     }
 }
