@@ -197,24 +197,20 @@ impl FromStr for CpuCountVariable {
     }
 }
 
-/// Parses the configured list of environment variables that tell programs on how many cores or PUs (logical CPUs) they
-/// may run. Each entry is one variable, written `NAME=cores` or `NAME=pus`.
+/// Parses an entry of the configured list of environment variables that tell programs on how many cores or PUs (logical
+/// CPUs) they may run. The entry is one variable, written `NAME=cores` or `NAME=pus`. `earlier` has the entries before it.
 ///
 /// # Errors
-/// If an entry is invalid, or if an earlier entry has the same variable. Returns the index of the first such
-/// entry (counted from 0) and the reason.
-pub fn parse_cpu_count_variables<'t>(
-    entries: impl IntoIterator<Item = &'t str>,
-) -> Result<Vec<CpuCountVariable>, (usize, CpuCountVariableError)> {
-    let mut variables: Vec<CpuCountVariable> = Vec::new();
-    for (index, entry) in entries.into_iter().enumerate() {
-        let variable: CpuCountVariable = entry.parse().map_err(|error| (index, error))?;
-        if variables.iter().any(|known| known.name == variable.name) {
-            return Err((index, CpuCountVariableError::Twice { name: variable.name }));
-        }
-        variables.push(variable);
+/// If the entry is invalid, or if an earlier entry has the same variable.
+pub fn parse_cpu_count_variable(
+    entry: &str,
+    earlier: &[CpuCountVariable],
+) -> Result<CpuCountVariable, CpuCountVariableError> {
+    let variable: CpuCountVariable = entry.parse()?;
+    if earlier.iter().any(|known| known.name == variable.name) {
+        return Err(CpuCountVariableError::Twice { name: variable.name });
     }
-    Ok(variables)
+    Ok(variable)
 }
 
 /// Returns the names and values of the environment variables that pjw sets for a program, such as the name
@@ -344,8 +340,9 @@ mod tests {
         for name in ["PJW_NCORES", "LD_PRELOAD", "PATH"] {
             assert!(error(&format!("{name}=cores")).contains("another meaning"), "{name}");
         }
-        let twice = parse_cpu_count_variables(["A=cores", "B=pus", "A=pus"]).unwrap_err();
-        assert_eq!(twice, (2, CpuCountVariableError::Twice { name: "A".to_owned() }));
-        assert_eq!(parse_cpu_count_variables(["A=pus"]).unwrap()[0].to_string(), "A=pus");
+        let first = parse_cpu_count_variable("A=cores", &[]).unwrap();
+        assert_eq!(first.to_string(), "A=cores");
+        let twice = parse_cpu_count_variable("A=pus", &[first]).unwrap_err();
+        assert_eq!(twice, CpuCountVariableError::Twice { name: "A".to_owned() });
     }
 }

@@ -78,7 +78,7 @@ pub(super) enum ConfigKey {
 #[derive(Debug)]
 pub(super) struct KeyDefinition {
     name: &'static str,
-    read: fn(&DeValue<'_>, &mut Settings) -> Result<(), ValueError>,
+    read: fn(&DeValue<'_>, &mut Settings) -> Result<(), Vec<ValueError>>,
     show: fn(&Settings) -> String,
 }
 
@@ -179,9 +179,6 @@ const PLAIN: &[KeyDefinition] = &[
 /// The name of the configuration key whose value says which PUs (logical CPUs) are reserved for the system and not for
 /// jobs.
 pub(super) const HOUSEKEEPING_KEY: &str = "housekeeping";
-/// The name of the tables `[[provision]]` in the configuration file: each table keeps cores free for one service.
-/// [`ConfigKey::all`] does not contain this name.
-pub(super) const PROVISION_KEY: &str = "provision";
 /// The name of the configuration key for the time between two scans of the processes of jobs.
 pub(super) const SCAN_INTERVAL_KEY: &str = "interval";
 /// The name of the configuration key for the time between two periodic scans, which also read processes that belong to
@@ -216,8 +213,12 @@ impl ConfigKey {
     /// Parses `value`, the value of this configuration key in a file, and stores the result in `settings`.
     ///
     /// # Errors
-    /// If the value is not allowed for this key. The error describes the allowed values.
-    pub(super) fn parse_value(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), ValueError> {
+    /// If the value is not allowed for this key: all mistakes in the value. Each error describes the allowed values.
+    pub(super) fn parse_value(
+        self,
+        value: &DeValue<'_>,
+        settings: &mut Settings,
+    ) -> Result<(), Vec<ValueError>> {
         match self {
             ConfigKey::Plain(key) => return (key.read)(value, settings),
             ConfigKey::SourceEnabled(source) if values::parse_boolean(value)? => {

@@ -47,19 +47,16 @@ pub(super) fn show_textfile(path: &Option<PathBuf>) -> String {
 ///
 /// # Errors
 /// If the value is not a list of such addresses, has too many of them, or has one of them twice.
-pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAddr>, ValueError> {
+pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAddr>, Vec<ValueError>> {
     let wanted = "a list of addresses with ports, such as [\"127.0.0.1:9844\"], or of ports of the loopback address, \
                   such as [\"9844\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > ADDRESSES_MAX {
-        return Err(ValueError::with_message(format!(
-            "{} addresses are too many: list at most {ADDRESSES_MAX}",
-            items.len()
-        )));
+        let text = format!("{} addresses are too many: list at most {ADDRESSES_MAX}", items.len());
+        return Err(ValueError::with_message(text).into());
     }
-    let mut addresses: Vec<SocketAddr> = Vec::new();
-    for item in items.iter() {
-        let text = values::text(item.get_ref(), wanted)?;
+    values::parse_each(items, |item, addresses: &[SocketAddr]| {
+        let text = values::text(item, wanted)?;
         let address = address(text).ok_or_else(|| {
             ValueError::with_message(format!(
                 "{} is not an address with a port: write {wanted}",
@@ -70,9 +67,8 @@ pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAd
             let text = format!("the address {address} is listed twice: list each address once");
             return Err(ValueError::with_message(text));
         }
-        addresses.push(address);
-    }
-    Ok(addresses)
+        Ok(address)
+    })
 }
 
 fn address(text: &str) -> Option<SocketAddr> {

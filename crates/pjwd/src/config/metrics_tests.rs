@@ -59,7 +59,7 @@ fn an_invalid_address_is_reported_with_a_valid_example() {
         ["", "localhost:9844", "127.0.0.1", "0", "127.0.0.1:0", "65536", "::1:9844", "1.2.3.4:x", " 80", "-1"]
     {
         let refused = read(&format!("listen = ['{address}']")).unwrap_err();
-        assert!(refused.starts_with("pjwd.toml:2:10: metrics.listen: "), "{refused}");
+        assert!(refused.starts_with("pjwd.toml:2:11: metrics.listen: "), "{refused}");
         assert!(refused.contains("such as [\"127.0.0.1:9844\"]"), "{address}: {refused}");
     }
     for (text, expected) in [
@@ -72,6 +72,13 @@ fn an_invalid_address_is_reported_with_a_valid_example() {
         let refused = read(&format!("listen = {text}")).unwrap_err();
         assert!(refused.contains(expected), "{text}: {refused}");
     }
+}
+
+#[test]
+fn each_wrong_address_is_reported_with_its_column() {
+    let refused = read("listen = ['foo', '1.2.3.4:5', '99999', '1.2.3.4']").unwrap_err();
+    let columns: Vec<&str> = refused.lines().map(|line| line.split(": ").next().unwrap()).collect();
+    assert_eq!(columns, ["pjwd.toml:2:11", "pjwd.toml:2:31", "pjwd.toml:2:40"], "{refused}");
 }
 
 #[test]

@@ -1,11 +1,18 @@
 //! The tables `[[provision]]`: cores that are promised to services.
 
+use std::ops::Range;
+
 use nix::unistd::User;
 use pjw_core::ids::Uid;
 use pjw_core::job::{CpuRequest, JobId, JobSource, ProvisionRule};
-use toml::de::DeValue;
+use toml::de::{DeTable, DeValue};
 
+use super::problem::quote_and_cut;
 use super::values::{self, ValueError};
+
+/// The name of the tables `[[provision]]` in the configuration file: each table keeps cores free for one service.
+/// The list of all keys does not contain this name.
+pub(super) const PROVISION_KEY: &str = "provision";
 
 /// The values of one table `[[provision]]` of the configuration file. A provision is a number of cores that pjwd
 /// keeps for a service, such as a web server. pjwd keeps these cores free for the service even while no process of
@@ -28,7 +35,8 @@ impl ProvisionSettings {
     #[must_use]
     pub fn describe(&self) -> String {
         let rule = self.rule.as_ref().map(|rule| format!(", {rule}")).unwrap_or_default();
-        format!("{}: {} cores{rule}", self.job.name(), self.cores)
+        let noun = if self.cores == 1 { "core" } else { "cores" };
+        format!("{}: {} {noun}{rule}", self.job.name(), self.cores)
     }
 
     /// Returns the size of the provision (the cores that pjwd keeps for one service) as a request for CPUs: a number
@@ -40,67 +48,148 @@ impl ProvisionSettings {
 }
 
 /// Parses `value`, the tables `[[provision]]` of the configuration file. `max_cores` is the maximum number of cores of
-/// one provision.
+/// one provision. `has_syntax_errors` says whether the file has syntax errors. A key that seems to be missing may then
+/// be one that was not understood, so it is not reported.
 ///
 /// # Errors
-/// The first mistake in the tables.
+/// All mistakes in the tables, each with its key and its position.
 pub(super) fn parse_provisions(
     value: &DeValue<'_>,
     max_cores: u32,
-) -> Result<Vec<ProvisionSettings>, ValueError> {
-    let tables = value
-        .as_array()
-        .ok_or_else(|| ValueError::with_message("write [[provision]] above its keys".to_owned()))?;
-    let mut provisions: Vec<ProvisionSettings> = Vec::new();
-    for table in tables.iter() {
-        let next = provision(table.get_ref(), max_cores)?;
-        if provisions.iter().any(|known| known.job == next.job) {
-            return Err(ValueError::with_message(format!(
-                "{:?} stands twice: give each provision a name of its own",
-                next.job.name()
-            )));
+    has_syntax_errors: bool,
+) -> Result<Vec<ProvisionSettings>, Vec<ValueError>> {
+    let header = || ValueError::with_message("write [[provision]] above its keys");
+    let tables = value.as_array().ok_or_else(header)?;
+    let (mut provisions, mut mistakes) = (Vec::new(), Vec::new());
+    let mut known_names: Vec<JobId> = Vec::new();
+    for value in tables.iter() {
+        let Some(table) = value.get_ref().as_table() else {
+            mistakes.push(header().at_span(value.span()));
+            continue;
+        };
+        let mut draft = ProvisionDraft::parse(table, max_cores);
+        mistakes.append(&mut draft.mistakes);
+        if !has_syntax_errors {
+            mistakes.extend(draft.missing_keys(table).map(|mistake| mistake.at_span(value.span())));
         }
-        if let Some(same) = provisions.iter().find(|known| known.rule.is_some() && known.rule == next.rule) {
-            let (one, other) = (same.job.name(), next.job.name());
-            return Err(ValueError::with_message(format!(
-                "{one:?} and {other:?} have the same match: a process can belong to one provision only"
-            )));
+        if let KeyState::Valid(job, span) = &draft.job {
+            if known_names.contains(job) {
+                let text = format!("{:?} stands twice: give each provision a name of its own", job.name());
+                mistakes.push(ValueError::with_message(text).at_span(span.clone()).in_key(full_key("name")));
+            }
+            known_names.push(job.clone());
         }
-        provisions.push(next);
+        mistakes.extend(draft.same_rule_mistake(&provisions));
+        provisions.extend(draft.finish());
     }
-    Ok(provisions)
+    if mistakes.is_empty() { Ok(provisions) } else { Err(mistakes) }
 }
 
-fn provision(table: &DeValue<'_>, max_cores: u32) -> Result<ProvisionSettings, ValueError> {
-    let with_message = ValueError::with_message;
-    let table =
-        table.as_table().ok_or_else(|| with_message("write [[provision]] above its keys".to_owned()))?;
-    let (mut job, mut cores, mut rule) = (None, None, None);
-    for (key, value) in table.iter() {
-        match &**key.get_ref() {
-            "name" => {
-                let name = values::text(value.get_ref(), "the name of a service, such as \"web\"")?;
-                let id = JobId::new(JobSource::Manual, name)
-                    .map_err(|error| with_message(format!("name: {error}")))?;
-                job = Some(id);
+/// The full name of the key `name` of a table `[[provision]]`, as error messages name it.
+fn full_key(name: &str) -> String {
+    format!("{PROVISION_KEY}.{name}")
+}
+
+/// What a table has for one of its keys.
+enum KeyState<T> {
+    /// The table does not have the key.
+    Missing,
+    /// The value has a mistake.
+    Wrong,
+    /// The value, and its bytes in the file.
+    Valid(T, Range<usize>),
+}
+
+/// The keys of one table `[[provision]]`, some of which may have mistakes.
+struct ProvisionDraft {
+    job: KeyState<JobId>,
+    cores: KeyState<u32>,
+    rule: KeyState<ProvisionRule>,
+    mistakes: Vec<ValueError>,
+}
+
+impl ProvisionDraft {
+    fn parse(table: &DeTable<'_>, max_cores: u32) -> Self {
+        let (job, cores, rule) = (KeyState::Missing, KeyState::Missing, KeyState::Missing);
+        let mut draft = Self { job, cores, rule, mistakes: Vec::new() };
+        for (key, value) in table.iter() {
+            let (name, content, span) = (&**key.get_ref(), value.get_ref(), value.span());
+            match name {
+                "name" => draft.job = draft.key_state(name, parse_name(content), span),
+                "cores" => {
+                    let cores = values::parse_number(content, 1..=max_cores);
+                    draft.cores = draft.key_state(name, cores, span);
+                }
+                "match" => draft.rule = draft.key_state(name, parse_rule(content), span),
+                other => {
+                    let other = quote_and_cut(other);
+                    let text = format!("{other} is no key of a provision: there are name, cores and match");
+                    let mistake = ValueError::with_message(text);
+                    draft.mistakes.push(mistake.at_span(key.span()).in_key(full_key(name)));
+                }
             }
-            "cores" => cores = Some(values::parse_number(value.get_ref(), 1..=max_cores)?),
-            "match" => {
-                let text = values::text(value.get_ref(), "a rule such as \"unit=nginx.service\"")?;
-                let parsed = ProvisionRule::parse(text, user_id);
-                rule = Some(parsed.map_err(|error| with_message(format!("match: {error}")))?);
-            }
-            other => {
-                return Err(with_message(format!(
-                    "{other:?} is no key of a provision: there are name, cores and match"
-                )));
+        }
+        draft
+    }
+
+    /// What the table has for the key `name`. A mistake is stored with its key and its place.
+    fn key_state<T>(&mut self, name: &str, parsed: Result<T, ValueError>, span: Range<usize>) -> KeyState<T> {
+        match parsed {
+            Ok(value) => KeyState::Valid(value, span),
+            Err(mistake) => {
+                self.mistakes.push(mistake.at_span(span).in_key(full_key(name)));
+                KeyState::Wrong
             }
         }
     }
-    let job = job.ok_or_else(|| with_message("a provision has no name: write name = \"web\"".to_owned()))?;
-    let missing = || with_message(format!("{:?} has no number of cores: write cores = 4", job.name()));
-    let cores = cores.ok_or_else(missing)?;
-    Ok(ProvisionSettings { job, cores, rule })
+
+    /// The mistakes that the table has no name, or no number of cores.
+    fn missing_keys(&self, table: &DeTable<'_>) -> impl Iterator<Item = ValueError> + use<> {
+        let name = table.get("name").and_then(|value| value.get_ref().as_str()).map(quote_and_cut);
+        let name = name.unwrap_or_else(|| "a provision".to_owned());
+        let missing = |text: String, key| ValueError::with_message(text).in_key(full_key(key));
+        let job = matches!(self.job, KeyState::Missing)
+            .then(|| missing("a provision has no name: write name = \"web\"".to_owned(), "name"));
+        let cores = matches!(self.cores, KeyState::Missing)
+            .then(|| missing(format!("{name} has no number of cores: write cores = 4"), "cores"));
+        job.into_iter().chain(cores)
+    }
+
+    /// The mistake that a provision before has the same rule.
+    fn same_rule_mistake(&self, before: &[ProvisionSettings]) -> Option<ValueError> {
+        let (KeyState::Valid(job, _), KeyState::Valid(rule, span)) = (&self.job, &self.rule) else {
+            return None;
+        };
+        let same = before.iter().find(|known| known.rule.as_ref() == Some(rule))?;
+        let (one, other) = (same.job.name(), job.name());
+        let text =
+            format!("{one:?} and {other:?} have the same match: a process can belong to one provision only");
+        Some(ValueError::with_message(text).at_span(span.clone()).in_key(full_key("match")))
+    }
+
+    /// The provision. `None` if a key that it needs is missing or wrong.
+    fn finish(self) -> Option<ProvisionSettings> {
+        let (KeyState::Valid(job, _), KeyState::Valid(cores, _)) = (self.job, self.cores) else {
+            return None;
+        };
+        let rule = match self.rule {
+            KeyState::Valid(rule, _) => Some(rule),
+            KeyState::Missing | KeyState::Wrong => None,
+        };
+        Some(ProvisionSettings { job, cores, rule })
+    }
+}
+
+fn parse_name(value: &DeValue<'_>) -> Result<JobId, ValueError> {
+    let name = values::text(value, "the name of a service, such as \"web\"")?;
+    let id = JobId::new(JobSource::Manual, name);
+    id.map_err(|error| ValueError::with_message(error.to_string()))
+}
+
+fn parse_rule(value: &DeValue<'_>) -> Result<ProvisionRule, ValueError> {
+    let text = values::text(value, "a rule such as \"unit=nginx.service\"")?;
+    let rule = ProvisionRule::parse(text, user_id);
+    rule.map_err(|error| ValueError::with_message(error.to_string()))
 }
 
 /// The id of the user with this name. `None` if there is no such user, or if the directory of users can't be read.
@@ -125,9 +214,43 @@ mod tests {
             let text = format!("[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"{rule}\"\n");
             let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
             let told = problems.iter().map(ToString::to_string).collect::<String>();
-            assert!(told.starts_with("pjwd.toml:") && told.contains(expected), "{rule}: {told}");
+            assert!(
+                told.starts_with("pjwd.toml:4:9: provision.") && told.contains(expected),
+                "{rule}: {told}"
+            );
         }
         let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=root,comm=nginx\"\n";
         assert!(Config::parse(Path::new("pjwd.toml"), text).is_ok());
+    }
+    #[test]
+    fn each_mistake_in_each_table_is_reported_with_its_key_and_place() {
+        let text = "[[provision]]\nname=\"a\"\ncores=1\nmatch=\"comm=x\"\n\n\
+                    [[provision]]\nname=\"b\"\ncores=0\nmatch=\"comm=x\"\n\n\
+                    [[provision]]\nname=\"c d\"\ncores=1\nmatch=\"foo=1\"\nbar=2\n\n\
+                    [[provision]]\nname=\"a\"\n";
+        let problems = Config::parse(Path::new("pjwd.toml"), text).unwrap_err();
+        let places: Vec<String> = problems.iter().map(super::super::ConfigError::location).collect();
+        assert_eq!(
+            places,
+            [
+                "pjwd.toml:8:7: provision.cores",
+                "pjwd.toml:9:7: provision.match",
+                "pjwd.toml:12:6: provision.name",
+                "pjwd.toml:14:7: provision.match",
+                "pjwd.toml:15:1: provision.bar",
+                "pjwd.toml:17:1: provision.cores",
+                "pjwd.toml:18:6: provision.name",
+            ]
+        );
+        let told = problems[5].log_line();
+        assert!(told.ends_with("\"a\" has no number of cores: write cores = 4"), "{told}");
+    }
+
+    #[test]
+    fn a_key_that_was_not_understood_is_not_reported_as_missing() {
+        let problems =
+            Config::parse(Path::new("pjwd.toml"), "[[provision]]\nname=web\ncores=1\n").unwrap_err();
+        let told: Vec<String> = problems.iter().map(super::super::ConfigError::log_line).collect();
+        assert!(told.len() == 1 && told[0].contains("syntax: "), "{told:?}");
     }
 }

@@ -13,7 +13,7 @@ use super::keys::{self, ConfigKey};
 use super::problem::{ConfigError, FilePosition, closest_word, quote_and_cut};
 use super::provisions;
 use super::settings::Settings;
-use super::values::show_duration;
+use super::values::{ValueError, show_duration};
 
 /// The largest file in bytes, about a thousand times the size of all keys.
 const SIZE_MAX: u64 = 1 << 20;
@@ -105,15 +105,15 @@ impl Reader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
-            if name == keys::PROVISION_KEY {
-                match provisions::parse_provisions(value.get_ref(), keys::MAX_CORES) {
+            if name == provisions::PROVISION_KEY {
+                match provisions::parse_provisions(value.get_ref(), keys::MAX_CORES, !self.found.is_empty()) {
                     Ok(read) => self.settings.provisions = read,
-                    Err(wrong) => self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true),
+                    Err(mistakes) => self.note_mistakes(mistakes, value.span(), &name),
                 }
             } else if let Some(known) = ConfigKey::all().find(|known| known.name() == name) {
                 self.seen.push((name.clone(), value.span()));
-                if let Err(wrong) = known.parse_value(value.get_ref(), &mut self.settings) {
-                    self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true);
+                if let Err(mistakes) = known.parse_value(value.get_ref(), &mut self.settings) {
+                    self.note_mistakes(mistakes, value.span(), &name);
                 }
             } else if is_table(&name) {
                 match value.get_ref() {
@@ -167,6 +167,14 @@ impl Reader<'_> {
     /// The byte range of a key's value, if the file has the key.
     fn span_of(&self, name: &str) -> Option<Range<usize>> {
         self.seen.iter().find(|(key, _)| key == name).map(|(_, span)| span.clone())
+    }
+
+    /// Notes the mistakes in the value of the key `name`. `span` is the byte range of the whole value.
+    fn note_mistakes(&mut self, mistakes: Vec<ValueError>, span: Range<usize>, name: &str) {
+        for mistake in mistakes {
+            let key = mistake.key.as_deref().unwrap_or(name);
+            self.note(mistake.span.unwrap_or(span.clone()), key, mistake.text, true);
+        }
     }
 
     fn note(&mut self, span: Range<usize>, key: &str, text: String, sure: bool) {

@@ -53,3 +53,11 @@ fn a_malformed_entry_is_reported_with_its_line_and_column() {
     let many: Vec<String> = (0..65).map(|n| format!("'A{n}=cores'")).collect();
     assert!(wrong(&format!("[{}]", many.join(","))).contains("65 variables are too many: list at most 64"));
 }
+
+#[test]
+fn each_wrong_entry_is_reported_with_its_column() {
+    let text = read("[run]\nvariables = ['A=cores', 'A=pus', 'B', 7, 'C=pus']").unwrap_err();
+    let places: Vec<&str> =
+        text.lines().filter(|line| line.starts_with("pjwd")).map(|line| &line[..14]).collect();
+    assert_eq!(places, ["pjwd.toml:2:25", "pjwd.toml:2:34", "pjwd.toml:2:39"], "{text}");
+}

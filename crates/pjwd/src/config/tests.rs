@@ -138,13 +138,13 @@ fn the_keys_of_lending_are_read() {
 
 #[test]
 fn provisions_are_read() {
-    let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=33,comm=nginx\"\n\n[[provision]]\nname = \"db\"\ncores = 2\n";
+    let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=33,comm=nginx\"\n\n[[provision]]\nname = \"db\"\ncores = 1\n";
     let config = parse(text).unwrap();
     let described: Vec<String> =
         config.settings().provisions.iter().map(ProvisionSettings::describe).collect();
-    assert_eq!(described, ["web: 4 cores, user=33,comm=nginx", "db: 2 cores"]);
+    assert_eq!(described, ["web: 4 cores, user=33,comm=nginx", "db: 1 core"]);
     let changes = Config::default().describe_changes(&config);
-    assert_eq!(changes, ["provision is now [web: 4 cores, user=33,comm=nginx, db: 2 cores] (was [])"]);
+    assert_eq!(changes, ["provision is now [web: 4 cores, user=33,comm=nginx, db: 1 core] (was [])"]);
 }
 
 #[test]
@@ -394,12 +394,12 @@ fn quoted_text_is_short_and_escaped() {
 
 #[test]
 fn the_caret_is_aligned_in_a_long_line() {
-    let text =
-        format!("admin_groups = [{}] # end\nmode = 1", "\"ä\", ".repeat(30) + "7" + &", \"b\"".repeat(30));
+    let names = |letter: &str| (10..40).map(|n| format!("\"{letter}{n}\"")).collect::<Vec<_>>().join(", ");
+    let text = format!("admin_groups = [{}, true, {}] # end\nmode = 1", names("ä"), names("b"));
     let message = wrong(&text);
     let lines: Vec<&str> = message.lines().collect();
     let caret = lines[2].chars().position(|character| character == '^').unwrap();
-    assert_eq!(lines[1].chars().nth(caret), Some('['), "{message}");
+    assert_eq!(lines[1].chars().nth(caret), Some('t'), "{message}");
 }
 
 fn written(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {

@@ -4,9 +4,9 @@ use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use toml::de::DeValue;
+use toml::de::{DeArray, DeValue};
 
-use pjw_core::cpu_count_variables::{CpuCountVariable, MAX_CPU_COUNT_VARIABLES, parse_cpu_count_variables};
+use pjw_core::cpu_count_variables::{CpuCountVariable, MAX_CPU_COUNT_VARIABLES, parse_cpu_count_variable};
 
 use super::problem::{closest_word, escape_and_cut, quote_and_cut};
 
@@ -26,18 +26,32 @@ pub(super) struct ValueError {
     pub(super) text: String,
     /// The bytes of the file with the mistake, if they are only a part of the value.
     pub(super) span: Option<Range<usize>>,
+    /// The full name of the key with the mistake, such as `provision.cores`. `None` if it is the key that is read.
+    pub(super) key: Option<String>,
+}
+
+/// So that a parser that can report several mistakes may use `?` on a parser that reports one.
+impl From<ValueError> for Vec<ValueError> {
+    fn from(error: ValueError) -> Self {
+        vec![error]
+    }
 }
 
 impl ValueError {
     /// Makes an error with `text` as its message.
     pub(super) fn with_message(text: impl Into<String>) -> Self {
-        Self { text: text.into(), span: None }
+        Self { text: text.into(), span: None, key: None }
     }
 
     /// Adds the position of the mistake to this error. `span` is the byte range of the mistake in the configuration
     /// file.
     pub(super) fn at_span(self, span: Range<usize>) -> Self {
         Self { span: Some(span), ..self }
+    }
+
+    /// Adds the key that has the mistake to this error. `key` is its full name, such as `provision.cores`.
+    pub(super) fn in_key(self, key: String) -> Self {
+        Self { key: Some(key), ..self }
     }
 
     /// Makes the error that `value` is not allowed. `wanted` describes the allowed values, for example `true or false`.
@@ -119,23 +133,39 @@ pub(super) fn show_duration(duration: &Duration) -> String {
     format!("\"{}\"", format_duration(*duration))
 }
 
+/// Parses each element of the list `items` with `parse`. The second argument of `parse` has the results of the elements
+/// before.
+///
+/// # Errors
+/// The mistakes of all elements, each with the position of its element.
+pub(super) fn parse_each<T>(
+    items: &DeArray<'_>,
+    mut parse: impl FnMut(&DeValue<'_>, &[T]) -> Result<T, ValueError>,
+) -> Result<Vec<T>, Vec<ValueError>> {
+    let (mut parsed, mut mistakes) = (Vec::new(), Vec::new());
+    for item in items.iter() {
+        match parse(item.get_ref(), &parsed) {
+            Ok(element) => parsed.push(element),
+            Err(mistake) => mistakes.push(mistake.at_span(item.span())),
+        }
+    }
+    if mistakes.is_empty() { Ok(parsed) } else { Err(mistakes) }
+}
+
 /// Parses `value`, a list of user groups by name or number. The groups need not exist, because a directory service may
 /// be unavailable.
 ///
 /// # Errors
 /// If the value is not such a list, has too many groups, or has a group twice.
-pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
+pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, Vec<ValueError>> {
     let wanted = "a list of group names, such as [\"pjw\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > GROUPS_MAX {
-        return Err(ValueError::with_message(format!(
-            "{} groups are too many: list at most {GROUPS_MAX}",
-            items.len()
-        )));
+        let text = format!("{} groups are too many: list at most {GROUPS_MAX}", items.len());
+        return Err(ValueError::with_message(text).into());
     }
-    let mut groups: Vec<String> = Vec::new();
-    for item in items.iter() {
-        let name = text(item.get_ref(), wanted)?;
+    parse_each(items, |item, groups: &[String]| {
+        let name = text(item, wanted)?;
         let odd = |character: char| character.is_control() || ":,".contains(character);
         if name.trim().is_empty() || name.len() > GROUP_NAME_MAX || name.contains(odd) {
             return Err(ValueError::with_message(format!(
@@ -149,9 +179,8 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
                 "the group {name} is listed twice: list each group once"
             )));
         }
-        groups.push(name.to_owned());
-    }
-    Ok(groups)
+        Ok(name.to_owned())
+    })
 }
 
 /// Parses `value`, the list of environment variables that tell a program the number of cores or PUs (logical CPUs) of
@@ -159,24 +188,17 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
 ///
 /// # Errors
 /// If the value is not such a list.
-pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, ValueError> {
+pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, Vec<ValueError>> {
     let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
-    let texts =
-        items.iter().map(|item| text(item.get_ref(), wanted).map_err(|error| error.at_span(item.span())));
-    let texts: Vec<&str> = texts.collect::<Result<_, _>>()?;
-    if texts.len() > MAX_CPU_COUNT_VARIABLES {
-        let count = texts.len();
-        return Err(ValueError::with_message(format!(
-            "{count} variables are too many: list at most {MAX_CPU_COUNT_VARIABLES}"
-        )));
+    if items.len() > MAX_CPU_COUNT_VARIABLES {
+        let count = items.len();
+        let text = format!("{count} variables are too many: list at most {MAX_CPU_COUNT_VARIABLES}");
+        return Err(ValueError::with_message(text).into());
     }
-    parse_cpu_count_variables(texts).map_err(|(index, error)| {
-        let error = ValueError::with_message(escape_and_cut(&error.to_string(), 300));
-        match items.get(index) {
-            Some(item) => error.at_span(item.span()),
-            None => error,
-        }
+    parse_each(items, |item, variables| {
+        let parsed = parse_cpu_count_variable(text(item, wanted)?, variables);
+        parsed.map_err(|error| ValueError::with_message(escape_and_cut(&error.to_string(), 300)))
     })
 }
 

@@ -1,6 +1,8 @@
 //! What the event loop reads again while it runs: the configuration at a reload, and the topology when PUs come online.
 
 use pjw_core::event::{Event, EventKind};
+use pjw_core::policy::DaemonMode;
+use pjw_core::text::cpus_text;
 use pjw_linux::topology::{TopologySource, load_topology};
 use tracing::warn;
 
@@ -23,6 +25,8 @@ impl EventLoop {
         match loaded {
             Ok((config, policy)) => {
                 let mut changes = self.config.describe_changes(&config);
+                // The mode observe made none of the provisions: that one is missing is no news.
+                let was_enforced = self.config.settings().mode == DaemonMode::Enforce;
                 let known_provisions = self.config.settings().provisions.clone();
                 self.warden.set_policy(policy);
                 self.control_settings.send_replace(ControlSettings::from(config.settings()));
@@ -43,6 +47,7 @@ impl EventLoop {
                 self.triggers.job_processes_scan_due = true;
                 let commands = self.provision_commands();
                 let made_again = unchanged_provisions(&commands, &known_provisions);
+                let made_again = made_again.into_iter().filter(|_| was_enforced).collect::<Vec<_>>();
                 self.own_commands.extend(commands);
                 self.cycle(Vec::new());
                 changes.extend(made_again.iter().map(|settings| self.describe_restored_provision(settings)));
@@ -89,22 +94,46 @@ impl EventLoop {
         }
         self.publisher.publish_topology(&topology);
         self.warden.replace_topology(topology, policy);
-        let text = format!("CPUs {new} came online and were unknown: they are free now");
+        let text = format!("{} came online and had been unknown: free now", cpus_text(&new));
         self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
         self.triggers.job_processes_scan_due = true;
     }
 }
 
-/// The error message for a rejected configuration: the place of the first mistake only. The text of the line goes to
-/// the log, because a client on the socket may not be allowed to read the file.
+/// The most mistakes of a rejected configuration in the answer to a reload. pjwd's log has all.
+const MAX_MISTAKES: usize = 5;
+
+/// The error message for a rejected configuration: its mistakes, in one line. Only an administrator, who may change the
+/// file, gets this message. It does not quote lines of the file, which can be readable for root only.
 fn rejection(problems: &[ConfigError]) -> String {
-    let first = problems.first().map(ConfigError::location).unwrap_or_default();
-    let more = match problems.len().saturating_sub(1) {
+    let shown: Vec<String> = problems.iter().take(MAX_MISTAKES).map(ConfigError::log_line).collect();
+    let more = match problems.len().saturating_sub(MAX_MISTAKES) {
         0 => String::new(),
-        1 => " (and one more mistake)".to_owned(),
-        more => format!(" (and {more} more mistakes)"),
+        1 => "; one more mistake is in pjwd's log".to_owned(),
+        more => format!("; {more} more mistakes are in pjwd's log"),
     };
-    format!(
-        "the old configuration stays in force: {first} is wrong{more}; for the reason run pjwctl check-config FILE, or see pjwd's log"
-    )
+    format!("the old configuration stays in force: {}{more}", shown.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::rejection;
+    use crate::config::Config;
+
+    #[test]
+    fn the_answer_to_a_reload_has_the_mistakes_and_their_reasons() {
+        let refused =
+            |text: &str| rejection(&Config::parse(Path::new("/etc/pjw/pjwd.toml"), text).unwrap_err());
+        assert_eq!(
+            refused("user_max_cores = -1\nshare_smt = 1\n"),
+            "the old configuration stays in force: \
+             /etc/pjw/pjwd.toml:1:18: user_max_cores: -1 is not allowed here: write a whole number from 0 to 65536; \
+             /etc/pjw/pjwd.toml:2:13: share_smt: 1 is not allowed here: write true or false, without quotation marks"
+        );
+        let many: String = (0..15).map(|number| format!("key{number} = 1\n")).collect();
+        let many = refused(&many);
+        assert!(many.ends_with("key4: there is no such key; 10 more mistakes are in pjwd's log"), "{many}");
+    }
 }
