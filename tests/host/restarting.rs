@@ -114,6 +114,24 @@ fn in_observe_mode_nothing_is_changed() {
 }
 
 #[test]
+fn in_observe_mode_no_provision_is_called_wrong() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("mode = \"observe\"\n");
+    let table = format!("[[provision]]\nname = \"web.{}\"\ncores = 1\n", daemon.tag());
+    let warnings = || daemon.status().warnings;
+    let reload = || daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap().to_string();
+    daemon.configure(&format!("mode = \"observe\"\n{table}"));
+    reload();
+    assert!(warnings().iter().all(|warning| warning.code != "provision"), "{:?}", warnings());
+    daemon.configure(&table);
+    let changes = reload();
+    assert!(!changes.contains("missing"), "{changes}");
+    assert!(daemon.job("web").is_some_and(|job| !job.cpus.is_empty()), "{:?}", warnings());
+}
+
+#[test]
 fn a_follower_of_the_events_receives_the_last_one_too() {
     let mut daemon = Daemon::start("");
     let mut follower =

@@ -2,8 +2,9 @@
 
 use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
 use pjw_core::ids::Uid;
-use pjw_core::job::{Job, Provision};
+use pjw_core::job::{Job, JobId, Provision};
 use pjw_core::plan::Warning;
+use pjw_core::policy::DaemonMode;
 use pjw_core::refusal::Refusal;
 
 use super::EventLoop;
@@ -31,8 +32,13 @@ pub(super) fn unchanged_provisions(
 impl EventLoop {
     /// Returns the commands that make the existing provisions agree with the configuration: commands that create or
     /// change the provisions of the configuration, and commands that remove provisions of an earlier configuration.
-    /// Provisions that users created by commands stay. A provision is a number of cores that pjwd keeps for a service.
+    /// Provisions that users created by commands stay. There are no commands in the mode `observe`, in which pjwd changes
+    /// nothing. A provision is a number of cores that pjwd keeps for a service.
     pub(super) fn provision_commands(&self) -> Vec<Command> {
+        // pjwd would refuse them, and blame tables that have no mistake.
+        if self.config.settings().mode == DaemonMode::Observe {
+            return Vec::new();
+        }
         let wanted = &self.config.settings().provisions;
         let is_wanted = |job: &&Job| wanted.iter().any(|settings| settings.job == job.id);
         let is_from_config =
@@ -88,9 +94,10 @@ impl EventLoop {
                 self.provision_warnings.push(warning);
             }
         }
-        let settings = &self.config.settings().provisions;
-        self.provision_warnings
-            .retain(|warning| settings.iter().any(|known| Some(&known.job) == warning.job.as_ref()));
+        let settings = self.config.settings();
+        let is_observed = settings.mode == DaemonMode::Observe;
+        let is_known = |job: Option<&JobId>| settings.provisions.iter().any(|known| Some(&known.job) == job);
+        self.provision_warnings.retain(|warning| !is_observed && is_known(warning.job.as_ref()));
     }
 
     /// Returns the warning that the provisions of the configuration have more cores in total than jobs can have on this
