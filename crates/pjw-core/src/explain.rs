@@ -62,6 +62,14 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
     because
 }
 
+/// Returns the PUs (logical CPUs) that the job holds at present. Empty if it has no grant, or if its processes are
+/// frozen: the grant of a frozen job has PUs that have no effect.
+#[must_use]
+pub fn held_cpus(job: &Job) -> CpuSet {
+    let grant = job.grant.as_ref().filter(|grant| grant.ownership != Ownership::Frozen);
+    grant.map(|grant| grant.cpus.clone()).unwrap_or_default()
+}
+
 fn grant_text(job: &Job, grant: &Grant) -> String {
     let (id, cpus) = (&job.id, cpus_text(&grant.cpus));
     match (grant.ownership, grant.granted_by) {

@@ -1,6 +1,6 @@
 //! A borrower that can borrow no core is squeezed or frozen, and what its report says of that.
 
-use pjw_core::explain::{explain_mask, explain_process};
+use pjw_core::explain::{explain_mask, explain_process, held_cpus};
 use pjw_core::ids::Tid;
 
 use super::*;
@@ -37,6 +37,8 @@ fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
         assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(ownerships), cpus));
         let spec = &m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec;
         assert_eq!((spec.idle, spec.frozen), (true, ownerships == Ownership::Frozen));
+        let told = if spec.frozen { "" } else { cpus };
+        assert_eq!(held_cpus(&m.state.jobs[&job("batch")]).to_string(), told, "as explain says it");
         assert_sound(&m);
         m.release("normal").unwrap();
         assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core came free");

@@ -241,7 +241,7 @@ pub fn processes_with_far_memory(
 pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> QueryAnswer {
     QueryAnswer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
         job: id.to_string(),
-        cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
+        cpus: explain::held_cpus(job).to_string(),
         grant_reasons: explain::explain_job(state, policy, job),
         second_best: job.grant.as_ref().map(|grant| grant.second_best.clone()).unwrap_or_default(),
     }))
