@@ -30,7 +30,7 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
             CpusetChange::Create { job_cpuset, .. } => {
                 let kind = if action.is_repair { EventKind::Repaired } else { EventKind::Confined };
                 let cpus = &job_cpuset.spec.cpus;
-                let text = format!("the cpuset of {} keeps it on {cpus}", job_cpuset.path);
+                let text = format!("the cpuset of {} keeps it on {}", job_cpuset.path, cpus_text(cpus));
                 events.push(Event::new(kind, text).with_job(&action.job).with_cpus(cpus));
             }
             CpusetChange::MoveIn { process, from, to } if action.is_repair => {
@@ -69,14 +69,15 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
     for ((job, kind), actions) in changed {
         let count = actions.len();
         let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
+        let on = cpus_text(&grant);
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
         let (event, text) = match kind {
-            MaskActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
-            MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
-            MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
-            MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &grant)),
+            MaskActionKind::Confine => (EventKind::Confined, format!("{threads} put on {on}")),
+            MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {on}")),
+            MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {on}")),
+            MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &on)),
             MaskActionKind::Override => {
-                (EventKind::Rebalanced, format!("the own bindings of {threads} inside {grant} lifted"))
+                (EventKind::Rebalanced, format!("the own bindings of {threads} inside {on} lifted"))
             }
             MaskActionKind::Rebind => (EventKind::Repaired, rebind_text(&threads, &actions)),
             MaskActionKind::KeepOff => {
@@ -89,7 +90,7 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
     events
 }
 
-fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &CpuSet) -> String {
+fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &str) -> String {
     let bound_to = actions.iter().fold(CpuSet::new(), |cpus, action| cpus.union(&action.current_mask));
     format!(
         "{threads} bound to {} moved inside {grant}: too many running threads were bound there, while other CPUs of the job \

@@ -7,6 +7,7 @@ use std::sync::{Arc, Barrier};
 use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
+use pjw_core::text::cpus_text;
 use pjw_linux::sys::affinity;
 use pjw_tests::cpusets::{cgroup_of_process, find_hierarchy};
 use pjw_tests::daemon::{Daemon, Enforcement};
@@ -134,9 +135,10 @@ fn a_job_stays_in_its_cpuset_while_the_daemon_is_stopped() {
     });
     let [text] = texts.as_slice() else { panic!("not one report for the process: {texts:?}") };
     let expected = format!(
-        "asked for {}: the cpuset of {} kept it on {cpus} (and 63 times more)",
-        all_cpus(&daemon),
-        daemon.job_id("a")
+        "asked for {}: the cpuset of {} kept it on {} (and 63 times more)",
+        cpus_text(&all_cpus(&daemon)),
+        daemon.job_id("a"),
+        cpus_text(&cpus)
     );
     assert!(text.contains(&format!(" of process {fugitive} ")) && text.ends_with(&expected), "{text}");
 }

@@ -6,7 +6,7 @@
 
 use core::time::Duration;
 
-use crate::basics::{CpuSet, Pid, ProcessId, Tid, prelude::*};
+use crate::basics::{CpuSet, Pid, ProcessId, Tid, cpus_text, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::state::{Member, ReportedAffinityTargets, ReportedAttemptCount, WardenState};
 use crate::terms::{AffinityRequest, Event, EventKind, JobId};
@@ -150,12 +150,13 @@ fn event_text(attempt: &AffinityAttempt<'_>, others: usize) -> String {
     let AffinityRequest { caller, caller_pid, comm, .. } = request;
     let target_text = request.target.map(|target| format!(" for {target}")).unwrap_or_default();
     let kept = requested.intersection(grant);
+    let (held, requested) = (cpus_text(grant), cpus_text(requested));
     let effect = if request.refused {
-        format!("the kernel refused, for none of them is in {grant} of {job}")
+        format!("the kernel refused, for none of them is in {held} of {job}")
     } else if kept.is_empty() {
-        format!("the cpuset of {job} keeps it on {grant}")
+        format!("the cpuset of {job} keeps it on {held}")
     } else {
-        format!("the cpuset of {job} kept it on {kept}")
+        format!("the cpuset of {job} kept it on {}", cpus_text(&kept))
     };
     let repetitions = match others {
         0 => String::new(),

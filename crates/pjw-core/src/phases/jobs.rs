@@ -1,7 +1,7 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
 use crate::allocate::offer::{allocate_for_groups, allocate_shared};
-use crate::basics::{CpuSet, cpus_text, prelude::*};
+use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, prelude::*};
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
 use crate::state::{PuOffer, WardenState};
@@ -121,9 +121,12 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
         };
         revoke_for_scheduler(draft, &id, &cpus);
         let also_held = draft.state.pool.claim(&id, &cpus);
-        let mut reasons = vec![format!("{} gave it {cpus} by a cpuset", id.source())];
+        let mut reasons = vec![format!("{} gave it {} by a cpuset", id.source(), cpus_text(&cpus))];
         if !also_held.is_empty() {
-            reasons.push(format!("{also_held} of these are another job's or housekeeping too"));
+            reasons.push(format!(
+                "of these, {} another job's or housekeeping too",
+                cpus_with_is_are(&also_held)
+            ));
         }
         let (granted_by, shared, granted_at) =
             (GrantedBy::Scheduler, !also_held.is_empty(), draft.now.since_boot);
@@ -170,7 +173,8 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
     let losers: Vec<JobId> = losers.map(|job| job.id.clone()).collect();
     for loser in losers {
         let held = draft.state.pool.release(&loser);
-        let text = format!("{winner} was given {cpus} by its scheduler; {held} had to be taken back");
+        let (given, taken) = (cpus_text(cpus), cpus_text(&held));
+        let text = format!("{winner} was given {given} by its scheduler; {taken} had to be taken back");
         draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(&loser).with_cpus(&held));
         draft.change_job(&loser, |job| job.grant = None);
     }

@@ -11,7 +11,7 @@ mod thread_plan;
 
 use self::nodes::ChosenNodes;
 use self::thread_plan::{ThreadPlan, has_isolated_partition};
-use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
 use crate::phases::overload::threads_to_unbind;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::CycleDraft};
@@ -267,52 +267,52 @@ fn kind_and_reason(
     grant: &CpuSet,
     is_lifted: bool,
 ) -> (MaskActionKind, String) {
-    let (current, original) = (&plan.thread.effective_mask, plan.entry.original_mask());
-    let (demand, is_inside) = (plan.thread.demand.permille / 10, current.is_subset(grant));
+    let is_inside = plan.thread.effective_mask.is_subset(grant);
+    let demand = plan.thread.demand.permille / 10;
+    let (current, own) = (cpus_text(&plan.thread.effective_mask), cpus_text(&plan.own));
+    let held = cpus_text(grant);
     match pin {
         _ if plan.has_left_grant(grant) && is_inside => (
             MaskActionKind::Repair,
             format!("the thread requested more than its share: the cpuset of {job} kept it on {current}"),
         ),
         _ if plan.has_left_grant(grant) => {
-            (MaskActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {current}"))
+            (MaskActionKind::Repair, format!("the thread left {held} of {job}: it was found on {current}"))
         }
         _ if plan.lifted == Some(LiftReason::Overload) => (
             MaskActionKind::Unbind,
-            format!(
-                "too many running threads of {job} are bound to {}, while other PUs of {grant} idle",
-                plan.own
-            ),
+            format!("too many running threads of {job} are bound to {own}, while other PUs of {held} idle"),
         ),
         _ if plan.lifted == Some(LiftReason::Policy) => (
             MaskActionKind::Override,
-            format!(
-                "the configuration (affinity = \"override\") lifts the thread's own binding to {}",
-                plan.own
-            ),
+            format!("the configuration (affinity = \"override\") lifts the thread's own binding to {own}"),
         ),
         _ if plan.is_rebound && is_inside => (
             MaskActionKind::Rebind,
-            format!("the thread's own binding to {} is in force again: lifting it did not help", plan.own),
+            format!("the thread's own binding to {own} is in force again: lifting it did not help"),
         ),
         Some(_) if is_inside => (
             MaskActionKind::Pin,
-            format!("the thread wants a PU {demand} % of the time: one PU of {grant} for it"),
+            format!("the thread wants a PU {demand} % of the time: one PU of {held} for it"),
         ),
         None if is_inside && plan.pinned_pu(grant).is_some() => (
             MaskActionKind::Float,
-            format!("the thread wants a PU {demand} % of the time: it may use all of {target}"),
+            format!("the thread wants a PU {demand} % of the time: it may use all of {}", cpus_text(target)),
         ),
         _ if is_lifted => (
             MaskActionKind::Confine,
-            format!("the cpuset of {job} keeps it on {grant}: a mask from elsewhere is lifted"),
+            format!("the cpuset of {job} keeps it on {held}: a mask from elsewhere is lifted"),
         ),
         _ if target == grant => {
-            (MaskActionKind::Confine, format!("{job} holds {grant}; the thread may run on {current}"))
+            (MaskActionKind::Confine, format!("{job} holds {held}; the thread may run on {current}"))
         }
         _ => (
             MaskActionKind::Confine,
-            format!("{job} holds {grant}; the thread's own {original} becomes {target} there"),
+            format!(
+                "{job} holds {held}; the thread's own {} becomes {} there",
+                cpus_text(plan.entry.original_mask()),
+                cpus_text(target)
+            ),
         ),
     }
 }
@@ -335,10 +335,11 @@ fn report_violations(
         // An affinity request in a cpuset, and a later move out of that cpuset, are two violations.
         let is_reported = inside && reported.threads.contains(&requester);
         if !is_reported && reported.processes.insert(pid) {
+            let (held, current) = (cpus_text(grant), cpus_text(current_mask));
             let text = if inside {
-                format!("a thread of process {pid} requested every PU: its cpuset kept it on {current_mask}")
+                format!("a thread of process {pid} requested every PU: its cpuset kept it on {current}")
             } else {
-                format!("a thread of process {pid} left {grant}: found on {current_mask}")
+                format!("a thread of process {pid} left {held}: found on {current}")
             };
             let mut event =
                 Event::new(EventKind::Violation, text).with_job(job).with_pid(pid).with_cpus(current_mask);

@@ -5,7 +5,7 @@
 //! processes of a user with several jobs are kept off every grant, because their job can't be known. Their original
 //! masks are restored when the user has fewer jobs.
 
-use crate::basics::{CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::phases::draft::{CycleDraft, CycleOutput};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, MaskAction, MaskActionKind, MembershipEvidence, Policy, Process, Record, Warning};
@@ -171,7 +171,10 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         if target_mask == thread.effective_mask || is_requested {
             return None;
         }
-        let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
+        let why = format!(
+            "a stray of a user with several jobs: it may use what no job holds, {}",
+            cpus_text(outside)
+        );
         let kind = MaskActionKind::KeepOff;
         Some(MaskAction::with_exact_mask(kind, &member.job, id, &thread.effective_mask, target_mask, why))
     })

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::basics::{CpuSet, Pid, Pu, Tid, Uid, cpus_with_is_are, prelude::*};
+use crate::basics::{CpuSet, Pid, Pu, Tid, Uid, cpus_text, cpus_with_is_are, prelude::*};
 use crate::terms::job::{JobId, JobSource};
 
 /// The unit of the numbers in a [`Refusal`], such as the numbers of requested and of free CPUs: whole cores
@@ -382,14 +382,16 @@ fn what_fits(unit: CpuUnit, free: u32, free_cpus: &CpuSet, held: u32, max_cores_
             ", the job has {held}, and no other {smallest} is free: have another job released first {JOBS}"
         ),
         (_, 0) => format!(
-            " and {} free ({free_cpus}); the largest request that fits now is {largest}, \
+            " and {} free ({}); the largest request that fits now is {largest}, \
              {max_cores_in_one_l3} within one L3: ask for fewer, or have a job released first {JOBS}",
-            is(free)
+            is(free),
+            cpus_text(free_cpus)
         ),
         _ => format!(
-            ", the job has {held}, and {} free besides ({free_cpus}); the largest request that fits now is {largest}, \
+            ", the job has {held}, and {} free besides ({}); the largest request that fits now is {largest}, \
              {max_cores_in_one_l3} within one L3: ask for fewer, or have another job released first {JOBS}",
-            is(free)
+            is(free),
+            cpus_text(free_cpus)
         ),
     }
 }

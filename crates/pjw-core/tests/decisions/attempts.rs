@@ -40,11 +40,14 @@ fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_m
         (Some(&job("slurm:4")), Some(Pid(10)), Some(Tid(11)))
     );
     assert_eq!(event.cpus, Some(set("0-7")));
-    let expected = "thread 11 of process 10 (mpirun) asked for 0-7: the cpuset of slurm:4 kept it on 4-5";
+    let expected =
+        "thread 11 of process 10 (mpirun) asked for CPUs 0-7: the cpuset of slurm:4 kept it on CPUs 4-5";
     assert_eq!(event.text, expected);
     assert_eq!(violations(&mut m), [], "once");
     m.ask(10, 11, "5-6");
-    assert!(violations(&mut m)[0].text.ends_with("asked for 5-6: the cpuset of slurm:4 kept it on 5"));
+    assert!(
+        violations(&mut m)[0].text.ends_with("asked for CPUs 5-6: the cpuset of slurm:4 kept it on CPU 5")
+    );
 }
 
 #[test]
@@ -54,9 +57,9 @@ fn a_call_that_the_kernel_refused_is_reported_as_refused() {
     let reported = violations(&mut m);
     assert!(
         reported.len() == 1
-            && reported[0]
-                .text
-                .ends_with("asked for 0-1: the kernel refused, for none of them is in 4-5 of slurm:4"),
+            && reported[0].text.ends_with(
+                "asked for CPUs 0-1: the kernel refused, for none of them is in CPUs 4-5 of slurm:4"
+            ),
         "{reported:?}"
     );
 }
@@ -118,12 +121,12 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         m.bind(10, 10, "4-5");
         reported.extend(violations(&mut m));
         assert_eq!(reported.len(), 1, "{reported:?}");
-        assert!(reported[0].text.contains("asked for 0-7"), "{reported:?}");
+        assert!(reported[0].text.contains("asked for CPUs 0-7"), "{reported:?}");
         assert_eq!(m.effective_mask(10, 10), pinned);
         // The call of this thread is not reported.
         m.run(&[10, 11]);
         m.bind(10, 10, "4-5");
-        assert!(violations(&mut m)[0].text.contains("requested every PU: its cpuset kept it on 4-5"));
+        assert!(violations(&mut m)[0].text.contains("requested every PU: its cpuset kept it on CPUs 4-5"));
     }
 }
 
@@ -138,7 +141,10 @@ fn without_cpuset_the_changed_mask_is_reported() {
     m.ask(10, 10, "0-7");
     m.bind(10, 10, "0-7");
     let reported = violations(&mut m);
-    assert!(reported.len() == 1 && reported[0].text.contains("left 0-1: found on 0-7"), "{reported:?}");
+    assert!(
+        reported.len() == 1 && reported[0].text.contains("left CPUs 0-1: found on CPUs 0-7"),
+        "{reported:?}"
+    );
 }
 
 #[test]
@@ -184,7 +190,9 @@ fn a_request_for_another_process_is_reported_only_if_it_is_in_the_job() {
     assert_eq!(violations(&mut m), []);
     m.ask(10, 10, "0-7").target = Some(Tid(12));
     assert!(
-        violations(&mut m)[0].text.contains("asked for 0-7 for 12: the cpuset of slurm:4 kept it on 4-5")
+        violations(&mut m)[0]
+            .text
+            .contains("asked for CPUs 0-7 for 12: the cpuset of slurm:4 kept it on CPUs 4-5")
     );
 }
 

@@ -112,7 +112,7 @@ fn a_waiting_job_is_explained_with_the_free_cores() {
     machine.assign("a", 2, &[]).unwrap();
     let reasons = job_reasons(&machine);
     assert_eq!(reasons[0], "manual:a waits for cores; no process belongs to it yet");
-    assert!(reasons[1].contains("2 cores were asked for and 1 is free (7)"), "{reasons:?}");
+    assert!(reasons[1].contains("2 cores were asked for and 1 is free (CPU 7)"), "{reasons:?}");
 }
 
 #[test]

@@ -306,8 +306,10 @@ fn a_repair_of_a_binding_is_reported_once_and_explained() {
     let told: Vec<&str> = repairs.iter().map(String::as_str).collect();
     assert_eq!(
         told,
-        ["2 threads bound to CPUs 0,4 moved inside 0-1,4-5: too many running threads were bound there, \
-             while other CPUs of the job idled"]
+        [
+            "2 threads bound to CPUs 0,4 moved inside CPUs 0-1,4-5: too many running threads were bound there, \
+             while other CPUs of the job idled"
+        ]
     );
     let expected = "it wants a CPU 99 % of the time (running or waiting) and is pinned to CPU 1: too many running threads were bound to its own \
                     CPUs 0,4, while other CPUs of the job idled";

@@ -93,7 +93,7 @@ fn a_resize_counts_the_jobs_own_cores_apart_from_the_free_ones() {
     assert_eq!(
         refused(&mut m, "a", 5),
         format!(
-            "5 cores were asked for, the job has 2, and 2 are free besides (2-3); the largest request that fits now is \
+            "5 cores were asked for, the job has 2, and 2 are free besides (CPUs 2-3); the largest request that fits now is \
              4, 4 within one L3: ask for fewer, or have another job released first {jobs}"
         )
     );
@@ -111,7 +111,7 @@ fn a_resize_counts_the_jobs_own_cores_apart_from_the_free_ones() {
     m.assign("c", 2, &[]).unwrap();
     let warnings = &m.last.as_ref().unwrap().warnings;
     let warning = warnings.iter().find(|warning| warning.code == "unserved").unwrap();
-    assert!(warning.text.contains("2 cores were asked for and 1 is free (7);"), "{}", warning.text);
+    assert!(warning.text.contains("2 cores were asked for and 1 is free (CPU 7);"), "{}", warning.text);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use pjw_core::job::{GrantedBy, Job};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::state::WardenState;
+use pjw_core::text::cpus_text;
 use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 
@@ -111,7 +112,7 @@ fn beside_warning(own_cgroups: &OwnCgroupNames) -> Option<wire::Warning> {
 
 fn overlap(job: &Job) -> Option<String> {
     let grant = job.grant.as_ref().filter(|grant| grant.is_shared)?;
-    Some(format!("{} holds {}, and other jobs hold some of these CPUs too", job.id, grant.cpus))
+    Some(format!("{} holds {}, and other jobs hold some of these too", job.id, cpus_text(&grant.cpus)))
 }
 
 /// The job holds PUs that the configuration has since reserved for housekeeping. Jobs with a scheduler's grant are
@@ -119,7 +120,9 @@ fn overlap(job: &Job) -> Option<String> {
 fn overlaps_housekeeping(job: &Job, housekeeping: &CpuSet) -> Option<String> {
     let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
     let both = grant.cpus.intersection(housekeeping);
-    (!both.is_empty()).then(|| format!("{} holds {both}, which are configured for housekeeping", job.id))
+    let verb = if both.len() == 1 { "is" } else { "are" };
+    (!both.is_empty())
+        .then(|| format!("{} holds {}, which {verb} configured for housekeeping", job.id, cpus_text(&both)))
 }
 
 fn oversubscribed(job: &Job, counts: ProcessCounts) -> Option<String> {

@@ -76,7 +76,7 @@ fn the_smallest_hole_that_holds_the_request_is_taken() {
     assert_eq!(bench.cores(4, 6), "8-13");
     assert_eq!(
         bench.cores(5, 3),
-        "3 cores were asked for and 2 are free (14-15); the largest request that fits now is 2, \
+        "3 cores were asked for and 2 are free (CPUs 14-15); the largest request that fits now is 2, \
          2 within one L3: ask for fewer, or have a job released first (pjwctl jobs shows who holds what)"
     );
 }
@@ -337,7 +337,7 @@ fn remaining_single_pus_come_from_a_core_already_in_use() {
     let refusal = bench.ask(4, &pus(3)).unwrap_err().to_string();
     assert!(
         refusal.starts_with(
-            "3 CPUs were asked for and 2 are free (1,7); the largest request that fits now is 2, 2 within one L3:"
+            "3 CPUs were asked for and 2 are free (CPUs 1,7); the largest request that fits now is 2, 2 within one L3:"
         ),
         "{refusal}"
     );
@@ -355,7 +355,7 @@ fn a_request_for_single_pus_is_refused_in_pus() {
     assert_eq!(bench.ask(2, &pus(1)).unwrap().cpus.to_string(), "7");
     let refusal = bench.ask(1, &pus(6)).unwrap_err().to_string();
     assert!(
-        refusal.starts_with("6 CPUs were asked for, the job has 3, and 2 are free besides (1,5);"),
+        refusal.starts_with("6 CPUs were asked for, the job has 3, and 2 are free besides (CPUs 1,5);"),
         "{refusal}"
     );
     assert_eq!(bench.ask(3, &pus(2)).unwrap().cpus.to_string(), "1,5");

@@ -14,7 +14,7 @@ pub(crate) mod planned;
 mod removal;
 mod warnings;
 
-use crate::basics::{CpuSet, ProcessId, Pu, Uid, prelude::*};
+use crate::basics::{CpuSet, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
 use crate::phases::cpusets::moves::{
     has_members, members_forked_inside, members_in_borrower_cpusets, members_to_move_in, original_cgroup,
@@ -359,10 +359,11 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
 /// The reason for writing a cpuset. `found` is the present content of a cpuset that another program changed.
 fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
     let JobCpuset { job, path, spec: CpusetSpec { cpus, .. }, .. } = job_cpuset;
+    let cpus = cpus_text(cpus);
     match found.map(|found| &found.cpus) {
         None => format!("{job} holds {cpus}: the cpuset of {path} keeps it there"),
         Some(found) if found.is_empty() => format!("the cpuset of {path} was empty and is to be {cpus}"),
-        Some(found) => format!("the cpuset of {path} was {found} and is to be {cpus}"),
+        Some(found) => format!("the cpuset of {path} was {} and is to be {cpus}", cpus_text(found)),
     }
 }
 

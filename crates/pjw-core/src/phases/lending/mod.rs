@@ -404,7 +404,14 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
     } else {
         let lent = borrowed.intersection(&draft.state.pool.lent_cpus());
         let free = borrowed.difference(&lent);
-        let texts = [(&free, "free"), (&lent, "left idle by their owners")];
+        let owners = lent.iter().filter_map(|pu| draft.state.pool.holder(pu)?.job());
+        let owners: BTreeSet<&JobId> = owners.collect();
+        let by_owners = match (lent.len(), owners.len()) {
+            (1, _) => "left idle by its owner",
+            (_, 1) => "left idle by their owner",
+            _ => "left idle by their owners",
+        };
+        let texts = [(&free, "free"), (&lent, by_owners)];
         let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
         let texts: Vec<String> =
             texts.map(|(cpus, what)| format!("{} {what}", cpus_with_is_are(cpus))).collect();

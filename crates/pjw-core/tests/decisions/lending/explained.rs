@@ -29,3 +29,15 @@ fn explain_says_why_no_core_of_an_owner_is_lent_and_to_which_job_one_is() {
     m.policy.lending.enabled = false;
     assert!(explained(&m).ends_with("lending.enabled = false"), "{}", explained(&m));
 }
+
+#[test]
+fn the_reason_of_a_borrower_agrees_in_number_with_its_cores_and_their_owner() {
+    for (used, reason) in [
+        (4, "it borrows cores: CPUs 6-7 are free, CPU 5 is left idle by its owner"),
+        (1, "it borrows cores: CPUs 6-7 are free, CPUs 2-5 are left idle by their owner"),
+    ] {
+        let mut m = web_and_batch();
+        web_uses(&mut m, used, 2);
+        assert_eq!(m.state.grant_of(&job("batch")).unwrap().reasons, [reason]);
+    }
+}

@@ -72,8 +72,7 @@ fn class_lines(jobs: &[Job]) -> impl Iterator<Item = String> {
         let class = text::escape_control_characters(&job.class);
         let moved = [("lends", &job.lent), ("borrows", &job.borrowed)].into_iter();
         let moved = moved.filter(|(_, cpus)| !cpus.is_empty());
-        let moved =
-            moved.map(|(verb, cpus)| format!(", {verb} {}", text::shorten_cpu_list(cpus, MOVED_WIDTH)));
+        let moved = moved.map(|(verb, cpus)| format!(", {verb} {}", text::cpus_phrase(cpus, MOVED_WIDTH)));
         format!("{} is {class}{}\n", job_symbol(n), moved.collect::<String>())
     })
 }

@@ -37,7 +37,7 @@ fn a_job_that_is_not_of_the_class_normal_has_a_line_below_the_table() {
     jobs[2].borrowed = "2-3".into();
     let text = jobs_text(&jobs, &names(), now(), PLAIN_TERMINAL);
     let below = text.strip_prefix(&jobs_text(&several(), &names(), now(), PLAIN_TERMINAL)).unwrap();
-    assert_eq!(below, "a is guaranteed, lends 2-3\nc is besteffort, borrows 2-3\n");
+    assert_eq!(below, "a is guaranteed, lends CPUs 2-3\nc is besteffort, borrows CPUs 2-3\n");
 }
 
 #[test]
