@@ -172,7 +172,7 @@ pub enum Refusal {
         known: String,
     },
     /// There is no job with this id.
-    #[error("there is no job {job}: pjwctl jobs lists them")]
+    #[error("there is no job {job}: pjwctl jobs lists them; if it has ended: pjwctl report {job}")]
     NoSuchJob {
         /// The id that the command named.
         job: JobId,

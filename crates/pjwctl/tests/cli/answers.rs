@@ -394,16 +394,19 @@ fn a_closed_pipe_ends_the_command_silently() {
 #[test]
 fn a_process_id_in_the_place_of_a_job_is_answered_with_the_command_for_processes() {
     let daemon = Daemon::start(|call| match call {
-        Call::GetJob(request) => {
-            Answer::refusal(&format!("there is no job {}: pjwctl jobs lists them", request.job))
-        }
+        Call::GetJob(request) => Answer::refusal(&format!(
+            "there is no job {0}: pjwctl jobs lists them; if it has ended: pjwctl report {0}",
+            request.job
+        )),
         other => panic!("{other:?}"),
     });
     let shown = |job: &str| answer(&mut pjwctl(&daemon.socket(), &["show", job])).stderr;
-    let of_number =
-        "there is no job manual:4711: pjwctl jobs lists them; for the process 4711: pjwctl explain 4711";
+    let of_number = "there is no job manual:4711: pjwctl jobs lists them; if it has ended: pjwctl report manual:4711; \
+                     for the process 4711: pjwctl explain 4711";
     assert_eq!(shown("4711"), format!("pjwctl: {of_number}\n"));
-    assert_eq!(shown("web"), "pjwctl: there is no job manual:web: pjwctl jobs lists them\n");
+    let of_name =
+        "there is no job manual:web: pjwctl jobs lists them; if it has ended: pjwctl report manual:web";
+    assert_eq!(shown("web"), format!("pjwctl: {of_name}\n"));
 }
 
 #[test]
