@@ -225,7 +225,7 @@ fn a_curve_that_cannot_be_replayed_is_refused_on_one_line() {
         ("0,1\nx,1\n", "bad.csv: line 2: the time \"x\" is not a number of seconds"),
         ("0,1\n9,1\n8,1\n", "bad.csv: line 3: the time 8 is not after 9 s"),
         ("time_s,web:4\n0,1\n9,5\n", "bad.csv: line 3: web uses 5 cores and owns 4"),
-        ("0,9\n9,9\n", "bad.csv: owner can't have 9 cores: 9 cores were"),
+        ("0,9\n9,9\n", "bad.csv: owner can't have 9 cores: the curve asks for 9 cores"),
     ] {
         fs::write(bench.path("bad.csv"), text).unwrap();
         assert_refused(&bench.simulate(&["--demand", "bad.csv"]), reason);

@@ -83,14 +83,30 @@ pub struct OwnerTotals {
 /// Error: a curve of CPU demand can't be replayed on a machine, because pjw refuses to give a job of the replay
 /// its cores. The usual reason is that the machine has too few cores. Contains the job and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{job} can't have {cores} cores: {refusal}")]
+#[error("{job} can't have {cores} core{}: {}", if *cores == 1 { "" } else { "s" }, why_refused(*requested_cores, *usable_cores, refusal))]
 pub struct JobRefused {
     /// The name of the job.
     pub job: String,
     /// The number of cores that the job is to own, according to the curve.
     pub cores: u32,
+    /// The number of cores that all owners of the curve are to have together.
+    pub requested_cores: u64,
+    /// The number of whole cores that jobs can have on the machine.
+    pub usable_cores: u32,
     /// The reason why pjw refuses these cores.
     pub refusal: Refusal,
+}
+
+/// A shortage of cores is described by the curve and the machine: the remedies in the refusal name the commands of a
+/// running pjwd, and a replay has no other jobs that could be released.
+fn why_refused(requested: u64, usable: u32, refusal: &Refusal) -> String {
+    if requested <= u64::from(usable) {
+        return refusal.to_string();
+    }
+    format!(
+        "the curve asks for {requested} cores in total, and the machine has {usable} for jobs: lower the numbers of \
+         cores in the curve, or take a larger machine"
+    )
 }
 
 /// Replays `curve`, a curve of CPU demand, on a simulated machine with the topology `topology`. The result says how
@@ -109,13 +125,20 @@ pub fn replay_demand(
 ) -> Result<DemandReplayResult, JobRefused> {
     let mut machine = Machine::new(topology, options);
     let usable_cores = topology.whole_core_count(&machine.state.pool.free_cpus());
+    let requested_cores = curve.owners.iter().map(|owner| u64::from(owner.cores)).sum();
+    let refused = |job: &JobId, cores: u32, refusal: Refusal| {
+        let job = job.name().to_owned();
+        JobRefused { job, cores, requested_cores, usable_cores, refusal }
+    };
     let begin = curve.points.first().map_or(Duration::ZERO, |point| point.time);
     for owner in &curve.owners {
-        machine.assign(begin, &owner.job, owner.cores, PriorityClass::Guaranteed)?;
+        let assigned = machine.assign(begin, &owner.job, owner.cores, PriorityClass::Guaranteed);
+        assigned.map_err(|refusal| refused(&owner.job, owner.cores, refusal))?;
     }
     let besteffort = JobId::new(SOURCE_OF_BESTEFFORT, "besteffort");
     if let Ok(job) = &besteffort {
-        machine.assign(begin, job, usable_cores, PriorityClass::Besteffort)?;
+        let assigned = machine.assign(begin, job, usable_cores, PriorityClass::Besteffort);
+        assigned.map_err(|refusal| refused(job, usable_cores, refusal))?;
     }
     let mut result = DemandReplayResult {
         owners: curve.owners.iter().map(OwnerTotals::new).collect(),
@@ -174,7 +197,7 @@ impl Machine {
         job: &JobId,
         cores: u32,
         class: PriorityClass,
-    ) -> Result<(), JobRefused> {
+    ) -> Result<(), Refusal> {
         let caller = Caller { uid: Uid::ROOT, is_admin: true };
         let command = AssignCommand {
             cpu_request: Some(CpuRequest::Cores(cores)),
@@ -182,9 +205,7 @@ impl Machine {
             ..AssignCommand::new(job.clone(), caller)
         };
         let replies = self.run_cycle(now, &[Command::Assign(command)]);
-        let refusal = replies.into_iter().find_map(Result::err);
-        let refused = |refusal| JobRefused { job: job.name().to_owned(), cores, refusal };
-        refusal.map_or(Ok(()), |refusal| Err(refused(refusal)))
+        replies.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }
 
     fn run_cycle(&mut self, now: Duration, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
