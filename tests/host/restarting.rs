@@ -132,6 +132,17 @@ fn in_observe_mode_no_provision_is_called_wrong() {
 }
 
 #[test]
+fn a_group_of_administrators_that_does_not_exist_is_a_warning() {
+    let daemon = Daemon::start("admin_groups = [\"pjw-no-such-group\", \"0\"]\n");
+    let has_warning = || daemon.status().warnings.iter().any(|warning| warning.code == "unknown-group");
+    wait_until("the status has the warning", has_warning);
+    assert_eq!(daemon.log().matches("there is no group").count(), 1, "{}", daemon.log());
+    daemon.configure("");
+    daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap();
+    wait_until("the warning is gone", || !has_warning());
+}
+
+#[test]
 fn a_follower_of_the_events_receives_the_last_one_too() {
     let mut daemon = Daemon::start("");
     let mut follower =

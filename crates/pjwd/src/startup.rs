@@ -405,6 +405,7 @@ fn serve_until_stopped(
         started.await.context("the event loop ended before its first scan")?;
         tokio::task::spawn_local(Rc::clone(&control).sample_memory());
         tokio::task::spawn_local(Rc::clone(&control).estimate_memory());
+        tokio::task::spawn_local(Rc::clone(&control).watch_admin_groups());
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let (sender, successors) = mpsc::unbounded_channel();
         tokio::task::spawn_local(own_files.restore_removed_files(sender, outbox.clone()));

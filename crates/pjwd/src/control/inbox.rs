@@ -72,6 +72,8 @@ pub enum WarningOrigin {
     OwnFiles,
     /// The readings of memory: a job will need more than there is.
     Memory,
+    /// The configuration: groups of administrators do not exist.
+    AdminGroups,
 }
 
 /// The receiving end of the channel for messages to the event loop of pjwd. Only the event loop has this end. While

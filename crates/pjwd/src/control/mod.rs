@@ -1,5 +1,6 @@
 //! The control server: it answers calls on the socket, and passes commands and questions on to the event loop.
 
+mod admin_groups;
 pub mod admission;
 mod assign;
 pub mod inbox;

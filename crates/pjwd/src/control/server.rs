@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use nix::unistd::Uid;
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply as CommandReply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
@@ -21,6 +21,7 @@ use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
+use super::admin_groups::{in_any_group, watch_admin_groups};
 use super::admission::{self, RateLimiter, RefusalLog};
 use super::assign::assign_command;
 use super::inbox::{EventLoopMessage, MessageSender};
@@ -101,6 +102,12 @@ impl ControlService {
             self.remove_memory_readings(&job);
         }
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
+    }
+
+    /// Sends the event loop a warning for each group of `admin_groups` that does not exist, at the start of the daemon
+    /// and after each reload of the configuration. Returns when the event loop has ended.
+    pub async fn watch_admin_groups(self: Rc<Self>) {
+        watch_admin_groups(self.settings.clone(), self.outbox.clone()).await;
     }
 
     /// Returns the user of the client `peer` at the other end of a connection, and whether this user is an administrator.
@@ -389,21 +396,6 @@ pub(super) fn parse_job_id_argument(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
 }
 
-fn in_any_group(peer: Peer, groups: &[String]) -> bool {
-    let Ok(Some(user)) = User::from_uid(Uid::from_raw(peer.uid)) else { return false };
-    let Ok(name) = std::ffi::CString::new(user.name) else { return false };
-    let mine = getgrouplist(&name, user.gid).unwrap_or_default();
-    groups.iter().filter_map(|group| group_id(group)).any(|group| mine.contains(&group))
-}
-
-/// Returns the id of the group named `group`. If there is no such group and `group` is a number, returns this number (chown(1)).
-fn group_id(group: &str) -> Option<Gid> {
-    match Group::from_name(group) {
-        Ok(Some(group)) => Some(group.gid),
-        _ => group.parse().ok().map(Gid::from_raw),
-    }
-}
-
 fn member_to_wire(facts: MemberDetails) -> wire::Member {
     wire::Member {
         pid: facts.id.pid.0,
@@ -428,20 +420,5 @@ fn thread_to_wire(facts: ThreadDetails) -> wire::Thread {
         allowed: thread.effective_mask.to_string(),
         pinned: pinned_pu.map(|pu| pu.0),
         because: mask_reason,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_group_of_the_administrators_is_known_by_its_name_or_its_number() {
-        assert_eq!(group_id("root"), Some(Gid::from_raw(0)));
-        assert_eq!(group_id("4294967294"), Some(Gid::from_raw(4_294_967_294)));
-        assert_eq!(group_id("no-such-group"), None);
-        let root = Peer { uid: 0, gid: 0, pid: None };
-        assert!(in_any_group(root, &["no-such-group".to_owned(), "0".to_owned()]));
-        assert!(!in_any_group(root, &["4294967294".to_owned()]));
     }
 }

@@ -1,0 +1,87 @@
+//! The groups whose members are administrators: who is in one of them, and which of them do not exist.
+
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use pjw_core::plan::Warning;
+use pjw_ipc::server::Peer;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+
+use super::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
+use super::settings::ControlSettings;
+
+/// Sends the event loop a warning through `outbox` for each group of `admin_groups` that does not exist. The event loop
+/// logs a warning once. Looks the groups up at the start of the daemon and after each reload of the configuration, which
+/// sends new `settings`. Returns when the event loop has ended.
+pub(super) async fn watch_admin_groups(
+    mut settings: watch::Receiver<ControlSettings>,
+    outbox: MessageSender,
+) {
+    let mut reported = Vec::new();
+    loop {
+        let groups = settings.borrow_and_update().rules.admin_groups.clone();
+        // The name service may contact a remote server. The lookup must not block the thread that serves all clients.
+        let looked_up = spawn_blocking(move || unknown_group_warnings(&groups)).await;
+        let warnings = looked_up.unwrap_or_default();
+        if warnings != reported {
+            reported.clone_from(&warnings);
+            let _ = outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::AdminGroups, warnings });
+        }
+        if settings.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A warning for each group that does not exist. A group is not reported if the name service fails: it may be late.
+fn unknown_group_warnings(groups: &[String]) -> Vec<Warning> {
+    let is_unknown = |group: &&String| {
+        group.parse::<u32>().is_err() && matches!(Group::from_name(group.as_str()), Ok(None))
+    };
+    let warning = |group: &String| {
+        let text =
+            format!("there is no group {group:?}, which admin_groups names: it gives nobody the rights");
+        Warning::new("unknown-group", text, "correct admin_groups, or create the group; pjwctl reload")
+    };
+    groups.iter().filter(is_unknown).map(warning).collect()
+}
+
+/// Returns whether the user of the client `peer` is a member of one of `groups`, which are names or numbers. Blocks
+/// while the name service looks them up.
+pub(super) fn in_any_group(peer: Peer, groups: &[String]) -> bool {
+    let Ok(Some(user)) = User::from_uid(Uid::from_raw(peer.uid)) else { return false };
+    let Ok(name) = std::ffi::CString::new(user.name) else { return false };
+    let mine = getgrouplist(&name, user.gid).unwrap_or_default();
+    groups.iter().filter_map(|group| group_id(group)).any(|group| mine.contains(&group))
+}
+
+/// Returns the id of the group named `group`. If there is no such group and `group` is a number, returns this number (chown(1)).
+fn group_id(group: &str) -> Option<Gid> {
+    match Group::from_name(group) {
+        Ok(Some(group)) => Some(group.gid),
+        _ => group.parse().ok().map(Gid::from_raw),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_does_not_exist_is_reported_and_a_number_is_a_group() {
+        let groups = ["root", "4294967", "pjw-no-such-group"].map(str::to_owned);
+        let warnings = unknown_group_warnings(&groups);
+        let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+        assert_eq!(warning.code, "unknown-group");
+        assert!(warning.text.contains("\"pjw-no-such-group\""), "{}", warning.text);
+    }
+
+    #[test]
+    fn a_group_of_the_administrators_is_known_by_its_name_or_its_number() {
+        assert_eq!(group_id("root"), Some(Gid::from_raw(0)));
+        assert_eq!(group_id("4294967294"), Some(Gid::from_raw(4_294_967_294)));
+        assert_eq!(group_id("no-such-group"), None);
+        let root = Peer { uid: 0, gid: 0, pid: None };
+        assert!(in_any_group(root, &["no-such-group".to_owned(), "0".to_owned()]));
+        assert!(!in_any_group(root, &["4294967294".to_owned()]));
+    }
+}
