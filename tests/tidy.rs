@@ -24,6 +24,8 @@ mod names;
 mod promises;
 #[path = "tidy/source.rs"]
 mod source;
+#[path = "tidy/warnings.rs"]
+mod warnings;
 
 use source::Source;
 

@@ -111,7 +111,7 @@ pub struct Warning {
     /// processes.
     pub pid: Option<Pid>,
     /// The stable short name of this kind of warning, for scripts, such as `unknown-count`, `stray` or
-    /// `own-binding`.
+    /// `no-wall`.
     pub code: &'static str,
     /// The text of the warning, in one sentence for users: what is wrong or what pjw does not do, and the
     /// reason.
