@@ -418,9 +418,7 @@ impl OwnerCpuSampler {
                 used.max(wanted_by_waiting_threads(state, &id, &grant.cpus, has_smt))
             };
             trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
-            let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
-            let since = Nanos(since_boot.0.saturating_sub(period_ns));
-            state.lending.record_use(&id, used, core_count, &runs_on, since);
+            state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
         }
         shows_demand
     }

@@ -39,10 +39,10 @@ pub struct LendingState {
 pub struct OwnerLendingState {
     /// The number of cores that the owner uses, as of the last sample. `None` before the first sample.
     used: Option<u32>,
-    /// At index `n`: the begin of the period from which on every sample found at most `n` cores in use. `None` if the
-    /// last sample found more.
+    /// At index `n`: the time from which every sample found at most `n` cores in use. `None` if the last
+    /// sample found more.
     at_most_since: Vec<Option<Nanos>>,
-    /// The begin of the period that the first sample covers. `None` before the first sample.
+    /// The time of the first sample since sampling began. `None` before the first sample.
     sampled_since: Option<Nanos>,
     /// The lent PUs on which the owner itself runs, as of the last sample.
     runs_on: CpuSet,
@@ -60,22 +60,22 @@ impl LendingState {
     ///
     /// - `used_cores` is the number of cores that the owner uses, and `core_count` the number of all its cores.
     /// - `used_lent_cpus` is the set of the lent PUs (logical CPUs) on which the owner itself runs.
-    /// - `measured_since` is the begin of the period that the measurement covers, in ns since boot.
+    /// - `measured_at` is the time of the measurement, in ns since boot.
     pub fn record_use(
         &mut self,
         owner: &JobId,
         used_cores: u32,
         core_count: u32,
         used_lent_cpus: &CpuSet,
-        measured_since: Nanos,
+        measured_at: Nanos,
     ) {
         let known = self.owners.entry(owner.clone()).or_default();
         known.used = Some(used_cores);
-        known.sampled_since = known.sampled_since.or(Some(measured_since));
+        known.sampled_since = known.sampled_since.or(Some(measured_at));
         known.runs_on = used_lent_cpus.clone();
         known.at_most_since.resize(core_count as usize + 1, None);
         for (most, since) in (0u32..).zip(&mut known.at_most_since) {
-            *since = if used_cores <= most { since.or(Some(measured_since)) } else { None };
+            *since = if used_cores <= most { since.or(Some(measured_at)) } else { None };
         }
     }
 

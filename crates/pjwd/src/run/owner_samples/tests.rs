@@ -175,22 +175,6 @@ fn an_owner_that_shares_its_core_with_another_program_uses_the_core_although_it_
     );
 }
 
-#[test]
-fn a_core_is_idle_from_the_beginning_of_the_first_sample_that_shows_it() {
-    let (begin, mut state) = (Instant::now(), state_with_owner(0, 0));
-    state.pool.claim(&job("web"), &set("0-1"));
-    // Free cores would be lent at once.
-    state.pool.set_housekeeping(&set("2-3"));
-    let mut policy = lending_policy();
-    policy.lending.lend_after = 100 * MS;
-    let mut sampler = OwnerCpuSampler::with_monitor(None);
-    for (sample, lends) in [(0, false), (1, true)] {
-        let passed = 100 * MS * sample;
-        let now = (begin + passed, Nanos(u64::try_from(passed.as_nanos()).unwrap()));
-        assert_eq!(sampler.measure_if_due(&mut state, &policy, now, |_| Some(Duration::ZERO)), lends);
-    }
-}
-
 /// A monitor that has seen the owner run on each lent PU for 10 ms, up to now.
 #[derive(Debug, Default)]
 struct TenMilliseconds(BTreeMap<Pu, u32>);
