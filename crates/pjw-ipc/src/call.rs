@@ -122,7 +122,7 @@ parameters! {
         /// Whether the job must be new. If true, the call is refused if the job exists already.
         fresh: Option<bool>,
         /// Whether processes that belong to another job stay there. If true, the call is refused if one of `pids`
-        /// belongs to another job by any evidence.
+        /// belongs to another job by any evidence, except by adoption (the configuration key `adopt_strays`).
         keep_members: Option<bool>,
         /// The user id of the job's owner. Only an administrator may name another user than the caller.
         owner: Option<u32>,

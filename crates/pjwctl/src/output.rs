@@ -109,7 +109,8 @@ pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
 /// Prints the error message `message` to standard error, as one line that begins with `pjwctl: `. Control characters
 /// in the message are escaped. A failure to print is ignored.
 pub fn print_error(message: &str) {
-    let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(message));
+    let line = format!("pjwctl: {}\n", one_line(message));
+    let _ = write_all_waiting(io::stderr().as_fd(), line.as_bytes());
 }
 
 fn one_line(text: &str) -> String {

@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{PipeReader, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_tests::programs::program_path;
 use pjw_tests::waiting::wait_until;
 
@@ -66,10 +66,17 @@ fn nonblocking_pipe() -> (PipeReader, OwnedFd) {
     (reader, writer.into())
 }
 
+/// Whether the pipe with this writing end takes no more.
+fn is_full(writer: &OwnedFd) -> bool {
+    let mut room = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
+    poll(&mut room, PollTimeout::ZERO).unwrap() == 0
+}
+
 #[test]
 fn labelled_output_waits_for_a_slow_reader_also_if_its_pipe_does_not_block() {
     for options in ["--label", "--json"] {
         let (mut reader, writer) = nonblocking_pipe();
+        let own_end = writer.try_clone().unwrap();
         let mut pjwctl = Command::new(program_path("pjwctl"));
         // The result of so many instances is longer than a pipe, too.
         let instances = if options == "--json" { "600" } else { "2" };
@@ -78,7 +85,8 @@ fn labelled_output_waits_for_a_slow_reader_also_if_its_pipe_does_not_block() {
         let child = pjwctl.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
         // The command has the writing end too.
         drop(pjwctl);
-        std::thread::sleep(Duration::from_millis(300));
+        wait_until("the pipe is full", || is_full(&own_end));
+        drop(own_end);
         let mut printed = String::new();
         reader.read_to_string(&mut printed).unwrap();
         let output = child.wait_with_output().unwrap();
@@ -112,9 +120,14 @@ fn instances_end_if_the_reader_of_their_labelled_output_has_closed_its_pipe() {
 
 #[test]
 fn an_endless_labelled_output_does_not_hold_up_signals() {
-    let script = "[ %r = 0 ] && exec yes; sleep 0.3; kill $PPID; exec sleep 1000";
+    let dir = tempfile::tempdir().unwrap();
+    // The output of instance 0 has failed when more than a pipe takes was read of it.
+    let script = "[ %r = 0 ] && { seq 100000; : >read; exec yes; }; \
+                  while [ ! -e read ]; do sleep 0.01; done; kill $PPID; exec sleep 1000";
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let (code, error) = ended_in_time(labelled("2", script), full);
+    let mut pjwctl = labelled("2", script);
+    pjwctl.current_dir(&dir);
+    let (code, error) = ended_in_time(pjwctl, full);
     assert_eq!(code, Some(1), "{error}");
     for rank in ["instance 0", "instance 1"] {
         let line = error.lines().find(|line| line.contains(rank)).unwrap_or_default();

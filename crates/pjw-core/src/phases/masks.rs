@@ -281,7 +281,7 @@ fn kind_and_reason(
         }
         _ if plan.lifted == Some(LiftReason::Overload) => (
             MaskActionKind::Unbind,
-            format!("too many running threads of {job} are bound to {own}, while other PUs of {held} idle"),
+            format!("too many running threads of {job} are bound to {own}, while others of {held} idle"),
         ),
         _ if plan.lifted == Some(LiftReason::Policy) => (
             MaskActionKind::Override,
@@ -293,7 +293,7 @@ fn kind_and_reason(
         ),
         Some(_) if is_inside => (
             MaskActionKind::Pin,
-            format!("the thread wants a PU {demand} % of the time: one PU of {held} for it"),
+            format!("the thread wants a PU {demand} % of the time: one of {held} for it"),
         ),
         None if is_inside && plan.pinned_pu(grant).is_some() => (
             MaskActionKind::Float,

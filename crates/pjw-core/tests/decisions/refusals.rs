@@ -2,6 +2,7 @@
 
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::ExhaustionPolicy;
@@ -173,6 +174,34 @@ fn a_process_of_a_job_that_starts_a_command_in_a_new_job_is_told_to_do_without()
         "this process (20) is in manual:outer already: start the command without pjwctl run, and it has the cores of \
          manual:outer; pjwctl spawn divides them among its instances if --job and options for cores are left out"
     );
+}
+
+#[test]
+fn a_command_that_keeps_members_leaves_a_child_in_its_job_and_frees_an_adopted_process() {
+    let keeps = |id: &str, pid: u32| {
+        let pids = vec![Pid(pid)];
+        let assign = AssignCommand { keeps_members: true, pids, ..assign_of(id, Some(CpuRequest::Cores(1))) };
+        Command::Assign(assign)
+    };
+    let mut m = machine();
+    m.spawn(20, 1, 1001);
+    m.spawn(40, 1, 1001);
+    m.policy.adopt_unassigned_processes = true;
+    m.settle();
+    m.assign("outer", 1, &[20]).unwrap();
+    m.spawn(21, 20, 1001);
+    m.settle();
+    assert_eq!([m.member(21), m.member(40)], ["manual:outer by Parent", "manual:outer by Adopted"]);
+    let refusal = m.command(keeps("inner", 21)).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "this process (21) is in manual:outer already, and keeps the cores of manual:outer"
+    );
+    assert!(!refusal.is_reported() && m.events.iter().all(|event| event.kind != EventKind::Refused));
+    m.command(keeps("own", 40)).unwrap();
+    assert_eq!(m.member(40), "manual:own by Registered");
+    m.assign("inner", 1, &[21]).unwrap();
+    assert_eq!(m.member(21), "manual:inner by Registered", "without the option the child leaves the job");
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub(super) fn parse_provisions(
     let header = || ValueError::with_message("write [[provision]] above its keys");
     let tables = value.as_array().ok_or_else(header)?;
     let (mut provisions, mut mistakes) = (Vec::new(), Vec::new());
-    let mut known_names: Vec<JobId> = Vec::new();
+    let (mut known_names, mut known_rules) = (Vec::<JobId>::new(), Vec::<(ProvisionRule, String)>::new());
     for value in tables.iter() {
         let Some(table) = value.get_ref().as_table() else {
             mistakes.push(header().at_span(value.span()));
@@ -79,7 +79,10 @@ pub(super) fn parse_provisions(
             }
             known_names.push(job.clone());
         }
-        mistakes.extend(draft.same_rule_mistake(&provisions));
+        mistakes.extend(draft.same_rule_mistake(&known_rules));
+        if let KeyState::Valid(rule, _) = &draft.rule {
+            known_rules.push((rule.clone(), draft.shown_name()));
+        }
         provisions.extend(draft.finish());
     }
     if mistakes.is_empty() { Ok(provisions) } else { Err(mistakes) }
@@ -155,15 +158,22 @@ impl ProvisionDraft {
         job.into_iter().chain(cores)
     }
 
-    /// The mistake that a provision before has the same rule.
-    fn same_rule_mistake(&self, before: &[ProvisionSettings]) -> Option<ValueError> {
-        let (KeyState::Valid(job, _), KeyState::Valid(rule, span)) = (&self.job, &self.rule) else {
-            return None;
-        };
-        let same = before.iter().find(|known| known.rule.as_ref() == Some(rule))?;
-        let (one, other) = (same.job.name(), job.name());
+    /// The name of the provision, for messages.
+    fn shown_name(&self) -> String {
+        match &self.job {
+            KeyState::Valid(job, _) => format!("{:?}", job.name()),
+            KeyState::Missing | KeyState::Wrong => "a provision".to_owned(),
+        }
+    }
+
+    /// The mistake that a provision before has the same rule. `known` has the rules of those, each with the name of its
+    /// provision.
+    fn same_rule_mistake(&self, known: &[(ProvisionRule, String)]) -> Option<ValueError> {
+        let KeyState::Valid(rule, span) = &self.rule else { return None };
+        let (_, one) = known.iter().find(|(known, _)| known == rule)?;
+        let other = self.shown_name();
         let text =
-            format!("{one:?} and {other:?} have the same match: a process can belong to one provision only");
+            format!("{one} and {other} have the same match: a process can belong to one provision only");
         Some(ValueError::with_message(text).at_span(span.clone()).in_key(full_key("match")))
     }
 
@@ -244,6 +254,19 @@ mod tests {
         );
         let told = problems[5].log_line();
         assert!(told.ends_with("\"a\" has no number of cores: write cores = 4"), "{told}");
+    }
+
+    #[test]
+    fn a_mistake_hides_neither_a_missing_key_nor_a_rule_that_stands_twice() {
+        let text = "mode = \"x\"\n[[provision]]\nname=\"a\"\nmatch=\"comm=x\"\n\n\
+                    [[provision]]\nname=\"b\"\ncores=1\nmatch=\"comm=x\"\n";
+        let problems = Config::parse(Path::new("pjwd.toml"), text).unwrap_err();
+        let places: Vec<String> = problems.iter().map(super::super::ConfigError::location).collect();
+        assert_eq!(
+            places,
+            ["pjwd.toml:1:8: mode", "pjwd.toml:2:1: provision.cores", "pjwd.toml:9:7: provision.match"]
+        );
+        assert!(problems[2].log_line().contains("\"a\" and \"b\" have the same match"), "{problems:?}");
     }
 
     #[test]

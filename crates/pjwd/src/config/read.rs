@@ -66,8 +66,14 @@ pub(super) fn settings(
     text: &str,
 ) -> Result<(Settings, Option<FilePosition>), Vec<ConfigError>> {
     let (document, errors) = DeTable::parse_recoverable(text);
-    let mut reader =
-        Reader { path, text, settings: Settings::default(), seen: Vec::new(), found: Vec::new() };
+    let mut reader = Reader {
+        path,
+        text,
+        settings: Settings::default(),
+        seen: Vec::new(),
+        found: Vec::new(),
+        has_syntax_errors: !errors.is_empty(),
+    };
     for error in &errors {
         let span = error.span().unwrap_or(text.len()..text.len());
         let text = format!("syntax: {}", error.message());
@@ -98,6 +104,8 @@ struct Reader<'t> {
     /// The name of every known key in the file, valid or not, with the byte range of its value.
     seen: Vec<(String, Range<usize>)>,
     found: Vec<Finding>,
+    /// Whether a part of the file could not be understood.
+    has_syntax_errors: bool,
 }
 
 impl Reader<'_> {
@@ -106,7 +114,7 @@ impl Reader<'_> {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
             if name == provisions::PROVISION_KEY {
-                match provisions::parse_provisions(value.get_ref(), keys::MAX_CORES, !self.found.is_empty()) {
+                match provisions::parse_provisions(value.get_ref(), keys::MAX_CORES, self.has_syntax_errors) {
                     Ok(read) => self.settings.provisions = read,
                     Err(mistakes) => self.note_mistakes(mistakes, value.span(), &name),
                 }

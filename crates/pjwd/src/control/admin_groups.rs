@@ -1,17 +1,23 @@
 //! The groups whose members are administrators: who is in one of them, and which of them do not exist.
 
+use std::time::Duration;
+
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use pjw_core::plan::Warning;
 use pjw_ipc::server::Peer;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use super::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
 use super::settings::ControlSettings;
 
+/// The time after which groups that do not exist are looked up again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Sends the event loop a warning through `outbox` for each group of `admin_groups` that does not exist. The event loop
-/// logs a warning once. Looks the groups up at the start of the daemon and after each reload of the configuration, which
-/// sends new `settings`. Returns when the event loop has ended.
+/// logs a warning once. Looks the groups up at the start of the daemon, after each reload of the configuration, which
+/// sends new `settings`, and each minute while there is a warning. Returns when the event loop has ended.
 pub(super) async fn watch_admin_groups(
     mut settings: watch::Receiver<ControlSettings>,
     outbox: MessageSender,
@@ -26,7 +32,13 @@ pub(super) async fn watch_admin_groups(
             reported.clone_from(&warnings);
             let _ = outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::AdminGroups, warnings });
         }
-        if settings.changed().await.is_err() {
+        // A group can be made at any time, and a name service can be late.
+        let changed = if reported.is_empty() {
+            settings.changed().await
+        } else {
+            timeout(RETRY_INTERVAL, settings.changed()).await.unwrap_or(Ok(()))
+        };
+        if changed.is_err() {
             return;
         }
     }

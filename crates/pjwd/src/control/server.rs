@@ -285,10 +285,13 @@ impl ControlService {
         }))
     }
 
-    /// Waits for at most [`END_WAIT`] until the job has ended. Its last process may have exited a moment ago.
+    /// Waits for at most [`END_WAIT`] until the job has ended. Its last process may have exited a moment ago. A released
+    /// job and a provision stay without a process: there is no wait for these.
     async fn wait_for_end(&self, job: &JobId) {
         let (mut status, id) = (self.status.clone(), job.to_string());
-        let has_ended = |status: &Arc<PublishedStatus>| status.jobs.iter().all(|job| job.id != id);
+        let stays = |job: &wire::Job| job.state == "released" || job.provision.is_some();
+        let has_ended =
+            |status: &Arc<PublishedStatus>| status.jobs.iter().all(|job| job.id != id || stays(job));
         let ended = tokio::time::timeout(END_WAIT, status.wait_for(has_ended)).await;
         // Whether it has ended is decided by the caller.
         drop(ended);

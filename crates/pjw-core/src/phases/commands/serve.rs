@@ -6,6 +6,7 @@ use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
 use crate::phases::{draft::CycleDraft, hotplug, jobs, lending, membership, membership::add_member};
+use crate::state::Member;
 use crate::terms::{
     BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
     JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Refusal,
@@ -287,8 +288,10 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a user's
     // command, assigned to a job stays.
     let member = draft.state.members.get(&pid).filter(|member| member.job != args.job);
-    match member.filter(|member| args.keeps_members || member.evidence >= MembershipEvidence::Cgroup) {
-        Some(member) if args.keeps_members => Err(Refusal::StaysInJob { pid, job: member.job.clone() }),
+    // An adopted process belongs to a job only because its user has no other one.
+    let stays = |member: &Member| args.keeps_members && member.evidence > MembershipEvidence::Adopted;
+    match member.filter(|member| stays(member) || member.evidence >= MembershipEvidence::Cgroup) {
+        Some(member) if stays(member) => Err(Refusal::StaysInJob { pid, job: member.job.clone() }),
         // Only a program that starts another one in its place requires a new job: it names itself.
         Some(member) if args.must_be_new => Err(Refusal::StarterInOtherJob { pid, job: member.job.clone() }),
         Some(member) => Err(Refusal::InOtherJob { pid, job: member.job.clone() }),

@@ -10,6 +10,8 @@ use pjw_spawn::{Placement, SpawnContext};
 
 use crate::commands::run::environment_variable;
 
+/// The variable with the number of cores of an instance's part.
+const CORES_VARIABLE: &str = "PJW_NCORES";
 /// A value that removes a variable from a [`SpawnContext`].
 const REMOVED: &str = "\0";
 
@@ -32,14 +34,21 @@ impl SizeVariables {
         variables: &[CpuCountVariable],
         has_templates: bool,
     ) -> Self {
-        let of_part = |placement: &Arc<Placement>| {
-            let counts = CpuCounts::from_cpus(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()));
-            let mut set = cpu_count_environment(variables, counts, environment_variable);
-            // The inherited value is of the job in which pjwctl runs.
-            set.push(("PJW_NCORES".to_owned(), counts.cores.to_string()));
+        let counts_of = |placement: &Arc<Placement>| {
+            CpuCounts::from_cpus(topology, placement.cpus.as_ref().unwrap_or(topology.cpus()))
+        };
+        let counts: Vec<CpuCounts> = placements.iter().map(counts_of).collect();
+        let have_same_cores = counts.windows(2).all(|pair| pair[0].cores == pair[1].cores);
+        let of_part = |counts: &CpuCounts| {
+            let mut set = cpu_count_environment(variables, *counts, environment_variable);
+            // The inherited value is of the job in which pjwctl runs. No library reads the variable when it is loaded, so
+            // different values are no reason against templates: the instances of a template then have none.
+            let cores = counts.cores.to_string();
+            let is_known = have_same_cores || !has_templates;
+            set.push((CORES_VARIABLE.to_owned(), if is_known { cores } else { REMOVED.to_owned() }));
             set
         };
-        let of_parts: Vec<_> = placements.iter().map(of_part).collect();
+        let of_parts: Vec<_> = counts.iter().map(of_part).collect();
         let are_equal = of_parts.windows(2).all(|pair| pair[0] == pair[1]);
         Self { of_parts, are_common: are_equal || has_templates }
     }
@@ -131,5 +140,17 @@ mod tests {
         assert!((0..3).all(|part| sizes.own_variables(part).is_empty()));
         let groups = sizes.groups((0..7).collect(), 3);
         assert_eq!(groups, [(0, vec![0, 3, 6]), (1, vec![1, 2, 4, 5])]);
+    }
+
+    #[test]
+    fn the_number_of_cores_alone_is_no_reason_against_a_template() {
+        let placements: Vec<_> =
+            ["0-1,4-5", "2,6"].map(|part| Arc::new(Placement::on_cpus(part.parse().unwrap()))).into();
+        let sizes = |has_templates| {
+            SizeVariables::new(&regular_topology(1, 1, 1, 4, 2), &placements, &[], has_templates)
+        };
+        assert_eq!(sizes(true).unequal_variable(), None);
+        assert_eq!(sizes(true).groups(vec![0, 1], 2), [(0, vec![0, 1])]);
+        assert_eq!(texts(sizes(false).own_variables(1)).last().map(String::as_str), Some("PJW_NCORES=1"));
     }
 }

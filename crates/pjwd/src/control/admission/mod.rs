@@ -111,6 +111,8 @@ pub fn answer_without_event_loop(
                 Some(Refusal::JobExists { job: request.job.clone(), may_release })
             }
             Some(job) => not_yours(&request.job, job),
+            // Whether the process stays in a job that it is in already is decided first.
+            None if request.keeps_members => None,
             None => (rules.user_max_cores == 0).then_some(Refusal::AssignNeedsAdmin),
         },
         Command::Release { job: id, .. } | Command::Want { job: id, .. } => match find(id) {

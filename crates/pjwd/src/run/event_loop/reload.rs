@@ -103,8 +103,8 @@ impl EventLoop {
 /// The most mistakes of a rejected configuration in the answer to a reload. pjwd's log has all.
 const MAX_MISTAKES: usize = 5;
 
-/// The error message for a rejected configuration: its mistakes, in one line. Only an administrator, who may change the
-/// file, gets this message. It does not quote lines of the file, which can be readable for root only.
+/// The error message for a rejected configuration: its mistakes, in one line. Only an administrator gets this
+/// message. It names wrong values, and does not quote lines of the file, which can be readable for root only.
 fn rejection(problems: &[ConfigError]) -> String {
     let shown: Vec<String> = problems.iter().take(MAX_MISTAKES).map(ConfigError::log_line).collect();
     let more = match problems.len().saturating_sub(MAX_MISTAKES) {
