@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::spawn::dynamic_linker;
+use super::elf::DynamicSection;
 
 /// The bytes of a file in which the kernel looks for the interpreter: `BINPRM_BUF_SIZE`, execve(2).
 const HEAD_BYTES: u64 = 256;
@@ -20,7 +20,7 @@ pub(super) fn missing_interpreter_text(program: &Path) -> Option<String> {
     let mut file = program.to_owned();
     for _ in 0..MAX_SCRIPTS {
         let Some(interpreter) = script_interpreter(&file) else {
-            let linker = dynamic_linker(&file).filter(|linker| is_missing(linker))?;
+            let linker = DynamicSection::read(&file)?.linker.filter(|linker| is_missing(linker))?;
             let linker = shown(&linker);
             return Some(format!(
                 "its dynamic linker {linker} is missing: install it, or a program that is built for this system"

@@ -8,6 +8,7 @@ mod connection;
 mod daemon_program;
 mod defrag;
 mod doctor;
+mod elf;
 mod events;
 mod explain;
 mod hook;

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::elf::{DynamicSection, read_number};
+use crate::commands::elf::{DynamicSection, read_number};
 
 /// The directories that are searched after all others. The linker has them built in; distributions differ.
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];

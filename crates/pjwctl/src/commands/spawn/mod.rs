@@ -8,7 +8,6 @@
 
 mod advice;
 mod commands;
-mod elf;
 mod grant;
 mod group;
 mod instance;
@@ -20,7 +19,6 @@ mod report;
 mod signals;
 mod sizes;
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,12 +82,6 @@ pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
         }
         finished => finished,
     }
-}
-
-/// Returns the path of the dynamic linker that the program in the file `program` names. `None` if it names none, or is no
-/// program of 64 bits in the byte order of this machine.
-pub(super) fn dynamic_linker(program: &Path) -> Option<PathBuf> {
-    elf::DynamicSection::read(program)?.linker
 }
 
 /// Checks everything, and lets the start begin.
