@@ -1,6 +1,6 @@
 //! The processes of jobs whose CPU time was read, by pid and by job.
 
-use super::ProcessUsage;
+use super::processes::ProcessUsage;
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
