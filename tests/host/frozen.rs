@@ -35,6 +35,14 @@ impl FrozenJob {
         Self { batch, other, spinner }
     }
 
+    /// A frozen job, with the daemon that froze it. `None`, with a report, if this machine can't freeze it.
+    fn with_daemon() -> Option<(Self, Daemon)> {
+        let job = Self::start();
+        let daemon = Daemon::start_with(Enforcement::Cpuset, FREEZING);
+        // Without a result, the daemon is dropped first.
+        if lends(&daemon) && job.is_frozen_by(&daemon) { Some((job, daemon)) } else { None }
+    }
+
     /// Waits until the job is frozen. False, with a report, if this machine can't freeze it.
     fn is_frozen_by(&self, daemon: &Daemon) -> bool {
         let spinner = self.spinner;
@@ -158,11 +166,7 @@ fn a_killed_process_of_a_frozen_job_ends() {
     if !has_two_cores() {
         return;
     }
-    let job = FrozenJob::start();
-    let daemon = Daemon::start_with(Enforcement::Cpuset, FREEZING);
-    if !lends(&daemon) || !job.is_frozen_by(&daemon) {
-        return;
-    }
+    let Some((job, daemon)) = FrozenJob::with_daemon() else { return };
     kill_process(job.spinner);
     wait_until("the killed process has ended", || is_ended(job.spinner));
     assert_eq!(daemon.job("batch").unwrap().state, "waiting", "its shell stays frozen");
@@ -173,11 +177,7 @@ fn without_the_process_that_thaws_after_kill_9_the_daemon_goes_on_with_one_warni
     if !has_two_cores() {
         return;
     }
-    let job = FrozenJob::start();
-    let daemon = Daemon::start_with(Enforcement::Cpuset, FREEZING);
-    if !lends(&daemon) || !job.is_frozen_by(&daemon) {
-        return;
-    }
+    let Some((job, daemon)) = FrozenJob::with_daemon() else { return };
     kill_process(wait_for_second_process(&daemon));
     let warnings = || -> Vec<_> {
         daemon.status().warnings.into_iter().filter(|warning| warning.code == "thaw-watcher").collect()

@@ -164,12 +164,8 @@ pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<
     let Some((hierarchy, mut proc)) = hierarchy.zip(ProcDir::open(Path::new("/proc")).ok()) else {
         return Vec::new();
     };
-    let thaws = |process: &ProcessId| {
-        let here = moving::process_cgroup_path(&mut proc, *process, FREEZER);
-        let is_ours = here.is_some_and(|here| twins::besteffort_job_path(&here).is_some());
-        is_ours && twins::move_to(|path| hierarchy.v1_freezer_cgroup(path), "/", process.pid).is_ok()
-    };
-    killed.into_iter().filter(thaws).collect()
+    let is_thawed = |process: &ProcessId| leave_twin(&mut proc, &hierarchy, *process) == Ok(true);
+    killed.into_iter().filter(is_thawed).collect()
 }
 
 /// Must be called after `process` was moved into the cgroup at `to` in the v1 hierarchy with the cpuset controller.
@@ -193,9 +189,14 @@ pub(super) fn update_freezer_cgroup(
 /// process to the root cgroup of this hierarchy. Has no effect if another program has put the process into a cgroup
 /// of this hierarchy.
 pub(super) fn leave_freezer_cgroup(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
-    let here = moving::process_cgroup_path(context.proc, process, FREEZER);
+    leave_twin(context.proc, context.hierarchy, process).map(|_| ())
+}
+
+/// Moves `process` to the root cgroup of the freezer if it is in the frozen cgroup of a job. Returns whether it was there.
+fn leave_twin(proc: &mut ProcDir, hierarchy: &CpusetMount, process: ProcessId) -> Result<bool> {
+    let here = moving::process_cgroup_path(proc, process, FREEZER);
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {
-        return Ok(());
+        return Ok(false);
     }
-    twins::move_to(|path| context.hierarchy.v1_freezer_cgroup(path), "/", process.pid)
+    twins::move_to(|path| hierarchy.v1_freezer_cgroup(path), "/", process.pid).map(|()| true)
 }

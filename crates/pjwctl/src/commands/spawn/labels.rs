@@ -109,7 +109,7 @@ impl LabelledPipes {
         }
     }
 
-    /// Prints a line with its label. The first failure of a stream is told, and from then on its lines are dropped.
+    /// Prints a line with its label. The first failure of a stream is reported, and from then on its lines are dropped.
     ///
     /// # Errors
     /// If the reader of the output has closed its pipe.
