@@ -2,9 +2,11 @@
 """The cases on the Debian machine: one snapshot of a booted node, and a fresh resume of it for each case.
 
 Usage: debian.py cases CASE.sh...    runs them; prints their ok and not ok lines; exit 1 if any is not ok
+       debian.py case SNAPSHOT INSTALLED CASE.sh   runs one on snapshots that are there
        debian.py shell               a root shell on such a machine, our programs at hand
        debian.py warm                builds what is missing of disk and snapshot, and no more
 In the environment: VM [target/vm], TREE (what is copied to /pjw in the guest, and removed here), CPUS (16 or 8),
+MACHINES (cases that run at the same time, each on its own machine) [2],
 ACCEL (tcg, or kvm: taken if a kernel really boots with it), KERNEL (see kernel.sh).
 """
 import contextlib
@@ -20,10 +22,11 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 
 from link import Lost, Stopped
-from machine import QEMU, Machine
+from machine import QEMU, Machine, die_with_parent
 from shell import converse
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -35,6 +38,8 @@ RESUME_DEADLINE = 30
 # Seconds without a line of a case after which its kernel has stopped: if it says that its CPUs wait for each other, and in any
 # case. No step of a case waits for longer.
 SILENCE, LONG_SILENCE = 45, 200
+# A case keeps one CPU of the host busy for most of its time.
+MACHINES = int(os.environ.get("MACHINES", "2"))
 CASE_DEADLINE = 240
 TRIES = 3
 
@@ -153,13 +158,17 @@ def warm():
 
 @functools.lru_cache(maxsize=None)
 def programs():
-    """Our programs as a tar without its end; what it was made of is no longer needed then."""
+    """Our programs as a tar without its end."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.add(os.environ["TREE"], arcname="pjw")
         length = tar.offset
-    shutil.rmtree(os.environ["TREE"])
     return buffer.getvalue()[:length]
+
+
+def move_tree(place):
+    """What is copied to the guests becomes a part of a snapshot, which is removed at the end of the run."""
+    os.environ["TREE"] = shutil.move(os.environ["TREE"], str(place / "tree"))
 
 
 def tree(case=None, with_programs=True):
@@ -262,9 +271,14 @@ def deadline_of(case):
     return float(asked.group(1)) if asked else CASE_DEADLINE
 
 
+def says(case, line):
+    """Whether the case has this line of its own."""
+    return re.search(f"^# {line}", case.read_text(), re.MULTILINE) is not None
+
+
 def begins_bare(case):
     """Whether the case begins on a node that knows nothing of pjw."""
-    return re.search(r"^# without pjw", case.read_text(), re.MULTILINE) is not None
+    return says(case, "without pjw")
 
 
 def died_of_emulation(console):
@@ -317,19 +331,46 @@ def run_case(snapshot, ready, case, repeats=4):
     return report.failed == 0
 
 
+def run_together(snapshot, ready, cases):
+    """Runs up to MACHINES cases at the same time, each by a process of its own; prints the lines of a case at its end.
+    Whether all were good."""
+    waiting, running, good = sorted(cases, key=deadline_of, reverse=True), {}, True
+    try:
+        while waiting or running:
+            while waiting and len(running) < MACHINES:
+                output = tempfile.TemporaryFile()
+                words = [sys.executable, __file__, "case", snapshot, ready, waiting.pop(0)]
+                process = subprocess.Popen(words, stdout=output, preexec_fn=die_with_parent)
+                running[process.pid] = process, output
+            pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+            process, output = running.pop(pid)
+            good = process.wait() == 0 and good
+            output.seek(0)
+            print(output.read().decode(errors="replace"), end="", flush=True)
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+            process.wait()
+    return good
+
+
 def run_cases(names):
-    programs()
     (VM / "debian").mkdir(parents=True, exist_ok=True)
     sweep()
     snapshot = warm()
-    good = True
+    cases = [pathlib.Path(name) for name in names]
+    alone = [case for case in cases if MACHINES == 1 or len(cases) == 1 or says(case, "alone")]
     with lock(exclusive=False), installed(snapshot) as ready:
-        for name in names:
-            good = run_case(snapshot, ready, pathlib.Path(name)) and good
+        move_tree(ready)
+        good = run_together(snapshot, ready, [case for case in cases if case not in alone])
+        for case in alone:
+            good = run_case(snapshot, ready, case) and good
     return 0 if good else 1
 
 
 def run_shell():
+    programs()
+    shutil.rmtree(os.environ["TREE"])
     snapshot = warm()
     with lock(exclusive=False), resumed(snapshot) as machine:
         return converse(machine)
@@ -341,6 +382,8 @@ def main():
     try:
         if command == "cases":
             return run_cases(names)
+        if command == "case":
+            return 0 if run_case(*map(pathlib.Path, names)) else 1
         if command == "shell":
             return run_shell()
         warm()

@@ -149,4 +149,4 @@ class Machine:
         shutil.rmtree(self.place, ignore_errors=True)
 
 
-__all__ = ["Lost", "Machine"]
+__all__ = ["Lost", "Machine", "die_with_parent"]

@@ -4,6 +4,7 @@
 # beside the target, and what counts is how far the job came: its shell looks at its own mask from its first command
 # on, again and again. A look takes a real machine 1 ms, so that 50 of them are half the target; the emulated one is
 # as much slower at them as the emulated warden is at its work.
+# alone
 . /cases/words
 
 script='

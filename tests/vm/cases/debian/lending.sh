@@ -2,6 +2,7 @@
 # leaves idle, at idle priority, and loses them when the unit works. A borrower of a plain user gets the revocation signal. A
 # frozen borrower runs again after pjwd was killed. A release undoes everything.
 # deadline: 480
+# alone
 . /cases/words
 
 lent() { field manual:web lent; }

@@ -1,6 +1,7 @@
 # Slurm's prologs and epilog beside a warden that is stopped, that hangs, or whose socket is gone: they end with 0 in
 # time, say why, the job's task runs, and the node is never drained. Times are the guest's: what the emulator takes just
 # to start a shell and pjwctl, 10 ms on a real machine, is measured right before and does not count.
+# alone
 . /cases/words
 
 hooks=/usr/share/pjw/hooks/slurm

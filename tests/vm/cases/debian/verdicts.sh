@@ -1,5 +1,6 @@
 # Jobs with planted faults, and a good one: the verdicts in their reports, and the remedies.
 # deadline: 420
+# alone
 . /cases/words
 
 # The commands of the jobs. `spin N UNTIL`: N processes that compute until UNTIL seconds after the begin of the script.
