@@ -149,8 +149,8 @@ fn report(counts: &[usize], rates: &[Vec<Vec<f64>>; TEAMS.len()]) -> anyhow::Res
     }
     let chart = Chart {
         title: "A program with barriers, on fewer and fewer cores".into(),
-        across: "cores".into(),
-        up: "phases per second".into(),
+        x_label: "cores".into(),
+        y_label: "phases per second".into(),
         lines,
     };
     chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "adapting")?;

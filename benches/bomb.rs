@@ -11,7 +11,7 @@ use pjw_benches::measure::results::{Figure, print_line, publish, quantile};
 use pjw_benches::measure::usage::ProcessUsage;
 use pjw_benches::peers::echo::{EchoServer, RawClient};
 use pjw_benches::programs::daemon::PrivateWarden;
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::programs::program::{Program, wait_for};
 use pjw_benches::setup::Setup;
 use serde_json::Value;
@@ -49,7 +49,7 @@ struct Answers {
 fn run_fork_bomb(
     warden: &PrivateWarden,
     processes: u32,
-    interrupt: &Interrupt,
+    interrupt: &StopSignal,
 ) -> anyhow::Result<Vec<Figure>> {
     let before = job_cpus(warden, "manual:neighbour")?;
     let length = RawClient::connect(&warden.socket())?.call(STATUS_CALL)?;

@@ -22,7 +22,7 @@ use pjw_benches::peers::cgrulesengd::find_sleep;
 use pjw_benches::peers::echo::{EchoServer, RawClient};
 use pjw_benches::peers::fork_listener::{self, ForkListener};
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_core::cpuset::CpuSet;
@@ -119,7 +119,7 @@ struct Client<'a> {
     warden: &'a PrivateWarden,
     echo: &'a EchoServer,
     target: &'a LoadProcesses,
-    interrupt: &'a Interrupt,
+    interrupt: &'a StopSignal,
 }
 
 impl Client<'_> {
@@ -170,7 +170,7 @@ impl Client<'_> {
 }
 
 /// The times in ms of the write(2) that moves a process into a cgroup or back.
-fn bare_moves(effort: Effort, cgroup: &Cgroup, pid: u32, interrupt: &Interrupt) -> anyhow::Result<Vec<f64>> {
+fn bare_moves(effort: Effort, cgroup: &Cgroup, pid: u32, interrupt: &StopSignal) -> anyhow::Result<Vec<f64>> {
     let mut times = Vec::new();
     for _ in 0..effort.pick(5, 100) {
         for move_process in [Cgroup::move_in, Cgroup::move_back] {
@@ -202,7 +202,7 @@ fn measure_births(
     effort: Effort,
     warden: &PrivateWarden,
     cores: &[CpuSet],
-    interrupt: &Interrupt,
+    interrupt: &StopSignal,
 ) -> anyhow::Result<Times> {
     let workers = (effort.pick(5, 60), WORKER_PAUSE);
     let (core, sleep) = (&cores[0], find_sleep()?);

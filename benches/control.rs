@@ -12,7 +12,7 @@ use pjw_benches::load::processes::{Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
 use pjw_benches::peers::echo::{EchoServer, RawClient};
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_ipc::client::Client;
@@ -55,7 +55,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench<'a> {
     window: Duration,
-    interrupt: &'a Interrupt,
+    interrupt: &'a StopSignal,
     /// The request, as it is sent.
     request: Vec<u8>,
     method: &'a str,

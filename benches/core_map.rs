@@ -79,8 +79,8 @@ fn report(reads: &[Vec<f64>; 3], from_page: &[f64], from_pipe: &[f64]) -> anyhow
         |times: &[f64]| PERCENTILES.iter().map(|&percent| (percent, at(times, percent / 100.0))).collect();
     let chart = Chart {
         title: "From a change of the core map to a reader that waits for it".into(),
-        across: "percent of the changes".into(),
-        up: "us".into(),
+        x_label: "percent of the changes".into(),
+        y_label: "us".into(),
         lines: vec![("the page".into(), points(from_page)), ("a byte in a pipe".into(), points(from_pipe))],
     };
     chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "core_map")?;

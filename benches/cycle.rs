@@ -17,7 +17,7 @@ use nix::unistd::getuid;
 use pjw_benches::load::processes::{self, Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, median, write_json};
 use pjw_benches::peers::syscalls::SyscallScan;
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::{
@@ -53,7 +53,7 @@ impl Journal for DiscardingJournal {
 
 fn main() -> anyhow::Result<()> {
     processes::run_as_load_process()?;
-    let interrupt = Interrupt::install()?;
+    let interrupt = StopSignal::install()?;
     let figures = [
         measure_cycles("a cycle over 5,000 idle threads", 50, 100, Activity::Sleeping, &interrupt)?,
         measure_cycles("a cycle over 500 busy threads", 10, 50, Activity::Spinning, &interrupt)?,
@@ -68,7 +68,7 @@ fn measure_cycles(
     processes: usize,
     threads: usize,
     activity: Activity,
-    interrupt: &Interrupt,
+    interrupt: &StopSignal,
 ) -> anyhow::Result<Figure> {
     let load = LoadProcesses::start(processes, threads, activity, interrupt)?;
     let pids = load.pids();

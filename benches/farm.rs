@@ -21,7 +21,7 @@ use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::results::{Figure, median, print_line, quantile, target_directory};
 use pjw_benches::peers::item_pools::ItemPool;
 use pjw_benches::programs::daemon::{PrivateWarden, Programs};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::run_parts;
@@ -49,7 +49,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     scale: Scale,
     /// The workers of the part `serial`: one on each core, at most 8.
     workers: u32,
@@ -57,7 +57,7 @@ struct Bench {
 
 impl Bench {
     fn prepare() -> anyhow::Result<Self> {
-        let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
+        let (effort, interrupt) = (Effort::from_arguments(), StopSignal::install()?);
         let scale = prepare_scale(&interrupt)?;
         let workers = u32::try_from(scale.core_count.min(8))?;
         Ok(Self { effort, interrupt, scale, workers })
@@ -111,8 +111,8 @@ fn memory(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     }
     let chart = Chart {
         title: "Memory of a farm with 80 % common data".into(),
-        across: "workers".into(),
-        up: "PSS of all processes, MB".into(),
+        x_label: "workers".into(),
+        y_label: "PSS of all processes, MB".into(),
         lines: lines.into(),
     };
     chart.write(&target_directory()?, "farm-memory")?;
@@ -130,7 +130,7 @@ fn serial(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     // The work of all items, as a multiple of the serial part.
     for factor in [1, 2, 5, 10, 20] {
         let items = serial_ms * factor;
-        let job = Job { serial_ms, items, item: ITEM, workers };
+        let job = Job { serial_ms, items, item_cpu_time: ITEM, workers };
         let ways: [Way<'_>; 2] =
             [Box::new(move || measure_job(job)), Box::new(move || measure_job(Job { workers: 0, ..job }))];
         let values = bench.medians(bench.effort.pick(1, 3), &ways)?;
@@ -148,8 +148,8 @@ fn serial(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
         title: format!(
             "Share of the core time of a farm of {workers} workers that a program without a farm needs"
         ),
-        across: "work of all items / serial part".into(),
-        up: "share".into(),
+        x_label: "work of all items / serial part".into(),
+        y_label: "share".into(),
         lines: lines.into(),
     };
     chart.write(&target_directory()?, "farm-serial")?;
@@ -227,7 +227,7 @@ fn cores(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let items = workers * bench.effort.pick(100, 8000);
     let (mut figures, mut lines) = (Vec::new(), Vec::new());
     for (load, io) in [("do little", Duration::ZERO), ("use 0.2 cores each", ITEM / 5 / workers)] {
-        let farm = ReaderAndWriter { workers, items, item: ITEM, io };
+        let farm = ReaderAndWriter { workers, items, item_cpu_time: ITEM, io };
         let mut rates: [Vec<f64>; Placing::ALL.len()] = Default::default();
         for round in 0..bench.effort.pick(1, 7) {
             for turn in 0..rates.len() {
@@ -245,8 +245,8 @@ fn cores(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     }
     let chart = Chart {
         title: format!("Rate of a farm of {workers} workers with a reader and a writer"),
-        across: "round".into(),
-        up: "items of 1 ms each second".into(),
+        x_label: "round".into(),
+        y_label: "items of 1 ms each second".into(),
         lines,
     };
     chart.write(&target_directory()?, "farm-cores")?;
@@ -281,11 +281,13 @@ impl Bench {
         let mut pinned = 0;
         let line = loop {
             self.interrupt.check()?;
-            if let Some(line) = program.try_line(LOOK_INTERVAL) {
+            if let Some(line) = program.try_read_line(LOOK_INTERVAL) {
                 break line;
             }
             if let Some(status) = program.exit_status()? {
-                break program.try_line(LOOK_INTERVAL).with_context(|| format!("a farm ended: {status}"))?;
+                break program
+                    .try_read_line(LOOK_INTERVAL)
+                    .with_context(|| format!("a farm ended: {status}"))?;
             }
             if let Some(warden) = warden {
                 let job = warden.job(&format!("manual:{JOB}"))?;

@@ -13,7 +13,7 @@ use pjw_benches::load::mpi::{self, MpiLauncher};
 use pjw_benches::measure::results::{Figure, ceil_count, median, print_line, publish};
 use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::programs::daemon::{PrivateWarden, Programs};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
@@ -77,7 +77,7 @@ impl JobLauncher<'_> {
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     scale: Scale,
     programs: Programs,
     /// The PUs of job A and of job B for taskset.

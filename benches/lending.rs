@@ -15,7 +15,7 @@ use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::results::{Figure, median, print_line, publish};
 use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
@@ -108,7 +108,7 @@ type Runs = [Vec<Run>; SEPARATIONS.len()];
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     programs: Programs,
     cpus: CpuSet,
     cores: usize,
@@ -258,14 +258,14 @@ fn chart(runs: &Runs) -> Chart {
     });
     Chart {
         title: "A server whose demand changes, beside a batch program".into(),
-        across: "second".into(),
-        up: "answers and phases per second".into(),
+        x_label: "second".into(),
+        y_label: "answers and phases per second".into(),
         lines: lines.collect(),
     }
 }
 
 impl Bench {
-    fn new(effort: Effort, interrupt: Interrupt, programs: Programs, scale: &Scale) -> anyhow::Result<Self> {
+    fn new(effort: Effort, interrupt: StopSignal, programs: Programs, scale: &Scale) -> anyhow::Result<Self> {
         let cores = &scale.usable_cores;
         let half = cores.split_at(cores.len() / 2);
         let out = Command::new(programs.path(PROGRAM))
@@ -414,7 +414,7 @@ impl Bench {
             if let Some(batch) = &mut batch {
                 phases.push(batch.read_line(TIMEOUT, &self.interrupt)?.parse::<f64>()?);
             }
-            line = server.try_line(Duration::from_millis(if batch.is_some() { 1 } else { 100 }));
+            line = server.try_read_line(Duration::from_millis(if batch.is_some() { 1 } else { 100 }));
             anyhow::ensure!(begin.elapsed() < limit, "the server did not end in {} s", limit.as_secs());
         }
         let elapsed = begin.elapsed();

@@ -100,7 +100,7 @@ impl Bench {
         self.change_cores(&warden, revocation, SETTLE_TIME)?;
         program.discard_lines();
         self.change_cores(&warden, revocation, self.setup.effort.pick(QUICK_TIME, FULL_TIME))?;
-        let lines = iter::from_fn(|| program.try_line(Duration::ZERO));
+        let lines = iter::from_fn(|| program.try_read_line(Duration::ZERO));
         let counts = lines.map(|line| read(&line)).collect::<anyhow::Result<Vec<_>>>()?;
         Ok(counts.windows(2).map(|pair| (pair[1].1 - pair[0].1) / (pair[1].0 - pair[0].0)).collect())
     }

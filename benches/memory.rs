@@ -168,8 +168,8 @@ fn figures(mib: u64, beside: &Latencies, without: &Latencies) -> anyhow::Result<
     ];
     let chart = Chart {
         title: format!("Time of status while {mib} MiB of a job are read"),
-        across: "turn".into(),
-        up: "us".into(),
+        x_label: "turn".into(),
+        y_label: "us".into(),
         lines: lines.map(|(name, values)| (name.to_owned(), points(values))).into(),
     };
     chart.write(&target_directory()?, "memory")?;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pjw_benches::measure::results::{Figure, ceil_count, median, print_line, publish, quantile};
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     scale: Scale,
     programs: Programs,
 }

@@ -15,7 +15,7 @@ use pjw_benches::measure::results::{Figure, print_line, publish, quantile};
 use pjw_benches::peers::cgrulesengd::{Cgrulesengd, find_sleep};
 use pjw_benches::peers::fork_listener::{self, ForkListener};
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
@@ -122,7 +122,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     programs: Programs,
     scale: Scale,
     /// The PUs of one core, and of two cores.

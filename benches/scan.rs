@@ -10,7 +10,7 @@ use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::processes::{self, Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, median, print_line, publish};
 use pjw_benches::peers::syscalls::SyscallScan;
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::effort::Effort;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::{ids::Pid, ports::MachineInterface, snapshot::Observed};
@@ -151,7 +151,7 @@ impl ScanMethod for ProcfsCrate {
 fn main() -> anyhow::Result<()> {
     processes::run_as_load_process()?;
     let effort = Effort::from_arguments();
-    let interrupt = Interrupt::install()?;
+    let interrupt = StopSignal::install()?;
     let threads = effort.pick(2000, 10_000);
     let mut figures = Vec::new();
     for (per_process, does, activity) in [
@@ -173,7 +173,7 @@ fn compare(
     pids: &[u32],
     threads: usize,
     activity: Activity,
-    (effort, interrupt): (Effort, &Interrupt),
+    (effort, interrupt): (Effort, &StopSignal),
 ) -> anyhow::Result<Vec<Figure>> {
     let mut scan_methods = scan_methods()?;
     let mut costs: Vec<Vec<f64>> = vec![Vec::new(); scan_methods.len()];

@@ -12,7 +12,7 @@ use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::results::{Figure, print_line};
 use pjw_benches::measure::start_cost::StartCost;
 use pjw_benches::peers::spawn_schemes::{Parent, SpawnSchemes};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::programs::spawned_group::SpawnedGroup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::run_parts;
@@ -64,7 +64,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     pus: CpuSet,
     directory: TempDir,
     peers: SpawnSchemes,
@@ -86,7 +86,7 @@ type Results = Vec<(&'static str, Vec<(u32, StartCost)>)>;
 
 impl Bench {
     fn prepare() -> anyhow::Result<Self> {
-        let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
+        let (effort, interrupt) = (Effort::from_arguments(), StopSignal::install()?);
         let pus = prepare_scale(&interrupt)?.usable_pus;
         let directory = tempfile::tempdir().context("can't make a directory for the programs")?;
         let (peers, small) = (SpawnSchemes::compile(directory.path())?, compile_small(directory.path())?);
@@ -246,16 +246,16 @@ fn print_table(title: &str, results: &Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn write_charts(file: &str, title: &str, across: &str, results: &Results) -> anyhow::Result<()> {
+fn write_charts(file: &str, title: &str, x_label: &str, results: &Results) -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let kinds: [(&str, &str, Value); 2] =
         [("cpu", "CPU time, us", |cost| cost.cpu_us), ("rate", "processes per second", |cost| cost.rate)];
-    for (kind, up, value) in kinds {
+    for (kind, y_label, value) in kinds {
         let line = |costs: &[(u32, StartCost)]| {
             costs.iter().map(|(at, cost)| (f64::from(*at), value(cost))).collect::<Vec<_>>()
         };
         let lines = results.iter().map(|(name, costs)| (String::from(*name), line(costs))).collect();
-        let chart = Chart { title: title.into(), across: across.into(), up: up.into(), lines };
+        let chart = Chart { title: title.into(), x_label: x_label.into(), y_label: y_label.into(), lines };
         chart.write(&root.join("target/bench"), &format!("{file}-{kind}"))?;
     }
     Ok(())

@@ -14,7 +14,7 @@ use pjw_benches::measure::usage::ProcessUsage;
 use pjw_benches::peers::numad::Numad;
 use pjw_benches::peers::syscalls::SyscallScan;
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
@@ -160,7 +160,7 @@ fn check_room_for(threads: usize) -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     programs: Programs,
     scale: Scale,
 }

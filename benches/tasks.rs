@@ -13,7 +13,7 @@ use pjw_benches::load::ranks::{RankProgram, RankWork, SharingWay};
 use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::results::{Figure, median, print_line, target_directory};
 use pjw_benches::measure::start_cost::StartCost;
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::run_parts;
 use pjw_benches::setup::prepare_scale;
@@ -38,7 +38,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    interrupt: Interrupt,
+    interrupt: StopSignal,
     directory: TempDir,
     program: RankProgram,
     /// One PU of each core.
@@ -47,7 +47,7 @@ struct Bench {
 
 impl Bench {
     fn prepare() -> anyhow::Result<Self> {
-        let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
+        let (effort, interrupt) = (Effort::from_arguments(), StopSignal::install()?);
         let scale = prepare_scale(&interrupt)?;
         let directory = tempfile::tempdir().context("can't make a directory")?;
         let program = RankProgram::compile(directory.path())?;
@@ -88,11 +88,11 @@ fn lines() -> [(String, Vec<(f64, f64)>); 3] {
 fn write_chart(
     name: &str,
     title: &str,
-    across: &str,
-    up: &str,
+    x_label: &str,
+    y_label: &str,
     lines: Vec<(String, Vec<(f64, f64)>)>,
 ) -> anyhow::Result<()> {
-    let chart = Chart { title: title.into(), across: across.into(), up: up.into(), lines };
+    let chart = Chart { title: title.into(), x_label: x_label.into(), y_label: y_label.into(), lines };
     chart.write(&target_directory()?, name)
 }
 
@@ -135,13 +135,13 @@ fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
             lines.for_each(|((_, points), value)| points.push((f64::from(kib), value)));
         }
     }
-    let across = "KiB copied";
-    write_chart("tasks-switch", "A switch between ranks on one core", across, "us", lines.into())?;
+    let x_label = "KiB copied";
+    write_chart("tasks-switch", "A switch between ranks on one core", x_label, "us", lines.into())?;
     match why_uncounted {
         None => write_chart(
             "tasks-dtlb",
             "dTLB load misses of a switch",
-            across,
+            x_label,
             "misses",
             lines_of_misses.into(),
         )?,

@@ -90,8 +90,8 @@ fn main() -> anyhow::Result<()> {
     let rows = LATENESS.iter().zip(&lateness).chain(RETURN.iter().zip(&returns));
     let chart = Chart {
         title: "After the wake-up of a core's owner".into(),
-        across: "percent of the wake-ups".into(),
-        up: "us".into(),
+        x_label: "percent of the wake-ups".into(),
+        y_label: "us".into(),
         lines: rows.filter_map(|(row, times)| Some((row.name().into(), points(times.as_ref()?)))).collect(),
     };
     chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "wakeup")?;

@@ -12,7 +12,7 @@ use pjw_benches::demo::experiment::Experiment;
 use pjw_benches::demo::show;
 use pjw_benches::measure::results;
 use pjw_benches::programs::daemon::Programs;
-use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::scale::Scale;
 
 /// Two jobs that compete for this machine, without pjwd and with it
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 }
 
 fn run_demo(args: &Args) -> anyhow::Result<()> {
-    let interrupt = Interrupt::install()?;
+    let interrupt = StopSignal::install()?;
     let programs = Programs::in_own_directory()?;
     let scale = Scale::from_this_machine()?;
     print_line(&show::introduction(&scale));

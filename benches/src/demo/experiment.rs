@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::measure::other_programs::{self, CpuUseMeter};
 use crate::measure::results::median;
 use crate::programs::daemon::{PrivateWarden, Programs};
-use crate::programs::interrupt::Interrupt;
+use crate::programs::interrupt::StopSignal;
 use crate::programs::program::Program;
 use crate::setup::scale::Scale;
 
@@ -56,7 +56,8 @@ impl SettingTimes {
         self.others_cpus.iter().copied().fold(0.0, f64::max)
     }
 
-    /// Returns whether the median is unreliable: in at least half of the repetitions the machine was busy.
+    /// Returns whether the median is unreliable: other programs kept the machine busy in at least half of the
+    /// repetitions.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         let busy = self.others_cpus.iter().filter(|&&others| others >= other_programs::BUSY_CPUS).count();
@@ -64,14 +65,14 @@ impl SettingTimes {
     }
 }
 
-/// The times of job B in every setting.
+/// The times of job B in the three settings: alone, beside job A, and beside job A with pjwd.
 #[derive(Debug, Clone, Default)]
-pub struct AllTimes {
-    /// B alone.
+pub struct ExperimentTimes {
+    /// The times of job B alone.
     pub alone: SettingTimes,
-    /// B beside A.
+    /// The times of job B beside job A, without pjwd.
     pub beside: SettingTimes,
-    /// B beside A, with pjwd.
+    /// The times of job B beside job A, with pjwd.
     pub under_warden: SettingTimes,
 }
 
@@ -80,17 +81,17 @@ pub struct AllTimes {
 pub struct Medians {
     /// The number of repetitions.
     pub repetitions: usize,
-    /// B alone, in seconds.
+    /// The median time of job B alone, in seconds.
     pub alone_s: f64,
-    /// B beside A, in seconds.
+    /// The median time of job B beside job A without pjwd, in seconds.
     pub beside_s: f64,
-    /// B beside A with pjwd, in seconds.
+    /// The median time of job B beside job A with pjwd, in seconds.
     pub under_warden_s: f64,
     /// The most CPUs that other programs used during a repetition.
     pub others_cpus: f64,
 }
 
-impl AllTimes {
+impl ExperimentTimes {
     /// Returns the medians. `None` before the first repetition.
     #[must_use]
     pub fn medians(&self) -> Option<Medians> {
@@ -126,7 +127,7 @@ pub struct Experiment<'a> {
     /// The sizes of the jobs.
     pub scale: &'a Scale,
     /// Whether the demo was interrupted.
-    pub interrupt: &'a Interrupt,
+    pub interrupt: &'a StopSignal,
 }
 
 impl Experiment<'_> {
@@ -136,10 +137,13 @@ impl Experiment<'_> {
     ///
     /// # Errors
     /// If a program fails or takes too long, or the demo was interrupted.
-    pub fn measure(&self, mut report: impl FnMut(usize, &AllTimes)) -> anyhow::Result<AllTimes> {
+    pub fn measure(
+        &self,
+        mut report: impl FnMut(usize, &ExperimentTimes),
+    ) -> anyhow::Result<ExperimentTimes> {
         let started_at = Instant::now();
         let steps = self.choose_steps()?;
-        let mut times = AllTimes::default();
+        let mut times = ExperimentTimes::default();
         for repetition in 1..=MAX_REPETITIONS {
             let repetition_began = Instant::now();
             for setting in Setting::ALL {

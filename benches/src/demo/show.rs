@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::experiment::{AllTimes, Experiment, Medians, SettingTimes};
+use super::experiment::{Experiment, ExperimentTimes, Medians, SettingTimes};
 use crate::{
-    measure::other_programs::BUSY_CPUS, programs::daemon::PrivateWarden, programs::interrupt::Interrupt,
+    measure::other_programs::BUSY_CPUS, programs::daemon::PrivateWarden, programs::interrupt::StopSignal,
     programs::program::wait_for, setup::scale::Scale,
 };
 
@@ -41,7 +41,7 @@ pub fn busy_warning(others: f64, scale: &Scale) -> Option<String> {
 
 /// Returns the line of a repetition, with a mark if the machine was busy.
 #[must_use]
-pub fn repetition_line(number: usize, times: &AllTimes) -> String {
+pub fn repetition_line(number: usize, times: &ExperimentTimes) -> String {
     let last = |row: &SettingTimes| row.seconds.last().copied().unwrap_or_default();
     let others =
         times.settings().into_iter().filter_map(|row| row.others_cpus.last().copied()).fold(0.0, f64::max);
@@ -57,7 +57,7 @@ pub fn repetition_line(number: usize, times: &AllTimes) -> String {
 
 /// Returns the table of the three settings, and the verdict.
 #[must_use]
-pub fn table(times: &AllTimes, medians: &Medians) -> String {
+pub fn table(times: &ExperimentTimes, medians: &Medians) -> String {
     let Medians { repetitions, alone_s, beside_s, under_warden_s, .. } = medians;
     let mut text = format!(
         "\n  job B                      median of {repetitions}   against alone   fastest .. slowest\n"
@@ -140,7 +140,7 @@ pub fn show_live_jobs(experiment: &Experiment<'_>, print_line: impl Fn(&str)) ->
 }
 
 /// Waits until pjwd has seen a running thread of the job.
-fn wait_until_hot(warden: &PrivateWarden, id: &str, interrupt: &Interrupt) -> anyhow::Result<()> {
+fn wait_until_hot(warden: &PrivateWarden, id: &str, interrupt: &StopSignal) -> anyhow::Result<()> {
     wait_for(&format!("pjwd sees no running thread of {id}"), HOT_TIMEOUT, interrupt, || {
         Ok(warden.job(id)?.filter(|job| job["hot"].as_u64().is_some_and(|hot| hot > 0)).map(drop))
     })
@@ -162,12 +162,12 @@ mod tests {
     }
 
     /// The times of three repetitions. `others` is the CPU use of other programs in the repetitions with pjwd.
-    fn times(others: [f64; 3]) -> AllTimes {
+    fn times(others: [f64; 3]) -> ExperimentTimes {
         let row = |seconds: [f64; 3], others: [f64; 3]| SettingTimes {
             seconds: seconds.into(),
             others_cpus: others.into(),
         };
-        AllTimes {
+        ExperimentTimes {
             alone: row([1.9, 2.0, 2.1], [0.0; 3]),
             beside: row([4.0, 5.0, 6.0], [0.0; 3]),
             under_warden: row([2.0, 2.02, 3.0], others),

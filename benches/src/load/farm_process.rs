@@ -47,17 +47,18 @@ pub enum ItemWay {
 /// A job: a serial part, and items that workers compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// The serial part, in ms of CPU time: a third of it after the items.
+    /// The CPU time of the serial part, in ms. Two thirds come before the items, and one third after them.
     pub serial_ms: u32,
     /// The number of items.
     pub items: u32,
     /// The CPU time of one item.
-    pub item: Duration,
+    pub item_cpu_time: Duration,
     /// The number of workers. 0 for a program without a farm, which computes the items itself.
     pub workers: u32,
 }
 
-/// A farm with a reader and a writer.
+/// The parameters of a farm with a reader process and a writer process: the number of workers, the number of items, and
+/// the CPU time of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReaderAndWriter {
     /// The number of workers.
@@ -65,8 +66,8 @@ pub struct ReaderAndWriter {
     /// The number of items.
     pub items: u32,
     /// The CPU time that a worker needs for one item.
-    pub item: Duration,
-    /// The CPU time that the reader needs for one item, and that the writer needs for its result.
+    pub item_cpu_time: Duration,
+    /// The CPU time that the reader needs for one item. The writer needs the same CPU time for the result of the item.
     pub io: Duration,
 }
 
@@ -82,7 +83,10 @@ impl ItemWay {
     }
 }
 
-/// Uses so much CPU time of this process.
+/// Computes until this process has used the additional CPU time `time`.
+///
+/// # Errors
+/// If the clock of the process can't be read.
 pub fn compute(time: Duration) -> anyhow::Result<()> {
     let now = || clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from);
     let end = now()? + time;
@@ -94,8 +98,8 @@ pub fn compute(time: Duration) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the process can't be started or fails.
-pub fn measure_items(way: ItemWay, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
-    let numbers = [workers.to_string(), items.to_string(), item.as_nanos().to_string()];
+pub fn measure_items(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration) -> anyhow::Result<f64> {
+    let numbers = [workers.to_string(), items.to_string(), item_cpu_time.as_nanos().to_string()];
     answer_of(&[&["items", way.word()], &numbers.each_ref().map(String::as_str)[..]].concat())
 }
 
@@ -118,9 +122,9 @@ pub fn reader_and_writer_command(
         }
         None => Command::new(executable),
     };
-    let ReaderAndWriter { workers, items, item, io } = farm;
+    let ReaderAndWriter { workers, items, item_cpu_time, io } = farm;
     command.args([ARGUMENT, "reader-and-writer", &workers.to_string(), &items.to_string()]);
-    command.args([item.as_nanos().to_string(), io.as_nanos().to_string()]);
+    command.args([item_cpu_time.as_nanos().to_string(), io.as_nanos().to_string()]);
     command.args(cores.iter().map(ToString::to_string));
     Ok(command)
 }
@@ -130,9 +134,9 @@ pub fn reader_and_writer_command(
 /// # Errors
 /// If the process can't be started or fails.
 pub fn measure_job(job: Job) -> anyhow::Result<f64> {
-    let Job { serial_ms, items, item, workers } = job;
+    let Job { serial_ms, items, item_cpu_time, workers } = job;
     let numbers =
-        [serial_ms.to_string(), items.to_string(), item.as_nanos().to_string(), workers.to_string()];
+        [serial_ms.to_string(), items.to_string(), item_cpu_time.as_nanos().to_string(), workers.to_string()];
     answer_of(&[&["job"], &numbers.each_ref().map(String::as_str)[..]].concat())
 }
 
@@ -199,15 +203,15 @@ pub fn run_as_farm_process() -> anyhow::Result<()> {
     let answer = match words[..] {
         [] => return Ok(()),
         ["items", way, workers, items, item_ns] => {
-            let item = Duration::from_nanos(item_ns.parse()?);
-            items_in(way_of(way)?, workers.parse()?, items.parse()?, item)?
+            let item_cpu_time = Duration::from_nanos(item_ns.parse()?);
+            items_in(way_of(way)?, workers.parse()?, items.parse()?, item_cpu_time)?
         }
         ["reader-and-writer", workers, items, item_ns, io_ns, ref cores @ ..] => {
             let cores: Result<Vec<CpuSet>, _> = cores.iter().map(|cpus| cpus.parse()).collect();
             let farm = ReaderAndWriter {
                 workers: workers.parse()?,
                 items: items.parse()?,
-                item: Duration::from_nanos(item_ns.parse()?),
+                item_cpu_time: Duration::from_nanos(item_ns.parse()?),
                 io: Duration::from_nanos(io_ns.parse()?),
             };
             reader_and_writer(farm, &cores?)?
@@ -215,7 +219,7 @@ pub fn run_as_farm_process() -> anyhow::Result<()> {
         ["job", serial_ms, items, item_ns, workers] => job_in(Job {
             serial_ms: serial_ms.parse()?,
             items: items.parse()?,
-            item: Duration::from_nanos(item_ns.parse()?),
+            item_cpu_time: Duration::from_nanos(item_ns.parse()?),
             workers: workers.parse()?,
         })?,
         ["memory", "late", workers] => memory_of(ForkTime::Late, workers.parse()?)?,
@@ -243,16 +247,16 @@ fn finish(running: RunningFarm<'_>) -> anyhow::Result<usize> {
     Ok(results.len())
 }
 
-fn items_in(way: ItemWay, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
+fn items_in(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration) -> anyhow::Result<f64> {
     if way == ItemWay::FarmWithReaderAndWriter {
-        return reader_and_writer(ReaderAndWriter { workers, items, item, io: Duration::ZERO }, &[]);
+        return reader_and_writer(ReaderAndWriter { workers, items, item_cpu_time, io: Duration::ZERO }, &[]);
     }
     let begin = Instant::now();
     let farm = Farm::new(workers);
     let (expected, running) = if way == ItemWay::EvenSplit {
-        (workers, farm.start(workers.into(), |_, _| computed(item * (items / workers))))
+        (workers, farm.start(workers.into(), |_, _| computed(item_cpu_time * (items / workers))))
     } else {
-        (items, farm.start(items.into(), |_, _| computed(item)))
+        (items, farm.start(items.into(), |_, _| computed(item_cpu_time)))
     };
     let done = finish(running?)?;
     ensure!(done == expected as usize, "{done} of {expected} items came back");
@@ -261,7 +265,7 @@ fn items_in(way: ItemWay, workers: u32, items: u32, item: Duration) -> anyhow::R
 
 /// Runs a farm whose reader passes 64 bytes for each item, and whose writer writes them to a file. Returns the time in seconds.
 fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<f64> {
-    let ReaderAndWriter { workers, items, item, io } = farm;
+    let ReaderAndWriter { workers, items, item_cpu_time, io } = farm;
     let begin = Instant::now();
     let sink = tempfile::tempfile().context("can't make a file")?;
     let written = move |result: &ItemResult| {
@@ -277,7 +281,7 @@ fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<
         },
         |read, result| {
             result.extend_from_slice(read.bytes);
-            computed(item)
+            computed(item_cpu_time)
         },
     )?;
     for (pid, cpus) in running.worker_pids().into_iter().zip(cores) {
@@ -294,10 +298,10 @@ fn job_in(job: Job) -> anyhow::Result<f64> {
     compute(serial * 2 / 3)?;
     if job.workers == 0 {
         for _ in 0..job.items {
-            compute(job.item)?;
+            compute(job.item_cpu_time)?;
         }
     } else {
-        let running = Farm::new(job.workers).start(job.items.into(), |_, _| computed(job.item))?;
+        let running = Farm::new(job.workers).start(job.items.into(), |_, _| computed(job.item_cpu_time))?;
         ensure!(finish(running)? == job.items as usize, "not all items came back");
     }
     compute(serial / 3)?;

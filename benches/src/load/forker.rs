@@ -25,7 +25,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
 use pjw_linux::{proc::events::ProcEventSocket, sys::affinity};
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 const ARGUMENT: &str = "--forker";
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -104,7 +104,8 @@ impl ReactionTimes {
     }
 }
 
-/// A process that starts workers.
+/// A process that forks workers one after the other. It measures the time from the fork of each worker until the worker
+/// has the right affinity mask. A worker is a sleep(1) process.
 #[derive(Debug)]
 pub struct Forker {
     program: Program,
@@ -123,7 +124,7 @@ impl Forker {
         (workers, pause): (usize, Duration),
         right_mask: &CpuSet,
         worker: &Path,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);
         command.args([
@@ -147,7 +148,7 @@ impl Forker {
     ///
     /// # Errors
     /// If the process fails.
-    pub fn wait_for_times(mut self, interrupt: &Interrupt) -> anyhow::Result<ReactionTimes> {
+    pub fn wait_for_times(mut self, interrupt: &StopSignal) -> anyhow::Result<ReactionTimes> {
         let mut times = ReactionTimes::default();
         for _ in 0..self.workers {
             times.add_line(&self.program.read_line(READY_TIMEOUT + CORRECTION_TIMEOUT, interrupt)?)?;

@@ -1,7 +1,7 @@
 //! Many idle jobs of a private daemon: the load of the benches `jobs` and `commands`.
 
 use crate::load::processes::{Activity, LoadProcesses};
-use crate::programs::{daemon::PrivateWarden, interrupt::Interrupt};
+use crate::programs::{daemon::PrivateWarden, interrupt::StopSignal};
 
 /// The values of the key `enforcement` that the benches compare, each with the name of what keeps the jobs on their cores.
 pub const ENFORCEMENTS: [(&str, &str); 2] = [("auto", "cpusets"), ("affinity", "masks")];
@@ -18,7 +18,12 @@ impl IdleJobs {
     ///
     /// # Errors
     /// If a process can't be started, or the daemon refuses a job.
-    pub fn grow(&mut self, warden: &PrivateWarden, jobs: usize, interrupt: &Interrupt) -> anyhow::Result<()> {
+    pub fn grow(
+        &mut self,
+        warden: &PrivateWarden,
+        jobs: usize,
+        interrupt: &StopSignal,
+    ) -> anyhow::Result<()> {
         while self.0.len() < jobs {
             let processes = LoadProcesses::start(Self::PROCESSES_PER_JOB, 1, Activity::Sleeping, interrupt)?;
             warden.assign_cores(&format!("idle-{}", self.0.len()), 1, &processes.pids())?;

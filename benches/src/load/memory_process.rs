@@ -13,7 +13,7 @@ use nix::sys::prctl::{set_pdeathsig, set_thp_disable};
 use nix::sys::signal::Signal;
 use pjw_spawn::farm::Farm;
 
-use crate::programs::interrupt::Interrupt;
+use crate::programs::interrupt::StopSignal;
 use crate::programs::program::Program;
 
 const ARGUMENT: &str = "--memory-process";
@@ -38,7 +38,7 @@ impl MemoryProcesses {
     ///
     /// # Errors
     /// If the memory fits for at most 64 processes neither, a process can't be started, or the bench was interrupted.
-    pub fn start(bytes: u64, interrupt: &Interrupt) -> anyhow::Result<Self> {
+    pub fn start(bytes: u64, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let available = available_bytes()?;
         let usable = available.saturating_sub(RESERVE_BYTES);
         let processes = bytes.div_ceil(usable.max(1)).max(1);

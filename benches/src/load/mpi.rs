@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 /// A launcher of MPI programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl MpiLauncher {
         (ranks, steps): (usize, u64),
         job: &Path,
         temporary_dir: &Path,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<MpiRun> {
         let mut command = match prefix {
             Some(mut command) => {
@@ -115,7 +115,7 @@ impl MpiRun {
     ///
     /// # Errors
     /// If a rank fails or takes longer than 180 s.
-    pub fn slowest_seconds(mut self, interrupt: &Interrupt) -> anyhow::Result<f64> {
+    pub fn slowest_seconds(mut self, interrupt: &StopSignal) -> anyhow::Result<f64> {
         while self.seconds.len() < self.ranks {
             let line = self.program.read_line(DONE_TIMEOUT, interrupt)?;
             self.record_time(&line)?;

@@ -20,7 +20,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Tid;
 use pjw_linux::sys::affinity;
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 const OWNER: &str = "--owner";
 const BORROWER: &str = "--borrower";
@@ -75,7 +75,7 @@ pub fn measure_owner(
     measurement: Measurement,
     count: usize,
     borrower: Option<u32>,
-    interrupt: &Interrupt,
+    interrupt: &StopSignal,
 ) -> anyhow::Result<Vec<f64>> {
     launcher.arg(env::current_exe().context("can't read the path of this program")?);
     launcher.args([OWNER, measurement.argument(), &count.to_string()]);
@@ -92,7 +92,7 @@ pub fn measure_owner(
 pub fn start_borrower(
     mut launcher: Command,
     threads: usize,
-    interrupt: &Interrupt,
+    interrupt: &StopSignal,
 ) -> anyhow::Result<Program> {
     launcher.arg(env::current_exe().context("can't read the path of this program")?);
     launcher.args([BORROWER, &threads.to_string()]);

@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 const ARGUMENT: &str = "--load-process";
 /// The stack size of a thread. With the default size, thousands of stacks may need more memory than a small machine
@@ -85,7 +85,7 @@ impl LoadProcesses {
         processes: usize,
         threads: usize,
         activity: Activity,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
         let executable = env::current_exe().context("can't read the path of this program")?;
         let mut started = Vec::new();

@@ -15,7 +15,7 @@ use super::compiled::compile;
 
 const SOURCE: &str = include_str!("../peers/ranks.c");
 
-/// How ranks share memory.
+/// The way in which the ranks (parallel workers) of a program share memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharingWay {
     /// Processes in one address space: `pjwctl spawn --share memory`.
@@ -56,7 +56,7 @@ pub struct RankWork<'a> {
     pub socket: Option<&'a Path>,
 }
 
-/// The compiled program.
+/// The compiled C program `ranks.c`. It measures how fast ranks (the parallel workers of a program) share memory.
 #[derive(Debug)]
 pub struct RankProgram {
     path: PathBuf,
@@ -68,7 +68,7 @@ impl RankProgram {
     /// Compiles the program in a directory.
     ///
     /// # Errors
-    /// If it can't be compiled as a static program.
+    /// If the program can't be compiled as a static executable.
     pub fn compile(directory: &Path) -> anyhow::Result<Self> {
         let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/pjw-spawn-c/include");
         let path = compile(directory, "ranks", SOURCE, &["-O2", "-static-pie", "-pthread", include])?;

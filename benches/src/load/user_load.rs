@@ -14,7 +14,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Gid, Pid, Uid, setgid, setgroups, setsid, setuid};
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 const ARGUMENT: &str = "--user-load";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,7 +61,7 @@ impl UserLoad {
     ///
     /// # Errors
     /// If a process can't be started, or the bench was interrupted.
-    pub fn start(activity: UserActivity, processes: usize, interrupt: &Interrupt) -> anyhow::Result<Self> {
+    pub fn start(activity: UserActivity, processes: usize, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);
         command.args([ARGUMENT, activity.argument(), &processes.to_string()]);
         Ok(Self(Program::start_until_ready("the user's load", &mut command, READY_TIMEOUT, interrupt)?))

@@ -18,13 +18,14 @@ const COLOURS: [&str; 11] = [
 /// A chart of lines. The scale of the vertical axis is logarithmic.
 #[derive(Debug)]
 pub struct Chart {
-    /// What the chart shows.
+    /// The title of the chart.
     pub title: String,
-    /// What the horizontal axis shows. Its positions are the values that occur, at equal distances.
-    pub across: String,
-    /// What the vertical axis shows, with its unit.
-    pub up: String,
-    /// The lines: the name, and the points with their values on both axes.
+    /// The label of the horizontal axis. The axis has one position for each x value that occurs. The positions have
+    /// equal distances.
+    pub x_label: String,
+    /// The label of the vertical axis, with the unit.
+    pub y_label: String,
+    /// The lines of the chart. Each line has a name and a list of points `(x, y)`.
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
 }
 
@@ -43,7 +44,7 @@ impl Chart {
     }
 
     fn csv(&self) -> String {
-        let mut text = format!("line,{},{}\n", quoted(&self.across), quoted(&self.up));
+        let mut text = format!("line,{},{}\n", quoted(&self.x_label), quoted(&self.y_label));
         for (name, points) in &self.lines {
             for (x, y) in points {
                 let _ = writeln!(text, "{},{x},{y}", quoted(name));
@@ -71,8 +72,8 @@ impl Chart {
         );
         let middle = f64::midpoint(left, right);
         label(&mut svg, (middle, top - 16.0), "middle", &self.title);
-        label(&mut svg, (middle, bottom + 40.0), "middle", &self.across);
-        label(&mut svg, (left - 70.0, top - 16.0), "start", &self.up);
+        label(&mut svg, (middle, bottom + 40.0), "middle", &self.x_label);
+        label(&mut svg, (left - 70.0, top - 16.0), "start", &self.y_label);
         for place in &places {
             label(&mut svg, (x_of(*place), bottom + 18.0), "middle", &place.to_string());
         }
@@ -121,9 +122,9 @@ mod tests {
     use super::*;
 
     fn chart() -> Chart {
-        let (title, across, up) = ("a < b".into(), "processes".into(), "us, CPU".into());
+        let (title, x_label, y_label) = ("a < b".into(), "processes".into(), "us, CPU".into());
         let lines = vec![("one".into(), vec![(1.0, 10.0), (100.0, 1000.0)]), ("two, half".into(), vec![])];
-        Chart { title, across, up, lines }
+        Chart { title, x_label, y_label, lines }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use pjw_core::cpuset::{CpuSet, Pu};
 
-use crate::programs::interrupt::Interrupt;
+use crate::programs::interrupt::StopSignal;
 
 /// The machine counts as busy if other programs use at least this many CPUs. An idle system uses less.
 pub const BUSY_CPUS: f64 = 0.2;
@@ -50,7 +50,7 @@ impl<'a> CpuUseMeter<'a> {
 ///
 /// # Errors
 /// If /proc/stat or /proc/self/stat can't be read, or the bench was interrupted.
-pub fn measure_cpu_use(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<f64> {
+pub fn measure_cpu_use(cpus: &CpuSet, interrupt: &StopSignal) -> anyhow::Result<f64> {
     let meter = CpuUseMeter::start(cpus)?;
     let deadline = Instant::now() + SAMPLE_TIME;
     while Instant::now() < deadline {
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_running_child_counts_as_another_program() {
         let all: CpuSet = "0-8191".parse().unwrap();
-        let interrupt = Interrupt::install().unwrap();
+        let interrupt = StopSignal::install().unwrap();
         let mut spinner =
             Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap();
         // A busy machine may not run the child at once.

@@ -14,7 +14,7 @@ use pjw_linux::sys::affinity;
 use tempfile::TempDir;
 
 use crate::programs::program::{Program, wait_for};
-use crate::{peers::cgroups::Cgroup, programs::interrupt::Interrupt};
+use crate::{peers::cgroups::Cgroup, programs::interrupt::StopSignal};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ impl Cgrulesengd {
     ///
     /// # Errors
     /// If the program is not installed or lacks permission. The error is the reason for skipping it.
-    pub fn start(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
+    pub fn start(cpus: &CpuSet, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let installed =
             Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
         installed.context("there is no cgrulesengd: make peers")?;
@@ -57,7 +57,7 @@ impl Cgrulesengd {
         Ok(rules)
     }
 
-    fn wait_until_worker_is_moved(&mut self, cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<()> {
+    fn wait_until_worker_is_moved(&mut self, cpus: &CpuSet, interrupt: &StopSignal) -> anyhow::Result<()> {
         wait_for("cgrulesengd moves no process", START_TIMEOUT, interrupt, || {
             if let Some(status) = self.daemon.exit_status()? {
                 bail!("cgrulesengd ended: {status}");

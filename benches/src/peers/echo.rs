@@ -15,7 +15,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 const ARGUMENT: &str = "--echo";
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -34,7 +34,7 @@ impl EchoServer {
     ///
     /// # Errors
     /// If the server can't be started.
-    pub fn start(reply_bytes: usize, interrupt: &Interrupt) -> anyhow::Result<Self> {
+    pub fn start(reply_bytes: usize, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);

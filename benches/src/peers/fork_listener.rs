@@ -21,7 +21,7 @@ use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
 use pjw_linux::proc::events::ProcEventSocket;
 use pjw_linux::sys::{affinity, clock::now, realtime::set_realtime_policy};
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 const ARGUMENT: &str = "--listener";
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ impl ForkListener {
         parent: u32,
         parent_mask: &CpuSet,
         child_mask: &CpuSet,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);
         command.args([ARGUMENT, &parent.to_string(), &parent_mask.to_string(), &child_mask.to_string()]);
@@ -52,7 +52,7 @@ impl ForkListener {
     ///
     /// # Errors
     /// If the listener has set the mask of fewer children.
-    pub fn reaction_times_ms(mut self, children: usize, interrupt: &Interrupt) -> anyhow::Result<Vec<f64>> {
+    pub fn reaction_times_ms(mut self, children: usize, interrupt: &StopSignal) -> anyhow::Result<Vec<f64>> {
         (0..children).map(|_| Ok(self.0.read_line(READY_TIMEOUT, interrupt)?.parse()?)).collect()
     }
 }

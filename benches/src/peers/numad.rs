@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::{programs::interrupt::Interrupt, programs::program::wait_for};
+use crate::{programs::interrupt::StopSignal, programs::program::wait_for};
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ impl Numad {
     ///
     /// # Errors
     /// If the program is not installed or does not run here. The error is the reason for skipping it.
-    pub fn start(pids: &[u32], interrupt: &Interrupt) -> anyhow::Result<Self> {
+    pub fn start(pids: &[u32], interrupt: &StopSignal) -> anyhow::Result<Self> {
         let installed = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
         installed.context("there is no numad: make peers")?;
         let dir =

@@ -12,7 +12,7 @@ use pjw_core::{cpuset::CpuSet, job::JobSource};
 use pjw_tests::private_daemon::PrivateDaemon;
 use serde_json::{Value, json};
 
-use crate::{programs::interrupt::Interrupt, programs::program::Program};
+use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 /// How long the demo's job may take until all its workers run.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ impl Programs {
         launcher: Option<Command>,
         name: &str,
         (workers, steps): (usize, u64),
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Program> {
         let mut command = launcher.unwrap_or_else(|| Command::new("env"));
         command.arg(self.path("pjw-demo-job"));
@@ -117,7 +117,7 @@ impl PrivateWarden {
     ///
     /// # Errors
     /// If the daemon can't be started or does not answer in time. The error has the end of its log.
-    pub fn start(programs: &Programs, unusable_pus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
+    pub fn start(programs: &Programs, unusable_pus: &CpuSet, interrupt: &StopSignal) -> anyhow::Result<Self> {
         Self::start_with_config(programs, &default_keys(unusable_pus), EventSource::ProcEvents, interrupt)
     }
 
@@ -128,7 +128,7 @@ impl PrivateWarden {
     pub fn start_with_cpusets(
         programs: &Programs,
         unusable_pus: &CpuSet,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
         let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{unusable_pus}\"\n");
         Self::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)
@@ -142,7 +142,7 @@ impl PrivateWarden {
     pub fn start_alone_if_possible(
         programs: &Programs,
         unusable_pus: &CpuSet,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
         let mut daemon = PrivateDaemon::new(programs.directory(), &config_text(&default_keys(unusable_pus)))?;
         daemon.refuse_to_run_beside();
@@ -161,7 +161,7 @@ impl PrivateWarden {
         programs: &Programs,
         keys: &str,
         source: EventSource,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
         let mut daemon = PrivateDaemon::new(programs.directory(), &config_text(keys))?;
         let launcher: &[&str] = match source {

@@ -2,7 +2,7 @@
 //!
 //! The signals are caught, not blocked. A child inherits a blocked signal, so SIGTERM could not end it. A caught
 //! signal has its default effect again after execve(2). The benches and the demo wait in short steps and call
-//! [`Interrupt::check`] in between.
+//! [`StopSignal::check`] in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +13,14 @@ use anyhow::{Context, bail};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The time between two checks while [`Interrupt::sleep_until`] waits.
+/// The time between two checks while [`StopSignal::sleep_until`] waits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Whether the program has received a signal to end.
 #[derive(Debug, Clone)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct StopSignal(Arc<AtomicBool>);
 
-impl Interrupt {
+impl StopSignal {
     /// Installs the handlers of SIGINT, SIGTERM and SIGHUP, and starts a thread that waits for these signals.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::programs::interrupt::Interrupt;
+use crate::programs::interrupt::StopSignal;
 
 /// The time between two checks while a function waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -53,7 +53,7 @@ impl Program {
         name: &str,
         command: &mut Command,
         timeout: Duration,
-        interrupt: &Interrupt,
+        interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
         let mut program = Self::start(name, command)?;
         let line = program.read_line(timeout, interrupt)?;
@@ -73,7 +73,7 @@ impl Program {
     ///
     /// # Errors
     /// If the program ends, if there is no line within `timeout`, or if the bench was interrupted.
-    pub fn read_line(&mut self, timeout: Duration, interrupt: &Interrupt) -> anyhow::Result<String> {
+    pub fn read_line(&mut self, timeout: Duration, interrupt: &StopSignal) -> anyhow::Result<String> {
         let name = &self.name;
         let deadline = Instant::now() + timeout;
         let lines = self.lines.as_ref().with_context(|| format!("{name} has no output"))?;
@@ -83,7 +83,7 @@ impl Program {
                 Ok(line) => return Ok(line),
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.child.wait().with_context(|| format!("can't wait for {name}"))?;
-                    // Ctrl-C also ends the children, perhaps before the thread of `Interrupt` runs.
+                    // Ctrl-C also ends the children, perhaps before the thread of `StopSignal` runs.
                     thread::sleep(POLL_INTERVAL);
                     interrupt.check()?;
                     bail!("{name} ended too early: {status}");
@@ -96,8 +96,9 @@ impl Program {
         }
     }
 
-    /// Returns the next line of the program's output, if there is one within `timeout`.
-    pub fn try_line(&mut self, timeout: Duration) -> Option<String> {
+    /// Waits for the next line of the program's output, and returns the line. Returns `None` if no line arrives within
+    /// `timeout`, or if the output has ended.
+    pub fn try_read_line(&mut self, timeout: Duration) -> Option<String> {
         self.lines.as_ref()?.recv_timeout(timeout).ok()
     }
 
@@ -147,7 +148,7 @@ impl Drop for Program {
 pub fn wait_for<T>(
     what: &str,
     timeout: Duration,
-    interrupt: &Interrupt,
+    interrupt: &StopSignal,
     mut poll: impl FnMut() -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<T> {
     let deadline = Instant::now() + timeout;
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn terminate_sends_sigterm_first() {
-        let _interrupt = Interrupt::install().unwrap();
+        let _interrupt = StopSignal::install().unwrap();
         let mut program = Program::start("sleep", Command::new("sleep").arg("1000")).unwrap();
         program.terminate(Duration::from_secs(60));
         let status = program.exit_status().unwrap().unwrap();
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn lines_are_returned_and_an_early_exit_is_an_error() {
-        let interrupt = Interrupt::install().unwrap();
+        let interrupt = StopSignal::install().unwrap();
         let mut program = Program::start("echo", Command::new("echo").arg("ready")).unwrap();
         assert_eq!(program.read_line(Duration::from_secs(60), &interrupt).unwrap(), "ready");
         let error = program.read_line(Duration::from_secs(60), &interrupt).unwrap_err();

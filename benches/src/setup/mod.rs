@@ -7,7 +7,7 @@ pub mod scale;
 
 use crate::{
     load::processes, measure::other_programs, measure::results::print_line, peers::echo,
-    programs::daemon::Programs, programs::interrupt::Interrupt, setup::effort::Effort, setup::scale::Scale,
+    programs::daemon::Programs, programs::interrupt::StopSignal, setup::effort::Effort, setup::scale::Scale,
 };
 
 /// What a bench needs to start: how much to measure, the interrupt, the programs, and the size of the machine.
@@ -16,7 +16,7 @@ pub struct Setup {
     /// How much the bench measures.
     pub effort: Effort,
     /// Whether the bench was interrupted.
-    pub interrupt: Interrupt,
+    pub interrupt: StopSignal,
     /// The directory of `pjwd` and `pjwctl`.
     pub programs: Programs,
     /// The cores and PUs that the bench may use.
@@ -33,7 +33,7 @@ impl Setup {
     pub fn prepare() -> anyhow::Result<Self> {
         processes::run_as_load_process()?;
         echo::run_as_echo_server()?;
-        let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
+        let (effort, interrupt) = (Effort::from_arguments(), StopSignal::install()?);
         let (programs, scale) = (Programs::for_benches()?, prepare_scale(&interrupt)?);
         Ok(Self { effort, interrupt, programs, scale })
     }
@@ -43,7 +43,7 @@ impl Setup {
 ///
 /// # Errors
 /// If the machine has fewer than two usable cores, or the topology or the CPU use can't be read.
-pub fn prepare_scale(interrupt: &Interrupt) -> anyhow::Result<Scale> {
+pub fn prepare_scale(interrupt: &StopSignal) -> anyhow::Result<Scale> {
     let scale = Scale::from_this_machine()?;
     let used = other_programs::measure_cpu_use(&scale.usable_pus, interrupt)?;
     print_line(&format!("other programs use {used:.1} CPUs of {} now", scale.usable_pus.len()))?;
