@@ -72,7 +72,7 @@ impl fmt::Display for SpawnStep {
 pub struct SpawnError {
     /// The step that failed.
     pub step: SpawnStep,
-    /// The error number of the system call that failed in this step.
+    /// The error number of the failed system call.
     pub errno: Errno,
 }
 

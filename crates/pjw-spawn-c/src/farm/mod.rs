@@ -141,13 +141,13 @@ pub unsafe extern "C" fn pjw_farm_next(
                     return Ok(1);
                 }
                 NextResult::End => return Ok(0),
-                NextResult::NothingYet if timeout.is_some() => {
+                NextResult::TimedOut if timeout.is_some() => {
                     return Err(Failure {
                         errno: Errno::EAGAIN,
                         text: format!("no result came within {timeout_ms} ms"),
                     });
                 }
-                NextResult::NothingYet => {}
+                NextResult::TimedOut => {}
             }
         }
     })

@@ -52,9 +52,9 @@ pub enum ImageError {
     /// The file is not in the format ELF, or is cut off.
     #[error("it is no complete ELF program; name a program that was linked with -static-pie")]
     NoElf,
-    /// The program is for other processors than x86-64.
+    /// The program was compiled for another architecture than x86-64. The text is the name of this architecture.
     #[error("it is for {0}, and tasks run on x86-64 only; compile it for x86-64")]
-    OtherProcessor(String),
+    UnsupportedArchitecture(String),
     /// This pjw was compiled for another architecture than x86-64.
     #[error("tasks with shared memory run on x86-64 only; start without --share memory")]
     OtherHost,
@@ -269,13 +269,15 @@ fn check_processor(header: &[u8]) -> Result<(), ImageError> {
     let (class, order, machine) = (number(header, 4, 1), number(header, 5, 1), number(header, 18, 2));
     match (class, order, machine) {
         (2, 1, EM_X86_64) => Ok(()),
-        (1, 1, EM_X86_64) => Err(ImageError::OtherProcessor("x86-64 with pointers of 32 bits (x32)".into())),
-        (1, 1, 3) => Err(ImageError::OtherProcessor("x86 with 32 bits".into())),
-        (2, 1, 183) => Err(ImageError::OtherProcessor("aarch64".into())),
-        (2, _, 21) => Err(ImageError::OtherProcessor("ppc64".into())),
-        (2, 1, 243) => Err(ImageError::OtherProcessor("riscv64".into())),
+        (1, 1, EM_X86_64) => {
+            Err(ImageError::UnsupportedArchitecture("x86-64 with pointers of 32 bits (x32)".into()))
+        }
+        (1, 1, 3) => Err(ImageError::UnsupportedArchitecture("x86 with 32 bits".into())),
+        (2, 1, 183) => Err(ImageError::UnsupportedArchitecture("aarch64".into())),
+        (2, _, 21) => Err(ImageError::UnsupportedArchitecture("ppc64".into())),
+        (2, 1, 243) => Err(ImageError::UnsupportedArchitecture("riscv64".into())),
         (1 | 2, 1 | 2, _) => {
-            Err(ImageError::OtherProcessor(format!("another processor (e_machine {machine})")))
+            Err(ImageError::UnsupportedArchitecture(format!("another processor (e_machine {machine})")))
         }
         _ => Err(ImageError::NoElf),
     }

@@ -35,7 +35,7 @@ pub enum AddressSpaceError {
         /// What the user can do, as text.
         remedy: &'static str,
     },
-    /// The host, a process that owns the address space, could not be made.
+    /// The host process could not be started. This process creates the address space in which the tasks run.
     #[error("the process that owns the shared memory can't be made: {0}; {remedy}", remedy = remedy_of_host(.0.errno))]
     Host(SpawnError),
     /// The context asks for something that tasks can't have.

@@ -38,7 +38,7 @@ fn run_and_kill(is_in_order: bool, signals: &[Signal]) -> Vec<u64> {
                 assert_eq!(outcome, Outcome::Done(bytes_of(number)));
                 numbers.push(number);
             }
-            NextResult::NothingYet => {}
+            NextResult::TimedOut => {}
             NextResult::End => break,
         }
     }
@@ -95,7 +95,7 @@ fn a_worker_is_replaced_also_if_the_caller_never_waits() {
     loop {
         match running.next_within(Some(Duration::ZERO)).unwrap() {
             NextResult::Result(_) => count += 1,
-            NextResult::NothingYet => std::thread::yield_now(),
+            NextResult::TimedOut => std::thread::yield_now(),
             NextResult::End => break,
         }
     }
@@ -180,7 +180,7 @@ fn a_worker_that_takes_long_at_its_end_is_waited_for_only_as_long_as_the_caller_
     });
     let mut running = running.start(1, |_, _| Ok(())).unwrap();
     assert!(matches!(running.next_within(None), Ok(NextResult::Result(_))));
-    assert_eq!(running.next_within(Some(Duration::from_millis(1))), Ok(NextResult::NothingYet));
+    assert_eq!(running.next_within(Some(Duration::from_millis(1))), Ok(NextResult::TimedOut));
     nix::unistd::write(&writer, &[1]).unwrap();
     assert_eq!(running.next_within(Some(Duration::MAX)), Ok(NextResult::End));
 }

@@ -54,7 +54,7 @@ fn run_with_files(options: Farm<'_>, mut disturb: impl FnMut(&[u32])) {
                 assert_eq!(result.outcome, Outcome::Done(Vec::new()), "the writer has the bytes");
                 numbers.push(result.number);
             }
-            NextResult::NothingYet => {}
+            NextResult::TimedOut => {}
             NextResult::End => break,
         }
     }
@@ -138,7 +138,7 @@ fn a_writer_that_is_killed_again_and_again_between_two_results_is_replaced_each_
             kill(Pid::from_raw(pid.0.cast_signed()), Signal::SIGKILL).unwrap();
         }
         while idle.is_some() && running.writer_pid() == idle {
-            assert_eq!(running.next_within(Some(Duration::from_millis(1))), Ok(NextResult::NothingYet));
+            assert_eq!(running.next_within(Some(Duration::from_millis(1))), Ok(NextResult::TimedOut));
         }
     }
     assert_eq!(running.next_within(None), Ok(NextResult::End));

@@ -90,7 +90,7 @@ fn a_caller_that_waits_a_limited_time_gets_nothing_yet() {
     let (reader, writer) = nix::unistd::pipe().unwrap();
     let mut running =
         farm(1).start(1, |_, _| nix::unistd::read(&reader, &mut [0]).map(drop).map_err(|_| 1)).unwrap();
-    assert_eq!(running.next_within(Some(Duration::from_millis(1))).unwrap(), NextResult::NothingYet);
+    assert_eq!(running.next_within(Some(Duration::from_millis(1))).unwrap(), NextResult::TimedOut);
     nix::unistd::write(&writer, &[1]).unwrap();
     // A time that no clock can reach is no limit.
     assert!(matches!(running.next_within(Some(Duration::MAX)).unwrap(), NextResult::Result(_)));

@@ -39,8 +39,8 @@ const RESULTS_IN_TURN: usize = 256;
 pub enum NextResult {
     /// The result of one more item.
     Result(ItemResult),
-    /// No result came within the time.
-    NothingYet,
+    /// No result has arrived within the time limit.
+    TimedOut,
     /// All results were delivered, and all processes of the farm have ended.
     End,
 }
@@ -144,7 +144,7 @@ impl<'a> RunningFarm<'a> {
     }
 
     /// Returns the next result of the farm. Waits for at most `timeout`, or without a limit if `timeout` is `None`.
-    /// Returns [`NextResult::NothingYet`] if no result has arrived within `timeout`. After the last result, waits in
+    /// Returns [`NextResult::TimedOut`] if no result has arrived within `timeout`. After the last result, waits in
     /// the same way until all processes of the farm have ended, and returns [`NextResult::End`].
     ///
     /// # Errors
@@ -233,7 +233,7 @@ impl<'a> RunningFarm<'a> {
             let timeout = self.timeout(deadline);
             if timeout == Duration::ZERO {
                 if has_looked {
-                    return Ok(NextResult::NothingYet);
+                    return Ok(NextResult::TimedOut);
                 }
                 // Also a caller that never waits finds what died.
                 has_looked = true;
@@ -365,7 +365,7 @@ impl Iterator for RunningFarm<'_> {
         loop {
             match self.next_within(None) {
                 Ok(NextResult::Result(result)) => return Some(Ok(result)),
-                Ok(NextResult::NothingYet) => {}
+                Ok(NextResult::TimedOut) => {}
                 Ok(NextResult::End) => return None,
                 Err(error) => return Some(Err(error)),
             }

@@ -25,7 +25,7 @@ fn a_result_that_is_overwritten_on_its_way_to_the_writer_ends_the_farm_with_the_
     });
     let mut farm = options.start(3, |_, _| Ok(())).unwrap();
     let place = loop {
-        assert_eq!(farm.next_within(Some(Duration::from_millis(1))), Ok(NextResult::NothingYet));
+        assert_eq!(farm.next_within(Some(Duration::from_millis(1))), Ok(NextResult::TimedOut));
         if let Some(place) = waiting_message(&farm) {
             break place;
         }
