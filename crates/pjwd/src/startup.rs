@@ -341,7 +341,7 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
     }
     let owned = bind(path)?;
     let listener = owned.dup_listener().context("can't listen")?;
-    Ok((listener, SocketFile::Own(owned)))
+    Ok((listener, SocketFile::CreatedByDaemon(owned)))
 }
 
 fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxMachine> {

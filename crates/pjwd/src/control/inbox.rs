@@ -66,13 +66,14 @@ pub enum EventLoopMessage {
 /// of the same part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WarningOrigin {
-    /// The start of the daemon: an earlier daemon had another state directory.
+    /// The startup of the daemon. It warns about problems that the daemon found while it started.
     Start,
-    /// The files of the daemon: some were removed and can't be made again.
-    OwnFiles,
-    /// The readings of memory: a job will need more than there is.
+    /// The check of the files that the daemon needs, such as its socket. It warns if a file was removed and can't be
+    /// created again.
+    DaemonFiles,
+    /// The memory readings. They warn about predicted memory shortages of jobs.
     Memory,
-    /// The configuration: groups of administrators do not exist.
+    /// The check of the config key `admin_groups`. It warns about groups that do not exist.
     AdminGroups,
 }
 

@@ -34,7 +34,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub enum SocketFile {
     /// The daemon created the socket, and can create it again.
-    Own(BoundSocket),
+    CreatedByDaemon(BoundSocket),
     /// The service manager created the socket and passed it to the daemon. Only the service manager can
     /// create it again.
     Passed {
@@ -87,7 +87,8 @@ impl WatchedFiles {
             let warnings = self.check(&listeners);
             if warnings != reported {
                 reported.clone_from(&warnings);
-                let _ = outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::OwnFiles, warnings });
+                let _ =
+                    outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::DaemonFiles, warnings });
             }
             // The task is cancelled while the daemon stops.
             if spawn_blocking(move || watch.wait(CHECK_INTERVAL)).await.unwrap_or(false) {
@@ -100,7 +101,7 @@ impl WatchedFiles {
     /// The files to watch.
     fn paths(&self) -> Vec<PathBuf> {
         let socket = match &self.socket {
-            SocketFile::Own(socket) => Some(socket.path()),
+            SocketFile::CreatedByDaemon(socket) => Some(socket.path()),
             SocketFile::Passed { path } => path.as_deref(),
         };
         let mut paths: Vec<PathBuf> =
@@ -123,8 +124,8 @@ impl WatchedFiles {
             }
         }
         match &mut self.socket {
-            SocketFile::Own(socket) if socket.are_files_in_place() => {}
-            SocketFile::Own(socket) => match socket.rebind_if_removed() {
+            SocketFile::CreatedByDaemon(socket) if socket.are_files_in_place() => {}
+            SocketFile::CreatedByDaemon(socket) => match socket.rebind_if_removed() {
                 Ok(listener) => {
                     warn!(socket = %socket.path().display(), "the socket was removed; it was made again");
                     // The control server ends before this task.
