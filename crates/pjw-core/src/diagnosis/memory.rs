@@ -20,12 +20,12 @@ const MIN_GROWTH: u64 = 8 << 20;
 /// unlike a shell or a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerMemory {
-    /// When the memory was read.
+    /// The time of the measurement, in ns since boot.
     pub at: Nanos,
     /// The number of workers.
     pub workers: u32,
-    /// The memory that only one worker maps, summed over the workers, in bytes.
-    pub own: u64,
+    /// The sum of the private memory of all workers, in bytes.
+    pub private_bytes: u64,
 }
 
 impl WorkerMemory {
@@ -43,7 +43,7 @@ impl WorkerMemory {
         let of_workers = sizes.iter().filter(|size| **size > 0 && **size >= largest / 4);
         let (workers, own) =
             of_workers.fold((0_u32, 0_u64), |(count, own), size| (count + 1, own.saturating_add(*size)));
-        Self { at: measured_at, workers, own }
+        Self { at: measured_at, workers, private_bytes: own }
     }
 
     /// Makes a measurement from memory counters of the kernel, without reading page tables. `measured_at` is the time
@@ -69,7 +69,7 @@ impl WorkerMemory {
         // A page that all n workers map is charged once, and counted n times.
         let others = u64::from(workers.saturating_sub(1)).max(1);
         let shared = of_workers.saturating_sub(charged) / others;
-        Self { at: measured_at, workers, own: charged.saturating_sub(shared) }
+        Self { at: measured_at, workers, private_bytes: charged.saturating_sub(shared) }
     }
 }
 
@@ -77,15 +77,15 @@ impl WorkerMemory {
 /// are the processes of the job with much private memory (memory that no other process maps).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryShortage {
-    /// The number of workers.
+    /// The number of workers: the processes of the job with much private memory.
     pub workers: u32,
-    /// The memory that each worker has for itself now, on average, in bytes.
-    pub own: u64,
-    /// By how much this memory grows in a minute, in bytes.
+    /// The mean private memory of a worker now, in bytes.
+    pub private_bytes_per_worker: u64,
+    /// The growth of the private memory of each worker, in bytes per minute.
     pub growth_per_minute: u64,
-    /// The memory that the workers can still get, in bytes.
-    pub available: u64,
-    /// After how many seconds the memory runs out, at this growth.
+    /// The memory that is still available to the job, in bytes.
+    pub available_bytes: u64,
+    /// The predicted time until no memory is available, in seconds.
     pub seconds_left: u64,
 }
 
@@ -96,15 +96,16 @@ impl MemoryShortage {
     #[must_use]
     pub fn sentence(&self) -> String {
         let minutes = HORIZON_SECONDS / 60;
-        let wanted = self.own.saturating_add(self.growth_per_minute.saturating_mul(minutes));
+        let wanted =
+            self.private_bytes_per_worker.saturating_add(self.growth_per_minute.saturating_mul(minutes));
         format!(
             "{} x {} of their own will not fit: they have {} each, grow by {} a minute each, and {} is left, which is \
              enough for {}",
             counted_noun(usize::try_from(self.workers).unwrap_or(usize::MAX), "worker"),
             bytes_text(wanted),
-            bytes_text(self.own),
+            bytes_text(self.private_bytes_per_worker),
             bytes_text(self.growth_per_minute),
-            bytes_text(self.available),
+            bytes_text(self.available_bytes),
             duration(self.seconds_left)
         )
     }
@@ -159,16 +160,16 @@ pub fn predict_memory_shortage(
     let per_minute = u128::from(growth) * 60_000_000_000 / u128::from(time) / u128::from(workers);
     Some(MemoryShortage {
         workers: newest.workers,
-        own: newest.own / workers,
+        private_bytes_per_worker: newest.private_bytes / workers,
         growth_per_minute: u64::try_from(per_minute).unwrap_or(u64::MAX),
-        available: available_bytes,
+        available_bytes,
         seconds_left,
     })
 }
 
 /// Returns by how many bytes the memory grew, and in how many nanoseconds.
 fn growth_since(earlier: &WorkerMemory, newest: &WorkerMemory) -> (u64, u64) {
-    (newest.own.saturating_sub(earlier.own), newest.at.0.saturating_sub(earlier.at.0))
+    (newest.private_bytes.saturating_sub(earlier.private_bytes), newest.at.0.saturating_sub(earlier.at.0))
 }
 
 /// Returns the growth with the smaller rate. A job that grew once and has stopped must not be taken for a growing one.
@@ -185,15 +186,18 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const SECOND: u64 = 1_000_000_000;
 
-    fn reading(seconds: u64, workers: u32, own: u64) -> WorkerMemory {
-        WorkerMemory { at: Nanos(seconds * SECOND), workers, own }
+    fn reading(seconds: u64, workers: u32, private_bytes: u64) -> WorkerMemory {
+        WorkerMemory { at: Nanos(seconds * SECOND), workers, private_bytes }
     }
 
     #[test]
     fn workers_that_outgrow_the_memory_are_told_with_the_time_that_is_left() {
         let readings = [reading(0, 8, 4 * GIB), reading(60, 8, 5 * GIB)];
         let shortage = predict_memory_shortage(&readings, 2 * GIB).unwrap();
-        assert_eq!((shortage.workers, shortage.seconds_left, shortage.own), (8, 120, 640 * MIB));
+        assert_eq!(
+            (shortage.workers, shortage.seconds_left, shortage.private_bytes_per_worker),
+            (8, 120, 640 * MIB)
+        );
         assert_eq!(
             shortage.sentence(),
             "8 workers x 1.8 GiB of their own will not fit: they have 640.0 MiB each, grow by 128.0 MiB a minute each, and \
@@ -249,7 +253,7 @@ mod tests {
     #[test]
     fn only_large_processes_are_workers() {
         let memory = WorkerMemory::from_unique_set_sizes(Nanos(7), [GIB, GIB, MIB, 0, GIB / 2]);
-        assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 3, own: 2 * GIB + GIB / 2 });
+        assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 3, private_bytes: 2 * GIB + GIB / 2 });
         assert_eq!(WorkerMemory::from_unique_set_sizes(Nanos(7), []).workers, 0);
         assert_eq!(WorkerMemory::from_unique_set_sizes(Nanos(7), [0, 0]).workers, 0);
     }
@@ -259,16 +263,16 @@ mod tests {
         // A parent with 200 MiB, four workers that share these and have 20 MiB of their own, and a shell.
         let farm = [200, 220, 220, 220, 220, 1].map(|mebibytes| mebibytes * MIB);
         let memory = WorkerMemory::from_counters(Nanos(7), 281 * MIB, &farm);
-        assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 5, own: 80 * MIB });
+        assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 5, private_bytes: 80 * MIB });
         // Each worker has written to 50 MiB of what it shared.
         let later = WorkerMemory::from_counters(Nanos(8), 481 * MIB, &farm);
-        assert_eq!((later.workers, later.own), (5, 330 * MIB), "no less than what was copied");
+        assert_eq!((later.workers, later.private_bytes), (5, 330 * MIB), "no less than what was copied");
         let alone = WorkerMemory::from_counters(Nanos(7), GIB, &[GIB]);
-        assert_eq!((alone.workers, alone.own), (1, GIB));
+        assert_eq!((alone.workers, alone.private_bytes), (1, GIB));
         let more_charged = WorkerMemory::from_counters(Nanos(7), 3 * GIB, &[GIB, GIB]);
-        assert_eq!((more_charged.workers, more_charged.own), (2, 3 * GIB));
+        assert_eq!((more_charged.workers, more_charged.private_bytes), (2, 3 * GIB));
         assert_eq!(WorkerMemory::from_counters(Nanos(7), GIB, &[]).workers, 0);
         let huge = WorkerMemory::from_counters(Nanos(7), 0, &[u64::MAX; 3]);
-        assert_eq!((huge.workers, huge.own), (3, 0));
+        assert_eq!((huge.workers, huge.private_bytes), (3, 0));
     }
 }

@@ -26,16 +26,16 @@ const MAX_PREDICTION_AGE: Duration = Duration::from_secs(300);
 pub struct MemorySample {
     /// The UTC time of the reading.
     pub time: UnixMillis,
-    /// How the memory was read.
+    /// The method of the measurement.
     pub kind: ReadingKind,
     /// The sum of the resident set sizes.
     pub rss: u64,
     /// The sum of the proportional set sizes. In an estimate: the anonymous memory and the mapped files that the
     /// kernel charged to the memory cgroup of the job.
     pub pss: u64,
-    /// The shared part, in permille.
+    /// The part of the memory that several processes share, in permille.
     pub shared_permille: u32,
-    /// The number of processes.
+    /// The number of processes of the job.
     pub processes: u32,
 }
 
@@ -263,7 +263,7 @@ mod tests {
             processes: Vec::new(),
             peak: None,
             available,
-            workers: Some(WorkerMemory { at: since_boot, workers: 8, own }),
+            workers: Some(WorkerMemory { at: since_boot, workers: 8, private_bytes: own }),
             map_lock_waits: None,
             gone: 0,
             denied: Vec::new(),
