@@ -328,7 +328,7 @@ impl MachineInterface for SimMachineInterface {
     fn scan(&mut self, request: &ScanRequest) -> Snapshot {
         self.pass_time();
         self.probed.clear();
-        let taken_at = self.world.borrow().moment();
+        let taken_at = self.world.borrow().current_time();
         let is_full = request.scope == ScanScope::Full;
         let unassigned = self.active_unassigned(&request.idle_watch);
         let (active, idle) = self.check_idle(&request.idle_watch, taken_at.since_boot, is_full);
@@ -408,7 +408,7 @@ impl MachineInterface for SimMachineInterface {
         };
         let mismatches: Vec<ForkMaskMismatch> = expected.iter().filter_map(mismatch).collect();
         self.probed = mismatches.iter().map(|mismatch| mismatch.id).collect();
-        MaskProbeResult { taken_at: world.moment(), online: self.online.clone(), mismatches }
+        MaskProbeResult { taken_at: world.current_time(), online: self.online.clone(), mismatches }
     }
 
     fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String> {

@@ -111,7 +111,7 @@ impl Machine {
     pub fn ask(&self, pid: u32, tid: u32, cpus: &str) -> RefMut<'_, AffinityRequest> {
         let mut world = self.world();
         let caller_parent = world.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
-        let called_at = world.moment().since_boot;
+        let called_at = world.current_time().since_boot;
         world.affinity_requests.push(AffinityRequest {
             caller: Tid(tid),
             caller_pid: Pid(pid),
@@ -145,7 +145,7 @@ impl Machine {
 
     /// The present time, in ns since boot.
     pub fn now(&self) -> u64 {
-        self.world().moment().since_boot.0
+        self.world().current_time().since_boot.0
     }
 
     /// Lets so many ns pass.

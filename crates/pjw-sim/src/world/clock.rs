@@ -10,7 +10,7 @@ use super::{World, is_in_any};
 impl World {
     /// Returns the current simulated time, as time since boot and as UTC time.
     #[must_use]
-    pub fn moment(&self) -> Moment {
+    pub fn current_time(&self) -> Moment {
         let wall_clock = UnixMillis(i64::try_from(self.now / 1_000_000).unwrap_or(0));
         Moment { since_boot: Nanos(self.now), wall_clock }
     }

@@ -232,7 +232,7 @@ impl Run {
     }
 
     fn now(&self) -> u64 {
-        self.world.borrow().moment().since_boot.0
+        self.world.borrow().current_time().since_boot.0
     }
 
     fn advance_to(&mut self, at: u64) {

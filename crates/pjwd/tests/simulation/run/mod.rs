@@ -318,7 +318,7 @@ impl Run {
     }
 
     fn restart_fork_tracking(&mut self) {
-        let now = self.world.borrow().moment().since_boot;
+        let now = self.world.borrow().current_time().since_boot;
         self.warden.set_fork_events_complete_since(
             Some(now).filter(|_| self.faults.silent_event_loss_permille == 0),
         );
