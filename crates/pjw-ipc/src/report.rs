@@ -78,12 +78,13 @@ pub struct Report {
     /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too
     /// short to judge, that held no cores, or that was a provision.
     pub verdict: Option<String>,
-    /// Why there is no verdict, as a part of a sentence. `None` if there is one, and in a report of an older pjwd.
+    /// The reason why `verdict` is `None`, as a part of a sentence. `None` if the report has a verdict, or if an older
+    /// version of pjwd made the report.
     #[serde(default)]
     pub no_verdict: Option<String>,
-    /// What was wrong with the job and what to do, in one sentence each. Empty if nothing was.
+    /// One sentence for each problem of the job, with its remedy. Empty if the job had no problem.
     pub advice: Vec<String>,
-    /// Why the figures are incomplete, in one sentence. `None` if they are complete.
+    /// One sentence with the reason why the values of this report are incomplete. `None` if all values are complete.
     #[serde(default)]
     pub incomplete: Option<String>,
 }
@@ -91,9 +92,10 @@ pub struct Report {
 /// A number of CPUs that a job used, and the time for which the job used this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct UseLevel {
-    /// The number of CPUs, rounded: to one CPU in a job of up to 16 CPUs, and to a sixteenth of the CPUs in a larger one.
+    /// The number of CPUs. The number is rounded to whole CPUs if the job has up to 16 CPUs. In a larger job, it is
+    /// rounded to a sixteenth of the CPUs of the job.
     pub cpus: u32,
-    /// The time for which the job used so many, in seconds.
+    /// The total time for which the job used this number of CPUs, in seconds.
     pub seconds: Thousandths,
 }
 

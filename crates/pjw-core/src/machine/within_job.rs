@@ -15,20 +15,22 @@ use crate::machine::topology::{Topology, TopologyLevel};
 /// the rule `Default`, pjw chooses no NUMA node. All other rules are launch policies of mpsched(1) of HP-UX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub enum NumaNodeRule {
-    /// No NUMA node is chosen. A busy thread gets a PU in the NUMA node in which it runs, if one is idle there.
+    /// pjw chooses no NUMA node for the process. A busy thread gets an idle PU in the NUMA node in which it runs, if
+    /// there is one.
     #[default]
     #[serde(rename = "default")]
     Default,
-    /// The NUMA nodes in turns (round robin).
+    /// The NUMA nodes of the job in turn (round robin): each new process gets the next NUMA node.
     #[serde(rename = "rr")]
     RoundRobin,
-    /// The NUMA node with the fewest busy threads for each of its cores (least loaded).
+    /// The NUMA node with the fewest busy threads per core (least loaded).
     #[serde(rename = "ll")]
     LeastLoaded,
-    /// The NUMA node of the parent while a core of it is idle, then the next NUMA node with an idle core.
+    /// The NUMA node of the parent process if this node has an idle core. Otherwise, the next NUMA node with an idle
+    /// core.
     #[serde(rename = "fill")]
     Fill,
-    /// The NUMA node of the parent.
+    /// The NUMA node of the parent process, even if this node has no idle core.
     #[serde(rename = "packed")]
     Packed,
 }

@@ -47,7 +47,8 @@ pub struct Snapshot {
     /// read everything that was requested. A process that is missing in an incomplete snapshot may still
     /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
-    /// The CPU times of processes, by pid. A scan does not read them: [`crate::usage_times::read_cpu_times`] adds them.
+    /// The CPU times of processes, by pid. Empty after the scan. [`crate::usage_times::read_cpu_times`] reads the CPU
+    /// times and stores them here.
     pub cpu_times: BTreeMap<Pid, ProcessCpuTimes>,
     /// The processes of jobs whose CPU times were read before and that did not exist any more when the CPU times were read for
     /// this snapshot. Their parents have waited for them (wait4(2)), except where nothing waits.

@@ -176,11 +176,11 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when the cpuset of the thread
-    /// changes. If not, pjw restores after each change of a cpuset the masks that the kernel has reset for
-    /// threads outside this cpuset. The default is true on Linux 6.2 and later, and false on older kernels. Must
-    /// be called before [`LinuxMachine::start_cpuset_thread`], because `set_affinity_persists` ends the thread
-    /// that `start_cpuset_thread` has started.
+    /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when a cpuset changes. If
+    /// `affinity_persists` is false, pjw assumes that its change of a cpuset can reset the masks of threads outside
+    /// this cpuset. pjw restores these masks after the change. The default is true on Linux 6.2 and later, and false
+    /// on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`], because `set_affinity_persists`
+    /// ends the thread that `start_cpuset_thread` has started.
     ///
     /// # Errors
     /// If `/proc` can't be opened. The setting then stays the same.

@@ -35,9 +35,9 @@ pub struct ScanPair<'a> {
     pub state: &'a WardenState,
     /// The settings with which `state` was computed from the scans.
     pub policy: &'a Policy,
-    /// The first scan, with the CPU time that each thread had used before this scan.
+    /// The first scan. It contains the total CPU time of each thread up to this scan.
     pub first_scan: &'a Snapshot,
-    /// The second scan, with the CPU time that each thread had used before this scan.
+    /// The second scan. It contains the total CPU time of each thread up to this scan.
     pub second_scan: &'a Snapshot,
 }
 

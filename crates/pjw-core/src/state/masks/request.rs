@@ -13,8 +13,8 @@ pub enum MaskWriter {
     Program,
     /// pjw. A thread that inherited its mask from a thread whose mask pjw set counts as set by pjw too.
     Warden,
-    /// The kernel itself, without a call of sched_setaffinity(2). Only kernels before Linux 6.2 do this: when
-    /// the cpuset of a thread or the online PUs change, they allow the thread all PUs of the cpuset.
+    /// The kernel itself, without a call of sched_setaffinity(2). Only kernels before Linux 6.2 set masks in this
+    /// way. Such a kernel sets the mask of a thread to all PUs of its cpuset when the cpuset or the online PUs change.
     Kernel,
 }
 

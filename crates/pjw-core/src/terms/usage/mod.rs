@@ -53,7 +53,8 @@ pub struct UsageSample {
 pub struct SharedMemory {
     /// The shared part in permille: of the sum of the resident set sizes, or, in an estimate, of the anonymous memory.
     pub permille: u32,
-    /// Whether it was estimated from the counters of the job's cgroup, not read from the pages of its processes.
+    /// Whether `permille` is an estimate from the counters of the job's cgroup. If false, `permille` was read from the
+    /// pages of the processes.
     pub is_estimate: bool,
 }
 
@@ -61,13 +62,13 @@ pub struct SharedMemory {
 /// (PSS), the sum of the resident set sizes (RSS), and the peak memory use up to then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryReading {
-    /// The shared part of the job's memory. `None` if the reading can't tell it.
+    /// The shared part of the job's memory. `None` if this measurement does not include it.
     pub shared: Option<SharedMemory>,
     /// The sum of the proportional set sizes (PSS in `/proc/PID/smaps_rollup`) of the job's processes, in bytes. `None` if
     /// their pages were not read.
     pub pss: Option<u64>,
-    /// The sum of the resident set sizes of the job's address spaces, in bytes, which counts shared pages several times.
-    /// `None` if a better figure is known.
+    /// The sum of the resident set sizes of the job's address spaces, in bytes. A page counts once for each address
+    /// space that maps the page. `None` if a better figure is known.
     pub rss: Option<u64>,
     /// The largest memory use of the job's cgroup up to now, in bytes. `None` if unknown.
     pub peak: Option<u64>,
@@ -135,22 +136,23 @@ pub struct JobUsage {
     pub repairs: u32,
     /// The number of events `violation` of the job: attempts to leave its cores.
     pub violations: u32,
-    /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup that measures it.
+    /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup with a memory counter.
     pub memory_peak: Option<u64>,
     /// The limit of the memory use of the job's cgroup, as read last, in bytes. `None` if the job has no cgroup with a limit.
     pub memory_limit: Option<u64>,
-    /// The largest sum of the PSS of the job's processes in one reading of their pages, in bytes. `None` if they were never read.
+    /// The largest sum of the proportional set sizes (PSS) of the job's processes in one measurement, in bytes. `None`
+    /// if the pages of the processes were never read.
     pub largest_pss: Option<u64>,
     /// The largest sum of the resident set sizes of the job's address spaces, in bytes, of the readings that found neither a
     /// cgroup of the job nor the PSS. `None` if there was no such reading.
     pub largest_rss: Option<u64>,
-    /// The shared part of the job's memory, by the last reading of its pages, or else by the last estimate. `None` if its
-    /// memory was never read.
+    /// The shared part of the job's memory. The value is the last exact one, which pjw read from the pages of the
+    /// processes. If there is no exact value, it is the last estimate. `None` if pjw never measured the shared part.
     pub shared: Option<SharedMemory>,
     /// The number of tasks (processes that the scheduler starts) of the job on this machine, as its scheduler says. `None` if
     /// that is unknown.
     pub tasks: Option<u32>,
-    /// For how long the job used how many PUs.
+    /// The histogram of the number of PUs that the job used: for each number, the total time.
     pub levels: PuUsageHistogram,
 }
 

@@ -87,9 +87,9 @@ pub struct OwnerTotals {
 pub struct JobRefused {
     /// The name of the job.
     pub job: String,
-    /// The number of cores that the job is to own, according to the curve.
+    /// The number of cores that the curve gives to the job.
     pub cores: u32,
-    /// The number of cores that all owners of the curve are to have together.
+    /// The sum of the cores that the curve gives to its owners (jobs that own cores).
     pub requested_cores: u64,
     /// The number of whole cores that jobs can have on the machine.
     pub usable_cores: u32,

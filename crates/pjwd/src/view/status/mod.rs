@@ -61,12 +61,12 @@ pub struct LoopStatus {
 /// How the event loop learns that a job (the owner) needs cores that it lends to other jobs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DemandSource {
-    /// The loop has not tried to load the BPF program yet, because no job can borrow cores.
+    /// The event loop has not tried to load the BPF program that reports demand, because no job can borrow cores.
     #[default]
     Unknown,
-    /// A BPF program reports when the owner wakes up.
+    /// A BPF program reports when a thread of the owner wakes up.
     Reported,
-    /// The loop samples the CPU time of the owner, because the BPF program can't be used for this reason.
+    /// The event loop samples the CPU time of the owner. The text is the reason why the BPF program can't be used.
     Sampled(String),
 }
 
