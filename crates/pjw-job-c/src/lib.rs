@@ -236,7 +236,7 @@ impl From<WantError> for Failure {
     fn from(error: WantError) -> Self {
         let errno = match &error {
             WantError::NoJob => libc::ENOENT,
-            WantError::File { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            WantError::WriteFailed { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         };
         Self { errno, text: error.to_string() }
     }

@@ -113,7 +113,7 @@ pub enum WantError {
     /// The file `want` in the directory of the job can't be written, for example because the user does not
     /// own the job.
     #[error("can't write {path}: {source}; only the owner of the job may", path = path.display())]
-    File {
+    WriteFailed {
         /// The path of the file.
         path: PathBuf,
         /// The error of the system call.
@@ -232,8 +232,8 @@ impl Job {
     /// reads changed `want` files at most once in 200 ms.
     ///
     /// # Errors
-    /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written: only the
-    /// user who owns the job may write it.
+    /// [`WantError::NoJob`] if there is no file `want`. [`WantError::WriteFailed`] if the file can't be written: only
+    /// the user who owns the job may write it.
     pub fn set_wanted_cores(&self, cores: u32) -> Result<(), WantError> {
         self.write_want(&format!("{cores}\n"))
     }
@@ -254,7 +254,7 @@ impl Job {
         let written = options.open(&path).and_then(|mut file| file.write_all(text.as_bytes()));
         written.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => WantError::NoJob,
-            _ => WantError::File { path, source },
+            _ => WantError::WriteFailed { path, source },
         })
     }
 
@@ -267,9 +267,9 @@ impl Job {
         let live = |page: Arc<CoreMapReader>| match page.read() {
             Ok(content) if content.is_live => Some((page, content)),
             Ok(_)
-            | Err(CoreMapError::Unfinished | CoreMapError::File { .. } | CoreMapError::Unknown { .. }) => {
-                None
-            }
+            | Err(
+                CoreMapError::Unfinished | CoreMapError::OpenFailed { .. } | CoreMapError::Unknown { .. },
+            ) => None,
         };
         self.page().and_then(live).or_else(|| self.open_page().and_then(live))
     }

@@ -31,7 +31,7 @@ const READ_TIMEOUT: Duration = Duration::from_millis(100);
 pub enum CoreMapError {
     /// The file `coremap` can't be opened or mapped.
     #[error("can't read the core map {path}: {source}", path = path.display())]
-    File {
+    OpenFailed {
         /// The path of the file.
         path: PathBuf,
         /// The error of the system call.
@@ -68,10 +68,10 @@ impl CoreMapReader {
     /// Maps the core map (the file `coremap` of a job) at `path` into the memory of this process.
     ///
     /// # Errors
-    /// [`CoreMapError::File`] if the file can't be opened or mapped. [`CoreMapError::Unknown`] if the file is no core
-    /// map, or has a layout of another version.
+    /// [`CoreMapError::OpenFailed`] if the file can't be opened or mapped. [`CoreMapError::Unknown`] if the file is no
+    /// core map, or has a layout of another version.
     pub fn open(path: &Path) -> Result<Self, CoreMapError> {
-        let failed = |source| CoreMapError::File { path: path.to_owned(), source };
+        let failed = |source| CoreMapError::OpenFailed { path: path.to_owned(), source };
         let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).clone();
         let mut file = options.open(path).map_err(failed)?;
         let mut page = [0; COREMAP_BYTES];
