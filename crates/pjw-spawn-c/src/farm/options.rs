@@ -88,7 +88,7 @@ unsafe fn cpus_of(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
     let lists = text.split(';').map(|list| {
         list.parse::<CpuSet>().map_err(|error| Failure::invalid(format!("cpus: {list:?}: {error}")))
     });
-    Ok(WorkerCpus::List(lists.collect::<Result<_, _>>()?))
+    Ok(WorkerCpus::PerWorker(lists.collect::<Result<_, _>>()?))
 }
 
 fn with_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'static> {

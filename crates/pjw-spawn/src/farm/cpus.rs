@@ -11,14 +11,15 @@ use crate::own_policy::own_mask;
 /// items. The other processes of the farm keep the affinity mask of the process that started the farm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum WorkerCpus {
-    /// Each worker has the affinity mask of the master, and the kernel places it.
+    /// Each worker has the affinity mask of the master. The kernel chooses the CPUs within this mask.
     #[default]
     Inherit,
-    /// Each worker has one PU of the master's mask: the first PU of each core in turn, then the second ones. With more
-    /// workers than PUs, several workers share a PU.
+    /// Each worker has one PU of the master's affinity mask. The first workers get the first PU of each core, the next
+    /// workers get the second PU of each core, and so on. If there are more workers than PUs, several workers share a
+    /// PU.
     OnePuEach,
-    /// Worker i has the CPUs of the entry `i % length` of the list.
-    List(Vec<CpuSet>),
+    /// The CPUs of each worker. Worker `i` gets the entry with the index `i % n`, where `n` is the length of the list.
+    PerWorker(Vec<CpuSet>),
 }
 
 impl WorkerCpus {
@@ -27,15 +28,16 @@ impl WorkerCpus {
     /// master, which is the process that started the farm.
     ///
     /// # Errors
-    /// [`FarmError::InvalidCpus`] if [`WorkerCpus::List`] has no entry, or has an entry that is empty or not inside the
-    /// affinity mask of the calling thread. [`FarmError::SystemCall`] if the mask of the calling thread can't be read.
+    /// [`FarmError::InvalidCpus`] if [`WorkerCpus::PerWorker`] has no entry, or has an entry that is empty or not
+    /// inside the affinity mask of the calling thread. [`FarmError::SystemCall`] if the mask of the calling thread
+    /// can't be read.
     pub(crate) fn masks(&self) -> Result<Vec<CpuSet>, FarmError> {
         if *self == Self::Inherit {
             return Ok(Vec::new());
         }
         let what = "the affinity mask of this process can't be read";
         let allowed = own_mask().map_err(|errno| FarmError::SystemCall { what, errno })?;
-        let Self::List(list) = self else { return Ok(one_pu_each(&allowed, core_of)) };
+        let Self::PerWorker(list) = self else { return Ok(one_pu_each(&allowed, core_of)) };
         let invalid = |cpus: &CpuSet, why| {
             Err(FarmError::InvalidCpus { cpus: cpus.clone(), allowed: allowed.clone(), why })
         };
@@ -94,10 +96,10 @@ mod tests {
             (vec![CpuSet::new()], "a worker needs at least one CPU"),
             (vec![allowed.clone(), set("8191")], "give only CPUs on which this process may run"),
         ] {
-            let error = WorkerCpus::List(list).masks().unwrap_err();
+            let error = WorkerCpus::PerWorker(list).masks().unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
-        assert_eq!(WorkerCpus::List(vec![allowed.clone()]).masks(), Ok(vec![allowed.clone()]));
+        assert_eq!(WorkerCpus::PerWorker(vec![allowed.clone()]).masks(), Ok(vec![allowed.clone()]));
         assert_eq!(WorkerCpus::OnePuEach.masks().unwrap().len(), allowed.len());
     }
 }

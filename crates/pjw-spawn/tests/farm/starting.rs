@@ -18,9 +18,9 @@ fn each_wrong_option_is_refused_with_its_limits() {
     assert!(refusal(farm(1).ring_bytes(1), 1).starts_with("ring_bytes is 1: "));
     assert!(refusal(farm(1).input_bytes(1), 1).starts_with("input_bytes is 1: "));
     assert!(refusal(farm(1), u64::MAX).starts_with("items is 18446744073709551615: "));
-    let list = WorkerCpus::List(vec!["8191".parse::<CpuSet>().unwrap()]);
+    let list = WorkerCpus::PerWorker(vec!["8191".parse::<CpuSet>().unwrap()]);
     assert!(refusal(farm(1).cpus(list), 1).contains("give only CPUs on which this process may run"));
-    assert!(refusal(farm(1).cpus(WorkerCpus::List(Vec::new())), 1).contains("the list has no entry"));
+    assert!(refusal(farm(1).cpus(WorkerCpus::PerWorker(Vec::new())), 1).contains("the list has no entry"));
 }
 
 #[test]
