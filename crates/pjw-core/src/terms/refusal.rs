@@ -255,7 +255,7 @@ pub enum Refusal {
     },
     /// The process belongs to another user than the caller.
     #[error("process {pid} belongs to user {owner}: only its owner or an administrator may put it in a job")]
-    NotYourProcess {
+    ProcessNotOwned {
         /// The pid of the process.
         pid: Pid,
         /// The user id of the process.
@@ -263,7 +263,7 @@ pub enum Refusal {
     },
     /// The job belongs to another user than the caller.
     #[error("{job} belongs to user {owner}: only its owner or an administrator may change it")]
-    NotYourJob {
+    JobNotOwned {
         /// The id of the job.
         job: JobId,
         /// The user id of the job's owner.

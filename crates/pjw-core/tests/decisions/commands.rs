@@ -69,7 +69,7 @@ fn an_unprivileged_user_gets_cores_only_if_allowed_and_for_own_processes() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.spawn(20, 1, 1002);
-    assert!(matches!(m.assign_as(ALICE, "a", 1, &[20]).unwrap_err(), Refusal::NotYourProcess { .. }));
+    assert!(matches!(m.assign_as(ALICE, "a", 1, &[20]).unwrap_err(), Refusal::ProcessNotOwned { .. }));
     assert!(matches!(m.assign_as(ALICE, "a", 1, &[10]).unwrap_err(), Refusal::AssignNeedsAdmin));
     m.policy.user_max_cores = 3;
     m.assign_as(ALICE, "a", 2, &[10]).unwrap();
@@ -78,7 +78,7 @@ fn an_unprivileged_user_gets_cores_only_if_allowed_and_for_own_processes() {
     m.assign_as(ALICE, "b", 1, &[]).unwrap();
     let bob = Caller { uid: Uid(1002), is_admin: false };
     let refusal = m.command(Command::Release { job: job("a"), caller: bob }).unwrap_err();
-    assert!(matches!(refusal, Refusal::NotYourJob { .. }));
+    assert!(matches!(refusal, Refusal::JobNotOwned { .. }));
     m.command(Command::ReleaseAll { caller: bob }).unwrap();
     assert_eq!(m.state.jobs.len(), 2, "all means all of one's own");
     m.command(Command::ReleaseAll { caller: ROOT }).unwrap();

@@ -64,7 +64,7 @@ fn only_the_owner_and_administrators_say_what_a_job_wants() {
     m.spawn(10, 1, ALICE.uid.0);
     m.assign("a", 2, &[10]).unwrap();
     let stranger = Caller { uid: pjw_core::ids::Uid(4711), is_admin: false };
-    assert!(matches!(want(&mut m, "a", Some(1), stranger), Err(Refusal::NotYourJob { .. })));
+    assert!(matches!(want(&mut m, "a", Some(1), stranger), Err(Refusal::JobNotOwned { .. })));
     assert!(want(&mut m, "a", Some(1), ALICE).is_ok(), "she owns it");
     assert!(matches!(want(&mut m, "b", Some(1), ROOT), Err(Refusal::NoSuchJob { .. })));
     m.policy.mode = DaemonMode::Observe;

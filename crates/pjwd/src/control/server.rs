@@ -157,8 +157,8 @@ impl ControlService {
             self.record(Arc::new(event));
         }
         answer.map_err(|refusal| match refusal {
-            Refusal::NotYourJob { .. }
-            | Refusal::NotYourProcess { .. }
+            Refusal::JobNotOwned { .. }
+            | Refusal::ProcessNotOwned { .. }
             | Refusal::AssignNeedsAdmin
             | Refusal::JobForOtherUser { .. }
             | Refusal::SchedulerJobByUser { .. }

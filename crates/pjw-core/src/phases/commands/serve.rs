@@ -114,7 +114,7 @@ fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     if caller.is_admin || job.owner == caller.uid {
         return Ok(());
     }
-    Err(Refusal::NotYourJob { job: job.id.clone(), owner: job.owner })
+    Err(Refusal::JobNotOwned { job: job.id.clone(), owner: job.owner })
 }
 
 fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
@@ -280,7 +280,7 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
         return Err(Refusal::CantBeMember { pid, why });
     }
     if !args.caller.is_admin && process.uid != args.caller.uid {
-        return Err(Refusal::NotYourProcess { pid, owner: process.uid });
+        return Err(Refusal::ProcessNotOwned { pid, owner: process.uid });
     }
     if let Some(user) = draft.policy.only_managed_user.filter(|&user| user != process.uid) {
         return Err(Refusal::NotDaemonsUser { pid, owner: process.uid, user });

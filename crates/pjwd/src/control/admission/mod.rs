@@ -101,7 +101,7 @@ pub fn answer_without_event_loop(
     };
     let not_yours = |id: &JobId, job: &Job| {
         let (job_id, owner) = (id.clone(), Uid(job.owner));
-        (owner != caller.uid).then_some(Refusal::NotYourJob { job: job_id, owner })
+        (owner != caller.uid).then_some(Refusal::JobNotOwned { job: job_id, owner })
     };
     let refusal = match command {
         Command::Assign(_) if rules.mode == DaemonMode::Observe => Some(Refusal::ObserveOnly),

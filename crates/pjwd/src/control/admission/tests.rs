@@ -35,7 +35,7 @@ fn a_command_that_the_status_decides_does_not_reach_the_loop() {
     let some = AdmissionRules { user_max_cores: 2, ..AdmissionRules::default() };
     let observing = AdmissionRules { mode: DaemonMode::Observe, ..some.clone() };
     let (mine, theirs): (JobId, JobId) = ("mine".parse().unwrap(), "theirs".parse().unwrap());
-    let not_yours = || Some(Refusal::NotYourJob { job: theirs.clone(), owner: Uid(1002) });
+    let not_yours = || Some(Refusal::JobNotOwned { job: theirs.clone(), owner: Uid(1002) });
 
     assert_eq!(refusal(&none, &Command::Assign(assign("new"))), Some(Refusal::AssignNeedsAdmin));
     assert_eq!(refusal(&observing, &Command::Assign(assign("new"))), Some(Refusal::ObserveOnly));
