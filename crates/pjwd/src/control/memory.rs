@@ -343,7 +343,7 @@ impl ControlService {
             by_node: by_node_to_wire(&sum.by_node),
             processes: largest.into_iter().map(|process| process_to_wire(process, is_estimate)).collect(),
             more_processes: saturating_u32(more_processes),
-            gone: reading.gone,
+            gone: reading.ended_processes,
             denied: reading.denied.iter().map(denied_to_wire).collect(),
             history: records.samples(id).map(sample_to_wire).collect(),
             warning: records.shortage_warning(id).as_ref().map(status_warning_to_wire),

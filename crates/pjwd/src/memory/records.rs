@@ -265,7 +265,7 @@ mod tests {
             available,
             workers: Some(WorkerMemory { at: since_boot, workers: 8, private_bytes: own }),
             map_lock_waits: None,
-            gone: 0,
+            ended_processes: 0,
             denied: Vec::new(),
         }
     }

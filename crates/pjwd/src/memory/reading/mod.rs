@@ -90,14 +90,14 @@ pub struct JobReading {
     /// The memory that the job can still use, in bytes. This is the smaller of two amounts: the memory that is
     /// available on the machine, and the memory that the kernel can still charge to the cgroup of the job.
     pub available: u64,
-    /// The private memory of the worker processes of the job, in an estimate as computed from the counters. `None` if it was
-    /// neither read nor estimated.
+    /// The private memory of the worker processes of the job, read from their pages or estimated from the counters.
+    /// `None` if this memory is unknown.
     pub workers: Option<WorkerMemory>,
     /// The address spaces whose threads wait for one another to map and unmap memory. `None` if the threads were not
     /// observed: always in an estimate.
     pub map_lock_waits: Option<Vec<MmapLockWaits>>,
     /// The number of processes that ended before their memory was read.
-    pub gone: u32,
+    pub ended_processes: u32,
     /// The processes whose memory could not be read, each with the reason.
     pub denied: Vec<DeniedProcess>,
 }
@@ -124,7 +124,7 @@ pub enum ReadingError {
     NoOwnCgroup,
     /// `/proc` can't be opened.
     #[error("/proc can't be opened: {0}; mount it with: mount -t proc proc /proc")]
-    NoProc(Errno),
+    ProcUnavailable(Errno),
     /// The reading thread has ended, or can't be started.
     #[error("the thread that reads memory can't be started: {0}; check the limit on the number of processes")]
     NoThread(String),
@@ -149,7 +149,7 @@ const MAX_SMALL_JOB: u64 = 256 << 20;
 
 /// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. Blocks until the
 /// result is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are
-/// only counted, in [`JobReading::gone`]. Processes that can't be read are listed in [`JobReading::denied`].
+/// only counted, in [`JobReading::ended_processes`]. Processes that can't be read are listed in [`JobReading::denied`].
 ///
 /// With the kind [`ReadingKind::Counters`], the function uses the best method that takes little CPU time, and
 /// [`JobReading::kind`] has the method that it used.
@@ -171,7 +171,7 @@ pub fn measure_job_memory(
     watches_threads: bool,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<JobReading, ReadingError> {
-    let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::NoProc)?;
+    let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::ProcUnavailable)?;
     let (at, before) = (clock::now(), clock::own_thread_cpu_time());
     let alive: Vec<LiveProcess> =
         processes.iter().filter_map(|process| live_process(&mut proc, *process)).collect();
@@ -187,7 +187,7 @@ pub fn measure_job_memory(
         available: available(&mut proc, cgroup.as_ref()),
         workers: None,
         map_lock_waits: None,
-        gone: u32::try_from(processes.len() - alive.len()).unwrap_or(u32::MAX),
+        ended_processes: u32::try_from(processes.len() - alive.len()).unwrap_or(u32::MAX),
         denied: Vec::new(),
     };
     match kind {
@@ -249,13 +249,13 @@ fn read_pages(
         if let Some(same) = address_space.and_then(|space| read.get(&space)) {
             match is_alive(proc, process) {
                 true => reading.processes.push(ProcessMemory { pid, ..same.clone() }),
-                false => reading.gone += 1,
+                false => reading.ended_processes += 1,
             }
             continue;
         }
         match pages_of(proc, thread.unwrap_or(pid), reading.kind) {
             // Another process may have got the pid meanwhile.
-            Ok(_) if !is_alive(proc, process) => reading.gone += 1,
+            Ok(_) if !is_alive(proc, process) => reading.ended_processes += 1,
             Ok(memory) => {
                 let memory = ProcessMemory { pid, address_space, ..memory };
                 read.extend(address_space.map(|space| (space, memory.clone())));
@@ -294,7 +294,7 @@ fn read_cheaply(
     reading: &mut JobReading,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(), ReadingError> {
-    let gone = reading.gone;
+    let ended_processes = reading.ended_processes;
     let anonymous = read_counters(proc, processes, reading);
     reading.sum = JobMemory::sum(&reading.processes);
     if let Some(own) = cgroup.filter(|job| job.is_own)
@@ -303,7 +303,8 @@ fn read_cheaply(
         reading.kind = ReadingKind::Estimate;
     } else if reading.sum.rss <= MAX_SMALL_JOB {
         reading.kind = ReadingKind::Pages;
-        (reading.gone, reading.processes, reading.denied) = (gone, Vec::new(), Vec::new());
+        (reading.ended_processes, reading.processes, reading.denied) =
+            (ended_processes, Vec::new(), Vec::new());
         read_pages(proc, processes, reading, false, is_wanted)?;
     }
     Ok(())
@@ -317,7 +318,7 @@ fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut Jo
     for (&LiveProcess { id: process, thread, .. }, address_space) in processes.iter().zip(spaces) {
         let pid = process.pid;
         match proc.read_memory_counters(thread.unwrap_or(pid)) {
-            Ok(_) if !is_alive(proc, process) => reading.gone += 1,
+            Ok(_) if !is_alive(proc, process) => reading.ended_processes += 1,
             Ok(ProcessMemoryCounters { rss, anonymous: own, page_tables, swap }) => {
                 if address_space.is_none_or(|space| counted.insert(space)) {
                     anonymous.push(own);
@@ -360,7 +361,7 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
     let pid = process.pid;
     let status = proc.status(pid);
     let Some(status) = status.ok().filter(|_| is_alive(proc, process)) else {
-        reading.gone += 1;
+        reading.ended_processes += 1;
         return;
     };
     let own = Uid::effective().as_raw();

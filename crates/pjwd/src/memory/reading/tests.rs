@@ -44,7 +44,7 @@ fn process_id(pid: u32) -> ProcessId {
 fn a_reading_has_the_memory_of_each_process_and_its_cost() {
     let (one, other) = (Sleeper::start(), Sleeper::start());
     let reading = read(&[one.id(), other.id(), process_id(std::process::id())], ReadingKind::Pages).unwrap();
-    assert_eq!((reading.processes.len(), reading.gone, reading.denied.len()), (3, 0, 0));
+    assert_eq!((reading.processes.len(), reading.ended_processes, reading.denied.len()), (3, 0, 0));
     assert_eq!(reading.sum.address_spaces, 3);
     assert!(reading.cost > Duration::ZERO && reading.available > 0);
     let sum: u64 = reading.processes.iter().map(|process| process.rss).sum();
@@ -58,7 +58,7 @@ fn a_reading_without_a_request_has_the_kind_that_the_job_allows() {
     let reading = read(&[sleeper.id()], ReadingKind::Counters).unwrap();
     // In a session with a memory cgroup, which has other processes too, the small process is read by its pages.
     assert!([ReadingKind::Estimate, ReadingKind::Pages].contains(&reading.kind), "{:?}", reading.kind);
-    assert_eq!((reading.processes.len(), reading.gone, reading.denied.len()), (1, 0, 0));
+    assert_eq!((reading.processes.len(), reading.ended_processes, reading.denied.len()), (1, 0, 0));
     assert!(reading.sum.rss > 0 && reading.workers.is_some() && reading.cost > Duration::ZERO);
     let large = vec![7_u8; 300 << 20];
     let reading = read(&[process_id(std::process::id())], ReadingKind::Counters).unwrap();
@@ -76,10 +76,10 @@ fn a_process_that_ended_or_whose_pid_has_another_process_is_gone() {
     let id = sleeper.id();
     let reused = ProcessId { start: StartTime(id.start.0 + 1), ..id };
     let reading = read(&[reused], ReadingKind::Pages).unwrap();
-    assert_eq!((reading.gone, reading.processes.len()), (1, 0));
+    assert_eq!((reading.ended_processes, reading.processes.len()), (1, 0));
     drop(sleeper);
     let reading = read(&[id], ReadingKind::PagesByNode).unwrap();
-    assert_eq!((reading.gone, reading.sum.rss, reading.denied.len()), (1, 0, 0));
+    assert_eq!((reading.ended_processes, reading.sum.rss, reading.denied.len()), (1, 0, 0));
     assert_eq!(read(&[], ReadingKind::Pages).unwrap().sum, JobMemory::default());
 }
 
@@ -116,9 +116,13 @@ fn a_process_that_got_the_pid_during_the_reading_is_not_counted() {
         |id: ProcessId| LiveProcess { id, group: None, threads: 1, thread: Some(id.pid), stack_start: None };
     read_pages(&mut proc, &[live(reused), live(sleeper.id())], &mut reading, false, &|| true).unwrap();
     let pids: Vec<Pid> = reading.processes.iter().map(|process| process.pid).collect();
-    assert_eq!((reading.gone, pids), (1, vec![sleeper.id().pid]));
+    assert_eq!((reading.ended_processes, pids), (1, vec![sleeper.id().pid]));
     count_failure(&mut proc, reused, Errno::EACCES, &mut reading);
-    assert_eq!((reading.gone, reading.denied.len()), (2, 0), "another process is not named as denied");
+    assert_eq!(
+        (reading.ended_processes, reading.denied.len()),
+        (2, 0),
+        "another process is not named as denied"
+    );
 }
 
 #[test]
