@@ -61,7 +61,7 @@ fn a_job_that_uses_its_cores_is_reported_as_fine() {
     assert_eq!((report.mean_held_cores_permille(), report.mean_held_pus_permille()), (4000, 4000));
     let verdict = judge_ended_job(&report).unwrap();
     assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0));
-    assert_eq!(report.incomplete, None);
+    assert_eq!(report.incomplete_reason, None);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn the_journal_has_the_usage_of_a_running_job_and_a_restarted_daemon_goes_on_wit
     run(&mut machine, 10, &[20]);
     let report = end(&mut machine);
     assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (80, 80));
-    assert!(report.incomplete.unwrap().contains("restarted while the job ran"));
+    assert!(report.incomplete_reason.unwrap().contains("restarted while the job ran"));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_job_that_ended_while_no_daemon_ran_is_reported_with_what_the_journal_knows(
     machine.settle();
     let report = machine.reports.remove(0);
     assert_eq!(seconds(report.usage.cpu_ns), 70);
-    assert!(report.incomplete.unwrap().contains("while pjwd was not running"));
+    assert!(report.incomplete_reason.unwrap().contains("while pjwd was not running"));
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_daemon_that_is_restarted_before_the_first_record_learns_the_time_from_the_p
     run(&mut machine, 5, &[20]);
     let report = end(&mut machine);
     assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (15, 15), "{report:?}");
-    assert!(report.incomplete.is_some());
+    assert!(report.incomplete_reason.is_some());
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         verdict: verdict.map(|verdict| verdict.kind.word().to_owned()),
         no_verdict: verdict.map_or_else(|| why_not_judged(report), |_| None).map(str::to_owned),
         advice: verdict.map(|verdict| verdict.advice.clone()).unwrap_or_default(),
-        incomplete: report.incomplete.clone(),
+        incomplete: report.incomplete_reason.clone(),
     }
 }
 

@@ -41,7 +41,7 @@ fn report_of(
         ended: UnixMillis(0),
         wall_ns: usage.sampled_ns,
         usage,
-        incomplete: None,
+        incomplete_reason: None,
     }
 }
 

@@ -419,7 +419,7 @@ pub(crate) fn report_ended_job(draft: &mut CycleDraft<'_>, job: &Job) {
         ended: now.wall_clock,
         wall_ns,
         usage,
-        incomplete: incomplete.map(ToOwned::to_owned),
+        incomplete_reason: incomplete.map(ToOwned::to_owned),
     });
 }
 

@@ -36,11 +36,12 @@ pub struct UsageSample {
     pub cores: u32,
     /// The number of online PUs (hardware threads) of these cores.
     pub pus: u32,
-    /// The number of cores that the job held, times the time for which it held them, in the interval, in ns.
+    /// The core time that the job held in the interval, in ns: the sum, over its cores, of the time for which the job
+    /// held the core.
     pub held_ns: u64,
-    /// The number of hot threads at the end of the interval: those that ran or waited for a PU most of the time.
+    /// The number of hot threads at the end of the interval. A hot thread runs or waits for a PU most of the time.
     pub hot_threads: u32,
-    /// Whether a hot thread that waited is bound by its own program to a part of the job's cores.
+    /// Whether the program had bound a waiting hot thread to a part of the job's cores.
     pub has_bound_waiters: bool,
 }
 
@@ -82,22 +83,22 @@ pub struct MemoryReading {
 pub struct JobUsage {
     /// The time at which the job began, in ns since boot.
     pub began_at: Nanos,
-    /// The time until which samples exist, in ns since boot. Known in the journal only, where it says until when the other
-    /// values hold. 0 if there is no sample.
+    /// The end of the last sample, in ns since boot. Set only in the journal, where the other values are complete up to
+    /// this time. 0 if there is no sample.
     pub read_until: Nanos,
-    /// The CPU time of all processes of the job, also of those that ended, in ns.
+    /// The CPU time of all processes of the job, including ended processes, in ns.
     pub cpu_ns: u64,
     /// The part of `cpu_ns` that a restarted daemon cannot read again, because the processes have ended, in ns.
     pub ended_cpu_ns: u64,
     /// The time for which samples exist, in ns.
     pub sampled_ns: u64,
-    /// The number of cores that the job held, times the time for which it held them, in ns.
+    /// The core time that the job held, in ns: the sum, over its cores, of the time for which the job held the core.
     pub held_ns: u64,
     /// The time for which runnable threads waited for a PU while PUs of their own job idled, summed over the threads,
     /// in ns.
     pub stranded_ns: u64,
-    /// The time in serial phases, in ns. A serial phase is a time of at least 10 s ([`MIN_SERIAL_PHASE_NS`]) in which
-    /// one thread ran alone on two or more cores.
+    /// The total length of the serial phases, in ns. In a serial phase, a job with two or more cores runs only one
+    /// thread for at least 10 s ([`MIN_SERIAL_PHASE_NS`]).
     pub serial_ns: u64,
     /// The length of the serial phase that has not ended yet, in ns.
     pub open_serial_ns: u64,
@@ -105,32 +106,34 @@ pub struct JobUsage {
     pub serial_phases: u32,
     /// The length of the longest serial phase, in ns.
     pub serial_longest_ns: u64,
-    /// The time in which the job held PUs, no thread was hot and less than half a PU was used, in ns.
+    /// The time in which the job held PUs but hardly used them, in ns: the job had no hot thread, and used less than
+    /// half a PU. A hot thread runs or waits for a PU most of the time.
     pub asleep_ns: u64,
     /// The time in which the job held no PU, for example because it was frozen, in ns.
     pub without_pus_ns: u64,
-    /// The time in which clearly more threads wanted to run than the job has PUs, in ns.
+    /// The time in which the job had clearly more runnable threads than PUs, in ns.
     pub crowded_ns: u64,
-    /// The number of threads that ran or waited for a PU, times the time for which they did, in `crowded_ns`, in ns.
+    /// The CPU time of the job in the time `crowded_ns`, plus the time for which its threads waited for a PU, in ns.
     pub crowded_wanted_ns: u64,
-    /// The part of `crowded_ns` in which more threads than the job has PUs were hot, in ns. In the rest, the threads were those
-    /// of processes that ended before they were hot.
+    /// The part of `crowded_ns` in which the job had more hot threads than PUs, in ns. In the rest of `crowded_ns`, the
+    /// job had many runnable threads of processes that ended too early to have hot threads.
     pub crowded_hot_ns: u64,
-    /// The number of hot threads, times the time for which they were hot, in `crowded_hot_ns`, in ns.
+    /// The sum of the times of all hot threads in `crowded_hot_ns`, in ns. An interval with n hot threads counts n
+    /// times.
     pub crowded_threads_ns: u64,
-    /// The time in which runnable threads waited beside idle PUs of their own job, because their program had bound
-    /// them, in ns.
+    /// The time in which runnable threads waited although PUs of the job were idle, in ns. The program had bound these
+    /// threads to a part of the job's cores.
     pub bound_ns: u64,
-    /// The time in which runnable threads waited beside PUs that their own job did not use, without such a binding, in
-    /// ns. Other programs ran there.
+    /// The time in which runnable threads waited although the job did not use all of its PUs, in ns. The program had
+    /// not bound these threads. Other programs ran on the PUs.
     pub displaced_ns: u64,
     /// The largest number of hot threads in one sample.
     pub threads_max: u32,
-    /// The number of hot threads, times the time for which they were hot, in ns.
+    /// The sum of the times of all hot threads, in ns. An interval with n hot threads counts n times.
     pub threads_ns: u64,
     /// The largest number of cores that the job held in one sample.
     pub cores_max: u32,
-    /// The number of PUs of these cores.
+    /// The number of PUs that the job held in the first sample with `cores_max` cores.
     pub pus_max: u32,
     /// The number of events `repaired` of the job.
     pub repairs: u32,
@@ -253,7 +256,7 @@ pub struct JobReport {
     pub id: JobId,
     /// The user that owned the job.
     pub owner: Uid,
-    /// The PUs that the job held last. Empty if it never held any.
+    /// The PUs that the job held last. Empty if the job never held a PU.
     pub cpus: CpuSet,
     /// Whether the job was a provision: cores that are promised to a service, which may be idle.
     pub is_provision: bool,
@@ -266,10 +269,10 @@ pub struct JobReport {
     /// The time from the beginning to the end of the job, in ns. If the job ended while pjwd was not running, the time to the
     /// last reading.
     pub wall_ns: u64,
-    /// What the job used.
+    /// The CPU time, memory and cores that the job used.
     pub usage: JobUsage,
-    /// Why the figures are incomplete, in one sentence. `None` if they are complete.
-    pub incomplete: Option<String>,
+    /// One sentence with the reason why the values of this report are incomplete. `None` if all values are complete.
+    pub incomplete_reason: Option<String>,
 }
 
 impl JobReport {
