@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 
 fn run_demo(args: &Args) -> anyhow::Result<()> {
     let interrupt = StopSignal::install()?;
-    let programs = Programs::in_own_directory()?;
+    let programs = Programs::from_current_exe()?;
     let scale = Scale::from_this_machine()?;
     print_line(&show::introduction(&scale));
     let experiment = Experiment { programs: &programs, scale: &scale, interrupt: &interrupt };

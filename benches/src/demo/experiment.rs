@@ -24,14 +24,14 @@ const MIN_REPETITIONS: usize = 3;
 const MAX_DURATION: Duration = Duration::from_secs(75);
 const B_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What runs beside job B.
+/// The setting of one measurement of job B: alone, beside job A, or beside job A with pjwd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
-    /// B runs alone.
+    /// Job B runs alone.
     Alone,
-    /// Job A runs, without pjwd.
+    /// Job B runs beside job A, without pjwd.
     Beside,
-    /// Job A runs, and pjwd keeps both jobs on their cores.
+    /// Job B runs beside job A, and pjwd keeps both jobs on their cores.
     UnderWarden,
 }
 

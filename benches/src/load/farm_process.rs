@@ -33,14 +33,15 @@ pub enum ForkTime {
     Early,
 }
 
-/// How the items are computed.
+/// The way in which the items are computed: by a farm, by a farm with a reader and a writer, or in equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ItemWay {
     /// A farm.
     Farm,
     /// A farm with a reader and a writer. The reader passes 64 bytes for each item.
     FarmWithReaderAndWriter,
-    /// Each worker computes the same number of items, which is known before. It shares nothing and reports once.
+    /// Each worker computes the same fixed number of items. A worker communicates only once, when all of its items are
+    /// computed.
     EvenSplit,
 }
 

@@ -50,7 +50,8 @@ pub struct RankWork<'a> {
     pub count: u32,
     /// The number that the part needs, such as a size.
     pub argument: u32,
-    /// The PUs of the ranks, in turns.
+    /// The PUs of the ranks. Rank `r` runs on the PU with the index `r % n`, where `n` is the length of the list. Ranks
+    /// that are threads all run on all of these PUs. If the list is empty, the ranks are not bound.
     pub pus: &'a [Pu],
     /// The path of a socket, for the part that exchanges messages.
     pub socket: Option<&'a Path>,

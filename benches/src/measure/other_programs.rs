@@ -46,7 +46,8 @@ impl<'a> CpuUseMeter<'a> {
     }
 }
 
-/// Measures for 500 ms how many of the CPUs `cpus` other programs use.
+/// Measures the CPU use of other programs on `cpus` for 500 ms. Returns the mean number of CPUs that other programs
+/// used.
 ///
 /// # Errors
 /// If /proc/stat or /proc/self/stat can't be read, or the bench was interrupted.

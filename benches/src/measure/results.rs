@@ -11,13 +11,13 @@ use serde::Serialize;
 /// A measured value and the value of a peer that was measured in the same run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
-    /// What was measured.
+    /// The name of the measured quantity.
     pub name: String,
     /// The median of the measurements.
     pub value: f64,
     /// The unit of both values.
     pub unit: String,
-    /// The name of the peer.
+    /// The name of the peer: the program or method with which pjw is compared.
     pub peer: String,
     /// The median of the peer's measurements.
     pub peer_value: f64,

@@ -25,11 +25,11 @@ const HIDE_BTF: &str = "mount --bind /dev/null /sys/kernel/btf/vmlinux && exec \
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Returns the directory of the running program.
+    /// Makes a value for the directory that contains the running program.
     ///
     /// # Errors
     /// If the path of the running program can't be read.
-    pub fn in_own_directory() -> anyhow::Result<Self> {
+    pub fn from_current_exe() -> anyhow::Result<Self> {
         let executable = std::env::current_exe().context("can't read the path of this program")?;
         Ok(Self(executable.parent().context("this program has no directory")?.to_owned()))
     }

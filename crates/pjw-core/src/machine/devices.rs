@@ -54,7 +54,7 @@ pub struct CoreKind {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum DeviceClass {
-    /// A graphics card, also if it is used to compute.
+    /// A graphics processor, including one that is used only for computation.
     Gpu,
     /// A processor card that computes and has no graphics output.
     Coprocessor,

@@ -47,8 +47,8 @@ pub struct Member {
     /// journal contains: an earlier daemon had read its masks, and the journal has a record of each mask that
     /// pjw set.
     pub was_new_at_join: bool,
-    /// The NUMA node in which the busy threads of the process are pinned where there is room, by the kernel's number.
-    /// `None` if no NUMA node was chosen for the process. Not in the journal.
+    /// The kernel's number of the NUMA node that pjw chose for the process. pjw pins busy threads of the process to PUs
+    /// of this NUMA node while it has room. `None` if pjw chose no NUMA node. Not stored in the journal.
     pub numa_node: Option<u32>,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,

@@ -257,17 +257,17 @@ impl WardenState {
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
-    /// Iterates over the threads whose original affinity mask (the mask before pjw changed it) is in the journal. Each item is a thread
-    /// and the facts about its mask. pjw restores this mask when the job of the thread ends or is released. Includes threads that were
-    /// not scanned since a restart of the daemon.
+    /// Iterates over the threads whose original affinity mask (the mask before pjw changed it) is in the journal, each
+    /// with its mask entry. pjw restores the original mask when the job of the thread ends or is released. Includes
+    /// threads that no scan has read since the restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.processes_to_restore.values());
         let unread = self.masks_from_journal.iter().map(|(&thread, entry)| (thread, entry));
         tracked.flat_map(Member::journaled_masks).chain(unread)
     }
 
-    /// Iterates over the threads of the process `process` that no scan has read since the restart of the daemon, each with its mask entry
-    /// from the journal.
+    /// Iterates over the threads of `process` that no scan has read since the restart of the daemon, each with its mask
+    /// entry from the journal.
     pub(crate) fn recorded_masks_of(
         &self,
         process: ProcessId,

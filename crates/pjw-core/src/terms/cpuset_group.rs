@@ -16,7 +16,8 @@ pub enum EnforcementMethod {
     /// By a cpuset if the job can have a cpuset, else by affinity masks.
     #[default]
     Auto,
-    /// Like `Auto`, with a warning for each job that can't have a cpuset.
+    /// By a cpuset if the job can have a cpuset, else by affinity masks. pjw also gives a warning for each job that
+    /// can't have a cpuset.
     Cpuset,
     /// By affinity masks only.
     Affinity,

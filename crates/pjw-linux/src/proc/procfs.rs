@@ -39,7 +39,7 @@ pub struct ProcDir {
 pub struct Stat {
     /// The name (comm) of the process or thread, at most 15 bytes.
     pub comm: Comm,
-    /// The letter for the state: R (running), S (sleeping), D (uninterruptible sleep), Z (zombie) and so on.
+    /// The state of the process or thread: R (running), S (sleeping), D (uninterruptible sleep), Z (zombie) and so on.
     pub state: char,
     /// The process id of the parent. 0 if there is none, as for process 1.
     pub parent: Pid,

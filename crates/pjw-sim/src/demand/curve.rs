@@ -121,7 +121,7 @@ pub enum CurveError {
         /// The number of fields of the first line.
         expected: usize,
     },
-    /// The first field of a line is no time.
+    /// The first field of a line is not a valid time.
     #[error("line {line}: the time {text:?} is not a number of seconds, as in 3600 or 0.5")]
     InvalidTime {
         /// The number of the line.
@@ -129,7 +129,7 @@ pub enum CurveError {
         /// The text of the field, cut to 20 characters.
         text: String,
     },
-    /// The time of a line is not after that of the line before.
+    /// The time of a line is not later than the time of the previous line.
     #[error("line {line}: the time {text} is not after {before} s, the time of the line before")]
     TimeNotAfter {
         /// The number of the line.

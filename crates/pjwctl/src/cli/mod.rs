@@ -246,8 +246,8 @@ pub struct CoreArgs {
     /// gives the job a cpuset
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
     pub isolated: Option<bool>,
-    /// Whether the job has cores of its own, and whether idle ones may be lent [default: unchanged; of a new
-    /// job: normal]
+    /// Whether the job has cores of its own, and whether its idle cores may be lent [default: unchanged; of a
+    /// new job: normal]
     #[arg(long, value_enum)]
     pub class: Option<PriorityClassArg>,
     /// Where new processes go if the cores are in several NUMA nodes [default: unchanged; of a new job: default]

@@ -48,7 +48,7 @@ pub struct SpawnArgs {
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME", conflicts_with = "local")]
     pub job: Option<String>,
-    /// Whether the job has cores of its own, and whether idle ones may be lent [default: normal]
+    /// Whether the job has cores of its own, and whether its idle cores may be lent [default: normal]
     #[arg(long, value_enum, conflicts_with = "local")]
     pub class: Option<PriorityClassArg>,
     /// The parts into which the cores are divided for the instances: one for each core, pu, l3 or numa node,

@@ -19,15 +19,15 @@ const GOOD: u32 = 900;
 /// cores multiplied by a time. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
-    /// The serial part.
+    /// The time in which only one process works, in seconds.
     pub serial_s: f64,
-    /// One item on one core.
+    /// The time of one item on one core, in seconds.
     pub item_s: f64,
     /// The number of workers.
     pub workers: u32,
-    /// What the given number of items makes of the farm. `None` if no number was given.
+    /// The estimate for the number of items that the option `--items` gives. `None` without this option.
     pub job: Option<FarmEstimate>,
-    /// How many items a farm needs for some efficiencies.
+    /// The numbers of items that the farm needs for several efficiencies.
     pub needed: Vec<NeededItems>,
     /// The advice in one sentence.
     pub advice: String,
@@ -41,19 +41,20 @@ pub struct Advice {
 pub struct FarmEstimate {
     /// The number of items.
     pub items: u64,
-    /// How long the farm takes.
+    /// The wall-clock time that the farm needs, in seconds.
     pub wall_s: f64,
-    /// How long one core takes.
+    /// The wall-clock time that a single process on one core needs, in seconds.
     pub one_core_s: f64,
-    /// How many times faster the farm is than one core.
+    /// The speedup: `one_core_s / wall_s`.
     pub speedup: f64,
-    /// The efficiency.
+    /// The efficiency, from 0 to 1: `one_core_s / held_core_s`.
     pub efficiency: f64,
-    /// The core time that the farm holds.
+    /// The core time that the farm occupies, in core seconds: `wall_s` multiplied by the number of workers.
     pub held_core_s: f64,
-    /// The core time that the farm holds and that does no work.
+    /// The idle part of `held_core_s`, in core seconds.
     pub idle_core_s: f64,
-    /// The most workers, of at most those given, with an efficiency of at least 0.9. 1 if no number of workers has it.
+    /// The largest number of workers with an efficiency of at least 0.9, at most the given number of workers. 1 if no
+    /// number of workers has this efficiency.
     pub workers_for_90_percent: u32,
 }
 
@@ -63,11 +64,11 @@ pub struct FarmEstimate {
 /// wall-clock time multiplied by its number of workers). Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NeededItems {
-    /// The efficiency.
+    /// The efficiency to reach, from 0 to 1.
     pub efficiency: f64,
-    /// The least number of items. `None` if no number of 64 bits is enough.
+    /// The smallest number of items. `None` if no number of 64 bits is enough.
     pub items: Option<u64>,
-    /// How long the farm takes for them.
+    /// The wall-clock time that the farm needs for `items` items, in seconds. `None` if `items` is `None`.
     pub wall_s: Option<f64>,
 }
 

@@ -33,9 +33,10 @@ pub struct DemandResult {
     pub with_lending: UtilisationSummary,
     /// The core hours for which cores of owners were lent.
     pub lent_core_hours: f64,
-    /// How often a core was lent. Two cores that are lent at the same time count as two.
+    /// The number of times that a core was lent. Two cores that are lent at the same time count as two.
     pub loans: u64,
-    /// How often a lent core was taken back. Two cores that are taken back at the same time count as two.
+    /// The number of times that a lent core was taken back. Two cores that are taken back at the same time count as
+    /// two.
     pub revocations: u64,
     /// The revocations divided by the number of cores of all owners and by the hours of the curve.
     pub revocations_per_core_hour: f64,
@@ -51,11 +52,11 @@ pub struct OwnerSummary {
     pub cores: u32,
     /// The mean number of cores that the job used.
     pub mean_cores_used: f64,
-    /// The core hours for which its cores were lent.
+    /// The core hours for which cores of the owner were lent.
     pub lent_core_hours: f64,
-    /// How often one of its cores was lent.
+    /// The number of times that a core of the owner was lent.
     pub loans: u64,
-    /// How often one of its cores was taken back.
+    /// The number of times that a lent core of the owner was taken back.
     pub revocations: u64,
     /// The revocations divided by the number of its cores and by the hours of the curve.
     pub revocations_per_core_hour: f64,

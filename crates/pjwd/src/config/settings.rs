@@ -23,13 +23,13 @@ pub enum LogLevel {
     Error,
     /// Logs failures and possible failures, such as a program that left the cores of its job.
     Warn,
-    /// Logs also what pjwd changed or detected, such as jobs that begin or end, and a configuration that was
+    /// Additionally logs what pjwd changed or detected, such as jobs that begin or end, and a configuration that was
     /// read again. The default.
     #[default]
     Info,
-    /// Logs also the reasons for changes.
+    /// Additionally logs the reasons for changes.
     Debug,
-    /// Logs also every step of pjwd's work.
+    /// Additionally logs every step of pjwd's work.
     Trace,
 }
 
