@@ -16,7 +16,7 @@ use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::scan::ScanScope;
-use pjw_core::snapshot::{JobMarks, Observed, Process, ProcessEvent, Snapshot, Thread};
+use pjw_core::snapshot::{BatchIdentity, Observed, Process, ProcessEvent, Snapshot, Thread};
 use pjw_core::state::WardenState;
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::topology::{RegularShape, Topology};
@@ -92,7 +92,7 @@ impl MadeUpMachine {
             first_thread_mask: Some(mask),
             cgroup: None,
             attributes: None,
-            job_marks: Some(JobMarks::default()),
+            batch_identity: Some(BatchIdentity::default()),
             has_all_threads: true,
             idle_until: None,
         }

@@ -225,18 +225,18 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     }
     if known.process.is_kernel_thread {
         because.push(format!("process {pid} is a kernel thread: no job owns those"));
-    } else if let BatchRole::Launcher(source) | BatchRole::Helper(source) = known.job_marks.role {
+    } else if let BatchRole::Launcher(source) | BatchRole::Helper(source) = known.batch_identity.role {
         because.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));
     } else {
         because.push(format!(
             "no command registered process {pid}, and neither its cgroup nor an ancestor names a job"
         ));
     }
-    for mark in &known.job_marks.marks {
-        if let JobIdAttribute::Environment { .. } = mark.kind {
+    for reference in &known.batch_identity.job_references {
+        if let JobIdAttribute::Environment { .. } = reference.kind {
             because.push(format!(
                 "its environment names {}, which alone proves nothing: anyone can set a variable",
-                mark.job
+                reference.job
             ));
         }
     }

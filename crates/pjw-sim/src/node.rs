@@ -204,7 +204,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         first_thread_mask: first.map(|thread| world.effective_mask(process, thread)),
         cgroup: Some(process.cgroup.as_str().into()),
         attributes,
-        job_marks: process.job_marks.clone(),
+        batch_identity: process.batch_identity.clone(),
         threads: with_threads.then(|| process.threads.iter().map(read_thread).collect()),
         has_all_threads: true,
         idle_until: None,

@@ -32,7 +32,7 @@ pub mod task;
 
 use std::collections::BTreeSet;
 
-use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMark, JobMarks};
+use pjw_core::snapshot::{BatchAttributes, BatchIdentity, BatchRole, JobIdAttribute, JobReference};
 use pjw_core::{ids::Comm, job::JobSource};
 
 use place::CgroupPath;
@@ -82,23 +82,23 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
 /// of the process. `attributes` has the cgroups, environment and command line of the process. `host` describes
 /// this machine. Only the batch systems in `enabled_systems` are considered.
 ///
-/// The result contains a mark ([`JobMark`]) for each job that was found. A mark is an attribute of the process
-/// that contains the id of the job. The marks are in this order:
+/// The result contains a reference ([`JobReference`]) to each job that was found. Each reference comes from an
+/// attribute of the process that contains the id of the job. The references are in this order:
 /// 1. The job that the cgroup path names. If several directories of the path have the form of a job's
 ///    directory, the outermost one counts. The directories below could be forged: a user can create directories
 ///    below the directory of a job, and can name them like the directory of another job.
 /// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
 ///    cgroup path names another job of the same batch system.
 ///
-/// The number of cores in a mark comes from the environment variables. There are no marks if the process is in
-/// a cgroup that a batch system uses only for its own processes.
+/// The number of cores in a reference comes from the environment variables. There are no references if the process
+/// is in a cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,
     attributes: &BatchAttributes,
     host: &LocalHost,
     enabled_systems: &BTreeSet<JobSource>,
-) -> JobMarks {
+) -> BatchIdentity {
     let is_enabled = |source: &JobSource| enabled_systems.contains(source);
     let systems: Vec<&BatchSystem> = SYSTEMS.iter().filter(|system| is_enabled(&system.source)).collect();
     let launcher = batch_system_of_launcher(comm).filter(is_enabled);
@@ -119,7 +119,7 @@ pub fn recognise_jobs(
     let place = match place {
         // Directories with processes of the scheduler only name no job.
         Some((_, CgroupDirectoryRole::SchedulerOnly { .. }, _)) => {
-            return JobMarks { role, marks: Vec::new() };
+            return BatchIdentity { role, job_references: Vec::new() };
         }
         Some((_, CgroupDirectoryRole::Job { job, .. }, directory)) => Some((job, directory)),
         None => None,
@@ -137,7 +137,7 @@ pub fn recognise_jobs(
         let (cpu_request, tasks) = same
             .map_or((None, None), |(environ_claim, _)| (environ_claim.amount.clone(), environ_claim.tasks));
         let kind = JobIdAttribute::Cgroup(directory.clone());
-        claims.push(JobMark { job: job.clone(), kind, cpu_request, tasks });
+        claims.push(JobReference { job: job.clone(), kind, cpu_request, tasks });
     }
     for (environ_claim, system) in environ_claims {
         let contradicted = place
@@ -146,10 +146,10 @@ pub fn recognise_jobs(
         if !contradicted {
             let kind = JobIdAttribute::Environment { process_scope: system.own };
             let EnvironClaim { job, amount: cpu_request, tasks, .. } = environ_claim;
-            claims.push(JobMark { job, kind, cpu_request, tasks });
+            claims.push(JobReference { job, kind, cpu_request, tasks });
         }
     }
-    JobMarks { role, marks: claims }
+    BatchIdentity { role, job_references: claims }
 }
 
 /// The outermost directory that any system recognises, on the first line that has one: the system, the meaning of

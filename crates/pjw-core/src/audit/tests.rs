@@ -20,7 +20,7 @@ use crate::state::{KnownProcess, jobs::Jobs};
 use crate::terms::evidence::MembershipEvidence;
 use crate::terms::job::EndCondition;
 use crate::terms::job::Job;
-use crate::terms::snapshot::JobMarks;
+use crate::terms::snapshot::BatchIdentity;
 use crate::terms::snapshot::Process;
 use crate::terms::{Grant, GrantedBy, JobRequest, Ownership, PriorityClass};
 use crate::testing::{job, pjw_grant, regular_topology, set};
@@ -214,15 +214,15 @@ fn a_kernel_thread_is_never_changed() {
         first_thread_mask: None,
         cgroup: None,
         attributes: None,
-        job_marks: None,
+        batch_identity: None,
         threads: None,
         has_all_threads: true,
         idle_until: None,
     };
-    let (job_marks, first_seen) = (JobMarks::default(), Nanos(0));
+    let (batch_identity, first_seen) = (BatchIdentity::default(), Nanos(0));
     state.processes.insert(KnownProcess {
         process,
-        job_marks,
+        batch_identity,
         first_seen,
         is_new: false,
         last_cgroup_change: None,

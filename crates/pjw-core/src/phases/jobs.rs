@@ -298,8 +298,11 @@ fn set_missing_requests(draft: &mut CycleDraft<'_>) {
     let unknown: Vec<Job> = unknown.cloned().collect();
     for job in unknown {
         let named = draft.state.members_of(&job.id).find_map(|member| {
-            let marks = &draft.state.processes.get(&member.id.pid)?.job_marks.marks;
-            marks.iter().filter(|mark| mark.job == job.id).find_map(|mark| mark.cpu_request.clone())
+            let references = &draft.state.processes.get(&member.id.pid)?.batch_identity.job_references;
+            references
+                .iter()
+                .filter(|reference| reference.job == job.id)
+                .find_map(|reference| reference.cpu_request.clone())
         });
         let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| CpuRequest::Cores(cores));
         if let Some(cpu_request) = named.or(default) {

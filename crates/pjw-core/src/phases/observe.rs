@@ -137,18 +137,19 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
         if has_moved { Some((known.process.cgroup.clone()?, now)) } else { known.last_cgroup_change.clone() }
     });
     // An idle process that a rescan found in the same cgroup has no news.
-    let known_marks = before.as_ref().map(|known| &known.job_marks);
-    let marks_more = process.job_marks.is_some() && process.job_marks.as_ref() != known_marks;
+    let known_marks = before.as_ref().map(|known| &known.batch_identity);
+    let marks_more = process.batch_identity.is_some() && process.batch_identity.as_ref() != known_marks;
     let has_threads = process.threads.is_some();
     let is_news = is_new || has_moved || marks_more || (has_threads && process.has_all_threads);
     let recorded = state.tracked_process(pid).and_then(|member| member.first_seen);
     let first_seen = before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(now);
-    let job_marks = process.job_marks.clone().or(before.map(|known| known.job_marks)).unwrap_or_default();
+    let batch_identity =
+        process.batch_identity.clone().or(before.map(|known| known.batch_identity)).unwrap_or_default();
     let parent = parent_at_birth(state, process);
-    let facts = Process { parent, attributes: None, job_marks: None, threads: None, ..process.clone() };
+    let facts = Process { parent, attributes: None, batch_identity: None, threads: None, ..process.clone() };
     state.processes.insert(KnownProcess {
         process: facts,
-        job_marks,
+        batch_identity,
         first_seen,
         is_new,
         last_cgroup_change,
@@ -188,7 +189,8 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
     let Some(known) = state.processes.get(&process.id.pid).filter(|known| !known.is_new) else {
         return false;
     };
-    let has_same_marks = process.job_marks.as_ref().is_none_or(|marks| *marks == known.job_marks);
+    let has_same_identity =
+        process.batch_identity.as_ref().is_none_or(|identity| *identity == known.batch_identity);
     let Process {
         id,
         parent: _,
@@ -216,7 +218,7 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
     process.threads.is_none()
         && is_same
         && has_same_place
-        && has_same_marks
+        && has_same_identity
         && state.tracked_process(id.pid).is_none_or(is_tracked_as)
         && parent_at_birth(state, process) == known.process.parent
 }

@@ -143,7 +143,7 @@ fn read_mask(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownOriginMasks> {
     let online = state.pool.online_cpus();
     let possible = cpus_around(state, known).map_or(online.clone(), |cpus| cpus.intersection(&online));
     // The scheduler binds its tasks inside the cpusets that it makes. pjw changes no mask there.
-    let is_bound_by_scheduler = known.job_marks.job_of_cgroup().is_some() && possible != online;
+    let is_bound_by_scheduler = known.batch_identity.job_of_cgroup().is_some() && possible != online;
     if let Some(member) = state.tracked_process(pid) {
         if has_unread_threads(member) {
             return None;

@@ -7,19 +7,19 @@ use alloc::sync::Arc;
 use core::ops::{Bound, Deref};
 
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
-use crate::terms::{JobId, JobMarks, JobProcessGrouping, Process};
+use crate::terms::{BatchIdentity, JobId, JobProcessGrouping, Process};
 
 /// A process of the machine, without its threads, as the last scan that read the process found it. The record also has
 /// the time at which a scan first read the process. If the process has changed its cgroup, the record has the path of
 /// the previous cgroup, and the time at which a scan first found the process in its present cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
-    /// The facts that the last scan of this process read. The fields `attributes`, `job_marks` and `threads` are
+    /// The facts that the last scan of this process read. The fields `attributes`, `batch_identity` and `threads` are
     /// always `None` here.
     pub process: Process,
     /// The role of the process in a batch system, and the jobs that its cgroup, its supplementary groups and
     /// its environment name.
-    pub job_marks: JobMarks,
+    pub batch_identity: BatchIdentity,
     /// The time at which the first scan that read the process began, in ns since boot. The process may have
     /// been forked during that scan.
     pub first_seen: Nanos,
@@ -39,7 +39,7 @@ pub struct Processes {
     by_user: BTreeMap<Uid, BTreeSet<Pid>>,
     by_cgroup: BTreeMap<Arc<str>, BTreeSet<Pid>>,
     /// The pids of the processes that have an attribute with the id of a job, by this job.
-    by_marked_job: BTreeMap<JobId, BTreeSet<Pid>>,
+    by_referenced_job: BTreeMap<JobId, BTreeSet<Pid>>,
     /// The pids of the processes in a session or process group that a batch system made for one job, by the
     /// id of this session or group.
     by_own_unit: BTreeMap<(JobProcessGrouping, Pid), BTreeSet<Pid>>,
@@ -63,10 +63,10 @@ impl Processes {
         if let Some(cgroup) = &known.process.cgroup {
             self.by_cgroup.entry(Arc::clone(cgroup)).or_default().insert(pid);
         }
-        for mark in &known.job_marks.marks {
-            self.by_marked_job.entry(mark.job.clone()).or_default().insert(pid);
+        for reference in &known.batch_identity.job_references {
+            self.by_referenced_job.entry(reference.job.clone()).or_default().insert(pid);
         }
-        for (_, unit) in known.job_marks.jobs_with_own_grouping() {
+        for (_, unit) in known.batch_identity.jobs_with_own_grouping() {
             self.by_own_unit.entry(unit_of(&known.process, unit)).or_default().insert(pid);
         }
         self.processes.insert(pid, known);
@@ -81,10 +81,10 @@ impl Processes {
         if let Some(cgroup) = &known.process.cgroup {
             remove_from(&mut self.by_cgroup, cgroup, pid);
         }
-        for mark in &known.job_marks.marks {
-            remove_from(&mut self.by_marked_job, &mark.job, pid);
+        for reference in &known.batch_identity.job_references {
+            remove_from(&mut self.by_referenced_job, &reference.job, pid);
         }
-        for (_, unit) in known.job_marks.jobs_with_own_grouping() {
+        for (_, unit) in known.batch_identity.jobs_with_own_grouping() {
             remove_from(&mut self.by_own_unit, &unit_of(&known.process, unit), pid);
         }
         Some(known)
@@ -107,7 +107,7 @@ impl Processes {
     /// Iterates over the pids of the processes that have an attribute with the id of the job `job`, such as a cgroup
     /// path or an environment variable.
     pub(crate) fn pids_naming_job(&self, job: &JobId) -> impl Iterator<Item = Pid> {
-        self.by_marked_job.get(job).into_iter().flatten().copied()
+        self.by_referenced_job.get(job).into_iter().flatten().copied()
     }
 
     /// Iterates over the pids of the processes in the session or process group with the leader `leader`, if a batch

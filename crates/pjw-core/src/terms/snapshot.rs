@@ -106,7 +106,7 @@ pub enum Observed<T> {
     Gone,
 }
 
-/// A process, as a scan read it. The fields `attributes` and `job_marks` rarely change, and are `None` if
+/// A process, as a scan read it. The fields `attributes` and `batch_identity` rarely change, and are `None` if
 /// they are unchanged since the last scan. `threads` is `None` if the scan did not read the threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
@@ -135,9 +135,9 @@ pub struct Process {
     /// The attributes of the process by which a batch system may be recognised. `None` if they are unchanged
     /// since the last scan.
     pub attributes: Option<BatchAttributes>,
-    /// The role of the process in a batch system, and the jobs that its attributes name. `None` if the
-    /// attributes are unchanged since the last scan.
-    pub job_marks: Option<JobMarks>,
+    /// What `attributes` says about batch systems: the role of the process in a batch system, and the jobs that
+    /// the attributes name. `None` if the attributes are unchanged since the last scan.
+    pub batch_identity: Option<BatchIdentity>,
     /// The threads of the process, including the first thread, or only the busy ones. `None` if the scan did
     /// not read the threads.
     pub threads: Option<Vec<Thread>>,
@@ -209,29 +209,32 @@ impl BatchAttributes {
 /// What the attributes of a process (such as its cgroups and its environment) say about batch systems: the
 /// role of the process in a batch system, and the jobs whose ids the attributes contain.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct JobMarks {
+pub struct BatchIdentity {
     /// The role of the process in a batch system: an ordinary process, a launcher of jobs, or a helper.
     pub role: BatchRole,
-    /// The marks: the attributes of the process that each contain the id of a job, such as a cgroup path or
-    /// an environment variable. For each batch system there is at most one mark of each [`JobIdAttribute`].
-    pub marks: Vec<JobMark>,
+    /// The jobs that attributes of the process name, such as a cgroup path or an environment variable. For each
+    /// batch system there is at most one reference of each [`JobIdAttribute`].
+    pub job_references: Vec<JobReference>,
 }
 
-impl JobMarks {
+impl BatchIdentity {
     /// Returns the job in whose cgroup the process is. Only cgroups that batch systems made for jobs count. `None` if the process
     /// is in no such cgroup.
     pub(crate) fn job_of_cgroup(&self) -> Option<&JobId> {
-        let mark = self.marks.iter().find(|mark| matches!(mark.kind, JobIdAttribute::Cgroup(_)))?;
-        Some(&mark.job)
+        let reference = self
+            .job_references
+            .iter()
+            .find(|reference| matches!(reference.kind, JobIdAttribute::Cgroup(_)))?;
+        Some(&reference.job)
     }
 
     /// Iterates over the jobs that environment variables of the process name, and whose batch system starts
     /// each job in a process group or in a session of its own. Each item says whether this is a process group
     /// or a session.
     pub(crate) fn jobs_with_own_grouping(&self) -> impl Iterator<Item = (&JobId, JobProcessGrouping)> {
-        self.marks.iter().filter_map(|mark| match mark.kind {
+        self.job_references.iter().filter_map(|reference| match reference.kind {
             JobIdAttribute::Environment { process_scope: own } if own != JobProcessGrouping::Neither => {
-                Some((&mark.job, own))
+                Some((&reference.job, own))
             }
             _ => None,
         })
@@ -254,10 +257,10 @@ pub enum BatchRole {
     Helper(JobSource),
 }
 
-/// A mark: an attribute of a process that names a job, such as a cgroup or an environment variable. A mark
-/// may be wrong or forged. So a mark without further evidence does not make the process a member of the job.
+/// A reference to a job in an attribute of a process, such as a cgroup or an environment variable. A reference may
+/// be wrong or forged. So a reference without further evidence does not make the process a member of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobMark {
+pub struct JobReference {
     /// The job whose id the attribute contains.
     pub job: JobId,
     /// The attribute that contains the id of the job.
@@ -274,7 +277,7 @@ pub struct JobMark {
 /// environment variable. The variants are ordered from the most to the least trusted attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobIdAttribute {
-    /// The cgroup that the batch system made for the job, with the path of this cgroup. The marked process is
+    /// The cgroup that the batch system made for the job, with the path of this cgroup. The process is
     /// in this cgroup or in a cgroup below it, such as the cgroup of a job step.
     Cgroup(String),
     /// The supplementary group that Grid Engine gave to the job, with its group id.

@@ -21,8 +21,8 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchRole, JobIdAttribute,
-    JobMark, JobMarks, JobProcessGrouping, SharedAddressSpace, Snapshot,
+    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchIdentity, BatchRole,
+    JobIdAttribute, JobProcessGrouping, JobReference, SharedAddressSpace, Snapshot,
 };
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
@@ -77,7 +77,7 @@ pub fn machine() -> Machine {
 pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
     let kernel = ScriptedMachine::new(topology.cpus(), policy.cpuset_support.clone());
     kernel.world().reports_affinity_requests = false;
-    kernel.process(1).job_marks = Some(JobMarks::default());
+    kernel.process(1).batch_identity = Some(BatchIdentity::default());
     Machine {
         state: WardenState::new(topology, &CpuSet::new()),
         policy,
@@ -97,7 +97,7 @@ impl Machine {
     /// Starts a process of one thread that no batch system marks. It has its parent's mask, session and group.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut process = self.kernel.spawn(pid, parent, uid);
-        process.job_marks = Some(JobMarks::default());
+        process.batch_identity = Some(BatchIdentity::default());
         process
     }
 
@@ -354,9 +354,13 @@ pub fn assign_of(id: &str, cpu_request: Option<CpuRequest>) -> AssignCommand {
 pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_request: Option<CpuRequest>) {
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
-    let claim =
-        JobMark { job: job(id), kind: JobIdAttribute::Cgroup(path.to_owned()), cpu_request, tasks: None };
-    process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
+    let claim = JobReference {
+        job: job(id),
+        kind: JobIdAttribute::Cgroup(path.to_owned()),
+        cpu_request,
+        tasks: None,
+    };
+    process.batch_identity = Some(BatchIdentity { role: BatchRole::Ordinary, job_references: vec![claim] });
 }
 
 /// A process whose environment names a job.
@@ -367,6 +371,6 @@ pub fn in_environment(
     cpu_request: Option<CpuRequest>,
 ) {
     let kind = JobIdAttribute::Environment { process_scope: own };
-    let claim = JobMark { job: job(id), kind, cpu_request, tasks: None };
-    process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
+    let claim = JobReference { job: job(id), kind, cpu_request, tasks: None };
+    process.batch_identity = Some(BatchIdentity { role: BatchRole::Ordinary, job_references: vec![claim] });
 }

@@ -2,7 +2,7 @@
 
 use pjw_core::ids::{Comm, Pid, StartTime, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
-use pjw_core::snapshot::{BatchRole, JobMarks, JobProcessGrouping};
+use pjw_core::snapshot::{BatchIdentity, BatchRole, JobProcessGrouping};
 use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, SECOND, in_cgroup, in_environment, job, machine};
@@ -13,7 +13,7 @@ const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 /// Another program moves a process to the root cgroup. No batch system marks it there.
 fn sweep_out(m: &Machine, pid: u32) {
     m.world().move_process(Pid(pid), "/");
-    m.process(pid).job_marks = Some(JobMarks::default());
+    m.process(pid).batch_identity = Some(BatchIdentity::default());
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn the_environment_counts_for_the_jobs_own_user() {
 fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
-    m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
+    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
@@ -111,7 +111,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
 fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
-    m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
+    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
     in_environment(m.spawn(10, 5, 0), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
@@ -121,7 +121,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
 fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
-    m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
+    m.spawn(5, 1, 1001).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
@@ -133,7 +133,7 @@ fn a_member_that_takes_a_helpers_name_stays_inside() {
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     let role = BatchRole::Helper(JobSource::Slurm);
-    m.spawn(11, 10, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
+    m.spawn(11, 10, 1001).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
     m.settle();
     assert_eq!(m.member(11), "manual:a by Parent");
 }
@@ -143,7 +143,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     in_cgroup(m.spawn(11, 1, 0), "slurm:7", SLURM_JOB, None);
-    m.process(11).job_marks.as_mut().unwrap().role = BatchRole::Helper(JobSource::Slurm);
+    m.process(11).batch_identity.as_mut().unwrap().role = BatchRole::Helper(JobSource::Slurm);
     m.settle();
     assert_eq!([m.member(10), m.member(11)], ["slurm:7 by Cgroup".to_owned(), "-".to_owned()]);
 }
@@ -157,7 +157,7 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
     ] {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = BatchRole::Launcher(launcher);
-        m.spawn(base, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
+        m.spawn(base, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
         in_environment(
             m.spawn(base + 1, base, 1001),
             &format!("{source}:1"),

@@ -273,9 +273,9 @@ fn a_schedulers_job_is_reported_once_when_it_is_released_although_its_processes_
     let mut machine = machine();
     machine.advance(5 * SECOND);
     in_cgroup(machine.spawn(20, 1, 1001), "slurm:7", "/slurm/job_7", Some(CpuRequest::Cores(2)));
-    let mut marks = machine.process(20).job_marks.clone().unwrap();
-    marks.marks[0].tasks = Some(1);
-    machine.process(20).job_marks = Some(marks);
+    let mut identity = machine.process(20).batch_identity.clone().unwrap();
+    identity.job_references[0].tasks = Some(1);
+    machine.process(20).batch_identity = Some(identity);
     machine.settle();
     run(&mut machine, 12, &[20]);
     machine.release("slurm:7").unwrap();

@@ -180,7 +180,7 @@ impl ProcessCache {
             first_thread_mask,
             cgroup: known.cgroup.clone(),
             attributes,
-            job_marks: None,
+            batch_identity: None,
             threads,
             has_all_threads: true,
             idle_until: None,

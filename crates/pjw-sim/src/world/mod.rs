@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
-use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessCpuTimes, ProcessEvent};
+use pjw_core::snapshot::{AffinityRequest, BatchIdentity, ProcessCpuTimes, ProcessEvent};
 use pjw_core::time::Nanos;
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
 
@@ -119,7 +119,7 @@ pub struct SimProcess {
     /// (such as its cgroup and its environment). A simulated scan reports this value. If the value is `None`,
     /// the scan reports only the attributes, and the daemon searches them for the ids of jobs. This search is
     /// not a part of pjw-core. Therefore, tests of pjw-core set this field.
-    pub job_marks: Option<JobMarks>,
+    pub batch_identity: Option<BatchIdentity>,
     /// The id of the job to which the process really belongs, as recorded by the workload that started the
     /// process. `None` if the process belongs to no job.
     pub expected_job: Option<String>,
@@ -264,7 +264,7 @@ impl World {
             original_cgroup: "/".to_owned(),
             has_unknown_original_cgroup: false,
             environ: BTreeMap::new(),
-            job_marks: None,
+            batch_identity: None,
             expected_job: None,
             was_in_cpuset: false,
             attributes_changed: true,
@@ -365,7 +365,7 @@ impl World {
             uid,
             comm: Comm::from("work"),
             is_kernel_thread: false,
-            job_marks: None,
+            batch_identity: None,
             attributes_changed: true,
             threads: BTreeMap::from([(Tid(pid.0), thread)]),
             ..template.clone()

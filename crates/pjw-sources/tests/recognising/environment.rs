@@ -119,7 +119,7 @@ fn a_count_that_no_machine_has_is_no_count() {
                 .with("PBS_NUM_PPN", count),
         ];
         for story in cases {
-            let claims = story.claims().marks;
+            let claims = story.claims().job_references;
             // For LSF " 4" is a pair of its own, because blanks separate the tokens.
             let claims_text = claims[0].cpu_request.is_some()
                 && !(count == " 4" && claims[0].job.source() == JobSource::Lsf);
@@ -133,7 +133,7 @@ fn exporting_a_number_is_never_more_than_a_claim_by_environment() {
     let story = TestProcess::of("a.out")
         .in_cgroup("/user.slice/user-1000.slice/session-3.scope")
         .with("SLURM_JOB_ID", "4");
-    let claims = story.claims().marks;
+    let claims = story.claims().job_references;
     assert!(
         matches!(claims[..], [ref claim] if matches!(claim.kind, JobIdAttribute::Environment { .. })),
         "{claims:?}"

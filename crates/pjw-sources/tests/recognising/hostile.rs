@@ -149,7 +149,8 @@ proptest! {
     fn hostile_attributes_cause_no_panic_and_no_invented_path(
         comm in any::<Vec<u8>>(), attributes in attributes(true), host in host()
     ) {
-        let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &JobSource::ALL.iter().copied().collect()).marks;
+        let enabled = JobSource::ALL.iter().copied().collect();
+        let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &enabled).job_references;
         for (at, claim) in claims.iter().enumerate() {
             if let JobIdAttribute::Cgroup(path) = &claim.kind {
                 prop_assert_eq!(at, 0);
@@ -168,7 +169,8 @@ proptest! {
         comm in any::<Vec<u8>>(), attributes in attributes(false)
     ) {
         let host = LocalHost { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
-        let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &JobSource::ALL.iter().copied().collect()).marks;
+        let enabled = JobSource::ALL.iter().copied().collect();
+        let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &enabled).job_references;
         let by_cgroup = claims.iter().filter(|claim| matches!(claim.kind, JobIdAttribute::Cgroup(_))).count();
         prop_assert_eq!(by_cgroup, 0);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
-use pjw_core::snapshot::{BatchAttributes, BatchRole, JobIdAttribute, JobMarks, JobProcessGrouping};
+use pjw_core::snapshot::{BatchAttributes, BatchIdentity, BatchRole, JobIdAttribute, JobProcessGrouping};
 use pjw_sources::{LocalHost, recognise_jobs};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
@@ -50,11 +50,11 @@ impl TestProcess {
         self
     }
 
-    pub(crate) fn claims(&self) -> JobMarks {
+    pub(crate) fn claims(&self) -> BatchIdentity {
         self.claims_among(&JobSource::ALL.iter().copied().collect())
     }
 
-    pub(crate) fn claims_among(&self, enabled: &BTreeSet<JobSource>) -> JobMarks {
+    pub(crate) fn claims_among(&self, enabled: &BTreeSet<JobSource>) -> BatchIdentity {
         let host = LocalHost { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
         recognise_jobs(&self.comm, &self.attributes, &host, enabled)
     }
@@ -65,13 +65,13 @@ impl TestProcess {
     }
 }
 
-pub(crate) fn tell(claims: &JobMarks) -> String {
+pub(crate) fn tell(claims: &BatchIdentity) -> String {
     let role = match claims.role {
         BatchRole::Ordinary => None,
         BatchRole::Launcher(source) => Some(format!("launcher of {source}")),
         BatchRole::Helper(source) => Some(format!("helper of {source}")),
     };
-    let claims = claims.marks.iter().map(|claim| {
+    let claims = claims.job_references.iter().map(|claim| {
         let amount = match &claim.cpu_request {
             None => String::new(),
             Some(CpuRequest::Cores(n)) => format!(", {n} cores"),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{Job, JobId};
-use pjw_core::snapshot::{JobIdAttribute, JobMark};
+use pjw_core::snapshot::{JobIdAttribute, JobReference};
 use pjw_core::state::dirty::{DirtyScope, DirtySet};
 use pjw_core::state::members::MemberThread;
 use pjw_core::state::{Member, WardenState};
@@ -206,6 +206,7 @@ fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
     let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
         return false;
     };
-    let is_inside = |claim: &JobMark| claim.job == job.id && matches!(claim.kind, JobIdAttribute::Cgroup(_));
-    !known.job_marks.marks.iter().any(is_inside)
+    let is_inside =
+        |claim: &JobReference| claim.job == job.id && matches!(claim.kind, JobIdAttribute::Cgroup(_));
+    !known.batch_identity.job_references.iter().any(is_inside)
 }

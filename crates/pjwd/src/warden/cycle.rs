@@ -16,7 +16,7 @@ use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, BatchIdentity, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
     audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
     state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
@@ -51,9 +51,10 @@ pub struct Warden<N, J> {
     pub(super) ongoing_failures: OngoingFailures,
     /// The process events that were read since the event loop last took this value.
     events_read: EventCount,
-    /// The job marks that scans read and that are not in the state yet. A job mark names a job to which a process may
-    /// belong. The scan was part of a dry run, or its cycle was undone. The marks of a process are read only once.
-    pub(super) pending_claims: BTreeMap<ProcessId, JobMarks>,
+    /// The batch identities that scans read and that are not in the state yet. A batch identity names the jobs to which
+    /// a process may belong. The scan was part of a dry run, or its cycle was undone. The batch identity of a process
+    /// is read only once.
+    pub(super) pending_claims: BTreeMap<ProcessId, BatchIdentity>,
     /// The calls of sched_setaffinity(2) that scans of dry runs reported. Each call is reported only once.
     pub(super) affinity_requests: Vec<AffinityRequest>,
     /// The online PUs that the topology lacks.
@@ -422,7 +423,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                     pjw_sources::recognise_jobs(&process.comm, attributes, &self.host, &self.policy.sources);
                 self.pending_claims.insert(process.id, claims);
             }
-            process.job_marks = self.pending_claims.get(&process.id).cloned();
+            process.batch_identity = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
         self.read_usage(&mut snapshot);

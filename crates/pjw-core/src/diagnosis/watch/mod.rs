@@ -4,7 +4,8 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid, prelude::*}
 use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    BatchRole, GrantedBy, Job, JobId, JobIdAttribute, JobMark, Observed, Policy, Process, Snapshot, Thread,
+    BatchRole, GrantedBy, Job, JobId, JobIdAttribute, JobReference, Observed, Policy, Process, Snapshot,
+    Thread,
 };
 
 /// The maximum number of processes in no job whose threads are all read. For further ones only the mask of
@@ -121,14 +122,16 @@ impl ScanPair<'_> {
                 threads,
             }
         };
-        others.map(|known| unassigned_process(&known.process, known.job_marks.role)).collect()
+        others.map(|known| unassigned_process(&known.process, known.batch_identity.role)).collect()
     }
 
     /// Whether the member is not in the scheduler's cgroup for the job.
     fn is_outside(&self, job: &Job, member: &Member) -> bool {
         let known = self.state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some());
-        let is_inside = |mark: &JobMark| mark.job == job.id && matches!(mark.kind, JobIdAttribute::Cgroup(_));
-        known.is_some_and(|known| !known.job_marks.marks.iter().any(is_inside))
+        let is_inside = |reference: &JobReference| {
+            reference.job == job.id && matches!(reference.kind, JobIdAttribute::Cgroup(_))
+        };
+        known.is_some_and(|known| !known.batch_identity.job_references.iter().any(is_inside))
     }
 
     fn readings(&self) -> BTreeMap<Key, (u64, u64)> {

@@ -15,9 +15,9 @@ use crate::terms::job::CpuRequest;
 use crate::terms::job::JobSource;
 use crate::terms::policy::DaemonMode;
 use crate::terms::scan::ScanScope;
+use crate::terms::snapshot::BatchIdentity;
 use crate::terms::snapshot::Cgroup;
 use crate::terms::snapshot::CgroupUsage;
-use crate::terms::snapshot::JobMarks;
 use crate::testing::regular_topology;
 
 const SECOND: u64 = 1_000_000_000;
@@ -37,7 +37,12 @@ fn thread(tid: u32, start: u64, run_ns: u64, wait_ns: u64) -> Thread {
     }
 }
 
-fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pid, Observed<Process>) {
+fn process(
+    pid: u32,
+    uid: u32,
+    batch_identity: BatchIdentity,
+    threads: Vec<Thread>,
+) -> (Pid, Observed<Process>) {
     let process = Process {
         id: ProcessId { pid: Pid(pid), start: StartTime(50) },
         parent: Pid(1),
@@ -49,7 +54,7 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
         first_thread_mask: Some("0-7".parse().unwrap()),
         cgroup: Some(Arc::from("/")),
         attributes: None,
-        job_marks: Some(job_marks),
+        batch_identity: Some(batch_identity),
         threads: Some(threads),
         has_all_threads: true,
         idle_until: None,
@@ -57,12 +62,13 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
     (Pid(pid), Observed::Present(process))
 }
 
-fn of_job(cgroup: bool) -> JobMarks {
+fn of_job(cgroup: bool) -> BatchIdentity {
     let job = JobId::new(JobSource::Slurm, "1").unwrap();
     let cpu_request = Some(CpuRequest::Cores(2));
     let kind = JobIdAttribute::Cgroup(JOB.to_owned());
-    let marks = if cgroup { vec![JobMark { job, kind, cpu_request, tasks: None }] } else { Vec::new() };
-    JobMarks { role: BatchRole::Ordinary, marks }
+    let job_references =
+        if cgroup { vec![JobReference { job, kind, cpu_request, tasks: None }] } else { Vec::new() };
+    BatchIdentity { role: BatchRole::Ordinary, job_references }
 }
 
 fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>) -> Snapshot {
@@ -154,11 +160,11 @@ fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
 fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     let swept = vec![process(10, 1001, of_job(false), vec![]), process(11, 1001, of_job(true), vec![])];
     let inside = vec![process(10, 1001, of_job(true), vec![]), process(11, 1001, of_job(true), vec![])];
-    let helper = JobMarks { role: BatchRole::Helper(JobSource::Slurm), marks: Vec::new() };
+    let helper = BatchIdentity { role: BatchRole::Helper(JobSource::Slurm), job_references: Vec::new() };
     let of_scheduler = [
         process(20, 0, helper.clone(), vec![]),
         process(21, 1001, helper, vec![]),
-        process(99, 0, JobMarks::default(), vec![]),
+        process(99, 0, BatchIdentity::default(), vec![]),
     ];
     let after = swept.into_iter().chain(of_scheduler).collect();
     let (jobs, others) = watched(&snapshot(10 * SECOND, None, inside), &snapshot(11 * SECOND, None, after));
@@ -176,7 +182,7 @@ fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
 #[test]
 fn login_shells_and_programs_of_pjw_are_no_strays() {
     let named = |pid: u32, leader: u32, name: &str| {
-        let (pid, mut observed) = process(pid, 1001, JobMarks::default(), vec![]);
+        let (pid, mut observed) = process(pid, 1001, BatchIdentity::default(), vec![]);
         if let Observed::Present(process) = &mut observed {
             (process.comm, process.session) = (Comm::from(name), Pid(leader));
         }

@@ -269,7 +269,7 @@ fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<
 fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
-    let is_schedulers = process.uid == Uid::ROOT && known.job_marks.role != BatchRole::Ordinary;
+    let is_schedulers = process.uid == Uid::ROOT && known.batch_identity.role != BatchRole::Ordinary;
     let reasons_against = [
         (process.is_kernel_thread, "it is a kernel thread"),
         (pid == Pid(1), "it is the system's first process"),

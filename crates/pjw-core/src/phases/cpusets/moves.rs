@@ -49,12 +49,12 @@ pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
     let known = state.processes.get(&pid)?;
     let cgroup = known.process.cgroup.as_deref()?;
     let job = state.jobs.get(&member.job)?;
-    let by_cgroup = known.job_marks.marks.iter().find(|mark| {
-        matches!(mark.kind, JobIdAttribute::Cgroup(_))
-            && (mark.job != member.job || *hierarchy != CpusetHierarchy::Legacy)
+    let by_cgroup = known.batch_identity.job_references.iter().find(|reference| {
+        matches!(reference.kind, JobIdAttribute::Cgroup(_))
+            && (reference.job != member.job || *hierarchy != CpusetHierarchy::Legacy)
     });
-    if let Some(mark) = by_cgroup {
-        return Some(format!("process {pid} is in a cgroup by which {} tracks it", mark.job.source()));
+    if let Some(reference) = by_cgroup {
+        return Some(format!("process {pid} is in a cgroup by which {} tracks it", reference.job.source()));
     }
     // An adopted process was not started for the job: it may be a user's service manager.
     let was_launched = job.started_by_pjwctl_run && member.evidence != MembershipEvidence::Adopted;

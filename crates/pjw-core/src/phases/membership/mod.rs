@@ -9,8 +9,8 @@ use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::CycleDraft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
-    BatchRole, CgroupCreator, EndCondition, GrantedBy, Job, JobId, JobIdAttribute, JobMark,
-    JobProcessGrouping, JobSource, MembershipEvidence, Observed, Policy, Process, ProvisionRule, Record,
+    BatchRole, CgroupCreator, EndCondition, GrantedBy, Job, JobId, JobIdAttribute, JobProcessGrouping,
+    JobReference, JobSource, MembershipEvidence, Observed, Policy, Process, ProvisionRule, Record,
 };
 
 pub(crate) mod released;
@@ -45,7 +45,7 @@ fn processes_to_check<'a>(draft: &'a CycleDraft<'_>) -> Box<dyn Iterator<Item = 
 struct FoundJob {
     job: JobId,
     evidence: MembershipEvidence,
-    mark: Option<JobMark>,
+    reference: Option<JobReference>,
 }
 
 /// The strongest evidence that would change the membership of a process.
@@ -59,25 +59,25 @@ fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob
     let stronger = |evidence: MembershipEvidence| held.is_none_or(|member| evidence > member.evidence);
     let enabled = |source: JobSource| policy.sources.contains(&source);
 
-    let by_cgroup = known.job_marks.marks.iter().find(|mark| {
-        matches!(mark.kind, JobIdAttribute::Cgroup(_) | JobIdAttribute::SupplementaryGroup(_))
-            && enabled(mark.job.source())
+    let by_cgroup = known.batch_identity.job_references.iter().find(|reference| {
+        matches!(reference.kind, JobIdAttribute::Cgroup(_) | JobIdAttribute::SupplementaryGroup(_))
+            && enabled(reference.job.source())
     });
-    let found = |job: &JobId, evidence, mark: Option<&JobMark>| FoundJob {
+    let found = |job: &JobId, evidence, reference: Option<&JobReference>| FoundJob {
         job: job.clone(),
         evidence,
-        mark: mark.cloned(),
+        reference: reference.cloned(),
     };
-    let found = if let Some(mark) = by_cgroup.filter(|_| stronger(MembershipEvidence::Cgroup)) {
-        found(&mark.job, MembershipEvidence::Cgroup, Some(mark))
+    let found = if let Some(reference) = by_cgroup.filter(|_| stronger(MembershipEvidence::Cgroup)) {
+        found(&reference.job, MembershipEvidence::Cgroup, Some(reference))
     } else if held.is_some() {
         return None;
     } else if let Some((job, evidence)) = by_relation(state, known) {
         found(job, evidence, None)
     } else if let Some(job) = by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
-    } else if let Some(mark) = by_environment(state, known, &enabled) {
-        found(&mark.job, MembershipEvidence::Environment, Some(mark))
+    } else if let Some(reference) = by_environment(state, known, &enabled) {
+        found(&reference.job, MembershipEvidence::Environment, Some(reference))
     } else {
         found(&adopting_job(draft, process)?, MembershipEvidence::Adopted, None)
     };
@@ -177,15 +177,17 @@ fn by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
     enabled: &impl Fn(JobSource) -> bool,
-) -> Option<&'a JobMark> {
-    known.job_marks.marks.iter().find(|mark| {
-        let by_environment = matches!(mark.kind, JobIdAttribute::Environment { .. });
-        let confirmed = match state.jobs.get(&mark.job) {
+) -> Option<&'a JobReference> {
+    known.batch_identity.job_references.iter().find(|reference| {
+        let by_environment = matches!(reference.kind, JobIdAttribute::Environment { .. });
+        let confirmed = match state.jobs.get(&reference.job) {
             Some(job) => job.owner == known.process.uid,
             // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
-            None => known.process.uid != Uid::ROOT && launched_by(state, &known.process, mark.job.source()),
+            None => {
+                known.process.uid != Uid::ROOT && launched_by(state, &known.process, reference.job.source())
+            }
         };
-        by_environment && enabled(mark.job.source()) && confirmed
+        by_environment && enabled(reference.job.source()) && confirmed
     })
 }
 
@@ -194,7 +196,8 @@ fn by_environment<'a>(
 fn launched_by(state: &WardenState, process: &Process, source: JobSource) -> bool {
     ancestors(state, process).any(|ancestor| {
         let uid = ancestor.process.uid;
-        ancestor.job_marks.role == BatchRole::Launcher(source) && (uid == Uid::ROOT || uid != process.uid)
+        ancestor.batch_identity.role == BatchRole::Launcher(source)
+            && (uid == Uid::ROOT || uid != process.uid)
     })
 }
 
@@ -215,7 +218,7 @@ pub(crate) fn ancestors<'a>(
 
 /// Whether the process is a scheduler's own helper. A user's process that only has a helper's name is not.
 fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
-    let helper = matches!(known.job_marks.role, BatchRole::Helper(_) | BatchRole::Launcher(_));
+    let helper = matches!(known.batch_identity.role, BatchRole::Helper(_) | BatchRole::Launcher(_));
     let owner = state.jobs.get(job).map_or(known.process.uid, |job| job.owner);
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }
@@ -229,7 +232,7 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
         let marked = state.processes.pids_in_session_or_group(unit, leader);
         let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
         let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
-            known.job_marks.jobs_with_own_grouping().any(|own| own == (&member.job, unit))
+            known.batch_identity.jobs_with_own_grouping().any(|own| own == (&member.job, unit))
         };
         members.into_iter().find(names_its_job).map(|(_, member)| &member.job)
     };
@@ -247,10 +250,10 @@ fn join(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     let new_job = || Job::new(found.job.clone(), owner, EndCondition::Members, draft.now.wall_clock);
     let mut job = draft.state.jobs.get(&found.job).cloned().unwrap_or_else(new_job);
     // A hook that runs as root may announce a job before the owner of the job is known.
-    if job.owner == Uid::ROOT && found.mark.is_some() {
+    if job.owner == Uid::ROOT && found.reference.is_some() {
         job.owner = owner;
     }
-    if let Some(JobIdAttribute::Cgroup(path)) = found.mark.as_ref().map(|mark| &mark.kind) {
+    if let Some(JobIdAttribute::Cgroup(path)) = found.reference.as_ref().map(|reference| &reference.kind) {
         job.cgroup.get_or_insert_with(|| path.clone());
     }
     draft.put_job(job);
@@ -288,7 +291,8 @@ pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evid
     // The children of the process, and the other processes of its session, may belong to the job because of it.
     draft.recheck.extend(draft.state.processes.children_of(pid));
     let known = draft.state.processes.get(&pid);
-    draft.recheck_all |= known.is_some_and(|known| known.job_marks.jobs_with_own_grouping().next().is_some());
+    draft.recheck_all |=
+        known.is_some_and(|known| known.batch_identity.jobs_with_own_grouping().next().is_some());
     draft.state.remove_unassigned(pid);
     update_threads_of(draft, pid);
 }

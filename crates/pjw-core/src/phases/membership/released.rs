@@ -104,7 +104,7 @@ fn inherited_requests<'a>(
         .map(|descendant| &descendant.job)
         .or_else(|| parent.map(|parent| &parent.job))
         .or_else(parent_descent)
-        .or_else(|| known.job_marks.job_of_cgroup());
+        .or_else(|| known.batch_identity.job_of_cgroup());
     // Except an orphan of unknown descent, a process can inherit the masks of one job only.
     let may_inherit = known_job.is_some() || is_orphan();
     let by_mask = may_inherit.then(|| state.inherited_from_released_job(process, known_job)).flatten();

@@ -276,8 +276,9 @@ fn note_tasks(state: &mut WardenState, id: &JobId, pid: Pid) {
     let open =
         usage.usage_of_job_mut(id).filter(|open| open.usage.tasks.is_none() && id.source().is_batch_system());
     let Some(open) = open else { return };
-    let marks = processes.get(&pid).into_iter().flat_map(|known| &known.job_marks.marks);
-    open.usage.tasks = marks.filter(|mark| mark.job == *id).find_map(|mark| mark.tasks);
+    let references = processes.get(&pid).into_iter().flat_map(|known| &known.batch_identity.job_references);
+    open.usage.tasks =
+        references.filter(|reference| reference.job == *id).find_map(|reference| reference.tasks);
 }
 
 /// Ends the sample of a job at the time until which all that ran is known to have been idle, if the sample is long.

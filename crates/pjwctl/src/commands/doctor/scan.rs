@@ -139,7 +139,7 @@ impl JobScanner {
         let mut snapshot = self.node.scan(look);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };
-            process.job_marks = process.attributes.as_ref().map(|attributes| {
+            process.batch_identity = process.attributes.as_ref().map(|attributes| {
                 pjw_sources::recognise_jobs(&process.comm, attributes, &self.host, &self.policy.sources)
             });
         }

@@ -7,7 +7,7 @@ use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::policy::Policy;
-use pjw_core::snapshot::{JobIdAttribute, JobMark, JobMarks, Process};
+use pjw_core::snapshot::{BatchIdentity, JobIdAttribute, JobReference, Process};
 use pjw_core::state::{KnownProcess, Member};
 use pjw_core::testing::regular_topology;
 use pjw_core::time::{Nanos, UnixMillis};
@@ -48,7 +48,7 @@ fn process(pid: u32, uid: u32) -> Process {
         first_thread_mask: None,
         cgroup: None,
         attributes: None,
-        job_marks: None,
+        batch_identity: None,
         threads: None,
         has_all_threads: true,
         idle_until: None,
@@ -60,7 +60,7 @@ fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
     jobs.into_iter().for_each(|job| state.jobs.insert(job));
     let known = |process| KnownProcess {
         process,
-        job_marks: JobMarks::default(),
+        batch_identity: BatchIdentity::default(),
         first_seen: Nanos(0),
         is_new: false,
         last_cgroup_change: None,
@@ -183,9 +183,9 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
         enroll(&mut state, pid, "slurm:7");
     }
     let kind = JobIdAttribute::Cgroup("/slurm/job_7".to_owned());
-    let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, cpu_request: None, tasks: None };
+    let claim = JobReference { job: "slurm:7".parse().unwrap(), kind, cpu_request: None, tasks: None };
     let mut known = state.processes[&Pid(10)].clone();
-    known.job_marks.marks.push(claim);
+    known.batch_identity.job_references.push(claim);
     state.processes.insert(known);
     assert_eq!(published_strays(&state, &Policy::default()), [1]);
 }
