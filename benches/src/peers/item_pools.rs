@@ -82,7 +82,7 @@ impl ItemPool {
         Ok(Self::Xargs { program, list })
     }
 
-    /// The name of the peer in a figure.
+    /// Returns the name under which this item pool appears as a peer in the results of a bench.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

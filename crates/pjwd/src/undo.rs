@@ -47,8 +47,8 @@ pub struct ReleaseSummary {
     /// Sentences for the user, for example about records that could not be used or processes whose masks may
     /// be wrong.
     pub remarks: Vec<String>,
-    /// Whether the records of an earlier pjwd were found, and no mask of unknown origin is left. Then nothing of what
-    /// that pjwd changed is left.
+    /// Whether all changes of the earlier pjwd were undone. True if the records of the earlier pjwd were found, and no
+    /// mask of unknown origin is left.
     pub is_complete: bool,
 }
 

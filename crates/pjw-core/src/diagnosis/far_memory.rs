@@ -27,7 +27,7 @@ pub struct BusyProcessMemory {
 pub struct FarMemory {
     /// The process id.
     pub pid: Pid,
-    /// The number of its busy threads.
+    /// The number of busy threads of the process.
     pub busy_threads: usize,
     /// The NUMA nodes in which the busy threads ran last, by the kernel's numbers.
     pub thread_nodes: BTreeSet<u32>,

@@ -167,7 +167,8 @@ impl UnknownOriginMasks {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownMaskRecord {
-    /// Records of an earlier run of the daemon were lost. A search for masks that it may have set is pending.
+    /// Records of an earlier run of the daemon were lost. A search for masks that this earlier run may have set is
+    /// pending.
     RecordsLost,
     /// A full scan began the search. A restarted daemon begins it again, with the same list.
     SearchBegun {
@@ -181,15 +182,16 @@ pub enum UnknownMaskRecord {
     Found {
         /// The process.
         process: ProcessId,
-        /// Its masks.
+        /// The masks of unknown origin of the process.
         mask: UnknownOriginMasks,
     },
-    /// The process has ended or has no mask of unknown origin any longer.
+    /// The process has ended, or no longer has a mask of unknown origin.
     Settled {
         /// The process.
         process: ProcessId,
     },
-    /// The job was found by its cpuset, without a record. A mask with exactly the PUs of the cpuset is hidden by it.
+    /// pjw found the job by its cpuset, and the journal had no record of the job. A thread in this cpuset may have a
+    /// mask of unknown origin that can't be detected, because the mask has exactly the PUs of the cpuset.
     CpusetFound {
         /// The job.
         job: JobId,

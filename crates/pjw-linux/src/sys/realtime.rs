@@ -22,7 +22,7 @@ pub enum SchedulingPolicy {
     Normal,
     /// `SCHED_RR`: round-robin with a real-time priority.
     RoundRobin,
-    /// `SCHED_FIFO` or `SCHED_DEADLINE`: as [`SchedulingPolicy::RoundRobin`], it comes before all threads of other policies.
+    /// `SCHED_FIFO` or `SCHED_DEADLINE`: the other real-time policies.
     OtherRealtime,
     /// Any other policy, such as `SCHED_BATCH` and `SCHED_IDLE`.
     AnyOther,

@@ -108,9 +108,10 @@ pub struct AssignCommand {
     /// Whether the command is refused if the job exists already. True for `pjwctl run` and `pjwctl spawn`, whose only
     /// process is the caller itself.
     pub must_be_new: bool,
-    /// Whether the command is refused if one of `pids` belongs to another job by any evidence, except an adopted process
-    /// ([`MembershipEvidence::Adopted`](crate::terms::MembershipEvidence::Adopted)). If false, a process with weak
-    /// evidence, such as a child of a process of the other job, leaves that job. True for `pjwctl spawn`.
+    /// Whether the command is refused if one of the processes already belongs to another job. An adopted process
+    /// ([`MembershipEvidence::Adopted`](crate::terms::MembershipEvidence::Adopted)) can join in any case. If false, a
+    /// process with weak evidence, such as a child of a process of the other job, leaves the other job and joins this
+    /// job. True for `pjwctl spawn`.
     pub keeps_members: bool,
     /// The user that is to own the job. Only an administrator may name another user. If `None`, an existing
     /// job keeps its owner. A new job is then owned by the user of the first named process, or by the

@@ -54,8 +54,8 @@ impl ManagedCpuset {
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
     }
 
-    /// Whether pjw wrote the set of PUs (logical CPUs) that the cpuset has at present. `cpuset` is the cpuset as a scan read it. True if
-    /// its PUs are the set that pjw wrote last, or an earlier set that may still be in force ([`ManagedCpuset::previous_cpus`]). False if
+    /// Whether pjw wrote the present PUs (logical CPUs) of `cpuset`, as a scan read them. True if the PUs are the set
+    /// that pjw wrote last, or an earlier set that may still be in force ([`ManagedCpuset::previous_cpus`]). False if
     /// another program has changed the PUs.
     #[must_use]
     pub fn was_written_by_pjw(&self, cpuset: &Cpuset) -> bool {

@@ -30,13 +30,14 @@ pub enum LiftReason {
 pub struct LiftedBinding {
     /// The PUs of the job to which the program had bound the thread.
     pub mask: CpuSet,
-    /// Why pjw lifted the binding.
+    /// The reason why pjw lifted the binding.
     pub reason: LiftReason,
     /// The share of time in which the thread waited for a PU before the lift, in permille.
     pub waiting_permille_before: u32,
-    /// The time of the lift, in ns since boot.
+    /// The time at which pjw lifted the binding, in ns since boot.
     pub lifted_at: Nanos,
-    /// Whether the binding is in force again, because the lift did not help. It is not lifted again.
+    /// Whether pjw has restored the binding, because the thread waited for a PU nearly as much as before. pjw does not
+    /// lift a restored binding again.
     pub is_restored: bool,
 }
 

@@ -29,7 +29,7 @@ pub enum Query {
     },
     /// The processes that belong to the job with this id.
     MemberProcesses(JobId),
-    /// The processes of a job whose memory is far from their busy threads.
+    /// The processes of a job with much memory on NUMA nodes where no busy thread of the process runs.
     FarMemory {
         /// The id of the job.
         job: JobId,
