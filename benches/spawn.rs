@@ -188,7 +188,7 @@ fn cell(
 ) -> anyhow::Result<Results> {
     let parent = Parent { ballast_mb, environment, pus: &bench.pus };
     let group = SpawnedGroup::new(&bench.small, "small", environment, &bench.pus)?;
-    let templates = SpawnedGroup::new(&bench.small, "small", environment, &bench.pus)?.by_templates();
+    let templates = SpawnedGroup::new(&bench.small, "small", environment, &bench.pus)?.with_templates();
     let ballast = vec![1_u8; ballast_mb << 20];
     let mut schemes = bench.peers(parent, &bench.small);
     schemes.extend(own(&group, &templates));
@@ -264,7 +264,7 @@ fn write_charts(file: &str, title: &str, x_label: &str, results: &Results) -> an
 /// Late forks of a program, beside a loop of fork in the same program.
 fn late(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let forks = SpawnSchemes::compile_late(bench.directory.path())?;
-    let group = SpawnedGroup::new(forks.program(), "late", &[], &bench.pus)?.by_late_forks();
+    let group = SpawnedGroup::new(forks.program(), "late", &[], &bench.pus)?.with_late_forks();
     let parent = Parent { ballast_mb: 0, environment: &[], pus: &bench.pus };
     let schemes = [
         Scheme {
@@ -299,7 +299,7 @@ fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let counts: &[(u32, usize)] = bench.effort.pick(&[(8, 1)], &[(10, 3), (100, 3)]);
     let environment = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())];
     let group = SpawnedGroup::new(&program, "many", &environment, &bench.pus)?;
-    let templates = SpawnedGroup::new(&program, "many", &environment, &bench.pus)?.by_templates();
+    let templates = SpawnedGroup::new(&program, "many", &environment, &bench.pus)?.with_templates();
     let parent = Parent { ballast_mb: 0, environment: &environment, pus: &bench.pus };
     let mut schemes = bench.peers(parent, &program);
     schemes.retain(|scheme| scheme.name == POSIX_SPAWN);
@@ -319,7 +319,7 @@ fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let mut results: Results = vec![(ASYNCHRONOUS, Vec::new()), (TEMPLATE, Vec::new())];
     for share in [0, 1, 10, 50, 100] {
         let group = || SpawnedGroup::new(&program, &share.to_string(), &[], &bench.pus);
-        let ways = [group()?, group()?.by_templates()];
+        let ways = [group()?, group()?.with_templates()];
         let mut costs = [Vec::new(), Vec::new()];
         for _ in 0..parts {
             for (way, costs) in ways.iter().zip(&mut costs) {
@@ -370,7 +370,7 @@ fn pus(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
         let some: CpuSet = all[..number].iter().copied().collect();
         let parent = Parent { ballast_mb: 0, environment: &[], pus: &some };
         let group = SpawnedGroup::new(&bench.small, "small", &[], &some)?;
-        let templates = SpawnedGroup::new(&bench.small, "small", &[], &some)?.by_templates();
+        let templates = SpawnedGroup::new(&bench.small, "small", &[], &some)?.with_templates();
         let mut schemes = bench.peers(parent, &bench.small);
         schemes.retain(|scheme| ["posix_spawn on each PU", POSIX_SPAWN, LIMIT].contains(&scheme.name));
         schemes.extend(own(&group, &templates));

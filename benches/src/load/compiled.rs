@@ -36,11 +36,11 @@ pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> an
     Ok(program)
 }
 
-/// Returns the flags of `cc` for a program that uses a library of this workspace, such as `pjw_job` of the crate `pjw-job-c`.
-/// The program finds the library in `directory`, where it becomes a link.
+/// Returns the flags of `cc` for a program that uses a library of this workspace, such as `pjw_job` of the crate
+/// `pjw-job-c`. Creates symbolic links to the library in `directory`, where the program then finds the library.
 ///
 /// # Errors
-/// If the link can't be made.
+/// If a link can't be created.
 pub fn library_flags(directory: &Path, library: &str, crate_name: &str) -> anyhow::Result<[String; 4]> {
     let name = format!("lib{library}.so");
     // Cargo builds the library beside the bench.

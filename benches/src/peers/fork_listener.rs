@@ -26,13 +26,14 @@ use crate::{programs::interrupt::StopSignal, programs::program::Program};
 const ARGUMENT: &str = "--listener";
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A running listener. It is killed when this value is dropped.
+/// A running fork listener: a process that receives fork events and sets the affinity mask of each new child of one
+/// parent process. The listener is killed when this value is dropped.
 #[derive(Debug)]
 pub struct ForkListener(Program);
 
 impl ForkListener {
-    /// Starts a listener. It sets the mask of the process `parent` to `parent_mask`, and then the mask of each child
-    /// of the process to `child_mask`.
+    /// Starts a fork listener. The listener sets the mask of the process `parent` to `parent_mask`. It then sets the
+    /// mask of each child of `parent` to `child_mask`.
     ///
     /// # Errors
     /// If the listener can't be started, or the kernel sends no process events.

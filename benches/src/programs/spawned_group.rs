@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
-/// A program, and how a group of its processes is started.
+/// A program, and the settings with which a group of its processes is started.
 #[derive(Debug)]
 pub struct SpawnedGroup {
     context: SpawnContext,
@@ -16,7 +16,7 @@ pub struct SpawnedGroup {
 }
 
 impl SpawnedGroup {
-    /// The group of a program with one argument. Its processes are on the PUs in turns.
+    /// Makes a group for `program` with the argument `argument`. Each process is bound to one PU of `pus`, in turn.
     ///
     /// # Errors
     /// If the program can't be executed, or the argument can't be passed on.
@@ -33,15 +33,17 @@ impl SpawnedGroup {
         Ok(Self { context, arguments: Arc::new(arguments), placements })
     }
 
-    /// Makes the processes by fork of a template.
+    /// Configures the group so that its processes are forked from a template: a process that has loaded the program
+    /// and is stopped before `main`.
     #[must_use]
-    pub fn by_templates(self) -> Self {
+    pub fn with_templates(self) -> Self {
         Self { context: self.context.fork_from_templates(), ..self }
     }
 
-    /// Makes the processes by fork of the program at its call of `pspawn_fork_here`.
+    /// Configures the group so that its processes are forked from a process of the program that has called
+    /// `pspawn_fork_here`.
     #[must_use]
-    pub fn by_late_forks(self) -> Self {
+    pub fn with_late_forks(self) -> Self {
         Self { context: self.context.use_fork_here_templates(), ..self }
     }
 

@@ -25,14 +25,14 @@ pub struct Scale {
     pub unusable_pus: CpuSet,
 }
 
-/// Returns the PUs of all these cores.
+/// Returns the union of the PUs of `cores`.
 #[must_use]
 pub fn pus_of(cores: &[CpuSet]) -> CpuSet {
     cores.iter().fold(CpuSet::new(), |all, core| all.union(core))
 }
 
 impl Scale {
-    /// Reads the topology and the mask of this program.
+    /// Computes the sizes from the topology of this machine and the affinity mask of this program.
     ///
     /// # Errors
     /// If the topology or the mask can't be read, or there are fewer than two usable cores.

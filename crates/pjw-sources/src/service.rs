@@ -185,14 +185,14 @@ fn slurm(text: &str) -> (JobBinding, &'static str) {
              confines the jobs to them",
         ),
         (true, false, false) if !includes => (
-            JobBinding::Nothing,
+            JobBinding::Unbound,
             "ConstrainCores=yes does nothing without TaskPlugin=task/cgroup: pjwd grants cores",
         ),
         _ if includes => (
             JobBinding::Unknown,
             "slurm.conf includes other files, which were not read: if it sets a cpuset, that is the grant; else pjwd grants cores",
         ),
-        _ => (JobBinding::Nothing, "it binds nothing here: pjwd grants cores"),
+        _ => (JobBinding::Unbound, "it binds nothing here: pjwd grants cores"),
     }
 }
 
@@ -209,7 +209,7 @@ fn lsf(text: &str) -> (JobBinding, &'static str) {
             JobBinding::Masks,
             "it binds jobs by a mask at their start (LSF_BIND_JOB): pjwd grants cores and confines the jobs to them",
         ),
-        (false, false) => (JobBinding::Nothing, "it binds nothing here: pjwd grants cores"),
+        (false, false) => (JobBinding::Unbound, "it binds nothing here: pjwd grants cores"),
     }
 }
 
@@ -220,7 +220,7 @@ fn pbs(text: &str) -> (JobBinding, &'static str) {
     if is_on {
         (JobBinding::Cpusets, "its cgroups hook is on: its cpuset is the grant, pjwd only balances inside")
     } else {
-        (JobBinding::Nothing, "its cgroups hook is off: pjwd grants cores")
+        (JobBinding::Unbound, "its cgroups hook is off: pjwd grants cores")
     }
 }
 
@@ -246,7 +246,7 @@ fn grid_engine(text: &str) -> (JobBinding, &'static str) {
         )
     } else {
         (
-            JobBinding::Nothing,
+            JobBinding::Unbound,
             "it binds only jobs that request it (-binding), by masks: pjwd grants cores and confines the jobs to them",
         )
     }
@@ -260,7 +260,7 @@ fn condor(text: &str) -> (JobBinding, &'static str) {
              confines the jobs to them",
         )
     } else {
-        (JobBinding::Nothing, "it binds nothing here (ASSIGN_CPU_AFFINITY): pjwd grants cores")
+        (JobBinding::Unbound, "it binds nothing here (ASSIGN_CPU_AFFINITY): pjwd grants cores")
     }
 }
 
@@ -297,7 +297,7 @@ fn kubernetes(text: &str) -> (JobBinding, &'static str) {
         )
     } else {
         (
-            JobBinding::Nothing,
+            JobBinding::Unbound,
             "the kubelet binds nothing, and pjwd does not recognise pods as jobs: both may use the same CPUs",
         )
     }
@@ -325,15 +325,15 @@ mod tests {
     #[test]
     fn slurm_binds_only_as_configured() {
         for (text, expected) in [
-            ("", JobBinding::Nothing),
-            ("ClusterName=c\nTaskPlugin=task/none\n", JobBinding::Nothing),
-            ("TaskPlugin=task/cgroup\nConstrainRAMSpace=yes\n", JobBinding::Nothing),
+            ("", JobBinding::Unbound),
+            ("ClusterName=c\nTaskPlugin=task/none\n", JobBinding::Unbound),
+            ("TaskPlugin=task/cgroup\nConstrainRAMSpace=yes\n", JobBinding::Unbound),
             ("taskplugin = task/affinity,task/cgroup\nCONSTRAINCORES = YES # why\n", JobBinding::Cpusets),
             ("TaskPlugin=affinity\n", JobBinding::Masks),
             ("TaskPlugin=task/affinity\nConstrainCores=yes\n", JobBinding::Masks),
-            ("ConstrainCores=yes\n", JobBinding::Nothing),
-            ("#TaskPlugin=task/cgroup\n#ConstrainCores=yes\n", JobBinding::Nothing),
-            ("TaskPlugin=task/cgroup\nConstrainCores=yes\nConstrainCores=no\n", JobBinding::Nothing),
+            ("ConstrainCores=yes\n", JobBinding::Unbound),
+            ("#TaskPlugin=task/cgroup\n#ConstrainCores=yes\n", JobBinding::Unbound),
+            ("TaskPlugin=task/cgroup\nConstrainCores=yes\nConstrainCores=no\n", JobBinding::Unbound),
             ("Include /etc/slurm/more.conf\n", JobBinding::Unknown),
         ] {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
@@ -347,17 +347,17 @@ mod tests {
         for (name, text, expected) in [
             ("LSF", "LSF_BIND_JOB=BALANCE\n", JobBinding::Masks),
             ("LSF", "LSB_RESOURCE_ENFORCE=\"memory cpu\"\n", JobBinding::Cpusets),
-            ("LSF", "LSF_BIND_JOB=NONE\n", JobBinding::Nothing),
+            ("LSF", "LSF_BIND_JOB=NONE\n", JobBinding::Unbound),
             ("PBS", "{\n enabled=true\n}\n", JobBinding::Cpusets),
-            ("PBS", "enabled=false\n", JobBinding::Nothing),
+            ("PBS", "enabled=false\n", JobBinding::Unbound),
             ("Grid Engine", "execd_params  USE_CGROUPS=yes,KEEP_ACTIVE=true\n", JobBinding::Cpusets),
-            ("Grid Engine", "spooling_method classic\nexecd_params none\n", JobBinding::Nothing),
+            ("Grid Engine", "spooling_method classic\nexecd_params none\n", JobBinding::Unbound),
             ("Grid Engine", "spooling_method berkeleydb\n", JobBinding::Unknown),
             ("HTCondor", "ASSIGN_CPU_AFFINITY = True\n", JobBinding::Masks),
-            ("HTCondor", "ASSIGN_CPU_AFFINITY = True\nassign_cpu_affinity=false\n", JobBinding::Nothing),
+            ("HTCondor", "ASSIGN_CPU_AFFINITY = True\nassign_cpu_affinity=false\n", JobBinding::Unbound),
             ("Flux", "[exec]\nservice = \"sdexec\"\n", JobBinding::Masks),
             ("Kubernetes", "{\"policyName\": \"static\",\"defaultCpuSet\":\"0-1\"}", JobBinding::Cpusets),
-            ("Kubernetes", "{\"policyName\":\"none\"}", JobBinding::Nothing),
+            ("Kubernetes", "{\"policyName\":\"none\"}", JobBinding::Unbound),
         ] {
             assert_eq!(binding(name, text), expected, "{name}: {text:?}");
         }

@@ -328,7 +328,7 @@ pub enum JobBinding {
     /// By affinity masks that the batch system sets at the start of each job.
     Masks,
     /// Not at all: the batch system does not bind its jobs to cores.
-    Nothing,
+    Unbound,
     /// Unknown, because the configuration of the batch system could not be read.
     Unknown,
 }
@@ -341,8 +341,7 @@ pub struct DetectedBatchSystem {
     pub name: String,
     /// The way in which the batch system binds its jobs to cores.
     pub binding: JobBinding,
-    /// What follows for pjw from the way in which the batch system binds its jobs to cores, in one sentence
-    /// for users.
+    /// The effect of `binding` on pjw, in one sentence for users.
     pub effect_on_pjw: String,
 }
 

@@ -221,7 +221,7 @@ mod tests {
         std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
         assert_eq!(
             slurm.describe_core_binding(text_in(slurm, dir.path()).as_deref()).binding,
-            JobBinding::Nothing
+            JobBinding::Unbound
         );
         std::fs::write(dir.path().join("cgroup.conf"), "ConstrainCores=yes").unwrap();
         assert_eq!(
