@@ -35,44 +35,50 @@ pub struct Report {
     pub cores_used_mean: Thousandths,
     /// The number of CPUs that the job exceeded for at most 5 % of the time.
     pub cores_used_p95: Thousandths,
-    /// For how long the job used how many CPUs, with ascending numbers of CPUs. At most 18 entries. Empty in a report of an older
-    /// pjwd.
+    /// The time for which the job used each number of CPUs, in ascending order of the numbers. At most 18 entries.
+    /// Empty in a report of an older version of pjwd.
     #[serde(default)]
     pub use_levels: Vec<UseLevel>,
-    /// The largest number of threads that wanted a CPU most of the time.
+    /// The largest number of hot threads: threads that ran or waited for a CPU most of the time.
     pub threads_max: u32,
-    /// The mean number of threads that wanted a CPU most of the time. 0 in a report of an older pjwd.
+    /// The mean number of hot threads (threads that ran or waited for a CPU most of the time). 0 in a report of an
+    /// older version of pjwd.
     #[serde(default)]
     pub threads_mean: Thousandths,
-    /// The time in which one thread ran alone on several cores, in phases of at least 10 s, in seconds.
+    /// The total length of the serial phases, in seconds. In a serial phase, a job with two or more cores runs only one
+    /// thread for at least 10 s.
     pub serial_s: Thousandths,
-    /// The number of these phases. 0 in a report of an older pjwd.
+    /// The number of serial phases. 0 in a report of an older version of pjwd.
     #[serde(default)]
     pub serial_phases: u32,
-    /// The length of the longest of these phases, in seconds. 0 in a report of an older pjwd.
+    /// The length of the longest serial phase, in seconds. 0 in a report of an older version of pjwd.
     #[serde(default)]
     pub serial_longest_s: Thousandths,
     /// The number of repairs by pjw, such as of masks and cpusets.
     pub repairs: u32,
     /// The number of attempts to leave the cores of the job.
     pub violations: u32,
-    /// The largest memory use of the job, in bytes: of its cgroup, or else in a reading of its processes. `None` if it was not measured.
+    /// The largest memory use of the job, in bytes. `None` if the memory use was not measured. `memory_peak_source`
+    /// names the method.
     pub memory_peak: Option<u64>,
-    /// How `memory_peak` was measured: `cgroup` (the kernel kept the largest use of the job's cgroup) or `smaps` (the largest sum of
-    /// the PSS of its processes in the readings of their pages, between which more may have been used) or `rss` (the largest sum
-    /// of the RSS of its processes, which counts shared pages for each of them). `None` if it was not measured, and in a report
-    /// of an older pjwd.
+    /// The method by which `memory_peak` was measured. `None` if the memory use was not measured, or if an older
+    /// version of pjwd made the report.
+    ///
+    /// - `cgroup`: the largest memory use of the job's cgroup, as the kernel recorded it.
+    /// - `smaps`: the largest sum of the proportional set sizes (PSS) of the job's processes in one measurement. The
+    ///   job may have used more memory between two measurements.
+    /// - `rss`: the largest sum of the resident set sizes (RSS) in one measurement. A shared page counts several times.
     #[serde(default)]
     pub memory_peak_source: Option<String>,
-    /// The limit of the memory use of the job's cgroup, in bytes, as a batch system set it for the memory that the job asked for.
-    /// `None` if its cgroup has no limit, and in a report of an older pjwd.
+    /// The memory limit of the job's cgroup, in bytes. A batch system sets this limit to the memory that the job
+    /// requested. `None` if the cgroup has no limit, or if an older version of pjwd made the report.
     #[serde(default)]
     pub memory_limit: Option<u64>,
-    /// The share of the job's memory that its processes shared, in permille, by the last reading of its pages, or else by
-    /// the last estimate. `None` if its memory was never read.
+    /// The share of the job's memory that several processes map, in permille. The value is the last exact one, or the
+    /// last estimate if there is no exact one. `None` if this share was never measured.
     pub shared_permille: Option<u32>,
-    /// How that share was read: `smaps` (of the sum of the resident set sizes) or `cgroup` (an estimate, of the anonymous
-    /// memory). `None` if the memory was never read.
+    /// The method by which `shared_permille` was measured. `smaps`: exact, as a share of the sum of the resident set
+    /// sizes. `cgroup`: an estimate, as a share of the anonymous memory. `None` if `shared_permille` is `None`.
     #[serde(default)]
     pub shared_source: Option<String>,
     /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too

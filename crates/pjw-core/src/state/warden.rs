@@ -317,10 +317,10 @@ impl WardenState {
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
     }
 
-    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset. Has no effect if
-    /// the journal has a record of this cgroup. Otherwise, records were lost: the next full scan also begins a search for masks of
-    /// unknown origin. After that scan, pjw removes the cgroup if it contains no processes or its PUs (logical CPUs) can't be granted to
-    /// the job. Otherwise, pjw reuses the cgroup as the cpuset of the job.
+    /// Adds a leftover cgroup: a cgroup that has the name of a job's cpuset and existed when the daemon started. Has no
+    /// effect if the journal has a record of the cgroup. Otherwise, records were lost, and the next full scan begins a
+    /// search for masks of unknown origin. After that scan, pjw removes the cgroup if it has no processes, or if its
+    /// PUs (logical CPUs) can't be granted to the job. Otherwise, pjw reuses the cgroup as the cpuset of the job.
     pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if self.cpusets.cpuset_at(&leftover.path).is_none() {
             self.unknown_masks.request_search();

@@ -50,13 +50,13 @@ pub enum OversubscriptionPolicy {
 /// job are idle. With each setting, pjw corrects an affinity mask that contains PUs outside the cores of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BindingPolicy {
-    /// Every binding inside the cores of the job is kept.
+    /// pjw keeps every binding inside the cores of the job.
     Respect,
-    /// A binding is lifted if it does harm: more busy threads are bound to some PUs than these are, while other PUs
-    /// of the job are idle. All other bindings are kept.
+    /// pjw replaces a binding if it is harmful: busy threads share the PUs of the binding, while other PUs of the job
+    /// are idle. pjw keeps all other bindings.
     #[default]
     Repair,
-    /// Every binding is lifted: pjw alone chooses the PUs of each thread.
+    /// pjw replaces every binding: pjw alone chooses the PUs of each thread.
     Override,
 }
 

@@ -119,8 +119,8 @@ pub struct MemberDetails {
     /// The name, the user and other facts about the process, as a scan last read them. `None` if no scan has
     /// read the process since it joined the job.
     pub process: Option<pjw_core::snapshot::Process>,
-    /// The number of the group of processes with which the process shares its address space. `None` if it shares
-    /// it with no process, or if this is not known.
+    /// The number of the group of processes that share one address space, if the process belongs to such a group.
+    /// `None` if no other process shares the address space of the process, or if that is unknown.
     pub address_space: Option<u32>,
     /// The threads of the process that are on this page, ascending by tid.
     pub threads: Vec<ThreadDetails>,
