@@ -37,25 +37,25 @@ pub struct Cores {
     /// The number of the state of the core map from which these values come. Each change of the core map gives it
     /// another number. 0 if `source` is [`CoresSource::AffinityMask`].
     pub epoch: u64,
-    /// Where the other fields come from: what pjwd published, or the affinity mask of the calling thread.
+    /// The source of the other fields: the core map that pjwd published, or the affinity mask of the calling thread.
     pub source: CoresSource,
-    /// The CPUs on which the job may run: those in `own` or `borrowed`. The CPUs in `lent` and in `leaving` are among
-    /// them.
+    /// The CPUs on which the job may run: the CPUs in `own` or `borrowed`, including the CPUs in `lent` and in
+    /// `leaving`.
     pub cpus: CpuSet,
     /// The number of physical cores that have at least one CPU in `cpus`.
     pub core_count: u32,
-    /// The online CPUs that the job owns. Only three can take them from the job: an administrator, the batch system, or
-    /// the user who owns the job and makes a smaller request. If `source` is [`CoresSource::AffinityMask`], these are
-    /// all CPUs in `cpus`.
+    /// The online CPUs that the job owns. The job loses such a CPU only if an administrator or the batch system takes
+    /// the CPU back, or if the owner of the job makes a smaller request. If `source` is [`CoresSource::AffinityMask`],
+    /// the set is equal to `cpus`.
     pub own: CpuSet,
     /// The CPUs that other jobs own and do not use, and on which this job may run. A CPU is taken back when
     /// the job that owns it needs it. Empty if `source` is [`CoresSource::AffinityMask`].
     pub borrowed: CpuSet,
-    /// Those CPUs in `cpus` that are to be taken from the job at the time `leaving_at_ns`. Empty if `source`
+    /// The CPUs in `cpus` that pjwd will take from the job at the time `leaving_at_ns`. Empty if `source`
     /// is [`CoresSource::AffinityMask`].
     pub leaving: CpuSet,
-    /// Those CPUs in `own` that another job has borrowed. This job may use them at any time nevertheless.
-    /// Empty if `source` is [`CoresSource::AffinityMask`].
+    /// The CPUs in `own` that another job has borrowed. This job may still use these CPUs at any time. Empty if
+    /// `source` is [`CoresSource::AffinityMask`].
     pub lent: CpuSet,
     /// The time at which the CPUs in `leaving` are taken from the job, in ns of `CLOCK_MONOTONIC`. `None` if
     /// `leaving` is empty.

@@ -53,7 +53,8 @@ pub struct Snapshot {
     /// The processes of jobs whose CPU times were read before and that did not exist any more when the CPU times were read for
     /// this snapshot. Their parents have waited for them (wait4(2)), except where nothing waits.
     pub reaped: BTreeSet<Pid>,
-    /// The address spaces that several processes share. `None` if the scan did not find out: they count as unchanged.
+    /// The address spaces that several processes share. `None` if the scan did not read this list. The list of the
+    /// earlier scan then stays valid.
     pub address_spaces: Option<Arc<AddressSpaceList>>,
 }
 

@@ -111,14 +111,14 @@ pub trait LentCpuWatch: std::fmt::Debug + Send {
     /// Returns the lent PUs, as passed to the last call of [`LentCpuWatch::set_lent_pus`].
     fn lent_pus(&self) -> &BTreeMap<Pu, u32>;
 
-    /// Returns the descriptor that is readable when a PU is reported. `None` if nobody waits for it, as on a
-    /// simulated machine.
+    /// Returns the file descriptor that poll(2) shows as readable when a PU is reported. `None` if the monitor has no
+    /// file descriptor, as on a simulated machine.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// Returns the PUs that were reported since the last call ([`LentCpuMonitor::take_reported_pus`]).
     fn take_reported_pus(&mut self) -> CpuSet;
 
-    /// Lets the PUs in `cpus` be reported once more ([`LentCpuMonitor::report_again`]).
+    /// Lets the monitor report each PU in `cpus` once more ([`LentCpuMonitor::report_again`]).
     ///
     /// # Errors
     /// If the PUs can't be monitored.
