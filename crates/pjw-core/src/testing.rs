@@ -11,7 +11,7 @@ use crate::terms::{Grant, GrantedBy, JobId, Ownership};
 /// If `list` is not a valid CPU list.
 #[must_use]
 #[track_caller]
-pub fn set(list: &str) -> CpuSet {
+pub fn cpu_set(list: &str) -> CpuSet {
     list.parse().expect("a CPU list")
 }
 

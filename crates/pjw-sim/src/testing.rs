@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use pjw_core::command::{AssignCommand, Caller};
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::testing::{job, set};
+use pjw_core::testing::{cpu_set, job};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::CpuRequest};
 
 use crate::world::{SimProcess, World};
@@ -82,7 +82,7 @@ impl ScriptedMachine {
     /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as the thread itself would.
     /// Returns whether the simulated kernel accepts the request.
     pub fn request_mask(&self, pid: u32, tid: u32, mask: &str) -> bool {
-        self.world().request_mask(Pid(pid), Tid(tid), &set(mask))
+        self.world().request_mask(Pid(pid), Tid(tid), &cpu_set(mask))
     }
 
     /// Returns the effective affinity mask of the thread `tid` of the process `pid`, as a CPU list.

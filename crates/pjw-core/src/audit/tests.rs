@@ -23,15 +23,15 @@ use crate::terms::job::Job;
 use crate::terms::snapshot::BatchIdentity;
 use crate::terms::snapshot::Process;
 use crate::terms::{Grant, GrantedBy, JobRequest, Ownership, PriorityClass};
-use crate::testing::{job, pjw_grant, regular_topology, set};
+use crate::testing::{cpu_set, job, pjw_grant, regular_topology};
 use std::string::String;
 use std::vec::Vec;
 
 /// Eight PUs, and a job on 0-1.
 fn state() -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
-    state.pool.claim(&job("a"), &set("0-1"));
-    let grant = pjw_grant(set("0-1"));
+    state.pool.claim(&job("a"), &cpu_set("0-1"));
+    let grant = pjw_grant(cpu_set("0-1"));
     let job =
         Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), EndCondition::Reservation, UnixMillis(0)) };
     state.jobs.insert(job);
@@ -47,7 +47,7 @@ fn thread(pid: u32) -> ThreadId {
 fn restoring(pid: u32) -> (WardenState, MaskAction) {
     let mut state = state();
     let thread = thread(pid);
-    let (before, set) = (set("0-7"), set("0-1"));
+    let (before, set) = (cpu_set("0-7"), cpu_set("0-1"));
     let known = MemberThread {
         start: thread.start,
         comm: Comm::from("work"),
@@ -99,24 +99,24 @@ fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
     let mut state = state();
     state.jobs.update(&job("a"), |job| {
         let grant = job.grant.as_mut().unwrap();
-        (grant.cpus, grant.is_shared) = (set("8-9"), true);
+        (grant.cpus, grant.is_shared) = (cpu_set("8-9"), true);
     });
     let found = audit(&state, &Plan::default(), &Policy::default());
-    assert_eq!(found, [Violation::GrantOutsideMachine { job: job("a"), cpus: set("8-9") }]);
+    assert_eq!(found, [Violation::GrantOutsideMachine { job: job("a"), cpus: cpu_set("8-9") }]);
 }
 
 /// Eight PUs in four cores, 0 and 4 in the first one. The job `a` has two cores and may lend, and `b` borrows `cpus` of the class besteffort.
 fn lending(cpus: &str) -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &CpuSet::new());
-    state.pool.claim(&job("a"), &set("0-1,4-5"));
-    state.pool.set_borrowed(&job("b"), &set(cpus));
+    state.pool.claim(&job("a"), &cpu_set("0-1,4-5"));
+    state.pool.set_borrowed(&job("b"), &cpu_set(cpus));
     let made = |id: &str, class, cores, grant| {
         let request = Some(JobRequest { class, ..JobRequest::with_core_count(cores) });
         let made = Job::new(job(id), Uid(1001), EndCondition::Reservation, UnixMillis(0));
         Job { grant: Some(grant), request, ..made }
     };
-    state.jobs.insert(made("a", PriorityClass::Guaranteed, 2, pjw_grant(set("0-1,4-5"))));
-    let borrowed = Grant { ownership: Ownership::Borrowed, ..pjw_grant(set(cpus)) };
+    state.jobs.insert(made("a", PriorityClass::Guaranteed, 2, pjw_grant(cpu_set("0-1,4-5"))));
+    let borrowed = Grant { ownership: Ownership::Borrowed, ..pjw_grant(cpu_set(cpus)) };
     state.jobs.insert(made("b", PriorityClass::Besteffort, 4, borrowed));
     state
 }
@@ -132,7 +132,7 @@ fn whole_cores_of_a_lender_and_free_cores_may_be_borrowed() {
 
 #[test]
 fn a_core_of_a_job_that_does_not_lend_is_borrowed_wrongly() {
-    let violation = [Violation::BorrowedFromNonLender { job: job("b"), cpus: set("1,5") }];
+    let violation = [Violation::BorrowedFromNonLender { job: job("b"), cpus: cpu_set("1,5") }];
     type Change = fn(&mut Job);
     let changes: [Change; 4] = [
         |owner| owner.request.as_mut().unwrap().class = PriorityClass::Normal,
@@ -149,15 +149,15 @@ fn a_core_of_a_job_that_does_not_lend_is_borrowed_wrongly() {
 
 #[test]
 fn half_a_core_is_borrowed_wrongly() {
-    let split = Violation::SplitCore { job: job("b"), cpus: set("2") };
+    let split = Violation::SplitCore { job: job("b"), cpus: cpu_set("2") };
     assert_eq!(grants_of(&lending("1-2,5")), [split]);
 }
 
 #[test]
 fn a_borrower_whose_grant_is_not_what_the_ledger_says_is_noticed() {
     let mut state = lending("1-2,5-6");
-    state.jobs.update(&job("b"), |borrower| borrower.grant.as_mut().unwrap().cpus = set("1-3,5-7"));
-    let (granted, held) = (set("1-3,5-7"), set("1-2,5-6"));
+    state.jobs.update(&job("b"), |borrower| borrower.grant.as_mut().unwrap().cpus = cpu_set("1-3,5-7"));
+    let (granted, held) = (cpu_set("1-3,5-7"), cpu_set("1-2,5-6"));
     assert_eq!(grants_of(&state), [Violation::GrantDiffersFromPool { job: job("b"), granted, held }]);
 }
 
@@ -233,7 +233,7 @@ fn a_kernel_thread_is_never_changed() {
 #[test]
 fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
     let (state, mut action) = restoring(1);
-    action.target_mask = set("3");
+    action.target_mask = cpu_set("3");
     let jobs: Vec<_> = found(&state, &Policy::default(), action)
         .iter()
         .map(|wrong| wrong.concerned_job().cloned())
@@ -248,19 +248,19 @@ fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
 #[test]
 fn a_check_of_what_changed_finds_what_a_check_of_everything_finds() {
     let policy = Policy::default();
-    let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set("0,4"));
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &cpu_set("0,4"));
     let mut audit = GrantAudit::new(&state, &policy);
     let holding = |name: &str, cpus: &str, shared| {
-        let grant = Grant { is_shared: shared, ..pjw_grant(set(cpus)) };
+        let grant = Grant { is_shared: shared, ..pjw_grant(cpu_set(cpus)) };
         Job { grant: Some(grant), ..Job::new(job(name), Uid(1001), EndCondition::Reservation, UnixMillis(0)) }
     };
     type Change<'a> = &'a dyn Fn(&mut WardenState);
     let changes: [(Change<'_>, usize); 9] = [
-        (&|state| drop(state.pool.claim(&job("a"), &set("1,5"))), 2),
+        (&|state| drop(state.pool.claim(&job("a"), &cpu_set("1,5"))), 2),
         (&|state| state.jobs.insert(holding("a", "1,5", false)), 0),
         (&|state| state.jobs.insert(holding("b", "5-6", false)), 3),
         (&|state| state.jobs.insert(holding("b", "2,5", true)), 0),
-        (&|state| drop(state.pool.claim(&job("b"), &set("2,6"))), 0),
+        (&|state| drop(state.pool.claim(&job("b"), &cpu_set("2,6"))), 0),
         (&|state| state.jobs.insert(holding("b", "2", false)), 1),
         (&|state| state.jobs.insert(holding("b", "0,2,6", false)), 2),
         (&|state| drop(state.jobs.remove(&job("b"))), 2),

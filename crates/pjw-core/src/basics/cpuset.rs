@@ -393,16 +393,16 @@ impl<'de> Deserialize<'de> for CpuSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::set;
+    use crate::testing::cpu_set;
     use proptest::prelude::*;
     use std::string::ToString;
 
     #[test]
     fn prints_the_kernels_list_form() {
         for list in ["", "0", "0-3,8", "0,2,4", "5,63-65,127-128,4095"] {
-            assert_eq!(set(list).to_string(), list);
+            assert_eq!(cpu_set(list).to_string(), list);
         }
-        assert_eq!(set("0-1\n").to_string(), "0-1", "sysfs files end in a newline");
+        assert_eq!(cpu_set("0-1\n").to_string(), "0-1", "sysfs files end in a newline");
     }
 
     #[test]
@@ -435,17 +435,17 @@ mod tests {
 
     #[test]
     fn sets_with_equal_pus_are_equal_values() {
-        let mut large = set("1,4000");
+        let mut large = cpu_set("1,4000");
         large.remove(Pu(4000));
-        assert_eq!(large, set("1"));
-        assert_eq!(set("0-127").difference(&set("1-127")), set("0"));
-        assert_eq!(set("0-3").intersection(&set("4-7")), CpuSet::new());
+        assert_eq!(large, cpu_set("1"));
+        assert_eq!(cpu_set("0-127").difference(&cpu_set("1-127")), cpu_set("0"));
+        assert_eq!(cpu_set("0-3").intersection(&cpu_set("4-7")), CpuSet::new());
     }
 
     #[test]
     fn single_returns_the_pu_of_a_one_element_set() {
-        assert_eq!(set("4000").only_pu(), Some(Pu(4000)));
-        assert_eq!(set("1-2").only_pu(), None);
+        assert_eq!(cpu_set("4000").only_pu(), Some(Pu(4000)));
+        assert_eq!(cpu_set("1-2").only_pu(), None);
         assert_eq!(CpuSet::new().only_pu(), None);
     }
 

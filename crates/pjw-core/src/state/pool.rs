@@ -368,15 +368,15 @@ pub struct PuOffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{job, regular_topology, set};
+    use crate::testing::{cpu_set, job, regular_topology};
 
     fn pool(housekeeping: &str) -> PuPool {
-        PuPool::new(&regular_topology(1, 1, 1, 8, 1), &set(housekeeping))
+        PuPool::new(&regular_topology(1, 1, 1, 8, 1), &cpu_set(housekeeping))
     }
 
     fn offer(pool: &PuPool, cpus: &str) -> PuOffer {
         PuOffer {
-            cpus: set(cpus),
+            cpus: cpu_set(cpus),
             reasons: Vec::new(),
             second_best: String::new(),
             pool_change_count: pool.change_count(),
@@ -390,13 +390,13 @@ mod tests {
         let fresh = offer(&pool, "2-3");
         pool.commit(&job("a"), &fresh).unwrap();
         assert_eq!(pool.commit(&job("b"), &old), Err(StaleOffer));
-        assert_eq!(pool.free_cpus(), set("0-1,4-7"));
+        assert_eq!(pool.free_cpus(), cpu_set("0-1,4-7"));
     }
 
     #[test]
     fn an_offer_of_pus_of_another_job_is_refused() {
         let mut pool = pool("7");
-        pool.claim(&job("a"), &set("0-3"));
+        pool.claim(&job("a"), &cpu_set("0-3"));
         for cpus in ["3-4", "6-7"] {
             let wrong = offer(&pool, cpus);
             assert_eq!(pool.commit(&job("b"), &wrong), Err(StaleOffer), "{cpus}");
@@ -406,33 +406,33 @@ mod tests {
     #[test]
     fn a_claim_gets_free_pus_and_returns_those_of_others() {
         let mut pool = pool("7");
-        pool.claim(&job("a"), &set("0-3"));
-        assert_eq!(pool.claim(&job("b"), &set("2-7")), set("2-3,7"));
-        assert_eq!(pool.pus_of(&job("b")), set("4-6"));
-        assert_eq!(pool.release(&job("a")), set("0-3"));
-        assert_eq!((pool.free_cpus(), pool.allocated_cpus()), (set("0-3"), set("4-6")));
+        pool.claim(&job("a"), &cpu_set("0-3"));
+        assert_eq!(pool.claim(&job("b"), &cpu_set("2-7")), cpu_set("2-3,7"));
+        assert_eq!(pool.pus_of(&job("b")), cpu_set("4-6"));
+        assert_eq!(pool.release(&job("a")), cpu_set("0-3"));
+        assert_eq!((pool.free_cpus(), pool.allocated_cpus()), (cpu_set("0-3"), cpu_set("4-6")));
     }
 
     #[test]
     fn an_offline_pu_is_not_free_and_stays_with_its_holder() {
         let mut pool = pool("");
-        pool.claim(&job("a"), &set("0-1"));
-        pool.set_online(&set("0,2-6"));
-        assert_eq!((pool.free_cpus(), pool.pus_of(&job("a"))), (set("2-6"), set("0-1")));
-        pool.set_online(&set("0-7"));
-        assert_eq!(pool.free_cpus(), set("2-7"));
+        pool.claim(&job("a"), &cpu_set("0-1"));
+        pool.set_online(&cpu_set("0,2-6"));
+        assert_eq!((pool.free_cpus(), pool.pus_of(&job("a"))), (cpu_set("2-6"), cpu_set("0-1")));
+        pool.set_online(&cpu_set("0-7"));
+        assert_eq!(pool.free_cpus(), cpu_set("2-7"));
     }
 
     #[test]
     fn a_held_pu_becomes_housekeeping_after_its_release() {
         let mut pool = pool("");
-        pool.claim(&job("a"), &set("0-1"));
-        pool.set_housekeeping(&set("1-2"));
-        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
+        pool.claim(&job("a"), &cpu_set("0-1"));
+        pool.set_housekeeping(&cpu_set("1-2"));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (cpu_set("0-1"), cpu_set("2")));
         pool.release(&job("a"));
-        assert_eq!((pool.housekeeping_cpus(), pool.free_cpus()), (set("1-2"), set("0,3-7")));
-        pool.restore_grant(&job("a"), &set("0-1"));
-        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
+        assert_eq!((pool.housekeeping_cpus(), pool.free_cpus()), (cpu_set("1-2"), cpu_set("0,3-7")));
+        pool.restore_grant(&job("a"), &cpu_set("0-1"));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (cpu_set("0-1"), cpu_set("2")));
     }
 
     #[test]
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(pool.holder(pu), Some(&PuHolder::Job(coming)));
         }
         assert!(pool.holders.len() <= 6, "{} places", pool.holders.len());
-        assert_eq!(pool.allocated_cpus(), set("6-7"));
+        assert_eq!(pool.allocated_cpus(), cpu_set("6-7"));
     }
 
     #[test]
@@ -454,7 +454,7 @@ mod tests {
         let (mut one, mut other) = (pool("7"), pool("7"));
         for (pool, first, second) in [(&mut one, "a", "b"), (&mut other, "b", "a")] {
             for name in [first, second] {
-                pool.claim(&job(name), &set(if name == "a" { "0-1" } else { "2" }));
+                pool.claim(&job(name), &cpu_set(if name == "a" { "0-1" } else { "2" }));
             }
         }
         assert_eq!(one, other);
@@ -464,11 +464,11 @@ mod tests {
 
     #[test]
     fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
-        let mut pool = PuPool::new(&regular_topology(8, 4, 16, 8, 2), &set("0,4096"));
-        assert_eq!(pool.claim(&job("a"), &set("0-5000,8191,9000")), set("0,4096,9000"));
+        let mut pool = PuPool::new(&regular_topology(8, 4, 16, 8, 2), &cpu_set("0,4096"));
+        assert_eq!(pool.claim(&job("a"), &cpu_set("0-5000,8191,9000")), cpu_set("0,4096,9000"));
         assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&PuHolder::Job(job("a"))), None));
-        assert_eq!(pool.free_cpus(), set("5001-8190"));
-        assert_eq!(pool.release(&job("a")), set("1-4095,4097-5000,8191"));
-        assert_eq!(pool.free_cpus(), set("1-4095,4097-8191"));
+        assert_eq!(pool.free_cpus(), cpu_set("5001-8190"));
+        assert_eq!(pool.release(&job("a")), cpu_set("1-4095,4097-5000,8191"));
+        assert_eq!(pool.free_cpus(), cpu_set("1-4095,4097-8191"));
     }
 }

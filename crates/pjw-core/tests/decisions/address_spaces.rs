@@ -7,7 +7,7 @@ use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 
-use crate::machine::{Machine, ROOT, assign_of, job, machine_with, regular_topology, set};
+use crate::machine::{Machine, ROOT, assign_of, cpu_set, job, machine_with, regular_topology};
 
 /// A job `a` of so many cores, in which each of these processes runs all the time, and has been pinned. Those of each group share
 /// an address space, which is found afterwards.
@@ -37,7 +37,7 @@ fn two_nodes() -> Topology {
 }
 
 fn is_in(machine: &Machine, pids: &[u32], cpus: &str) -> bool {
-    pids.iter().all(|&pid| set(&machine.effective_mask(pid, pid)).is_subset(&set(cpus)))
+    pids.iter().all(|&pid| cpu_set(&machine.effective_mask(pid, pid)).is_subset(&cpu_set(cpus)))
 }
 
 /// Whether each process has a PU of its own.
@@ -45,7 +45,7 @@ fn have_pus_of_their_own(machine: &Machine, pids: &[u32]) -> bool {
     let mut masks: Vec<String> = pids.iter().map(|&pid| machine.effective_mask(pid, pid)).collect();
     masks.sort();
     masks.dedup();
-    masks.len() == pids.len() && masks.iter().all(|mask| set(mask).len() == 1)
+    masks.len() == pids.len() && masks.iter().all(|mask| cpu_set(mask).len() == 1)
 }
 
 #[test]
@@ -87,9 +87,9 @@ fn a_job_that_shrinks_keeps_the_node_of_its_tasks() {
         let mut machine = busy_job(two_nodes(), 8, &pids, &[&[14, 15, 16]]);
         assert!(is_in(&machine, &[14, 15, 16], "4-7"), "node 0 has the four others");
         machine.assign("a", cores, &[]).unwrap();
-        let grant = set(&machine.grant("a"));
+        let grant = cpu_set(&machine.grant("a"));
         assert_eq!(grant.len(), cores as usize);
-        assert!(grant.intersection(&set("4-7")).len() >= kept, "{cores}: {grant}");
+        assert!(grant.intersection(&cpu_set("4-7")).len() >= kept, "{cores}: {grant}");
         run_for_seconds(&mut machine, 10, &[14, 15, 16]);
         assert!(is_in(&machine, &[14, 15, 16], "4-7"), "{cores}: {grant}");
     }
@@ -102,9 +102,9 @@ fn a_job_that_shrinks_divides_none_of_two_groups() {
     let pids = [10, 11, 12, 20, 21, 22];
     let mut machine = busy_job(two_nodes(), 8, &pids, &[&one, &two]);
     machine.assign("a", 6, &[]).unwrap();
-    let grant = set(&machine.grant("a"));
+    let grant = cpu_set(&machine.grant("a"));
     assert_eq!(
-        (grant.intersection(&set("0-3")).len(), grant.intersection(&set("4-7")).len()),
+        (grant.intersection(&cpu_set("0-3")).len(), grant.intersection(&cpu_set("4-7")).len()),
         (3, 3),
         "{grant}"
     );
@@ -123,8 +123,8 @@ fn an_idle_group_is_kept_together_where_it_ran_last() {
     machine.bind(15, 15, "7");
     run_for_seconds(&mut machine, 10, &[10, 11, 12, 13]);
     machine.assign("a", 5, &[]).unwrap();
-    let grant = set(&machine.grant("a"));
-    assert!(set("6-7").is_subset(&grant), "{grant}");
+    let grant = cpu_set(&machine.grant("a"));
+    assert!(cpu_set("6-7").is_subset(&grant), "{grant}");
 }
 
 /// Starts a process that owns the address space of tasks, as `pjwctl spawn --share memory` does. It ran last on this PU.
@@ -157,8 +157,8 @@ fn the_host_of_idle_tasks_does_not_divide_them() {
         "{reasons:?}"
     );
     machine.assign("a", 5, &[]).unwrap();
-    let grant = set(&machine.grant("a"));
-    assert!(set("6-7").is_subset(&grant), "{grant}");
+    let grant = cpu_set(&machine.grant("a"));
+    assert!(cpu_set("6-7").is_subset(&grant), "{grant}");
 }
 
 /// Two packages of three nodes of two cores: package 0 has the PUs 0-5. The job `a` has the two cores of node 0, and one of package 1.
@@ -170,7 +170,7 @@ fn fragmented(groups: &[&[u32]], busy: &[u32]) -> Machine {
     pids.iter().for_each(|&pid| drop(machine.spawn(pid, 1, 0)));
     machine.process(20).comm = Comm::from(TASK_HOST_NAME.to_str().unwrap());
     for (id, cpus) in [("a", "0-1,6"), ("b", "2-5,7,9,11")] {
-        machine.command(Command::Assign(assign_of(id, Some(CpuRequest::Exactly(set(cpus)))))).unwrap();
+        machine.command(Command::Assign(assign_of(id, Some(CpuRequest::Exactly(cpu_set(cpus)))))).unwrap();
     }
     machine.assign("a", 3, &pids).unwrap();
     machine.share_memory(groups);

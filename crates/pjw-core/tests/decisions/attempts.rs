@@ -5,7 +5,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
 use pjw_core::time::Nanos;
 
-use super::machine::{Machine, SECOND, in_cgroup, job, machine, set};
+use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine};
 
 const PLACE: &str = "/slurmstepd.scope/job_4";
 
@@ -13,7 +13,7 @@ const PLACE: &str = "/slurmstepd.scope/job_4";
 fn in_cpuset() -> Machine {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(CpuRequest::Pus(2)));
-    m.world().write_cpuset(PLACE, Some(&set("4-5")));
+    m.world().write_cpuset(PLACE, Some(&cpu_set("4-5")));
     m.bind(10, 10, "4-5");
     m.spawn(20, 1, 0);
     m.settle();
@@ -39,7 +39,7 @@ fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_m
         (event.job.as_ref(), event.pid, event.tid),
         (Some(&job("slurm:4")), Some(Pid(10)), Some(Tid(11)))
     );
-    assert_eq!(event.cpus, Some(set("0-7")));
+    assert_eq!(event.cpus, Some(cpu_set("0-7")));
     let expected =
         "thread 11 of process 10 (mpirun) asked for CPUs 0-7: the cpuset of slurm:4 kept it on CPUs 4-5";
     assert_eq!(event.text, expected);
@@ -173,7 +173,7 @@ fn an_attempt_of_an_exited_process_is_reported_for_its_job() {
 fn a_request_from_before_the_grant_is_not_an_attempt() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(CpuRequest::Pus(2)));
-    m.world().write_cpuset(PLACE, Some(&set("4-5")));
+    m.world().write_cpuset(PLACE, Some(&cpu_set("4-5")));
     m.ask(10, 10, "0-7");
     m.advance(SECOND);
     m.settle();

@@ -6,7 +6,7 @@ use pjw_core::plan::{MaskAction, MaskActionKind, Plan};
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, job, machine, set};
+use crate::machine::{Machine, cpu_set, job, machine};
 
 /// Two jobs on 0-1 and 2-3 of eight PUs, each with a process of one thread.
 fn sound() -> Machine {
@@ -27,15 +27,15 @@ fn pin(m: &mut Machine) -> MaskAction {
     let thread = thread(m, 10);
     let now = Nanos(m.now());
     m.change_thread(thread, |thread| {
-        thread.mask_entry.as_mut().unwrap().add_intended_request(set("1"), set("0-7"), now);
+        thread.mask_entry.as_mut().unwrap().add_intended_request(cpu_set("1"), cpu_set("0-7"), now);
     });
     MaskAction {
         kind: MaskActionKind::Pin,
         job: job("a"),
         thread,
-        current_mask: set("0-1"),
-        target_mask: set("1"),
-        requested_mask: set("1"),
+        current_mask: cpu_set("0-1"),
+        target_mask: cpu_set("1"),
+        requested_mask: cpu_set("1"),
         reason: String::new(),
     }
 }
@@ -104,7 +104,7 @@ fn a_grant_that_differs_from_the_pool_is_noticed() {
 #[test]
 fn two_owners_of_one_pu_are_noticed() {
     breaks(
-        |state| state.jobs.update(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("1-3")),
+        |state| state.jobs.update(&job("b"), |job| job.grant.as_mut().unwrap().cpus = cpu_set("1-3")),
         "manual:b and manual:a were both granted 1",
     );
 }
@@ -114,7 +114,7 @@ fn a_job_on_housekeeping_is_noticed() {
     breaks(
         |state| {
             state.pool.release(&job("a"));
-            state.pool.set_housekeeping(&set("0"));
+            state.pool.set_housekeeping(&cpu_set("0"));
         },
         "manual:a was granted 0, which are housekeeping",
     );
@@ -123,7 +123,7 @@ fn a_job_on_housekeeping_is_noticed() {
 #[test]
 fn a_grant_of_nothing_is_noticed() {
     breaks(
-        |state| state.jobs.update(&job("a"), |job| job.grant.as_mut().unwrap().cpus = set("")),
+        |state| state.jobs.update(&job("a"), |job| job.grant.as_mut().unwrap().cpus = cpu_set("")),
         "no PU at all",
     );
 }
@@ -132,11 +132,11 @@ fn a_grant_of_nothing_is_noticed() {
 fn half_a_core_is_noticed_unless_the_policy_shares_siblings() {
     let mut m = sound();
     let cores = (0..4)
-        .map(|n| pjw_core::topology::Core { pus: set(&format!("{n},{}", n + 4)), kind_index: 0 })
+        .map(|n| pjw_core::topology::Core { pus: cpu_set(&format!("{n},{}", n + 4)), kind_index: 0 })
         .collect();
     m.state.topology = pjw_core::topology::Topology::new(cores, Vec::new()).unwrap();
-    m.state.pool.claim(&job("b"), &set("2-4"));
-    m.state.jobs.update(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("2-4"));
+    m.state.pool.claim(&job("b"), &cpu_set("2-4"));
+    m.state.jobs.update(&job("b"), |job| job.grant.as_mut().unwrap().cpus = cpu_set("2-4"));
     assert!(found(&m, Vec::new()).iter().any(|text| text.contains("and not the rest of it")));
     m.policy.share_smt = true;
     assert_eq!(found(&m, Vec::new()), [""; 0]);
@@ -146,10 +146,10 @@ fn half_a_core_is_noticed_unless_the_policy_shares_siblings() {
 fn wrong_actions_are_noticed() {
     wrongs(|m, action| action.thread = thread(m, 20), "it is not a thread of manual:a");
     wrongs(|_, action| action.thread.start.0 += 1, "it is not a thread of manual:a");
-    wrongs(|_, action| action.target_mask = set("2"), "to 2, outside 0-1 of manual:a");
-    wrongs(|_, action| action.target_mask = set(""), "is not a valid mask");
-    wrongs(|_, action| action.target_mask = set("0-1"), "is not a valid mask");
-    wrongs(|_, action| action.current_mask = set("1"), "to the mask it has");
+    wrongs(|_, action| action.target_mask = cpu_set("2"), "to 2, outside 0-1 of manual:a");
+    wrongs(|_, action| action.target_mask = cpu_set(""), "is not a valid mask");
+    wrongs(|_, action| action.target_mask = cpu_set("0-1"), "is not a valid mask");
+    wrongs(|_, action| action.current_mask = cpu_set("1"), "to the mask it has");
     wrongs(
         |m, action| m.change_thread(action.thread, |thread| thread.mask_entry = None),
         "without its old mask in the journal",
@@ -171,9 +171,9 @@ fn a_restore_sets_the_saved_mask_for_released_processes_only() {
         kind: MaskActionKind::Restore,
         job: job("a"),
         thread,
-        current_mask: set("0-1"),
-        target_mask: set(to),
-        requested_mask: set(to),
+        current_mask: cpu_set("0-1"),
+        target_mask: cpu_set(to),
+        requested_mask: cpu_set(to),
         reason: String::new(),
     };
     assert_eq!(found(&m, vec![back("0-7")]).len(), 1, "it is still a member");

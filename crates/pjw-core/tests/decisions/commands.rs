@@ -11,7 +11,7 @@ use pjw_core::refusal::{CpuUnit, Refusal};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{RegularShape, Topology};
 
-use crate::machine::{ALICE, ROOT, SECOND, assign_of, job, machine, regular_topology, set};
+use crate::machine::{ALICE, ROOT, SECOND, assign_of, cpu_set, job, machine, regular_topology};
 
 #[test]
 fn the_same_request_again_changes_nothing() {
@@ -55,12 +55,13 @@ fn a_resize_that_does_not_fit_keeps_the_grant() {
 #[test]
 fn an_explicit_list_is_granted_as_it_stands() {
     let mut m = machine();
-    m.command(Command::Assign(assign_of("a", Some(CpuRequest::Exactly(set("1,3,6")))))).unwrap();
+    m.command(Command::Assign(assign_of("a", Some(CpuRequest::Exactly(cpu_set("1,3,6")))))).unwrap();
     assert_eq!(m.grant("a"), "1,3,6");
-    let held = m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(set("3-4")))))).unwrap_err();
+    let held =
+        m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(cpu_set("3-4")))))).unwrap_err();
     assert_eq!(held, Refusal::HeldByOtherJob { pu: pjw_core::cpuset::Pu(3), holder: job("a") });
     let absent =
-        m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(set("7-9")))))).unwrap_err();
+        m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(cpu_set("7-9")))))).unwrap_err();
     assert!(absent.to_string().contains("8-9"), "{absent}");
 }
 
@@ -187,7 +188,7 @@ fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimitExceeded { total: 3, .. })));
     m.assign_as(ALICE, "a", 2, &[]).unwrap();
     assert!(matches!(m.assign_as(ALICE, "b", 1, &[]), Err(Refusal::UserLimitExceeded { total: 3, .. })));
-    m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set(""));
+    m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &cpu_set(""));
     m.policy.share_smt = true;
     for (name, expected) in [("a", true), ("b", true), ("c", false)] {
         let pu = AssignCommand { caller: ALICE, ..assign_of(name, Some(CpuRequest::Pus(1))) };
@@ -216,7 +217,7 @@ fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
         cores_per_l3: 1,
         pus_per_core: 2,
     };
-    m.state = WardenState::new(Topology::from_shape(smt), &set(""));
+    m.state = WardenState::new(Topology::from_shape(smt), &cpu_set(""));
     m.policy.share_smt = true;
     for name in ["a", "b"] {
         m.command(Command::Assign(assign_of(name, Some(CpuRequest::Pus(1))))).unwrap();
@@ -231,7 +232,7 @@ fn a_shared_grant_is_shared_after_a_restart_too() {
     m.policy.exhaustion_policy = ExhaustionPolicy::Share;
     m.assign("z", 6, &[]).unwrap();
     m.assign("a", 4, &[]).unwrap();
-    let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+    let mut state = WardenState::new(m.state.topology.clone(), &cpu_set(""));
     m.state.records().into_iter().for_each(|record| state.apply_record(record));
     assert_eq!(state.pool.free_cpus(), m.state.pool.free_cpus());
 }
@@ -244,11 +245,11 @@ fn with_a_card() -> crate::machine::Machine {
         names: vec!["card0".to_owned(), "cuda0".to_owned()],
         pci_address: "0000:03:00.0".to_owned(),
         model: String::new(),
-        local_cpus: set("4-7"),
+        local_cpus: cpu_set("4-7"),
         numa_nodes: vec![1],
     };
     let devices = MachineDetails { devices: vec![card], ..MachineDetails::default() };
-    m.state = WardenState::new(m.state.topology.clone().with_details(devices), &set(""));
+    m.state = WardenState::new(m.state.topology.clone().with_details(devices), &cpu_set(""));
     m
 }
 

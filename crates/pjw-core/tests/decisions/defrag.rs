@@ -9,7 +9,7 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
-use crate::machine::{ALICE, Machine, ROOT, assign_of, job, machine, set};
+use crate::machine::{ALICE, Machine, ROOT, assign_of, cpu_set, job, machine};
 
 /// Two jobs of two cores, each alone in a package.
 fn fragmented() -> Machine {
@@ -54,7 +54,7 @@ fn threads_follow_a_moved_job_and_a_release_restores_their_masks() {
         [m.effective_mask(10, 10), m.effective_mask(10, 11), m.effective_mask(20, 20)],
         ["6-7", "7", "4-5"]
     );
-    assert_eq!(m.state.pool.free_cpus(), set("0-3"));
+    assert_eq!(m.state.pool.free_cpus(), cpu_set("0-3"));
     assert_eq!(defragment(&mut m).moves, [], "healed is healed");
     m.release("a").unwrap();
     assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-7", "1"]);
@@ -73,14 +73,14 @@ fn a_move_is_reported_with_its_reason() {
     let resized: Vec<_> = m.events.iter().filter(|event| event.kind == EventKind::Resized).collect();
     assert_eq!(resized.len(), 1);
     assert_eq!(resized[0].text, format!("CPUs 6-7 instead of CPUs 0-1: {}", because[0]));
-    assert_eq!((resized[0].job.as_ref(), resized[0].cpus.as_ref()), (Some(&job("a")), Some(&set("6-7"))));
+    assert_eq!((resized[0].job.as_ref(), resized[0].cpus.as_ref()), (Some(&job("a")), Some(&cpu_set("6-7"))));
 }
 
 #[test]
 fn a_move_persists_over_a_restart() {
     let mut m = fragmented();
     defragment(&mut m);
-    let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+    let mut state = WardenState::new(m.state.topology.clone(), &cpu_set(""));
     m.state.records().into_iter().for_each(|record| state.apply_record(record));
     m.state = state;
     assert!(m.settle().is_empty());
@@ -95,7 +95,7 @@ fn a_move_persists_over_a_restart() {
 fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
     let mut m = machine();
     for (name, cpus) in [("a", "0,4"), ("b", "1,5"), ("c", "2,6")] {
-        m.command(Command::Assign(assign_of(name, Some(CpuRequest::Exactly(set(cpus)))))).unwrap();
+        m.command(Command::Assign(assign_of(name, Some(CpuRequest::Exactly(cpu_set(cpus)))))).unwrap();
         m.assign(name, 2, &[]).unwrap();
     }
     let before = m.state.records();
@@ -105,7 +105,7 @@ fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
     let records: Vec<Record> = m.records.clone();
     let jobs = m.state.jobs.len();
     for end in 0..=records.len() {
-        let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+        let mut state = WardenState::new(m.state.topology.clone(), &cpu_set(""));
         before.iter().chain(&records[..end]).for_each(|record| state.apply_record(record.clone()));
         let granted = state.jobs.values().filter(|job| job.grant.is_some()).count();
         assert_eq!(granted, jobs, "after {end} records every job still has its cores");

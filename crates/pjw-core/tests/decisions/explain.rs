@@ -7,7 +7,7 @@ use pjw_core::state::members::Members;
 
 use pjw_core::time::Nanos;
 
-use super::machine::{Machine, job, machine, set};
+use super::machine::{Machine, cpu_set, job, machine};
 
 /// A machine where `manual:a` holds CPUs 0-1 for process 7.
 fn with_a_job() -> Machine {
@@ -22,7 +22,7 @@ fn with_a_job() -> Machine {
 fn mask_reason(machine: &Machine, effective: &str) -> String {
     let mut member = machine.state.members[&Pid(7)].clone();
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
-    thread.effective_mask = set(effective);
+    thread.effective_mask = cpu_set(effective);
     let now = Nanos(machine.now());
     thread.mask_entry.as_mut().unwrap().record_reading(&thread.effective_mask, &machine.limits(), now);
     explain::explain_mask(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])

@@ -14,7 +14,7 @@ use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbeResult, Proces
 use pjw_core::state::lineage::scan_queue::ScanUrgency;
 use pjw_core::time::Nanos;
 
-use super::machine::{Machine, job, machine, set};
+use super::machine::{Machine, cpu_set, job, machine};
 
 /// A job on the first two cores with process 7.
 fn with_a_parent() -> Machine {
@@ -33,7 +33,7 @@ fn with_a_pinned_parent() -> (Machine, String) {
         machine.settle();
     }
     let pin = machine.effective_mask(7, 7);
-    assert_eq!(set(&pin).len(), 1, "two that run on two cores are pinned");
+    assert_eq!(cpu_set(&pin).len(), 1, "two that run on two cores are pinned");
     (machine, pin)
 }
 
@@ -48,7 +48,7 @@ fn fork(machine: &mut Machine, child: u32, parent: u32) {
 fn probe_result(machine: &mut Machine, child: u32, mask: &str) -> MaskProbeResult {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
-    let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, effective_mask: set(mask) };
+    let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, effective_mask: cpu_set(mask) };
     MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] }
 }
 
@@ -71,7 +71,7 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
         fork(&mut machine, child, parent);
     }
     let expected = expected_fork_masks(&machine.state);
-    let nine = ExpectedMask { mask: set("0-1"), forked_at: Nanos(machine.now()) };
+    let nine = ExpectedMask { mask: cpu_set("0-1"), forked_at: Nanos(machine.now()) };
     assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 was scanned, 51 is in no job");
 }
 
@@ -100,7 +100,7 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
     let changes: Vec<_> =
         actions.iter().map(|action| (action.kind, action.target_mask.to_string())).collect();
     assert_eq!(changes, [(MaskActionKind::Float, "0-1".to_owned())]);
-    assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original_mask(), &set("0-7"));
+    assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original_mask(), &cpu_set("0-7"));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
     let entry = machine.state.mask_entry(thread).unwrap();
-    assert_eq!((thread.process, thread.start, entry.original_mask()), (real, real.start, &set("0-7")));
+    assert_eq!((thread.process, thread.start, entry.original_mask()), (real, real.start, &cpu_set("0-7")));
     assert!(entry.requested_mask().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
     machine.release("a").unwrap();
     assert_eq!(machine.effective_mask(9, 9), "0-7");
@@ -139,8 +139,10 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let mut machine = with_a_parent();
     fork(&mut machine, 9, 7);
     let snapshot = machine.scan();
-    let forked =
-        ForkMaskMismatch { id: ProcessId { pid: Pid(9), start: StartTime(200) }, effective_mask: set("0-7") };
+    let forked = ForkMaskMismatch {
+        id: ProcessId { pid: Pid(9), start: StartTime(200) },
+        effective_mask: cpu_set("0-7"),
+    };
     let probe =
         MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     let seen = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes.remove(&Pid(9));
@@ -184,7 +186,7 @@ fn probe(machine: &mut Machine, wrong: &[u32]) {
     let expected = expected_masks_of_unverified_forks(&machine.state);
     let mismatch = |&pid: &u32| ForkMaskMismatch {
         id: ProcessId { pid: Pid(pid), start: StartTime(machine.now() / 10_000_000) },
-        effective_mask: set("0-7"),
+        effective_mask: cpu_set("0-7"),
     };
     let mismatches: Vec<ForkMaskMismatch> = wrong.iter().map(mismatch).collect();
     defer_scans_if_masks_match(&mut machine.state, &expected, &mismatches);
@@ -257,9 +259,13 @@ fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_
         let plan = machine.decide(&snapshot, &[]).plan;
         assert_eq!(plan.mask_actions.len(), actions, "in {cgroup} with {mask}");
         for action in &plan.mask_actions {
-            assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &set("0-1")));
+            assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &cpu_set("0-1")));
             let entry = machine.state.mask_entry(&action.thread).unwrap();
-            assert_eq!(entry.original_mask(), &set("0-3"), "a release puts back what the program requested");
+            assert_eq!(
+                entry.original_mask(),
+                &cpu_set("0-3"),
+                "a release puts back what the program requested"
+            );
         }
     }
 }
@@ -278,7 +284,7 @@ fn a_child_with_every_pu_is_confined_before_its_cgroup_is_read() {
     let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
     let actions = machine.decide(&snapshot, &[]).plan.mask_actions;
     let [action] = actions.as_slice() else { panic!("{actions:?}") };
-    assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &set("0-1")));
+    assert_eq!((action.kind, &action.target_mask), (MaskActionKind::Confine, &cpu_set("0-1")));
     let entry = machine.state.mask_entry(&action.thread).unwrap();
-    assert_eq!(entry.original_mask(), &set("0-7"), "a release puts back what the program requested");
+    assert_eq!(entry.original_mask(), &cpu_set("0-7"), "a release puts back what the program requested");
 }

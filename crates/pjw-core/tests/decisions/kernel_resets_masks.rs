@@ -13,7 +13,7 @@ use pjw_core::ports::MachineInterface;
 use pjw_core::reconcile::Decision;
 use pjw_core::topology::Topology;
 
-use super::machine::{Machine, SECOND, assign_of, machine_with, regular_topology, set};
+use super::machine::{Machine, SECOND, assign_of, cpu_set, machine_with, regular_topology};
 use super::restore::restart;
 
 const WALL: &str = "/pjw/a";
@@ -59,12 +59,12 @@ fn rounds_with(m: &mut Machine, commands: &[Command]) {
 
 /// The kernel lists these PUs as offline.
 fn list_offline(m: &Machine, offline: &str) {
-    m.world().online = m.state.topology.cpus().difference(&set(offline));
+    m.world().online = m.state.topology.cpus().difference(&cpu_set(offline));
 }
 
 /// The kernel stops using these PUs and uses all others. It rewrites no mask yet.
 fn stop_using(m: &Machine, pus: &str) {
-    let active = m.state.topology.cpus().difference(&set(pus));
+    let active = m.state.topology.cpus().difference(&cpu_set(pus));
     m.world().set_active_pus(&active);
 }
 

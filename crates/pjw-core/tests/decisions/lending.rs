@@ -29,7 +29,7 @@ use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_core::within_job::NumaNodeRule;
 
-use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine_with, regular_topology, set};
+use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, cpu_set, job, machine_with, regular_topology};
 
 /// A policy that lends, on a node where idle priority and freezing work.
 fn lending_policy() -> Policy {
@@ -86,7 +86,7 @@ fn web_uses(m: &mut Machine, used: u32, seconds: u64) {
 
 fn sample(m: &mut Machine, used: u32, runs_on: &str) {
     let now = Nanos(m.now());
-    m.state.lending.record_use(&job("web"), used, 6, &set(runs_on), now);
+    m.state.lending.record_use(&job("web"), used, 6, &cpu_set(runs_on), now);
 }
 
 fn lent(m: &Machine) -> String {
@@ -107,7 +107,11 @@ fn a_besteffort_job_runs_on_free_cores_and_leaves_them_to_others() {
     let mut m = web_and_batch();
     assert_eq!((m.grant("web").as_str(), m.grant("batch").as_str()), ("0-5", "6-7"));
     assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed));
-    assert_eq!(m.state.pool.free_cpus(), set("6-7"), "the cores stay free for jobs with cores of their own");
+    assert_eq!(
+        m.state.pool.free_cpus(),
+        cpu_set("6-7"),
+        "the cores stay free for jobs with cores of their own"
+    );
     m.spawn(30, 1, 0);
     m.assign("normal", 1, &[30]).unwrap();
     assert_eq!((m.grant("normal").as_str(), m.grant("batch").as_str()), ("6", "7"));
@@ -125,7 +129,7 @@ fn idle_cores_of_an_owner_beyond_the_buffer_are_lent_after_lend_after() {
     // Six cores, one in use, one as a buffer: four.
     assert_eq!((lent(&m).as_str(), m.grant("batch").as_str()), ("2-5", "2-7"));
     assert!(m.events.iter().any(|event| event.kind == EventKind::Lent), "{:?}", m.events);
-    assert_eq!(m.state.pool.pus_of(&job("web")), set("0-5"), "the owner stays the owner");
+    assert_eq!(m.state.pool.pus_of(&job("web")), cpu_set("0-5"), "the owner stays the owner");
     assert_sound(&m);
 }
 
@@ -251,7 +255,7 @@ fn a_grace_period_is_announced_in_the_core_map_and_ends() {
     let deadline = m.state.lending.next_grace_period_end().unwrap();
     assert_eq!(
         (map(&m).borrowed, map(&m).leaving, map(&m).leaving_at),
-        (set("2-7"), set("2-5"), Some(deadline))
+        (cpu_set("2-7"), cpu_set("2-5"), Some(deadline))
     );
     m.advance(4 * SECOND);
     assert!(!would_change_loans(&m.state, &m.policy, Nanos(m.now())));
@@ -260,7 +264,7 @@ fn a_grace_period_is_announced_in_the_core_map_and_ends() {
     m.settle();
     assert_eq!(
         (m.grant("batch").as_str(), map(&m).leaving, m.state.lending.next_grace_period_end()),
-        ("6-7", set(""), None)
+        ("6-7", cpu_set(""), None)
     );
     assert_sound(&m);
 }
@@ -326,7 +330,7 @@ fn only_whole_cores_are_lent() {
     m.state.lending.record_use(&job("web"), 0, 3, &CpuSet::new(), now(&m));
     m.settle();
     assert_eq!((m.grant("web").as_str(), lent(&m).as_str()), ("0-2,4-6", "1-2,5-6"));
-    m.state.lending.record_use(&job("web"), 1, 3, &set("5"), now(&m));
+    m.state.lending.record_use(&job("web"), 1, 3, &cpu_set("5"), now(&m));
     m.settle();
     assert_eq!(lent(&m), "2,6", "PU 5 is a sibling of PU 1, so core 2 stays lent");
 }
@@ -407,7 +411,7 @@ fn hot_threads_of_an_owner_are_pinned_to_cores_that_are_not_lent() {
     }
     let member = m.state.members.get(&Pid(10)).unwrap();
     let pin = m.state.pinned_pu_of(member, pjw_core::ids::Tid(10)).unwrap();
-    assert!(set("0-1").contains(pin), "{pin}");
+    assert!(cpu_set("0-1").contains(pin), "{pin}");
 }
 
 #[test]
@@ -419,7 +423,7 @@ fn threads_of_a_borrower_are_not_pinned() {
     }
     let member = m.state.members.get(&Pid(20)).unwrap();
     assert_eq!(m.state.pinned_pu_of(member, pjw_core::ids::Tid(20)), None);
-    assert_eq!(member.threads.values().next().unwrap().effective_mask, set("6-7"));
+    assert_eq!(member.threads.values().next().unwrap().effective_mask, cpu_set("6-7"));
 }
 
 #[test]
@@ -428,7 +432,7 @@ fn a_job_that_changes_its_class_exchanges_its_cores() {
     m.spawn(20, 1, 0);
     assign_class(&mut m, "a", PriorityClass::Normal, 2, &[20]).unwrap();
     assign_class(&mut m, "a", PriorityClass::Besteffort, 2, &[]).unwrap();
-    assert_eq!((ownership(&m, "a"), m.state.pool.allocated_cpus()), (Some(Ownership::Borrowed), set("")));
+    assert_eq!((ownership(&m, "a"), m.state.pool.allocated_cpus()), (Some(Ownership::Borrowed), cpu_set("")));
     assert_sound(&m);
     assign_class(&mut m, "a", PriorityClass::Guaranteed, 2, &[]).unwrap();
     assert_eq!((ownership(&m, "a"), m.state.pool.allocated_cpus().len()), (Some(Ownership::Owned), 2));
@@ -468,7 +472,7 @@ fn requests_that_a_borrower_can_not_have_are_refused() {
     let two = || CpuRequest::Cores(2);
     let refusal = |m: &mut Machine, command| m.command(Command::Assign(command)).unwrap_err().to_string();
     let cases = [
-        (besteffort("a", CpuRequest::Exactly(set("0-1"))), "a CPU list"),
+        (besteffort("a", CpuRequest::Exactly(cpu_set("0-1"))), "a CPU list"),
         (AssignCommand { isolated: Some(true), ..besteffort("a", two()) }, "an isolated partition"),
         (AssignCommand { bind_memory: Some(true), ..besteffort("a", two()) }, "bound memory"),
         (AssignCommand { within_job: Some(NumaNodeRule::Packed), ..besteffort("a", two()) }, "--within-job"),

@@ -27,7 +27,7 @@ use pjw_core::snapshot::{
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
 use pjw_core::state::members::MemberThread;
-pub use pjw_core::testing::{job, regular_topology, set};
+pub use pjw_core::testing::{cpu_set, job, regular_topology};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_core::usage::JobReport;
@@ -119,7 +119,7 @@ impl Machine {
             comm: Comm::from("mpirun"),
             called_at,
             target: None,
-            requested_mask: set(cpus),
+            requested_mask: cpu_set(cpus),
             refused: false,
         });
         RefMut::map(world, |world| world.affinity_requests.last_mut().unwrap())
@@ -127,7 +127,7 @@ impl Machine {
 
     /// Switches PUs off, and all others on.
     pub fn switch_off(&self, offline: &str) {
-        let online = self.state.topology.cpus().difference(&set(offline));
+        let online = self.state.topology.cpus().difference(&cpu_set(offline));
         self.world().set_online_pus(&online);
     }
 

@@ -8,7 +8,7 @@ use pjw_core::snapshot::ProcessEvent;
 use pjw_core::time::Nanos;
 use pjw_sim::testing::assign_command;
 
-use crate::machine::{ROOT, SECOND, assign_of, in_cgroup, job, machine, set};
+use crate::machine::{ROOT, SECOND, assign_of, cpu_set, in_cgroup, job, machine};
 
 #[test]
 fn every_thread_of_a_member_is_confined_and_restored_on_release() {
@@ -78,7 +78,7 @@ fn a_reservation_of_a_prolog_yields_to_the_grant_of_the_scheduler() {
     assert_eq!(m.grant("slurm:4"), "0-1", "the prolog's, before there is a process");
     let path = "/slurmstepd.scope/job_4";
     in_cgroup(m.spawn(10, 1, 1001), "slurm:4", path, Some(CpuRequest::Pus(2)));
-    m.world().write_cpuset(path, Some(&set("4-5")));
+    m.world().write_cpuset(path, Some(&cpu_set("4-5")));
     m.bind(10, 10, "4-5");
     m.settle();
     assert_eq!(m.grant("slurm:4"), "4-5");
@@ -195,7 +195,7 @@ fn a_schedulers_cpuset_is_the_grant_and_the_wardens_job_yields() {
     let path = "/slurm/uid_1001/job_7";
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", path, Some(CpuRequest::Cores(2)));
     m.bind(10, 10, "0-1");
-    m.world().write_cpuset(path, Some(&set("0-1")));
+    m.world().write_cpuset(path, Some(&cpu_set("0-1")));
     m.settle();
     assert_eq!([m.grant("slurm:7"), m.grant("mine")], ["0-1", "2-3"]);
     assert_eq!([m.effective_mask(10, 10), m.effective_mask(5, 5)], ["0-1", "2-3"]);
@@ -217,7 +217,7 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
     let before = masks(&m);
     let records = m.state.records();
     let topology = m.state.topology.clone();
-    m.state = pjw_core::state::WardenState::new(topology, &set(""));
+    m.state = pjw_core::state::WardenState::new(topology, &cpu_set(""));
     for record in records {
         m.state.apply_record(record);
     }
@@ -237,7 +237,7 @@ fn a_mask_that_a_cpuset_cuts_is_set_only_once() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     // The cpuset of the process allows 0-3; the warden does not know the cpuset.
-    m.world().write_cpuset("/", Some(&set("0-3")));
+    m.world().write_cpuset("/", Some(&cpu_set("0-3")));
     m.bind(10, 10, "0-3");
     m.assign("a", 8, &[10]).unwrap();
     assert_eq!(m.effective_mask(10, 10), "0-3");

@@ -10,7 +10,7 @@ use pjw_core::plan::Warning;
 use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::testing::regular_topology;
 
-use super::machine::{Machine, assign_of, job, machine_with, set};
+use super::machine::{Machine, assign_of, cpu_set, job, machine_with};
 
 const LOGIN: &str = "/session-1.scope";
 
@@ -115,7 +115,7 @@ fn of_two_cpusets_with_the_same_cores_the_later_one_is_removed_with_a_warning() 
     let mut machine = with_job_a();
     machine.spawn(9, 1, 1002);
     machine.assign("b", 2, &[9]).unwrap();
-    machine.world().write_cpuset("/pjw/b", Some(&set("1-2")));
+    machine.world().write_cpuset("/pjw/b", Some(&cpu_set("1-2")));
     machine.lose_state();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), machine.grant("b").as_str()), ("0-1", "-"));
@@ -136,7 +136,7 @@ fn a_cpuset_with_a_core_of_a_recorded_job_is_removed() {
     let records = machine.state.records();
     machine.lose_state();
     machine.spawn(9, 1, 1002).cgroup = "/pjw/b".into();
-    machine.world().write_cpuset("/pjw/b", Some(&set("0")));
+    machine.world().write_cpuset("/pjw/b", Some(&cpu_set("0")));
     records.into_iter().for_each(|record| machine.state.apply_record(record));
     machine.find_cpusets();
     machine.settle();
@@ -148,7 +148,7 @@ fn a_cpuset_with_a_core_of_a_recorded_job_is_removed() {
 fn a_cpuset_with_cores_that_do_not_exist_is_removed() {
     let mut machine = with_job_a();
     machine.lose_state();
-    machine.state = pjw_core::state::WardenState::new(regular_topology(1, 1, 1, 1, 1), &set(""));
+    machine.state = pjw_core::state::WardenState::new(regular_topology(1, 1, 1, 1, 1), &cpu_set(""));
     machine.find_cpusets();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 7).as_str()), ("-", LOGIN));
@@ -158,7 +158,7 @@ fn a_cpuset_with_cores_that_do_not_exist_is_removed() {
 #[test]
 fn a_cpuset_that_the_earlier_daemon_had_widened_is_removed() {
     let mut machine = with_job_a();
-    machine.world().write_cpuset("/pjw/a", Some(&set("0-7")));
+    machine.world().write_cpuset("/pjw/a", Some(&cpu_set("0-7")));
     machine.world().cgroup_owners.clear();
     machine.lose_state();
     machine.settle();
@@ -179,7 +179,7 @@ fn a_job_with_every_core_is_found_again() {
 fn a_cgroup_that_is_not_a_jobs_is_left_alone() {
     let mut machine = machine(CpusetHierarchy::Legacy);
     machine.spawn(7, 1, 0).cgroup = "/pjw/probe-12".into();
-    machine.world().write_cpuset("/pjw/probe-12", Some(&set("0")));
+    machine.world().write_cpuset("/pjw/probe-12", Some(&cpu_set("0")));
     machine.lose_state();
     machine.settle();
     assert_eq!((cgroup(&machine, 7).as_str(), machine.effective_mask(7, 7).as_str()), ("/pjw/probe-12", "0"));

@@ -9,7 +9,7 @@ use pjw_core::policy::ExhaustionPolicy;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
-use crate::machine::{ALICE, Machine, ROOT, assign_of, in_cgroup, job, machine, regular_topology, set};
+use crate::machine::{ALICE, Machine, ROOT, assign_of, cpu_set, in_cgroup, job, machine, regular_topology};
 
 const BOB: Caller = Caller { uid: Uid(1002), is_admin: false };
 
@@ -245,7 +245,7 @@ fn the_limit_of_a_user_names_what_is_left_of_it() {
 #[test]
 fn a_machine_without_a_core_for_jobs_says_what_takes_them() {
     let mut m = machine();
-    m.state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &set("0-1"));
+    m.state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &cpu_set("0-1"));
     assert_eq!(
         refused(&mut m, "a", 1),
         "1 core was asked for and this machine has none for jobs: have `housekeeping` changed in the configuration"
@@ -255,10 +255,10 @@ fn a_machine_without_a_core_for_jobs_says_what_takes_them() {
 #[test]
 fn every_refusal_of_a_list_names_the_list_and_the_remedy() {
     let mut m = machine();
-    m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set("0,4"));
+    m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &cpu_set("0,4"));
     m.assign("a", 1, &[]).unwrap();
     let mut refused = |list: &str| {
-        let cpus: CpuSet = set(list);
+        let cpus: CpuSet = cpu_set(list);
         m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(cpus))))).unwrap_err().to_string()
     };
     assert_eq!(refused("8-9"), "CPUs 8-9 are not on this machine or offline: choose among 0-7");

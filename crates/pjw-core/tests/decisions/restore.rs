@@ -12,7 +12,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
 use crate::machine::{
-    Machine, ROOT, SECOND, assign_of, in_cgroup, job, machine, machine_with, regular_topology, set,
+    Machine, ROOT, SECOND, assign_of, cpu_set, in_cgroup, job, machine, machine_with, regular_topology,
 };
 
 const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
@@ -26,7 +26,7 @@ fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
 }
 
 fn give_cpuset(m: &mut Machine, cpus: &str) {
-    m.world().write_cpuset(PLACE, Some(&set(cpus)));
+    m.world().write_cpuset(PLACE, Some(&cpu_set(cpus)));
 }
 
 /// A machine with cpusets, and a kernel that keeps requested masks or forgets them.
@@ -92,7 +92,7 @@ fn a_grant_of_a_scheduler_stays_after_a_release() {
     m.settle();
     m.release("slurm:7").unwrap();
     assert_eq!(m.state.jobs[&job("slurm:7")].grant.as_ref().unwrap().granted_by, GrantedBy::Scheduler);
-    assert_eq!(m.assign("a", 6, &[]).unwrap().grant.unwrap().cpus, set("0-1,4-7"), "no other job gets them");
+    assert_eq!(m.assign("a", 6, &[]).unwrap().grant.unwrap().cpus, cpu_set("0-1,4-7"), "2-3 stay granted");
 }
 
 #[test]
@@ -281,8 +281,8 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     let thread = m.kept()[0];
     let since = m.state.mask_entry(&thread).unwrap().journaled_since().unwrap();
     // Two recorded actions, neither of them carried out.
-    for mask in ["0-2", "0-3"] {
-        m.state.apply_record(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since, at: None });
+    for set in [cpu_set("0-2"), cpu_set("0-3")] {
+        m.state.apply_record(Record::MaskSet { thread, before: cpu_set("0-7"), set, since, at: None });
     }
     restart(&mut m, 2);
     assert_eq!(m.effective_mask(10, 10), "0-1");
@@ -308,7 +308,7 @@ fn members_of_a_job_without_record_are_restored() {
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     let records = m.state.records().into_iter().filter(|record| !matches!(record, Record::Job(_)));
-    let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+    let mut state = WardenState::new(m.state.topology.clone(), &cpu_set(""));
     records.for_each(|record| state.apply_record(record));
     m.state = state;
     m.settle();
@@ -331,9 +331,9 @@ fn a_grant_with_offline_cores_persists_over_a_restart() {
     restart(&mut m, 1);
     m.settle();
     assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()), "what is left of it");
-    m.state.set_topology(whole, &set(""));
+    m.state.set_topology(whole, &cpu_set(""));
     m.settle();
-    assert_eq!((m.state.pool.pus_of(&job("a")), m.state.pool.free_cpus()), (set("0-1"), set("4-7")));
+    assert_eq!((m.state.pool.pus_of(&job("a")), m.state.pool.free_cpus()), (cpu_set("0-1"), cpu_set("4-7")));
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn a_mask_cut_by_a_cpuset_is_still_the_wardens_when_the_cpuset_grows() {
     let assign = AssignCommand { pids: vec![Pid(7)], ..assign_of("a", Some(CpuRequest::Cores(4))) };
     let snapshot = m.scan();
     let decision = m.decide(&snapshot, &[Command::Assign(assign)]);
-    m.world().write_cpuset("/", Some(&set("2-3")));
+    m.world().write_cpuset("/", Some(&cpu_set("2-3")));
     decision.plan.mask_actions.iter().for_each(|action| m.carry_out(action));
     m.settle();
     assert_eq!((m.grant("a"), m.effective_mask(7, 7)), ("0-3".into(), "2-3".into()));
@@ -406,7 +406,7 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     m.assign("a", 3, &[7]).unwrap();
     let thread = m.kept()[0];
     let (kind, why) = (MaskActionKind::Restore, String::new());
-    let (current_mask, target_mask) = (set("0-1"), set("0-7"));
+    let (current_mask, target_mask) = (cpu_set("0-1"), cpu_set("0-7"));
     let requested_mask = target_mask.clone();
     m.state.record_mask_not_attempted(&MaskAction {
         kind,

@@ -12,7 +12,7 @@ use pjw_core::snapshot::ProcessEvent;
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, set};
+use crate::machine::{Machine, ROOT, assign_of, cpu_set, in_cgroup, job, machine};
 use crate::restore::machine_with_cpusets;
 
 /// The user of the processes.
@@ -335,7 +335,7 @@ fn a_mask_that_a_cpuset_had_hidden_is_named_also_if_a_cpu_of_it_is_offline() {
     machine.bind(7, 7, "0-1");
     machine.lose_state();
     machine.settle();
-    machine.world().online = set("0,2-7");
+    machine.world().online = cpu_set("0,2-7");
     machine.release("a").unwrap();
     machine.settle();
     assert_eq!(named(&machine), [7]);
@@ -385,7 +385,7 @@ fn the_cores_of_named_processes_are_last_also_near_a_device() {
         names: vec!["card0".to_owned()],
         pci_address: String::new(),
         model: String::new(),
-        local_cpus: set("0-1"),
+        local_cpus: cpu_set("0-1"),
         numa_nodes: vec![0],
     };
     let details = MachineDetails { devices: vec![card], ..MachineDetails::default() };

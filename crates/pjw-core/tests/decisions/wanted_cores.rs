@@ -7,7 +7,7 @@ use pjw_core::policy::DaemonMode;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 
-use crate::machine::{ALICE, Machine, ROOT, assign_of, job, machine, set};
+use crate::machine::{ALICE, Machine, ROOT, assign_of, cpu_set, job, machine};
 
 fn want(m: &mut Machine, id: &str, cores: Option<u32>, caller: Caller) -> Result<Job, Refusal> {
     match m.command(Command::Want { job: job(id), cores, caller })? {
@@ -78,11 +78,11 @@ fn a_core_map_has_the_cores_of_the_grant_that_are_online_and_only_where_pjw_enfo
     m.assign("a", 4, &[10]).unwrap();
     let map = |m: &Machine| core_map(&m.state, &m.policy, &m.state.jobs[&job("a")]);
     let shown = map(&m).unwrap();
-    assert_eq!((&shown.own, shown.core_count, &shown.cpus()), (&set("0-3"), 4, &set("0-3")));
+    assert_eq!((&shown.own, shown.core_count, &shown.cpus()), (&cpu_set("0-3"), 4, &cpu_set("0-3")));
     m.policy.mode = DaemonMode::Observe;
     assert_eq!(map(&m), None);
     m.policy.mode = DaemonMode::Enforce;
-    m.state.pool.set_online(&set("0-2,4-7"));
+    m.state.pool.set_online(&cpu_set("0-2,4-7"));
     let shown = map(&m).unwrap();
-    assert_eq!((&shown.own, shown.core_count), (&set("0-2"), 3));
+    assert_eq!((&shown.own, shown.core_count), (&cpu_set("0-2"), 3));
 }

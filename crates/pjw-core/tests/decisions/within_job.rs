@@ -7,7 +7,7 @@ use pjw_core::job::CpuRequest;
 use pjw_core::policy::{OversubscriptionPolicy, Policy};
 use pjw_core::within_job::NumaNodeRule;
 
-use super::machine::{Machine, assign_of, job, machine, machine_with, regular_topology, set};
+use super::machine::{Machine, assign_of, cpu_set, job, machine, machine_with, regular_topology};
 
 /// Assigns cores to the job `a`, with a launcher, process 10, that sleeps.
 fn job_with_rule(machine: &mut Machine, cores: u32, rule: NumaNodeRule) {
@@ -152,8 +152,8 @@ fn a_process_whose_node_the_job_lost_gets_another_one() {
     expected.sort();
     expected.dedup();
     assert_eq!(expected.len(), 2, "each thread has a PU of its own");
-    let grant = set(&machine.grant("a"));
-    assert!(masks(&machine, &pids).iter().all(|mask| set(mask).is_subset(&grant)));
+    let grant = cpu_set(&machine.grant("a"));
+    assert!(masks(&machine, &pids).iter().all(|mask| cpu_set(mask).is_subset(&grant)));
 }
 
 #[test]

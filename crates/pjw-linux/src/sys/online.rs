@@ -173,15 +173,15 @@ fn parse(text: &[u8]) -> io::Result<CpuSet> {
 
 #[cfg(test)]
 mod tests {
-    use pjw_core::testing::set;
+    use pjw_core::testing::cpu_set;
 
     use super::*;
 
     #[test]
     fn pus_missing_from_a_mask_are_inactive() {
-        assert_eq!(missing_pus(&set("0-7"), &set("0-3,5-7")), set("4"));
-        assert_eq!(missing_pus(&set("0-3"), &set("0-3")), set(""));
-        assert_eq!(missing_pus(&set("4"), &set("")), set(""));
+        assert_eq!(missing_pus(&cpu_set("0-7"), &cpu_set("0-3,5-7")), cpu_set("4"));
+        assert_eq!(missing_pus(&cpu_set("0-3"), &cpu_set("0-3")), cpu_set(""));
+        assert_eq!(missing_pus(&cpu_set("4"), &cpu_set("")), cpu_set(""));
     }
 
     #[test]

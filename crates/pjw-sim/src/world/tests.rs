@@ -1,15 +1,15 @@
 //! The rules of the simulated kernel.
 
-use pjw_core::{cpuset::Pu, cpuset_group::CpusetSpec, testing::set};
+use pjw_core::{cpuset::Pu, cpuset_group::CpusetSpec, testing::cpu_set};
 
 use super::*;
 
 #[test]
 fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
-    let mut world = World::new(&set("0-7"));
+    let mut world = World::new(&cpu_set("0-7"));
     let father = world.spawn(Pid(1), Uid(1001));
     world.move_process(father, "/a/b");
-    world.request_mask_as_pjw(father, Tid(father.0), &set("2-3"));
+    world.request_mask_as_pjw(father, Tid(father.0), &cpu_set("2-3"));
     let child = world.spawn(father, Uid(1001));
     world.exit_process(father);
     let child = &world.processes[&child];
@@ -23,7 +23,7 @@ fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
 
 #[test]
 fn numbers_are_reused_and_start_times_are_not() {
-    let mut world = World::new(&set("0"));
+    let mut world = World::new(&cpu_set("0"));
     let mut seen = BTreeMap::new();
     let mut reused = 0;
     for _ in 0..1000 {
@@ -37,29 +37,29 @@ fn numbers_are_reused_and_start_times_are_not() {
 
 #[test]
 fn a_mask_is_cut_to_the_cpuset_and_to_what_is_on_and_comes_back() {
-    let mut world = World::new(&set("0-7"));
+    let mut world = World::new(&cpu_set("0-7"));
     let pid = world.spawn(Pid(1), Uid(1));
-    world.cpusets.insert("/job".to_owned(), set("2-5"));
+    world.cpusets.insert("/job".to_owned(), cpu_set("2-5"));
     world.move_process(pid, "/job/step");
-    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "4-5");
-    assert!(!world.request_mask_as_pjw(pid, Tid(pid.0), &set("6-7")), "EINVAL");
+    assert_eq!(world.effective_mask_in("/job/step", &cpu_set("4-7")).to_string(), "4-5");
+    assert!(!world.request_mask_as_pjw(pid, Tid(pid.0), &cpu_set("6-7")), "EINVAL");
     world.toggle_pu(Pu(4));
-    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "5");
+    assert_eq!(world.effective_mask_in("/job/step", &cpu_set("4-7")).to_string(), "5");
     world.toggle_pu(Pu(5));
-    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "2-3");
+    assert_eq!(world.effective_mask_in("/job/step", &cpu_set("4-7")).to_string(), "2-3");
     world.toggle_pu(Pu(4));
-    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "4");
+    assert_eq!(world.effective_mask_in("/job/step", &cpu_set("4-7")).to_string(), "4");
 }
 
 #[test]
 fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
-    let mut world = World::new(&set("0-7"));
+    let mut world = World::new(&cpu_set("0-7"));
     let pid = world.spawn(Pid(1), Uid(1));
     world.move_process(pid, "/job/step");
     world.processes.get_mut(&pid).unwrap().threads.values_mut().for_each(|thread| thread.is_busy = true);
     let run_ns = |world: &World| world.processes[&pid].run_ns();
     world.advance(5);
-    let spec = CpusetSpec { frozen: true, idle: true, ..CpusetSpec::from_cpus(set("0")) };
+    let spec = CpusetSpec { frozen: true, idle: true, ..CpusetSpec::from_cpus(cpu_set("0")) };
     world.set_frozen_and_idle("/job", &spec);
     world.advance(7);
     assert_eq!(run_ns(&world), 5);
@@ -82,7 +82,7 @@ impl TimeObserver for BusyTime {
 
 #[test]
 fn an_observer_sees_what_runs_whenever_time_passes() {
-    let mut world = World::new(&set("0-7"));
+    let mut world = World::new(&cpu_set("0-7"));
     let observer = Arc::new(Mutex::new(BusyTime::default()));
     world.observer = Some(observer.clone());
     let set_busy = |world: &mut World, is_busy: bool| {

@@ -77,7 +77,7 @@ fn daemon<F: FnMut(usize)>(before: impl FnOnce(ScriptedMachine) -> F) -> (Interl
     let work = Rc::new(Work::default());
     let (node, loses_events) = (kernel.simulated_machine(), false);
     let node = InterleavedNode { node, work: Rc::clone(&work), before: before(kernel), loses_events };
-    let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &set(""));
+    let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &cpu_set(""));
     let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
     let journal = SimJournal::new(Faults::none());
     (Warden::new(node, journal, state, Vec::new(), Policy::default(), host), work)
@@ -106,7 +106,7 @@ fn a_process_that_ends_while_it_is_assigned_is_named_in_the_refusal() {
     let text = refusal.to_string();
     assert!(text.starts_with("process 10 has ended, and manual:a with it: "), "{text}");
     assert!(text.contains("ps -p 10") && text.contains("pjwctl run"), "{text}");
-    assert!(state.jobs.is_empty() && state.pool.free_cpus() == set("0-7"));
+    assert!(state.jobs.is_empty() && state.pool.free_cpus() == cpu_set("0-7"));
 }
 
 #[test]

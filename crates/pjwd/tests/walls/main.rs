@@ -15,7 +15,7 @@ use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::policy::Policy;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::state::WardenState;
-use pjw_core::testing::{job, regular_topology, set};
+use pjw_core::testing::{cpu_set, job, regular_topology};
 use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimMachineInterface;
@@ -225,13 +225,13 @@ fn the_cpuset_that_slurm_writes_is_obeyed() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.task_of_job_7();
     node.cycle(&[]);
-    node.world().write_cpuset(JOB_7, Some(&set("4-5")));
+    node.world().write_cpuset(JOB_7, Some(&cpu_set("4-5")));
     node.cycle(&[]);
     let rest = node.cycle(&[]);
     assert!(rest.cpuset_outcomes.is_empty(), "{:?}", rest.cpuset_outcomes);
     assert_eq!(node.cpuset(JOB_7), "4-5");
     let grant = node.warden.state().jobs[&job("slurm:7")].grant.clone().unwrap();
-    assert_eq!((grant.cpus, grant.granted_by), (set("4-5"), GrantedBy::Scheduler));
+    assert_eq!((grant.cpus, grant.granted_by), (cpu_set("4-5"), GrantedBy::Scheduler));
     node.release("slurm:7");
     assert_eq!(node.cpuset(JOB_7), "4-5");
 }
@@ -241,7 +241,7 @@ fn a_cpuset_widened_from_outside_is_narrowed_again() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
-    node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
+    node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&cpu_set("0-7")));
     let report = node.cycle(&[]);
     assert_eq!(
         (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),
@@ -255,7 +255,7 @@ fn the_cpuset_of_a_sleeping_job_is_narrowed_again_by_the_first_cycle_that_reads_
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
     node.cycle(&[]);
-    node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
+    node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&cpu_set("0-7")));
     let scope = ScanScope::Partial(BTreeSet::new());
     let (threads_of, cgroups) = (BTreeSet::new(), BTreeSet::new());
     let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
@@ -371,7 +371,7 @@ fn a_widened_cpuset_of_slurm_grants_nothing_while_a_core_is_offline() {
     node.assign("a", 2, &[pid]);
     node.release("slurm:7");
     // The kernel does this where the cpuset of a populated cgroup can't be emptied.
-    node.world().write_cpuset(JOB_7, Some(&set("0-7")));
+    node.world().write_cpuset(JOB_7, Some(&cpu_set("0-7")));
     node.world().toggle_pu(Pu(7));
     node.cycle(&[]);
     let grant = node.warden.state().jobs[&job("a")].grant.clone();

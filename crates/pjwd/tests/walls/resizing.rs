@@ -37,12 +37,12 @@ fn a_binding_from_before_lasts_while_the_job_moves() {
     for affinity_persists in [true, false] {
         let (mut node, pid) = bound_before(affinity_persists);
         for cpus in ["1", "1-2", "2", "0-3", "7"] {
-            let cpu_request = Some(CpuRequest::Exactly(set(cpus)));
+            let cpu_request = Some(CpuRequest::Exactly(cpu_set(cpus)));
             let report =
                 node.cycle(&[Command::Assign(AssignCommand { cpu_request, ..assign_command("a", 1, &[]) })]);
             assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
             node.cycle(&[]);
-            assert!(set(&node.mask(pid).0).is_subset(&set(cpus)), "{:?} on {cpus}", node.mask(pid));
+            assert!(cpu_set(&node.mask(pid).0).is_subset(&cpu_set(cpus)), "{:?} on {cpus}", node.mask(pid));
         }
         node.release("a");
         assert_eq!(node.mask(pid), ("5".into(), "5".into()));
@@ -66,7 +66,7 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
         node.assign("rest", 6, &[]);
         node.cycle(&[]);
         for online in ["0,2-7", "0-7", "1-7", "0-7"] {
-            node.world().set_online_pus(&set(online));
+            node.world().set_online_pus(&cpu_set(online));
             node.cycle(&[]);
             node.world().advance(60_000_000_000);
             node.cycle(&[]);

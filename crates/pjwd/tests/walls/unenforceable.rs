@@ -134,7 +134,7 @@ impl Machine {
 
     fn has_no_job(&self) -> bool {
         let state = self.warden.state();
-        state.jobs.is_empty() && state.pool.free_cpus() == set("0-7")
+        state.jobs.is_empty() && state.pool.free_cpus() == cpu_set("0-7")
     }
 
     /// The state of a daemon that starts now.
@@ -146,7 +146,7 @@ impl Machine {
 }
 
 fn new_state() -> WardenState {
-    WardenState::new(regular_topology(2, 1, 1, 4, 1), &set(""))
+    WardenState::new(regular_topology(2, 1, 1, 4, 1), &cpu_set(""))
 }
 
 fn assign(cores: u32, pids: &[Pid]) -> Command {
@@ -200,7 +200,7 @@ fn such_a_job_of_a_batch_system_is_not_made_however_often_it_is_assigned() {
         let command = AssignCommand { job: job.clone(), ..assign_command("a", 2, &[Pid(10)]) };
         let report = machine.cycle(&[Command::Assign(command)]);
         assert_eq!(report.replies, [Err(Refusal::Unenforceable { job: job.clone(), why: WHY.to_owned() })]);
-        assert_eq!(machine.warden.state().pool.free_cpus(), set("0-7"));
+        assert_eq!(machine.warden.state().pool.free_cpus(), cpu_set("0-7"));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::terms::job::CpuRequest;
 use crate::terms::job::GrantedBy;
 use crate::terms::job::JobId;
 use crate::terms::job::JobSource;
-use crate::testing::{regular_topology, set};
+use crate::testing::{cpu_set, regular_topology};
 use std::borrow::ToOwned;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -82,7 +82,7 @@ fn absent() -> DaemonStatus {
 fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
     ObservedThread {
         pid: Pid(pid),
-        effective_mask: set(allowed),
+        effective_mask: cpu_set(allowed),
         last_cpu: Pu(cpu),
         demand_permille: permille,
         run_permille: permille,
@@ -91,7 +91,7 @@ fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
 
 /// A job of user 1001, whose threads may run on `allowed`, the first `busy` of them busy.
 fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
-    let first = set(allowed).first().unwrap_or(Pu(0)).0;
+    let first = cpu_set(allowed).first().unwrap_or(Pu(0)).0;
     let threads =
         (0..threads).map(|n| thread(100 + n, allowed, first, if n < busy { 990 } else { 0 })).collect();
     ObservedJob {
@@ -110,7 +110,7 @@ fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
 }
 
 fn held(name: &str, cpus: &str, granted_by: GrantedBy) -> ObservedJob {
-    ObservedJob { grant: Some((set(cpus), granted_by)), ..job(name, cpus, 1, 1) }
+    ObservedJob { grant: Some((cpu_set(cpus), granted_by)), ..job(name, cpus, 1, 1) }
 }
 
 fn other(pid: u32, uid: u32, name: &str, threads: Vec<ObservedThread>) -> UnassignedProcess {
@@ -156,7 +156,7 @@ fn overlapping_jobs_are_reported_with_the_cpus() {
     input.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1), job("slurm:3", "8-9", 1, 1)];
     let finding = only(&input, "overlap");
     assert_eq!(finding.severity, Severity::Problem);
-    assert_eq!(finding.cpus, set("2-3"));
+    assert_eq!(finding.cpus, cpu_set("2-3"));
     assert_eq!(finding.text, "CPUs 2-3 are given to slurm:1 and slurm:2 at once");
     assert!(finding.remedy.contains("systemctl start pjwd"));
     input.jobs =
@@ -291,7 +291,7 @@ fn a_stack_is_reported_only_if_other_cpus_are_idle() {
     input.jobs =
         vec![ObservedJob { threads: job("a", "0-1", 3, 3).threads, ..held("a", "0-1", GrantedBy::Warden) }];
     assert_eq!(of(&input, "stacked"), [], "it is oversubscribed, which is its own doing");
-    input.online = set("0-1");
+    input.online = cpu_set("0-1");
     input.jobs = vec![
         job("slurm:1", "0", 2, 2),
         ObservedJob { threads: vec![thread(9, "1", 1, 990)], ..job("b", "1", 1, 1) },
@@ -321,12 +321,13 @@ fn two_processes_that_are_bound_to_one_whole_core_are_found_while_a_core_is_idle
     only(&input, "stacked");
     input.jobs = vec![job(["0", "8"])];
     assert_eq!(of(&input, "stacked"), [], "they named single hardware threads");
-    input.jobs = vec![ObservedJob { grant: Some((set("0,8"), GrantedBy::Warden)), ..job(["0,8", "0,8"]) }];
+    input.jobs =
+        vec![ObservedJob { grant: Some((cpu_set("0,8"), GrantedBy::Warden)), ..job(["0,8", "0,8"]) }];
     assert_eq!(of(&input, "stacked"), [], "the core is all that the job holds");
     let team = [thread(7, "0,8", 0, 990), thread(7, "0,8", 8, 990)];
     input.jobs = vec![ObservedJob { threads: team.to_vec(), ..job(["0,8", "0,8"]) }];
     assert_eq!(of(&input, "stacked"), [], "the threads of one process share its core");
-    input.online = set("0-1,8-9");
+    input.online = cpu_set("0-1,8-9");
     let mut full = job(["0,8", "0,8"]);
     full.threads.push(thread(9, "1", 1, 990));
     input.jobs = vec![full];
@@ -404,7 +405,7 @@ fn split_cores_are_reported_once_per_pair_of_jobs() {
     assert_eq!(finding.text, "slurm:1 shares cores with slurm:2: CPU 10 next to its own");
     input.jobs.truncate(1);
     let finding = only(&input, "half-core");
-    assert_eq!((finding.severity, finding.cpus), (Severity::Note, set("10")));
+    assert_eq!((finding.severity, finding.cpus), (Severity::Note, cpu_set("10")));
 }
 
 #[test]

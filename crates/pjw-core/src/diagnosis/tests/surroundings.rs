@@ -75,7 +75,7 @@ fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
 
 fn interrupt(number: u32, sent_to: &str, came: &[(u32, u64)]) -> Interrupt {
     let counts = came.iter().map(|&(pu, n)| (Pu(pu), n)).collect();
-    Interrupt { number, name: "eth0-rx".to_owned(), target_cpus: set(sent_to), counts }
+    Interrupt { number, name: "eth0-rx".to_owned(), target_cpus: cpu_set(sent_to), counts }
 }
 
 #[test]
@@ -173,11 +173,11 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
         has_psi: false,
         has_schedstat: false,
         no_fork_events_reason: Some("no events".to_owned()),
-        isolated_cpus: set("4-7"),
+        isolated_cpus: cpu_set("4-7"),
         numa_balancing_enabled: Some(true),
         cpufreq_governors: BTreeMap::from([
-            ("powersave".to_owned(), set("0-7")),
-            ("performance".to_owned(), set("8-15")),
+            ("powersave".to_owned(), cpu_set("0-7")),
+            ("performance".to_owned(), cpu_set("8-15")),
         ]),
         hides_processes: true,
         in_container: true,

@@ -1,14 +1,14 @@
 //! Topologies of regular and irregular machines.
 
 use super::*;
-use crate::testing::set;
+use crate::testing::cpu_set;
 use std::borrow::ToOwned;
 use std::string::String;
 use std::string::ToString;
 use std::vec::Vec;
 
 fn domain(level: TopologyLevel, number: u32, cpus: &str) -> TopologyDomain {
-    TopologyDomain { level, number, cpus: set(cpus), memory_bytes: 0 }
+    TopologyDomain { level, number, cpus: cpu_set(cpus), memory_bytes: 0 }
 }
 
 fn flat(cores: u32, domains: Vec<TopologyDomain>) -> Topology {
@@ -86,7 +86,7 @@ fn of_two_nodes_with_the_same_pus_the_first_is_used() {
 
 #[test]
 fn a_pu_in_two_cores_and_an_empty_topology_are_errors() {
-    let core = |list| Core { pus: set(list), kind_index: 0 };
+    let core = |list| Core { pus: cpu_set(list), kind_index: 0 };
     let twice = Topology::new(vec![core("0-1"), core("1-2")], Vec::new());
     assert_eq!(twice, Err(TopologyError::PuInTwoCores { pu: Pu(1) }));
     assert_eq!(Topology::new(vec![core("")], Vec::new()), Err(TopologyError::Empty));
@@ -117,17 +117,17 @@ fn devices_are_serialised_and_found_by_each_name() {
         names: vec!["card0".to_owned(), "cuda0".to_owned()],
         pci_address: "0000:03:00.0".to_owned(),
         model: String::new(),
-        local_cpus: set("2-3"),
+        local_cpus: cpu_set("2-3"),
         numa_nodes: vec![1],
     };
     let devices =
-        MachineDetails { devices: vec![gpu], unavailable_pus: set("4-7"), ..MachineDetails::default() };
+        MachineDetails { devices: vec![gpu], unavailable_pus: cpu_set("4-7"), ..MachineDetails::default() };
     let machine = flat(4, Vec::new()).with_details(devices.clone());
     assert_eq!(machine.details(), &devices);
     for name in ["card0", "cuda0", "0000:03:00.0"] {
         assert_eq!(
             machine.device_by_name(name).map(|device| &device.local_cpus),
-            Some(&set("2-3")),
+            Some(&cpu_set("2-3")),
             "{name}"
         );
     }

@@ -116,12 +116,12 @@ impl<'a> ThreadPuMatching<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{regular_topology, set};
+    use crate::testing::{cpu_set, regular_topology};
     use proptest::prelude::*;
 
     /// Adds threads with these masks in their order. Returns whether each got a PU, and the PUs.
     fn matched(masks: &[CpuSet]) -> (Vec<bool>, Vec<Pu>) {
-        let (topology, pus) = (regular_topology(2, 1, 1, 2, 2), set("0-7"));
+        let (topology, pus) = (regular_topology(2, 1, 1, 2, 2), cpu_set("0-7"));
         let mut matching = ThreadPuMatching::new(&topology, &pus);
         let has_place = masks.iter().map(|mask| matching.add(mask)).collect();
         (has_place, matching.assigned_pus().to_vec())
@@ -129,18 +129,18 @@ mod tests {
 
     #[test]
     fn an_earlier_thread_makes_room_for_a_later_one() {
-        let (has_place, places) = matched(&[set("0-1"), set("1-2"), set("0")]);
+        let (has_place, places) = matched(&[cpu_set("0-1"), cpu_set("1-2"), cpu_set("0")]);
         assert_eq!((has_place, places), (vec![true; 3], vec![Pu(1), Pu(2), Pu(0)]));
     }
 
     #[test]
     fn a_thread_gets_an_idle_core_if_its_mask_has_one() {
-        assert_eq!(matched(&[set("0,4"), set("0-1,4-5"), set("0-7")]).1, [Pu(0), Pu(1), Pu(2)]);
+        assert_eq!(matched(&[cpu_set("0,4"), cpu_set("0-1,4-5"), cpu_set("0-7")]).1, [Pu(0), Pu(1), Pu(2)]);
     }
 
     #[test]
     fn of_three_threads_on_two_pus_the_last_gets_none() {
-        let masks = [set("0,4"), set("0,4"), set("0,4"), set("0"), set("0-1")];
+        let masks = [cpu_set("0,4"), cpu_set("0,4"), cpu_set("0,4"), cpu_set("0"), cpu_set("0-1")];
         assert_eq!(matched(&masks).0, [true, true, false, false, true]);
     }
 

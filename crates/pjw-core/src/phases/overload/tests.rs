@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::basics::{Pid, Pu, StartTime, Tid};
-use crate::testing::{regular_topology, set};
+use crate::testing::{cpu_set, regular_topology};
 use proptest::prelude::*;
 
 /// Two packages of two cores of two PUs. Core n has the PUs n and n + 4.
@@ -25,7 +25,7 @@ fn thread(pid: u32, tid: u32, mask: CpuSet) -> HotThread {
 
 /// Threads with these masks, each in a process of its own.
 fn ranks(masks: &[&str]) -> Vec<HotThread> {
-    masks.iter().zip(100..).map(|(mask, pid)| thread(pid, pid, set(mask))).collect()
+    masks.iter().zip(100..).map(|(mask, pid)| thread(pid, pid, cpu_set(mask))).collect()
 }
 
 /// The threads to move if the threads of each process have masks of their own.
@@ -44,7 +44,7 @@ fn with_one_mask(hot_threads: &[HotThread]) -> BTreeSet<ProcessId> {
 
 /// The numbers of the ranks that move.
 fn moved(grant: &str, masks: &[&str]) -> Vec<u32> {
-    overloaded(&set(grant), &ranks(masks)).into_iter().map(|id| id.tid.0 - 100).collect()
+    overloaded(&cpu_set(grant), &ranks(masks)).into_iter().map(|id| id.tid.0 - 100).collect()
 }
 
 #[test]
@@ -68,8 +68,8 @@ fn ranks_on_one_core_of_two_pus_move_while_cores_idle() {
 
 #[test]
 fn threads_of_a_process_count_as_many_pus_as_they_can_use_alone() {
-    let own = |pid, count| (1..=count).map(move |tid| thread(pid, tid, set("0,4")));
-    let grant = set("0-7");
+    let own = |pid, count| (1..=count).map(move |tid| thread(pid, tid, cpu_set("0,4")));
+    let grant = cpu_set("0-7");
     assert_eq!(overloaded(&grant, &own(7, 5).collect::<Vec<_>>()).len(), 0);
     let both: Vec<HotThread> = own(7, 5).chain(own(8, 1)).collect();
     let pids = overloaded(&grant, &both).into_iter().map(|id| id.process.pid.0);
@@ -79,11 +79,11 @@ fn threads_of_a_process_count_as_many_pus_as_they_can_use_alone() {
 #[test]
 fn threads_of_one_process_that_inherited_one_mask_get_a_core_each_while_cores_idle() {
     let own = |pid, mask: &str, tids: &[u32]| -> Vec<HotThread> {
-        tids.iter().map(|&tid| thread(pid, tid, set(mask))).collect()
+        tids.iter().map(|&tid| thread(pid, tid, cpu_set(mask))).collect()
     };
     let moved = |grant: &str, hot_threads: &[HotThread]| -> Vec<u32> {
         let inherited = with_one_mask(hot_threads);
-        let lifted = threads_to_unbind(&machine(), &set(grant), hot_threads, &inherited);
+        let lifted = threads_to_unbind(&machine(), &cpu_set(grant), hot_threads, &inherited);
         lifted.into_iter().map(|id| id.tid.0).collect()
     };
     assert_eq!(moved("0-7", &own(7, "0,4", &[1, 2, 3, 4])), [2, 3, 4], "each gets a core");
@@ -100,7 +100,7 @@ fn any_threads() -> impl Strategy<Value = Vec<HotThread>> {
     let any_mask = prop_oneof![
         (0u32..8).prop_map(|pu| CpuSet::from(Pu(pu))),
         (0u32..4).prop_map(|core| [Pu(core), Pu(core + 4)].into_iter().collect()),
-        Just(set("0-1,4-5")),
+        Just(cpu_set("0-1,4-5")),
         (1u64..256).prop_map(|word| CpuSet::from_words(&[word])),
     ];
     proptest::collection::vec((0u32..6, any_mask), 0..14).prop_map(|threads| {
@@ -127,7 +127,7 @@ fn is_in_full_set(grant: &CpuSet, bound: &[&HotThread], mask: &CpuSet) -> bool {
 proptest! {
     #[test]
     fn only_threads_of_a_full_set_or_a_shared_core_move(hot_threads in any_threads()) {
-        let grant = set("0-7");
+        let grant = cpu_set("0-7");
         let bound: Vec<&HotThread> = hot_threads.iter().filter(|hot_thread| hot_thread.mask != grant).collect();
         let inherited = with_one_mask(&hot_threads);
         let lifted = threads_to_unbind(&machine(), &grant, &hot_threads, &inherited);
@@ -149,7 +149,7 @@ proptest! {
 
     #[test]
     fn after_the_repair_no_pu_idles_beside_threads_of_several_processes_that_share_one(hot_threads in any_threads()) {
-        let grant = set("0-7");
+        let grant = cpu_set("0-7");
         let lifted = overloaded(&grant, &hot_threads);
         let after = repaired(&grant, &hot_threads, &lifted);
         prop_assert!(overloaded(&grant, &after).is_empty(), "the repair is stable");
@@ -187,8 +187,9 @@ fn two_hundred_and_fifty_six_threads_that_make_room_for_each_other_are_all_kept(
     // Chains in which each new thread makes all earlier ones move.
     let topology = regular_topology(2, 2, 2, 16, 2);
     let chain = |n: u32| CpuSet::from_range(Pu(n.saturating_sub(1)), Pu(n));
-    let hot_threads: Vec<HotThread> =
-        (0..256).map(|n| thread(n + 1, n + 1, if n == 255 { set("254-255") } else { chain(n) })).collect();
+    let hot_threads: Vec<HotThread> = (0..256)
+        .map(|n| thread(n + 1, n + 1, if n == 255 { cpu_set("254-255") } else { chain(n) }))
+        .collect();
     let lifted = threads_to_unbind(&topology, topology.cpus(), &hot_threads, &BTreeSet::new());
     assert!(lifted.is_empty(), "{lifted:?}");
 }

@@ -7,14 +7,14 @@ use crate::basics::ids::Uid;
 use crate::terms::cpuset_group::CgroupCreator;
 use crate::terms::cpuset_group::CpusetSpec;
 use crate::terms::{CpusetAction, CpusetChange};
-use crate::testing::set;
+use crate::testing::cpu_set;
 
 fn machine() -> CpuSet {
-    set("0-7")
+    cpu_set("0-7")
 }
 
 fn job_cpuset() -> JobCpuset {
-    let spec = CpusetSpec::from_cpus(set("0-1"));
+    let spec = CpusetSpec::from_cpus(cpu_set("0-1"));
     JobCpuset {
         job: "manual:a".parse().unwrap(),
         creator: CgroupCreator::Warden,
@@ -72,15 +72,15 @@ fn a_process_born_in_a_recreated_cpuset_returns_to_the_cgroup_of_its_first_proce
 #[test]
 fn pus_that_a_scan_read_are_an_earlier_value_of_a_cpuset_that_the_earlier_daemon_did_not_write() {
     let with_cpus = |cpus| {
-        let spec = CpusetSpec::from_cpus(set(cpus));
+        let spec = CpusetSpec::from_cpus(cpu_set(cpus));
         CpusetRecord::Created(JobCpuset { spec, ..job_cpuset() })
     };
     let mut cpusets = CpusetRegistry::default();
     cpusets.apply_record(&with_cpus("0-3"), &machine(), Nanos(0));
     cpusets.apply_record(&with_cpus("2-3"), &machine(), Nanos(0));
     // The earlier daemon ended between this record and the write.
-    cpusets.record_cpus_read("/pjw/a", &set("0-3"), Nanos(5));
+    cpusets.record_cpus_read("/pjw/a", &cpu_set("0-3"), Nanos(5));
     cpusets.apply_record(&with_cpus("2-3"), &machine(), Nanos(6));
     let since: Vec<_> = cpusets.cpu_history("/pjw/a").unwrap().values_since(Nanos(6)).cloned().collect();
-    assert_eq!(since, [set("2-3"), set("0-3")]);
+    assert_eq!(since, [cpu_set("2-3"), cpu_set("0-3")]);
 }

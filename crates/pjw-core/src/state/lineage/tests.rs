@@ -13,7 +13,7 @@ use crate::state::masks::request::MaskWriter;
 use crate::state::members::MemberThread;
 use crate::state::warden::WardenState;
 use crate::terms::job::{EndCondition, Job};
-use crate::testing::{job, regular_topology, set};
+use crate::testing::{cpu_set, job, regular_topology};
 
 /// Eight PUs, and a job with process 10 of two threads: pjw requested 0-1 for thread 10 and 1 for thread 20.
 fn with_a_member() -> WardenState {
@@ -26,11 +26,11 @@ fn with_a_member() -> WardenState {
         comm: Comm::from("work"),
         state: 'S',
         last_cpu: Pu(0),
-        effective_mask: set(mask),
+        effective_mask: cpu_set(mask),
         demand: ThreadDemand::default(),
         mask_entry: Some(MaskEntry::from_record(MaskRequest {
-            mask: set(mask),
-            original_mask: set("0-7"),
+            mask: cpu_set(mask),
+            original_mask: cpu_set("0-7"),
             writer: MaskWriter::Warden,
             requested_at: Nanos(5),
         })),
@@ -59,7 +59,7 @@ fn exit(pid: u32) -> ProcessEvent {
 fn masks(state: &WardenState, pid: u32) -> Vec<CpuSet> {
     let descendant = state.lineage.descendant(Pid(pid)).unwrap();
     assert!(
-        descendant.inherited_mask_requests.iter().all(|request| request.original_mask == set("0-7")),
+        descendant.inherited_mask_requests.iter().all(|request| request.original_mask == cpu_set("0-7")),
         "{descendant:?}"
     );
     descendant.inherited_mask_requests.iter().map(|request| request.mask.clone()).collect()
@@ -71,9 +71,9 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     let by_other = ProcessEvent::Fork { parent: Pid(10), creator: Tid(20), child: Pid(12), at: Nanos(9) };
     let by_unknown = ProcessEvent::Fork { parent: Pid(10), creator: Tid(21), child: Pid(13), at: Nanos(9) };
     assert!(!state.apply_process_events(&[fork(10, 11), by_other, by_unknown]));
-    assert_eq!(masks(&state, 11), [set("0-1")]);
-    assert_eq!(masks(&state, 12), [set("1")]);
-    assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
+    assert_eq!(masks(&state, 11), [cpu_set("0-1")]);
+    assert_eq!(masks(&state, 12), [cpu_set("1")]);
+    assert_eq!(masks(&state, 13), [cpu_set("1"), cpu_set("0-1")], "the first thread decides");
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!(
         (&descendant.job, descendant.evidence, descendant.was_ancestor_member),
@@ -93,7 +93,7 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
         (&descendant.job, descendant.ancestor, descendant.was_ancestor_member),
         (&job("a"), Pid(10), true)
     );
-    assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
+    assert_eq!(masks(&state, 11), [cpu_set("0-1"), cpu_set("1")]);
     assert!(state.lineage.descendant(Pid(10)).is_none(), "its exit event was read");
     assert_eq!(state.lineage.unscanned_descendants().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
 }
@@ -133,7 +133,7 @@ fn a_child_of_a_tracked_process_whose_masks_are_unread_begins_with_a_request_tha
     state.members.insert(Member { id, threads: BTreeMap::new(), ..member });
     state.apply_process_events(&[fork(11, 12)]);
     assert_eq!(state.lineage.descendant(Pid(12)).unwrap().ancestor, Pid(11));
-    assert_eq!(masks(&state, 12), [set("0-1")]);
+    assert_eq!(masks(&state, 12), [cpu_set("0-1")]);
     let released = state.members[&Pid(11)].clone();
     state.lineage.note_restored(&released, true);
     state.apply_process_events(&[fork(11, 13)]);
@@ -148,7 +148,7 @@ fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settl
     state.apply_process_events(&[fork(10, 11)]);
     let child = state.lineage.descendant(Pid(11)).unwrap();
     assert!(!child.was_ancestor_member && child.job == job("a"));
-    assert_eq!(masks(&state, 11), [set("0-1"), set("1")], "the requests in force after the restore");
+    assert_eq!(masks(&state, 11), [cpu_set("0-1"), cpu_set("1")], "the requests in force after the restore");
     state.lineage.record_scanned(Pid(11));
     state.apply_process_events(&[fork(11, 12)]);
     state.lineage.forget_released_descendants(&job("a"));
@@ -166,7 +166,7 @@ fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
             (&descendant.job, descendant.ancestor, descendant.evidence),
             (&job("a"), Pid(10), MembershipEvidence::Parent)
         );
-        assert_eq!(masks(&state, pid), [set("0-1")]);
+        assert_eq!(masks(&state, pid), [cpu_set("0-1")]);
     }
     assert!(state.lineage.descendant(Pid(11)).is_none());
 }

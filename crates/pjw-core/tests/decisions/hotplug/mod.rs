@@ -5,7 +5,7 @@ mod random_order;
 use pjw_core::event::EventKind;
 use pjw_core::policy::Policy;
 
-use crate::machine::{Machine, job, machine, machine_with, regular_topology, set};
+use crate::machine::{Machine, cpu_set, job, machine, machine_with, regular_topology};
 
 /// Switches PUs off and runs a cycle. The kernel lets a thread run on all PUs if its own are all offline.
 fn switch_off(m: &mut Machine, list: &str) {
@@ -31,7 +31,7 @@ fn an_offline_core_is_replaced_from_the_pool_near_the_other_cores() {
     switch_off(&mut m, "");
     assert_eq!(
         (m.grant("a"), m.state.pool.free_cpus()),
-        ("1,3".into(), set("2,4-7")),
+        ("1,3".into(), cpu_set("2,4-7")),
         "it comes back to the pool"
     );
     m.release("a").unwrap();
@@ -48,7 +48,7 @@ fn without_a_free_core_the_job_shrinks_with_a_warning_until_it_is_assigned_again
     assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0".into(), "0".into()));
     assert_eq!(m.warnings(), ["short"]);
     switch_off(&mut m, "");
-    assert_eq!((m.grant("a"), m.state.pool.free_cpus()), ("0".into(), set("1")));
+    assert_eq!((m.grant("a"), m.state.pool.free_cpus()), ("0".into(), cpu_set("1")));
     m.assign("a", 2, &[]).unwrap();
     assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
     assert!(m.warnings().is_empty());

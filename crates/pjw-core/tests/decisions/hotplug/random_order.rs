@@ -10,7 +10,7 @@ use pjw_core::policy::Policy;
 use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
 use proptest::prelude::*;
 
-use crate::machine::{Machine, ROOT, SECOND, assign_of, machine_with, regular_topology, set};
+use crate::machine::{Machine, ROOT, SECOND, assign_of, cpu_set, machine_with, regular_topology};
 
 const WALL: &str = "/pjw/a";
 /// The first and the third thread are hot and pinned, the second has bound itself to PU 1, the last is idle.
@@ -72,7 +72,7 @@ impl Sequence {
             Step::Switch(pu) => {
                 let pu = CpuSet::from(Pu(pu));
                 let on = self.active.intersects(&pu);
-                let is_last = self.active.intersection(&set("0-3")) == pu;
+                let is_last = self.active.intersection(&cpu_set("0-3")) == pu;
                 if is_last || (!on && !self.seen_off.intersects(&pu)) {
                     return;
                 }

@@ -8,8 +8,8 @@ use super::*;
 /// A machine whose housekeeping PUs these are, with a borrower `batch` that has all other cores.
 fn starved_machine(housekeeping: &str, starved: StarvedPolicy) -> Machine {
     let mut m = lending_machine();
-    m.policy.housekeeping_cpus = set(housekeeping);
-    m.state = WardenState::new(m.state.topology.clone(), &set(housekeeping));
+    m.policy.housekeeping_cpus = cpu_set(housekeeping);
+    m.state = WardenState::new(m.state.topology.clone(), &cpu_set(housekeeping));
     m.policy.lending.starved = starved;
     m.spawn(20, 1, 0);
     assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();

@@ -58,8 +58,8 @@ fn daemon_cycle(m: &mut Machine, full: bool, commands: &[Command]) -> Vec<EventK
 #[test]
 fn a_refused_cpuset_that_a_full_scan_forgets_is_tried_again_without_a_core_of_an_owner() {
     let mut m = lending_machine();
-    m.policy.housekeeping_cpus = set("0");
-    m.state = WardenState::new(m.state.topology.clone(), &set("0"));
+    m.policy.housekeeping_cpus = cpu_set("0");
+    m.state = WardenState::new(m.state.topology.clone(), &cpu_set("0"));
     m.spawn(10, 1, 0);
     m.spawn(20, 1, 0);
     assign_class(&mut m, "web", PriorityClass::Guaranteed, 7, &[10]).unwrap();

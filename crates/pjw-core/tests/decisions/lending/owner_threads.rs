@@ -8,7 +8,7 @@ use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample};
 use pjw_core::time::Nanos;
 
 use super::{assign_class, lent, web_and_batch, web_uses};
-use crate::machine::{Machine, job, set};
+use crate::machine::{Machine, cpu_set, job};
 
 #[test]
 fn each_lent_pu_has_the_number_of_pus_to_which_its_owner_is_confined() {
@@ -37,13 +37,13 @@ fn a_process_that_was_just_assigned_or_left_its_mask_gets_its_core_back_by_its_c
     assert_eq!(lent(&m), "2-5");
     let mut core_use = CoreUse::default();
     let period = Duration::from_millis(10);
-    let not_counted = |core: &str| LentCoreSample { core: set(core), period, cpu_time: Duration::ZERO };
+    let not_counted = |core: &str| LentCoreSample { core: cpu_set(core), period, cpu_time: Duration::ZERO };
     let lent_cores = ["2", "3", "4", "5"].map(not_counted);
     let sample = OwnerCpuSample { period, cpu_time: 3 * period, lent: &lent_cores, has_smt: false };
     let (used, runs_on) = core_use.add(&sample);
-    assert_eq!((used, runs_on), (3, set("")));
+    assert_eq!((used, runs_on), (3, cpu_set("")));
     let now = Nanos(m.now());
-    m.state.lending.record_use(&job("web"), used, 6, &set(""), now);
+    m.state.lending.record_use(&job("web"), used, 6, &cpu_set(""), now);
     assert!(would_change_loans(&m.state, &m.policy, now));
     m.settle();
     assert_eq!(lent(&m), "2-3", "three in use and one as a buffer");
@@ -58,22 +58,22 @@ fn a_core_that_was_lent_since_the_last_sample_comes_back_if_the_owner_has_run_th
         for &(period, cpu_time) in before {
             core_use.add(&OwnerCpuSample { period, cpu_time, lent: &[], has_smt: false });
         }
-        let core = |core: &str| LentCoreSample { core: set(core), period: lent_for, cpu_time: ran_for };
+        let core = |core: &str| LentCoreSample { core: cpu_set(core), period: lent_for, cpu_time: ran_for };
         let (period, cpu_time) = (ms(100), 2 * ran_for);
         core_use.add(&OwnerCpuSample { period, cpu_time, lent: &["2", "3"].map(core), has_smt: false })
     };
-    assert_eq!(used_in(ms(10), ms(10), &[]), (2, set("2-3")), "an idle owner");
-    assert_eq!(used_in(ms(10), ms(8), &[]), (0, set("")), "it leaves gaps");
-    assert_eq!(used_in(ms(5), ms(4), &[]), (2, set("2-3")), "a short time");
+    assert_eq!(used_in(ms(10), ms(10), &[]), (2, cpu_set("2-3")), "an idle owner");
+    assert_eq!(used_in(ms(10), ms(8), &[]), (0, cpu_set("")), "it leaves gaps");
+    assert_eq!(used_in(ms(5), ms(4), &[]), (2, cpu_set("2-3")), "a short time");
     assert_eq!(
         used_in(ms(9), Duration::from_micros(1400), &[]),
-        (0, set("")),
+        (0, cpu_set("")),
         "a small part of a short time"
     );
-    assert_eq!(used_in(ms(5), Duration::from_micros(1200), &[]), (0, set("")), "work that is over");
+    assert_eq!(used_in(ms(5), Duration::from_micros(1200), &[]), (0, cpu_set("")), "work that is over");
     let busy = [(ms(100), ms(50)); 3];
-    assert_eq!(used_in(ms(10), ms(10), &busy), (2, set("2-3")), "an owner that was not idle before");
-    assert_eq!(used_in(ms(5), ms(5), &busy), (0, set("")), "too short to tell a demand that lasts");
+    assert_eq!(used_in(ms(10), ms(10), &busy), (2, cpu_set("2-3")), "an owner that was not idle before");
+    assert_eq!(used_in(ms(5), ms(5), &busy), (0, cpu_set("")), "too short to tell a demand that lasts");
 }
 
 #[test]
@@ -84,16 +84,19 @@ fn short_samples_are_joined_for_each_lent_core_from_the_time_at_which_it_was_len
         core_use.add(&OwnerCpuSample { period: ms(100), cpu_time: ms(50), lent: &[], has_smt: false });
     }
     let mut add = |period: Duration, lent: &[(&str, Duration)]| {
-        let core =
-            |&(core, period): &(&str, Duration)| LentCoreSample { core: set(core), period, cpu_time: period };
+        let core = |&(core, period): &(&str, Duration)| LentCoreSample {
+            core: cpu_set(core),
+            period,
+            cpu_time: period,
+        };
         let lent: Vec<LentCoreSample> = lent.iter().map(core).collect();
         let cpu_time = lent.iter().map(|core| core.cpu_time).sum();
         core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false })
     };
-    assert_eq!(add(ms(8), &[("2", ms(8))]), (0, set("")));
-    assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(1))]), (1, set("2")), "core 3 was measured for 1 ms");
-    assert_eq!(add(ms(8), &[("2", ms(8)), ("3", ms(8))]), (1, set("2")));
-    assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(2))]), (2, set("2-3")));
+    assert_eq!(add(ms(8), &[("2", ms(8))]), (0, cpu_set("")));
+    assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(1))]), (1, cpu_set("2")), "core 3 was measured for 1 ms");
+    assert_eq!(add(ms(8), &[("2", ms(8)), ("3", ms(8))]), (1, cpu_set("2")));
+    assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(2))]), (2, cpu_set("2-3")));
 }
 
 #[test]
@@ -101,15 +104,15 @@ fn a_long_sample_is_judged_by_itself_whatever_the_short_ones_before_it_show() {
     let ms = Duration::from_millis;
     let mut core_use = CoreUse::default();
     let mut add = |period: Duration, cpu_time: Duration| {
-        let lent_use = |core: &str| LentCoreSample { core: set(core), period, cpu_time: cpu_time / 2 };
+        let lent_use = |core: &str| LentCoreSample { core: cpu_set(core), period, cpu_time: cpu_time / 2 };
         let lent = ["2", "3"].map(lent_use);
         core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false })
     };
     (0..10).for_each(|_| drop(add(ms(10), ms(10))));
-    assert_eq!(add(ms(10), ms(10)), (0, set("")), "half of the time on each core");
+    assert_eq!(add(ms(10), ms(10)), (0, cpu_set("")), "half of the time on each core");
     // Another owner was reported, and the next sample comes after the usual time.
-    (0..3).for_each(|_| assert_eq!(add(ms(2), ms(0)), (0, set(""))));
-    assert_eq!(add(ms(10), ms(20)), (2, set("2-3")));
-    (0..3).for_each(|_| assert_eq!(add(ms(2), ms(4)), (2, set("2-3"))));
-    assert_eq!(add(ms(10), ms(0)), (0, set("")));
+    (0..3).for_each(|_| assert_eq!(add(ms(2), ms(0)), (0, cpu_set(""))));
+    assert_eq!(add(ms(10), ms(20)), (2, cpu_set("2-3")));
+    (0..3).for_each(|_| assert_eq!(add(ms(2), ms(4)), (2, cpu_set("2-3"))));
+    assert_eq!(add(ms(10), ms(0)), (0, cpu_set("")));
 }

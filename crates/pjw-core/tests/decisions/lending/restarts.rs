@@ -10,7 +10,7 @@ fn a_restart_keeps_what_is_lent_until_the_owner_is_sampled() {
     let topology: Topology = m.state.topology.clone();
     let mut restarted = WardenState::new(topology, &CpuSet::new());
     records.into_iter().for_each(|record| restarted.apply_record(record));
-    assert!(restarted.pool == m.state.pool || restarted.pool.lent_cpus() == set("2-5"));
+    assert!(restarted.pool == m.state.pool || restarted.pool.lent_cpus() == cpu_set("2-5"));
     m.state = restarted;
     m.settle();
     assert_eq!(lent(&m), "2-5");
@@ -50,7 +50,7 @@ fn a_core_that_passed_from_one_borrower_to_another_is_the_last_ones_after_a_rest
     // Job b had all eight cores before job a came. The record of a is before that of b, which lost four.
     let jobs = || ["a", "b"].map(|id| m.state.jobs[&job(id)].clone());
     let mut before = jobs()[1].clone();
-    before.grant.as_mut().unwrap().cpus = set("0-7");
+    before.grant.as_mut().unwrap().cpus = cpu_set("0-7");
     let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
     [before].into_iter().chain(jobs()).for_each(|job| restarted.apply_record(Record::Job(job)));
     assert_eq!(audit_grants(&restarted, &m.policy), []);

@@ -1,6 +1,6 @@
 //! The figures of a replay, for curves short enough to compute them by hand.
 
-use pjw_core::testing::{regular_topology, set};
+use pjw_core::testing::{cpu_set, regular_topology};
 
 use super::*;
 use crate::demand::curve::parse;
@@ -60,7 +60,7 @@ fn cores_are_lent_a_few_at_a_time() {
 #[test]
 fn housekeeping_cores_are_not_usable_and_owners_that_do_not_fit_are_refused() {
     let curve = parse(b"time_s,web:4,db:4\n0,1,1\n9,1,1\n").unwrap();
-    let options = DemandReplayOptions { housekeeping_cpus: set("0,8"), lending: lending() };
+    let options = DemandReplayOptions { housekeeping_cpus: cpu_set("0,8"), lending: lending() };
     let machine = regular_topology(1, 1, 2, 4, 2);
     let error = replay_demand(&machine, &curve, &options).unwrap_err().to_string();
     let expected = "db can't have 4 cores: the curve asks for 8 cores in total, and the machine has 7 for jobs: \

@@ -9,7 +9,7 @@ use pjw_core::job::{EndCondition, Job, JobRequest, PriorityClass};
 use pjw_core::policy::LendingPolicy;
 use pjw_core::state::demand::ThreadDemand;
 use pjw_core::state::{Member, MemberThread};
-use pjw_core::testing::{job, pjw_grant, regular_topology, set};
+use pjw_core::testing::{cpu_set, job, pjw_grant, regular_topology};
 use pjw_core::time::UnixMillis;
 use pjw_linux::bpf::TaskScanUnavailable;
 
@@ -119,7 +119,7 @@ fn of_class(id: &str, class: PriorityClass) -> Job {
 /// An owner `web` of two cores with one thread that has this demand, and a borrower without processes.
 fn state_with_owner(permille: u32, waiting_permille: u32) -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
-    let grant = pjw_grant(set("0-1"));
+    let grant = pjw_grant(cpu_set("0-1"));
     state.jobs.insert(Job { grant: Some(grant), ..of_class("web", PriorityClass::Guaranteed) });
     state.jobs.insert(of_class("batch", PriorityClass::Besteffort));
     let mut demand = ThreadDemand::default();
@@ -129,7 +129,7 @@ fn state_with_owner(permille: u32, waiting_permille: u32) -> WardenState {
         comm: "x".into(),
         state: 'R',
         last_cpu: Pu(0),
-        effective_mask: set("0-1"),
+        effective_mask: cpu_set("0-1"),
         demand,
         mask_entry: None,
     };

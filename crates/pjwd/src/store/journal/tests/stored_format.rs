@@ -13,7 +13,7 @@ use pjw_core::job::{
     WantedCores,
 };
 use pjw_core::record::{CpusetRecord, JobMembership, ReleasedJobMask, ReleasedJobMasks, UnknownOriginMasks};
-use pjw_core::testing::{pjw_grant, set};
+use pjw_core::testing::{cpu_set, pjw_grant};
 use pjw_core::time::Nanos;
 use pjw_core::usage::{JobUsage, PuUsageHistogram, SharedMemory};
 
@@ -65,7 +65,7 @@ fn full_job() -> Job {
         within_job: NumaNodeRule::RoundRobin,
     };
     let grant = Grant {
-        cpus: set("2-3"),
+        cpus: cpu_set("2-3"),
         granted_by: GrantedBy::Scheduler,
         is_shared: true,
         may_split_cores: true,
@@ -137,8 +137,13 @@ fn full_usage() -> JobUsage {
 }
 
 fn cpuset_examples() -> Vec<CpusetRecord> {
-    let spec =
-        CpusetSpec { cpus: set("2-3"), mems: Some(set("0")), isolated: true, idle: true, frozen: true };
+    let spec = CpusetSpec {
+        cpus: cpu_set("2-3"),
+        mems: Some(cpu_set("0")),
+        isolated: true,
+        idle: true,
+        frozen: true,
+    };
     let (path, from) = (job_cpuset_path(), "/user.slice".to_owned());
     let job_cpuset =
         JobCpuset { job: job_id(), creator: CgroupCreator::Systemd, path: job_cpuset_path(), spec };
@@ -152,14 +157,17 @@ fn cpuset_examples() -> Vec<CpusetRecord> {
 }
 
 fn unknown_mask_examples() -> Vec<UnknownMaskRecord> {
-    let mask = UnknownOriginMasks { first_thread: Some(set("2")), other_threads: BTreeSet::from([set("3")]) };
+    let mask = UnknownOriginMasks {
+        first_thread: Some(cpu_set("2")),
+        other_threads: BTreeSet::from([cpu_set("3")]),
+    };
     vec![
         UnknownMaskRecord::RecordsLost,
         UnknownMaskRecord::SearchBegun { recorded: BTreeSet::from([PROCESS]) },
         UnknownMaskRecord::Searched,
         UnknownMaskRecord::Found { process: PROCESS, mask },
         UnknownMaskRecord::Settled { process: PROCESS },
-        UnknownMaskRecord::CpusetFound { job: job_id(), cpus: set("2-3") },
+        UnknownMaskRecord::CpusetFound { job: job_id(), cpus: cpu_set("2-3") },
         UnknownMaskRecord::CpusetLeft { job: job_id() },
     ]
 }
@@ -170,7 +178,7 @@ fn examples() -> Vec<Record> {
         process: PROCESS,
         job: job_id(),
         evidence: MembershipEvidence::Cgroup,
-        inherited_mask: Some(set("0-7")),
+        inherited_mask: Some(cpu_set("0-7")),
         first_seen: Some(Nanos(6)),
     };
     let left = JobMembership {
@@ -182,13 +190,13 @@ fn examples() -> Vec<Record> {
     let released = ReleasedJobMasks {
         job: job_id(),
         user_ids: BTreeSet::from([Uid(1000)]),
-        masks: BTreeSet::from([ReleasedJobMask { mask: set("2-3"), original_mask: set("0-7") }]),
+        masks: BTreeSet::from([ReleasedJobMask { mask: cpu_set("2-3"), original_mask: cpu_set("0-7") }]),
         first_used_at: Nanos(9),
         released_at: Nanos(10),
         // Not stored.
         last_pending_restore_at: None,
     };
-    let (before, set) = (set("0-7"), set("2-3"));
+    let (before, set) = (cpu_set("0-7"), cpu_set("2-3"));
     let mut examples = vec![
         Record::Job(full_job()),
         Record::Ended(job_id()),
@@ -266,7 +274,7 @@ fn state_json_with_every_record_is_read_and_written_the_same() {
 fn each_word_in_a_record_is_read_and_written_the_same() {
     assert_stored_as!(
         CpuRequest: Cores(2) = r#"{"cores":2}"#, Pus(3) = r#"{"pus":3}"#,
-        Exactly(set("4-5")) = r#"{"exactly":"4-5"}"#
+        Exactly(cpu_set("4-5")) = r#"{"exactly":"4-5"}"#
     );
     assert_stored_as!(Placement: Pack = "\"pack\"", Spread = "\"spread\"", Explicit = "\"explicit\"");
     assert_stored_as!(
@@ -309,12 +317,18 @@ fn records_of_earlier_versions_are_read() {
             "lifetime":"members","cgroup":null,"sessions":[],"since":2}}"#,
     );
     let expected = Job::new(job_id(), Uid(1000), EndCondition::Members, UnixMillis(2));
-    let (request, grant) = (Some(JobRequest::with_core_count(2)), Some(pjw_grant(set("2-3"))));
+    let (request, grant) = (Some(JobRequest::with_core_count(2)), Some(pjw_grant(cpu_set("2-3"))));
     assert_eq!(job, Record::Job(Job { request, grant, ..expected }));
     let thread = r#"{"process":{"pid":71,"start":72},"tid":73,"start":74}"#;
     assert_eq!(
         read(&format!(r#"{{"touched":{{"thread":{thread},"before":"0-7","set":"2-3"}}}}"#)),
-        Record::MaskSet { thread: THREAD, before: set("0-7"), set: set("2-3"), since: Nanos(0), at: None }
+        Record::MaskSet {
+            thread: THREAD,
+            before: cpu_set("0-7"),
+            set: cpu_set("2-3"),
+            since: Nanos(0),
+            at: None
+        }
     );
     let usage = Box::new(JobUsage { cpu_ns: 1, ..JobUsage::default() });
     assert_eq!(
@@ -324,7 +338,7 @@ fn records_of_earlier_versions_are_read() {
     let joined = r#"{"joined":{"process":{"pid":71,"start":72},"job":"slurm:7","evidence":"cgroup","inherited":"0-7"}}"#;
     assert!(matches!(read(joined), Record::Joined(JobMembership { first_seen: None, .. })));
     let raised = r#"{"wall":{"raised":{"job":"slurm:7","mason":"warden","path":"/7","bounds":{"cpus":"2-3","mems":null,"isolated":false}}}}"#;
-    let spec = CpusetSpec::from_cpus(set("2-3"));
+    let spec = CpusetSpec::from_cpus(cpu_set("2-3"));
     let job_cpuset = JobCpuset { job: job_id(), creator: CgroupCreator::Warden, path: "/7".to_owned(), spec };
     assert_eq!(read(raised), Record::Cpuset(CpusetRecord::Created(job_cpuset)));
 }
