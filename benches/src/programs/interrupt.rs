@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// The time between two checks while [`StopSignal::sleep_until`] waits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Whether the program has received a signal to end.
+/// A flag that is set when the program receives SIGINT (Ctrl-C), SIGTERM or SIGHUP. Clones share the flag.
 #[derive(Debug, Clone)]
 pub struct StopSignal(Arc<AtomicBool>);
 
@@ -53,10 +53,10 @@ impl StopSignal {
         Ok(Self(requested))
     }
 
-    /// Checks whether a signal to end was received.
+    /// Checks whether the flag is set.
     ///
     /// # Errors
-    /// If a signal was received.
+    /// If the program has received one of the signals.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.0.load(Ordering::Relaxed) {
             bail!("interrupted: every process that was started is ended, and no file is left");
@@ -64,10 +64,10 @@ impl StopSignal {
         Ok(())
     }
 
-    /// Waits until `deadline`.
+    /// Waits until `deadline`. Checks the flag every 100 ms.
     ///
     /// # Errors
-    /// If a signal was received.
+    /// If the program has received one of the signals, before or during the wait.
     pub fn sleep_until(&self, deadline: Instant) -> anyhow::Result<()> {
         loop {
             self.check()?;
