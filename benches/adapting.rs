@@ -1,6 +1,6 @@
-//! Measures a program with barriers on fewer and fewer cores. Its team is fixed, with one thread for each PU that the job had at
-//! the start, or it follows the core map of the job. The program is `adaptive_team.c`, the example of pjw-job-c, with OpenMP.
-//! The job gives up cores by requests to a private pjwd, as `pjwctl assign` sends them.
+//! Measures a program with barriers on fewer and fewer cores. Its team is fixed, with one thread for each PU that the
+//! job had at the start, or it follows the core map of the job. The program is `adaptive_team.c`, the example of
+//! pjw-job-c, with OpenMP. The job gives up cores by requests to a private pjwd, as `pjwctl assign` sends them.
 //!
 //! The limit is the share of the cores: on k of n cores, k/n of the rate of the fixed team on all cores.
 #![forbid(unsafe_code)]

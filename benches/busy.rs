@@ -1,8 +1,8 @@
-//! Measures pjwd beside many processes of a plain user that fork or spin without a pause: the time of `assign`, `release`,
-//! `status` and of a hook, asked by a client with a real-time priority, the time until the job's process is in its cpuset, and
-//! the time from the fork of a worker outside its job's cores to its mask. The peers are servers with the normal priority: an
-//! echo server, and the listener of the bench `reaction`; and the bare write(2) that moves a process to another cgroup, by
-//! the client with the real-time priority: the lower limit of a change of cpusets.
+//! Measures pjwd beside many processes of a plain user that fork or spin without a pause: the time of `assign`,
+//! `release`, `status` and of a hook, asked by a client with a real-time priority, the time until the job's process is
+//! in its cpuset, and the time from the fork of a worker outside its job's cores to its mask. The peers are servers
+//! with the normal priority: an echo server, and the listener of the bench `reaction`; and the bare write(2) that moves
+//! a process to another cgroup, by the client with the real-time priority: the lower limit of a change of cpusets.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -154,8 +154,8 @@ impl Client<'_> {
         Ok(times)
     }
 
-    /// Waits until the process is in the cpuset of its job. Returns false if masks keep the job, because this machine has
-    /// no cpusets.
+    /// Waits until the process is in the cpuset of its job. Returns false if masks keep the job, because this machine
+    /// has no cpusets.
     fn wait_until_in_cpuset(&self) -> anyhow::Result<bool> {
         let path = format!("/proc/{}/cgroup", self.target.pids()[0]);
         let deadline = Instant::now() + CPUSET_TIMEOUT;

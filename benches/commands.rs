@@ -1,5 +1,5 @@
-//! What one `assign` and one `release` cost beside many idle jobs: the CPU time of pjwd, and the time until the answer. The
-//! peer does to the process what the command does, by bare system calls.
+//! What one `assign` and one `release` cost beside many idle jobs: the CPU time of pjwd, and the time until the answer.
+//! The peer does to the process what the command does, by bare system calls.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -85,8 +85,8 @@ impl Costs {
     }
 }
 
-/// The CPU time in ms that this program needs to put a process on a core by bare system calls, and half of the change back:
-/// one command's work. With `by_cpuset` by a new cgroup, else by its mask.
+/// The CPU time in ms that this program needs to put a process on a core by bare system calls, and half of the change
+/// back: one command's work. With `by_cpuset` by a new cgroup, else by its mask.
 fn bare_change(by_cpuset: bool, core: &CpuSet, pid: u32) -> anyhow::Result<f64> {
     let thread_cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
     let before = thread_cpu()?;

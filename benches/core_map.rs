@@ -1,5 +1,5 @@
-//! Measures the page in which pjwd publishes the CPUs of a job: a read, beside the system call that returns a mask, and the
-//! time from a change until a reader that waits for it has the new cores, beside a byte in a pipe.
+//! Measures the page in which pjwd publishes the CPUs of a job: a read, beside the system call that returns a mask, and
+//! the time from a change until a reader that waits for it has the new cores, beside a byte in a pipe.
 //!
 //! No daemon runs: the writer of the page is that of pjwd, in the process of the bench.
 #![forbid(unsafe_code)]
@@ -149,8 +149,8 @@ fn bytes_in_pipe(effort: Effort) -> anyhow::Result<Vec<f64>> {
     times_between(effort.pick(100, 4_000), change, wait)
 }
 
-/// Calls `change` in this thread and `wait` in another, `count` times, with the numbers from 1. Returns the times in µs from
-/// just before each change to the end of its wait.
+/// Calls `change` in this thread and `wait` in another, `count` times, with the numbers from 1. Returns the times in µs
+/// from just before each change to the end of its wait.
 fn times_between(
     count: u64,
     mut change: impl FnMut(u64) -> anyhow::Result<()>,

@@ -1,7 +1,7 @@
-//! A farm: the memory of workers that are forked late, early, or started one by one (figure 2 of the AthenaMP paper); the
-//! efficiency of jobs with a serial part (table 1 of the paper); the rate of short items, beside Python's
-//! `multiprocessing.Pool` and `xargs -P`; and the rate of a farm with a reader and a writer in a job of pjw, beside the same farm
-//! outside of pjw.
+//! A farm: the memory of workers that are forked late, early, or started one by one (figure 2 of the AthenaMP paper);
+//! the efficiency of jobs with a serial part (table 1 of the paper); the rate of short items, beside Python's
+//! `multiprocessing.Pool` and `xargs -P`; and the rate of a farm with a reader and a writer in a job of pjw, beside the
+//! same farm outside of pjw.
 //!
 //! The paper: Binet et al., "Multicore in production: advantages and limits of the multi-process approach in the ATLAS
 //! experiment", J. Phys.: Conf. Ser. 368 (2012) 012018.
@@ -119,8 +119,8 @@ fn memory(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Table 1: the core time of a program without a farm, as a share of that of the farm for the same items, by the number of
-/// items. The farm holds all its cores also during its serial part.
+/// Table 1: the core time of a program without a farm, as a share of that of the farm for the same items, by the number
+/// of items. The farm holds all its cores also during its serial part.
 fn serial(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let serial_ms = bench.effort.pick(20, 400);
     let workers = bench.workers;

@@ -1,8 +1,8 @@
 //! Measures how well a job is isolated from another job. The time of job B of the demo is measured alone, and beside
-//! job A: without separation, with a cgroup of fair CPU weight for each job, with both jobs bound by taskset, and
-//! with pjwd. Then two MPI programs run at the same time. Each of them binds its ranks to the first cores of the
-//! machine. The time of each is measured without separation and with pjwd, and compared with its time alone. `--only mpi` measures
-//! the MPI programs only.
+//! job A: without separation, with a cgroup of fair CPU weight for each job, with both jobs bound by taskset, and with
+//! pjwd. Then two MPI programs run at the same time. Each of them binds its ranks to the first cores of the machine.
+//! The time of each is measured without separation and with pjwd, and compared with its time alone. `--only mpi`
+//! measures the MPI programs only.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
@@ -191,8 +191,8 @@ impl Bench {
         Ok((a, b))
     }
 
-    /// Runs two MPI programs at the same time, each with as many ranks as half the cores. Prints a table with the time of each
-    /// of them against its time alone.
+    /// Runs two MPI programs at the same time, each with as many ranks as half the cores. Prints a table with the time
+    /// of each of them against its time alone.
     fn compare_two_mpi_runs(&self, mpi: MpiLauncher) -> anyhow::Result<Vec<Figure>> {
         let temporary_dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;

@@ -1,6 +1,6 @@
-//! The CPU time that pjwd uses each second while many jobs are idle, by the number of jobs, where cpusets keep the jobs and
-//! where masks do. The peer is a loop that scans the same processes by bare system calls at the same interval, in the same
-//! seconds.
+//! The CPU time that pjwd uses each second while many jobs are idle, by the number of jobs, where cpusets keep the jobs
+//! and where masks do. The peer is a loop that scans the same processes by bare system calls at the same interval, in
+//! the same seconds.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};

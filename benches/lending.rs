@@ -1,8 +1,8 @@
-//! Measures what lending gives to a batch program, and what it costs the owner of the cores. A server whose demand changes
-//! between 10 and 90 % of its cores runs beside a batch program with barriers that takes every core it can get: alone, both
-//! without anything, with cgroup weights, with half of the cores for each, with a daemon that moves cores once a second, and
-//! with pjwd. The server's throughput and latencies, the batch program's throughput, and the share of the core time that the
-//! server leaves and the batch program uses are compared.
+//! Measures what lending gives to a batch program, and what it costs the owner of the cores. A server whose demand
+//! changes between 10 and 90 % of its cores runs beside a batch program with barriers that takes every core it can get:
+//! alone, both without anything, with cgroup weights, with half of the cores for each, with a daemon that moves cores
+//! once a second, and with pjwd. The server's throughput and latencies, the batch program's throughput, and the share
+//! of the core time that the server leaves and the batch program uses are compared.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
@@ -28,12 +28,13 @@ use serde_json::Value;
 const PROGRAM: &str = "pjw-bench-lending";
 /// The length of a request, in microseconds.
 const REQUEST_US: u64 = 300;
-/// The demand of the steps, in percent of what the server's cores can answer: steps of some lengths, and spikes of one step.
+/// The demand of the steps, in percent of what the server's cores can answer: steps of some lengths, and spikes of one
+/// step.
 const DEMAND: &str = "10,10,30,30,50,50,70,70,90,90,50,50,10,90,10,10,90,10,30,70";
 const STEPS: u64 = 20;
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// The keys of the private daemon. The kernel gives a lent core back at the owner's wake-up, so no buffer is needed on few
-/// cores.
+/// The keys of the private daemon. The kernel gives a lent core back at the owner's wake-up, so no buffer is needed on
+/// few cores.
 const KEYS: &str = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"100ms\"\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +47,8 @@ enum Separation {
     Nothing,
     /// Each has a cgroup, with weights of 100 to 1.
     Weights,
-    /// The batch program has a cgroup with idle priority, and may run on all cores: what the kernel gives without a daemon.
+    /// The batch program has a cgroup with idle priority, and may run on all cores: what the kernel gives without a
+    /// daemon.
     Idle,
     /// Each has half of the cores.
     Halves,
@@ -209,8 +211,8 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
     figures
 }
 
-/// Prints how much the p99 of the server alone differs between its runs, beside what pjw changes. A change by less than this
-/// spread can't be told from the noise of the machine. Returns the spread as a figure.
+/// Prints how much the p99 of the server alone differs between its runs, beside what pjw changes. A change by less than
+/// this spread can't be told from the noise of the machine. Returns the spread as a figure.
 fn spread(runs: &Runs) -> anyhow::Result<Option<Figure>> {
     let p99s = |separations: &[Separation]| -> Vec<f64> {
         let of = |separation: &Separation| SEPARATIONS.iter().position(|known| known == separation);
@@ -340,8 +342,8 @@ impl Bench {
         }
     }
 
-    /// As koordlet does: each second, the batch program gets the cores that the server did not use in the last second, at
-    /// least one.
+    /// As koordlet does: each second, the batch program gets the cores that the server did not use in the last second,
+    /// at least one.
     fn move_cores_each_second(&self, launcher: Command) -> anyhow::Result<Run> {
         let batch = self.batch(launcher)?;
         let server = self.server(Self::bound(&self.cpus))?;

@@ -1,6 +1,6 @@
-//! Measures locks while cores of the job are taken: a plain spin lock, an MCS lock, the mutex of the C library, and the example
-//! of pjw-job, whose waiters stop spinning when the holder's core has left. The job has one thread for each PU that it had at
-//! the start. Each thread takes the lock, computes, releases it, and computes as long again.
+//! Measures locks while cores of the job are taken: a plain spin lock, an MCS lock, the mutex of the C library, and the
+//! example of pjw-job, whose waiters stop spinning when the holder's core has left. The job has one thread for each PU
+//! that it had at the start. Each thread takes the lock, computes, releases it, and computes as long again.
 //!
 //! A private pjwd keeps the job on its cores. The cores change by requests to it, as `pjwctl assign --cpus` sends them.
 #![forbid(unsafe_code)]

@@ -1,8 +1,9 @@
-//! Measures the time of `GetStatus` while `pjwctl show JOB --memory` reads the memory of a large job again and again, beside
-//! the same call without a reading. The two take turns.
+//! Measures the time of `GetStatus` while `pjwctl show JOB --memory` reads the memory of a large job again and again,
+//! beside the same call without a reading. The two take turns.
 //!
-//! `--gib N`, or `PJW_BENCH_MEMORY_GIB`, is the resident memory of the job. Without them it is the smaller of 16 GiB and 60 % of
-//! the memory that the machine has available. A job that is larger than this memory has several processes, which share it.
+//! `--gib N`, or `PJW_BENCH_MEMORY_GIB`, is the resident memory of the job. Without them it is the smaller of 16 GiB
+//! and 60 % of the memory that the machine has available. A job that is larger than this memory has several processes,
+//! which share it.
 #![forbid(unsafe_code)]
 
 use std::env;

@@ -1,5 +1,5 @@
-//! The CPU time of one round of a decision that confines a newborn process, with its audit: on a made-up machine of 768 cores
-//! with 600 jobs. The peer is the same round beside 20 jobs.
+//! The CPU time of one round of a decision that confines a newborn process, with its audit: on a made-up machine of 768
+//! cores with 600 jobs. The peer is the same round beside 20 jobs.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,7 +165,8 @@ impl MadeUpMachine {
         Ok(longest)
     }
 
-    /// The CPU time in ms of the round that confines a newborn process. The process begins with the mask of the machine.
+    /// The CPU time in ms of the round that confines a newborn process. The process begins with the mask of the
+    /// machine.
     fn measure_births(mut self) -> anyhow::Result<f64> {
         let mut costs = Vec::new();
         for number in 0..BIRTHS {

@@ -1,6 +1,6 @@
-//! What the start of a process in a group costs: CPU time and rate, by the schemes of the pspawn slides, by posix_spawn(3), and
-//! by pjw-spawn with exec and with templates. Then a program with many libraries, a program that writes its pages, and the
-//! number of PUs that start processes.
+//! What the start of a process in a group costs: CPU time and rate, by the schemes of the pspawn slides, by
+//! posix_spawn(3), and by pjw-spawn with exec and with templates. Then a program with many libraries, a program that
+//! writes its pages, and the number of PUs that start processes.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -103,8 +103,8 @@ impl Bench {
         PEERS.map(scheme).into()
     }
 
-    /// Runs the schemes in turns, and returns the medians. `counts` are numbers of processes, each with the most rounds. A
-    /// scheme whose rounds differ little has fewer of them.
+    /// Runs the schemes in turns, and returns the medians. `counts` are numbers of processes, each with the most
+    /// rounds. A scheme whose rounds differ little has fewer of them.
     fn measure(
         &self,
         schemes: &[Scheme<'_>],
@@ -198,8 +198,8 @@ fn cell(
     results
 }
 
-/// The CPU time of each scheme beside posix_spawn, with the largest number of processes that it was measured with, and the
-/// rate of the ways of pjw-spawn.
+/// The CPU time of each scheme beside posix_spawn, with the largest number of processes that it was measured with, and
+/// the rate of the ways of pjw-spawn.
 fn against_posix_spawn(title: &str, results: &Results) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (name, costs) in results.iter().filter(|(name, _)| *name != POSIX_SPAWN) {
@@ -291,8 +291,8 @@ fn late(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// A program with many libraries: exec beside a template. The environment is not empty: LD_BIND_NOW takes the place of a
-/// variable in the template.
+/// A program with many libraries: exec beside a template. The environment is not empty: LD_BIND_NOW takes the place of
+/// a variable in the template.
 fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let libraries = bench.effort.pick(50, 495);
     let program = compile_with_libraries(bench.directory.path(), libraries)?;
@@ -311,8 +311,8 @@ fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     against_posix_spawn(&title, &results)
 }
 
-/// A program with a large image that writes a share of its pages: exec beside a template, and the share from which exec is
-/// cheaper.
+/// A program with a large image that writes a share of its pages: exec beside a template, and the share from which exec
+/// is cheaper.
 fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let (megabytes, parts) = bench.effort.pick((10, 1), (100, 10));
     let program = compile_image(bench.directory.path(), megabytes)?;

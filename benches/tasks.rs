@@ -1,6 +1,6 @@
 //! Tasks: processes in one address space, beside threads and processes. The figures are those of the paper about
-//! Process-in-Process: page tables of shared memory (figure 9), a switch between two ranks on one core (figure 11), the start of
-//! 15 ranks (figure 12), mmap and munmap (figure 14); and the exchange of halos between two ranks.
+//! Process-in-Process: page tables of shared memory (figure 9), a switch between two ranks on one core (figure 11), the
+//! start of 15 ranks (figure 12), mmap and munmap (figure 14); and the exchange of halos between two ranks.
 //!
 //! The paper: Hori et al., "Process-in-Process: techniques for practical address-space sharing", HPDC 2018.
 #![forbid(unsafe_code)]

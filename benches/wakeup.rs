@@ -1,13 +1,14 @@
 //! Measures what the owner of a core feels of a borrower.
 //!
-//! First: how late the owner runs after a wake-up. Its core is empty, lent to a program with one thread for each PU, or shared
-//! with the same program at the normal priority, or with the policy SCHED_IDLE in a cgroup of its own. The owner works for 20 us
-//! after each wake-up, and in a second table for 1.2 ms, two thirds of the time: the kernel runs a thread that uses little
-//! before others in any case, so only the second table shows what the priority of the other program does.
+//! First: how late the owner runs after a wake-up. Its core is empty, lent to a program with one thread for each PU, or
+//! shared with the same program at the normal priority, or with the policy SCHED_IDLE in a cgroup of its own. The owner
+//! works for 20 us after each wake-up, and in a second table for 1.2 ms, two thirds of the time: the kernel runs a
+//! thread that uses little before others in any case, so only the second table shows what the priority of the other
+//! program does.
 //!
-//! Third: how long it takes from the owner's wake-up until no thread of a borrower with 64 threads is on its core, nor may
-//! be. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples the owner. The limit is the bare
-//! write of a cpuset with such a program.
+//! Third: how long it takes from the owner's wake-up until no thread of a borrower with 64 threads is on its core, nor
+//! may be. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples the owner. The limit is
+//! the bare write of a cpuset with such a program.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -23,7 +24,8 @@ use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
 use pjw_core::cpuset::CpuSet;
 
-/// The keys of the private daemon: as in the bench `lending`, but quicker, because a return is measured hundreds of times.
+/// The keys of the private daemon: as in the bench `lending`, but quicker, because a return is measured hundreds of
+/// times.
 const KEYS: &str = "enforcement = \"auto\"\n[lending]\nenabled = true\nbuffer = 0\nlend_after = \"50ms\"\n";
 /// The threads of the borrower whose leaving is measured.
 const MANY_THREADS: usize = 64;

@@ -24,9 +24,10 @@ use crate::processes::{is_ended, is_installed, kill_process};
 /// - `vforking-tasks`: the same, and the last of them starts processes as `slow-vfork` does.
 /// - `workers`: four forked workers.
 /// - `threads`: eight threads.
-/// - `vfork`: about 100 processes a second by vfork and exec. It writes their number to the file of its second argument.
-/// - `slow-vfork`: one process after the other by vfork, each of which executes its program when the test has opened the FIFO
-///   of the third argument.
+/// - `vfork`: about 100 processes a second by vfork and exec. It writes their number to the file of its second
+///   argument.
+/// - `slow-vfork`: one process after the other by vfork, each of which executes its program when the test has opened
+///   the FIFO of the third argument.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -207,9 +208,10 @@ fn recognises_groups_and_nothing_else(daemon: &Daemon) {
     wait_until("the group has ended", || groups(daemon, "mixed").len() == 1);
 }
 
-/// Nothing is missed or invented while at least 200 vforks go on, and until each of the two parents of slow vforks has had two
-/// children, one after the other, that were in six answers of the daemon in a row. Five intervals are between these answers,
-/// and a process that shares an address space is in a group after two looks of a rescan, which are two intervals apart.
+/// Nothing is missed or invented while at least 200 vforks go on, and until each of the two parents of slow vforks has
+/// had two children, one after the other, that were in six answers of the daemon in a row. Five intervals are between
+/// these answers, and a process that shares an address space is in a group after two looks of a rescan, which are two
+/// intervals apart.
 fn nothing_changes_while_vforks_go_on(
     daemon: &Daemon,
     program: &Path,

@@ -207,7 +207,8 @@ fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     child.wait().unwrap();
 }
 
-/// Without the id of the boot, the records of an earlier daemon would count as those of another boot and be overwritten.
+/// Without the id of the boot, the records of an earlier daemon would count as those of another boot and be
+/// overwritten.
 #[test]
 fn a_start_without_a_boot_id_is_refused_and_the_state_is_kept() {
     if !is_root() || !can_mount() {

@@ -82,7 +82,8 @@ impl Drop for Lone {
 }
 
 impl Lone {
-    /// Starts the daemon and waits until it answers. `None`, with a report, if another daemon serves this machine or user.
+    /// Starts the daemon and waits until it answers. `None`, with a report, if another daemon serves this machine or
+    /// user.
     fn start(private: &PrivateDaemon) -> Option<Self> {
         let mut lone = Self(alone(private).spawn().unwrap());
         let answers = wait_for("the daemon answers or ends", || {

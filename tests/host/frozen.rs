@@ -1,4 +1,5 @@
-//! A besteffort job that is frozen while no core is free for it. If pjwd is killed, a second process of pjwd thaws the job.
+//! A besteffort job that is frozen while no core is free for it. If pjwd is killed, a second process of pjwd thaws the
+//! job.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,8 +21,8 @@ const LAUNCHER: [&str; 3] =
 /// What the second process writes to the log after it thawed the jobs.
 const THAWED: &str = "those that it froze run again";
 
-/// The processes of a besteffort job, one of which would always run, and of a job that gets all cores. The value must be
-/// dropped after the daemon, because frozen processes do not end.
+/// The processes of a besteffort job, one of which would always run, and of a job that gets all cores. The value must
+/// be dropped after the daemon, because frozen processes do not end.
 struct FrozenJob {
     batch: Shell,
     other: Shell,

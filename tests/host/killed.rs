@@ -118,8 +118,8 @@ impl Drop for Forker {
 
 /// Has two threads: the test harness runs this function in the second one. Ends with the test that starts it.
 ///
-/// As root, becomes a process of another user, and executes the program again: a daemon reads the user of a process when the
-/// process executes a program. That user need not have access to the directory of the program.
+/// As root, becomes a process of another user, and executes the program again: a daemon reads the user of a process
+/// when the process executes a program. That user need not have access to the directory of the program.
 #[test]
 #[ignore = "started by the tests of this file"]
 fn process_with_a_second_thread() {
@@ -171,11 +171,11 @@ fn kill_at_any_moment(daemon: &mut Daemon, forkers: &[Forker; 2], round: u64) {
     daemon.kill();
 }
 
-/// Two new shells get cores, as far as there are free ones. Then no PU belongs to two jobs, by the daemon's account, by the
-/// cpusets with processes, and by the masks of the processes.
+/// Two new shells get cores, as far as there are free ones. Then no PU belongs to two jobs, by the daemon's account, by
+/// the cpusets with processes, and by the masks of the processes.
 ///
-/// After a loss of the state without cpusets, the forkers are in no job, and go on forking with masks that the daemon names at its
-/// rescans. Then only the processes of one moment are checked.
+/// After a loss of the state without cpusets, the forkers are in no job, and go on forking with masks that the daemon
+/// names at its rescans. Then only the processes of one moment are checked.
 fn check_owners(daemon: &Daemon, forkers: &[Forker; 2], machine: &CpuSet, is_lost: bool) {
     let fresh = [Shell::start(), Shell::start()];
     for (name, shell) in ["fresh-one", "fresh-two"].iter().zip(&fresh) {
@@ -206,8 +206,8 @@ fn check_owners(daemon: &Daemon, forkers: &[Forker; 2], machine: &CpuSet, is_los
     }
 }
 
-/// The PUs on which the masks of processes of two owners meet, with the processes. Except processes that the daemon names as
-/// those whose masks it can't know.
+/// The PUs on which the masks of processes of two owners meet, with the processes. Except processes that the daemon
+/// names as those whose masks it can't know.
 fn shared_pus(daemon: &Daemon, owners: Vec<Vec<u32>>, machine: &CpuSet) -> Vec<(u32, String)> {
     let unknown = named(&warnings_text(daemon));
     let mut users: BTreeMap<u32, BTreeMap<usize, u32>> = BTreeMap::new();
@@ -257,7 +257,8 @@ fn check_cpusets_and_account(daemon: &Daemon) {
     }
 }
 
-/// The processes of the forkers with a thread whose mask is not that before the first command, and those with another cgroup.
+/// The processes of the forkers with a thread whose mask is not that before the first command, and those with another
+/// cgroup.
 fn changed(forkers: &[Forker; 2], before: &(CpuSet, Option<String>)) -> Vec<(u32, String)> {
     let pids = forkers.iter().flat_map(Forker::processes);
     let states = pids.map(|pid| (pid, masks(&[pid]), cgroup_of_process(pid)));

@@ -14,8 +14,9 @@ use serde_json::Value;
 use crate::memory::memory;
 use crate::processes::is_installed;
 
-/// A program with four threads that are busy all the time: they map and unmap memory (`map`), or compute and write to one file
-/// (`write`), whose lock they wait for. As `tasks` it has four processes with its address space instead, which map and unmap memory.
+/// A program with four threads that are busy all the time: they map and unmap memory (`map`), or compute and write to
+/// one file (`write`), whose lock they wait for. As `tasks` it has four processes with its address space instead, which
+/// map and unmap memory.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -148,7 +149,8 @@ fn threads_that_map_and_unmap_all_the_time_are_named_with_a_remedy() {
     assert_eq!(found["pids"], serde_json::json!([busy.child.id()]));
     // A thread that was active in no sample is not counted.
     assert!(found["threads"].as_u64().is_some_and(|threads| (2..=4).contains(&threads)), "{found}");
-    // Each call of show reads anew, and may find too few waits if other programs use the core. explain tells the last reading.
+    // Each call of show reads anew, and may find too few waits if other programs use the core. explain tells the last
+    // reading.
     let (mut text, mut why) = (String::new(), String::new());
     wait_until("the text for people names the waits, and explain too", || {
         let shown = daemon.pjwctl(&["show", &daemon.job_id("farm"), "--memory"]);

@@ -316,8 +316,8 @@ impl MemoryCgroup {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 
-    /// The pages of files that the kernel counts in the cgroup, in bytes: those that a process of it was the first to read.
-    /// `cache` in v1 and `file` in v2, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+    /// The pages of files that the kernel counts in the cgroup, in bytes: those that a process of it was the first to
+    /// read. `cache` in v1 and `file` in v2, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
     pub fn file_pages(&self) -> u64 {
         let stat = fs::read_to_string(self.0.join("memory.stat")).unwrap();
         let mut fields = stat.lines().filter_map(|line| line.split_once(' '));

@@ -1,5 +1,5 @@
-//! The memory of jobs whose processes share memory in different ways, against the amounts that the test has made: tasks in one
-//! address space, forked workers that share pages copy-on-write, and threads.
+//! The memory of jobs whose processes share memory in different ways, against the amounts that the test has made: tasks
+//! in one address space, forked workers that share pages copy-on-write, and threads.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,12 +21,12 @@ const COMMON: u64 = 256 * MIB;
 const OWN: u64 = 64 * MIB;
 /// The difference that is allowed, in permille.
 const TOLERANCE: u64 = 20;
-/// How much more the peak of the job may be, in permille, without pages of files: it has the memory of the shell and of pjwctl, and
-/// page tables.
+/// How much more the peak of the job may be, in permille, without pages of files: it has the memory of the shell and of
+/// pjwctl, and page tables.
 const PEAK_TOLERANCE: u64 = 100;
 
-/// A program that writes to each page of 256 MiB once. Four others write to each page of 64 MiB once: tasks, forked workers or
-/// threads. The file `DIRECTORY/PID` says that a process has done so.
+/// A program that writes to each page of 256 MiB once. Four others write to each page of 64 MiB once: tasks, forked
+/// workers or threads. The file `DIRECTORY/PID` says that a process has done so.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -117,8 +117,8 @@ impl Job {
         Some(Self { daemon, _shell: shell, cgroup, pids })
     }
 
-    /// The memory is read by the pages of the processes, and estimated if the job has a memory cgroup. `used`, `own` and
-    /// `resident` are what the program has made, in bytes: the PSS, the USS and the RSS.
+    /// The memory is read by the pages of the processes, and estimated if the job has a memory cgroup. `used`, `own`
+    /// and `resident` are what the program has made, in bytes: the PSS, the USS and the RSS.
     fn check(&self, used: u64, own: u64, resident: u64) {
         let read = memory(&self.daemon);
         self.agrees(&read, "pss", used);

@@ -13,8 +13,8 @@ use crate::memory::{FARM, Farm, MemoryCgroup, agree, memory, number};
 use crate::permissions::{make_accessible, programs_are_reachable};
 use crate::processes::{KillOnDrop, Shell, is_installed, is_root};
 
-/// How often the thread of the daemon that reads pages was given a CPU: the third number of /proc/PID/schedstat. `None` if
-/// the daemon has no such thread: it begins with the first reading.
+/// How often the thread of the daemon that reads pages was given a CPU: the third number of /proc/PID/schedstat. `None`
+/// if the daemon has no such thread: it begins with the first reading.
 fn reader_runs(daemon: &Daemon) -> Option<u64> {
     let threads = fs::read_dir(format!("/proc/{}/task", daemon.status().pid)).unwrap();
     threads.filter_map(Result::ok).find_map(|thread| {

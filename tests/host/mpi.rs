@@ -55,8 +55,8 @@ impl MpiLauncher {
         command_words.into_iter().map(str::to_owned).collect()
     }
 
-    /// Returns a command that runs so many ranks with the bindings that are the launcher's default. Each rank adds its process
-    /// id to a file and computes.
+    /// Returns a command that runs so many ranks with the bindings that are the launcher's default. Each rank adds its
+    /// process id to a file and computes.
     fn default_command_words(&self, ranks: usize, file: &Path) -> Vec<String> {
         let program = format!("echo $$ >>{}; while :; do :; done", file.display());
         let ranks = ranks.to_string();
@@ -272,9 +272,9 @@ fn read_rank_pids(file: &Path, ranks: usize, run: &mut MpiRun) -> Vec<u32> {
     })
 }
 
-/// Starts two runs of two ranks with default bindings, each by `pjwctl run` on half of the cores. Checks that each rank has a core
-/// for itself, if there are four cores. With two cores, that the ranks of each run are on the core of their job; Open MPI then
-/// starts one rank.
+/// Starts two runs of two ranks with default bindings, each by `pjwctl run` on half of the cores. Checks that each rank
+/// has a core for itself, if there are four cores. With two cores, that the ranks of each run are on the core of their
+/// job; Open MPI then starts one rank.
 fn check_two_runs_side_by_side(mpi: &MpiLauncher) {
     if !has_two_cores() || !is_installed(mpi.mpirun) {
         return;

@@ -1,5 +1,5 @@
-//! Real programs of several kinds in jobs: how they bind themselves, and how they create processes and threads. Each busy thread has a
-//! core for itself as soon as there are as many cores, and a program that binds itself is left alone.
+//! Real programs of several kinds in jobs: how they bind themselves, and how they create processes and threads. Each
+//! busy thread has a core for itself as soon as there are as many cores, and a program that binds itself is left alone.
 //!
 //! A program that is not installed is skipped with one line.
 
@@ -39,7 +39,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Creates a thread that computes a little, waits for its end, and begins again. Writes the number of ended threads to a file.
+/// Creates a thread that computes a little, waits for its end, and begins again. Writes the number of ended threads to
+/// a file.
 const SHORT_THREADS: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -102,8 +103,8 @@ func spin() { for n := 0; ; n++ { } }
 func main() { go spin(); spin() }
 ";
 
-/// Starts as many threads as the Go runtime uses CPUs, which compute until they are killed, and writes their ids to files. Then
-/// writes its process id, the number of CPUs and the number of threads that it has found.
+/// Starts as many threads as the Go runtime uses CPUs, which compute until they are killed, and writes their ids to
+/// files. Then writes its process id, the number of CPUs and the number of threads that it has found.
 const GO_SIZE: &str = r#"
 package main
 import (
@@ -373,8 +374,8 @@ fn the_busy_threads_of_a_go_program_get_a_core_each() {
     check_busy_threads_get_a_core_each(program.to_str().unwrap());
 }
 
-/// Starts a Go program by `pjwctl run` in a job of some cores, with `GOMAXPROCS` of the user if that is given. Checks that it
-/// finds the size of its job, and that all its threads stay inside.
+/// Starts a Go program by `pjwctl run` in a job of some cores, with `GOMAXPROCS` of the user if that is given. Checks
+/// that it finds the size of its job, and that all its threads stay inside.
 fn check_go_program_keeps_to_its_job(daemon: &Daemon, program: &Path, cores: u32, own_threads: Option<u32>) {
     let dir = tempfile::tempdir().unwrap();
     let (id, cores) = (daemon.job_id("go"), cores.to_string());

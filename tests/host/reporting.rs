@@ -33,9 +33,9 @@ fn ids(daemon: &Daemon) -> Vec<String> {
     reports(daemon, None).into_iter().map(|report| report.id).collect()
 }
 
-/// Runs a command in a job by `pjwctl run`, below a shell that goes on afterwards, as an interactive shell does. Returns the
-/// CPU time of the command and its children in ms, as the kernel told it to the shell (times(2), the same number as that of
-/// wait4(2)).
+/// Runs a command in a job by `pjwctl run`, below a shell that goes on afterwards, as an interactive shell does.
+/// Returns the CPU time of the command and its children in ms, as the kernel told it to the shell (times(2), the same
+/// number as that of wait4(2)).
 fn run_and_time(daemon: &Daemon, job: &str, command: &str) -> u64 {
     let pjwctl = daemon.pjwctl_command(&["run", "--cores", "1", "--job", &daemon.job_id(job), "--"]);
     let words = std::iter::once(pjwctl.get_program()).chain(pjwctl.get_args());
@@ -125,8 +125,8 @@ fn a_job_that_wastes_a_core_gets_a_verdict_with_the_option_to_change() {
     let mut shell = Shell::start();
     daemon.assign("a", 2, &[shell.pid()]).unwrap();
     shell.send_line("while :; do :; done");
-    // A job is not judged by less than ten seconds between the first and the last reading of its CPU time. On a busy machine,
-    // these may be some seconds after its begin and before its end.
+    // A job is not judged by less than ten seconds between the first and the last reading of its CPU time. On a busy
+    // machine, these may be some seconds after its begin and before its end.
     let begun = std::time::Instant::now();
     wait_until("it has run for fifteen seconds", || begun.elapsed() > std::time::Duration::from_secs(15));
     drop(shell);

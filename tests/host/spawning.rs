@@ -30,8 +30,8 @@ fn local(line: &str, command: &[&str]) -> Output {
     pjwctl.output().unwrap()
 }
 
-/// Runs a command that may not end by itself, and waits for its end with a limit. The output must fit into the pipes, which
-/// have 64 KiB each: it is read after the end.
+/// Runs a command that may not end by itself, and waits for its end with a limit. The output must fit into the pipes,
+/// which have 64 KiB each: it is read after the end.
 fn output_in_time(command: &mut Command, what: &str) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let end = KillOnDrop(child.id());
@@ -217,7 +217,8 @@ fn a_pjwctl_that_was_started_with_sigchld_ignored_learns_how_its_instances_ended
     }
 }
 
-/// Runs `pjwctl spawn --local --json` with a proxy. Returns the exit code, the mode, why, and the exit codes of the instances.
+/// Runs `pjwctl spawn --local --json` with a proxy. Returns the exit code, the mode, why, and the exit codes of the
+/// instances.
 fn proxied(proxy: &str, line: &str, command: &[&str]) -> (Option<i32>, Value, Value, Vec<Value>) {
     let output = local(&format!("--proxy {proxy} --json {line} --"), command);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();

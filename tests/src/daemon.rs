@@ -101,7 +101,8 @@ impl Daemon {
     }
 
     /// Prepares a daemon with the configuration `config` that keeps its jobs by `enforcement`, and waits until no other
-    /// daemon of this program exists. [`Daemon::spawn`] starts it. Before, a test reads the state that is to be restored.
+    /// daemon of this program exists. [`Daemon::spawn`] starts it. Before, a test reads the state that is to be
+    /// restored.
     #[must_use]
     pub fn prepare_with(enforcement: Enforcement, config: &str) -> Self {
         Self::new(&format!("{}{config}", enforcement.config_line()))
@@ -122,8 +123,8 @@ impl Daemon {
         daemon
     }
 
-    /// Starts a daemon that does not run beside another one, and so takes the lock of this user, or of the machine for root.
-    /// `None`, with a report, if another daemon holds the lock.
+    /// Starts a daemon that does not run beside another one, and so takes the lock of this user, or of the machine for
+    /// root. `None`, with a report, if another daemon holds the lock.
     #[must_use]
     pub fn start_alone(enforcement: Enforcement, config: &str) -> Option<Self> {
         let mut daemon = Self::prepare_with(enforcement, config);
@@ -194,8 +195,8 @@ impl Daemon {
         self.daemon.stop(STOP_TIMEOUT);
     }
 
-    /// Calls `act` while the daemon is stopped (SIGSTOP), and lets the daemon go on. So the daemon sees all changes of `act`
-    /// at once.
+    /// Calls `act` while the daemon is stopped (SIGSTOP), and lets the daemon go on. So the daemon sees all changes of
+    /// `act` at once.
     pub fn while_stopped<T>(&self, act: impl FnOnce() -> T) -> T {
         self.signal(Signal::SIGSTOP);
         let _stopped = Stopped(self);

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Returns the directory of `pjwd`, `pjwctl`, `libpjw_spawn.so` and `libpjw_job.so`, and builds them first, so that no old binary is tested. The variable
-/// `PJW_PROGRAMS` names another directory. Then nothing is built: this is for users who can't build.
+/// Returns the directory of `pjwd`, `pjwctl`, `libpjw_spawn.so` and `libpjw_job.so`, and builds them first, so that no
+/// old binary is tested. The variable `PJW_PROGRAMS` names another directory. Then nothing is built: this is for users
+/// who can't build.
 ///
 /// # Panics
 /// If the programs can't be built.
@@ -54,9 +55,9 @@ pub fn program_path(name: &str) -> PathBuf {
     program_dir().join(name)
 }
 
-/// Copies a program to `target`, to be executed under another name. A child process writes the file. If this process had the
-/// file open for writing, children that other tests start at the same time would have it open too, and the file could not be
-/// executed (execve(2), ETXTBSY).
+/// Copies a program to `target`, to be executed under another name. A child process writes the file. If this process
+/// had the file open for writing, children that other tests start at the same time would have it open too, and the file
+/// could not be executed (execve(2), ETXTBSY).
 ///
 /// # Panics
 /// If the program can't be copied.

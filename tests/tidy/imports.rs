@@ -136,11 +136,11 @@ fn imports(module: &Module, own: &Names, names: &BTreeMap<Module, Names>) -> BTr
     imports
 }
 
-/// Returns the modules that define the item at the end of a path in `module`, however many re-exports lead there. Empty if
-/// the path leaves the crate, or names a module. `reexports` is the number of re-exports that may follow.
+/// Returns the modules that define the item at the end of a path in `module`, however many re-exports lead there. Empty
+/// if the path leaves the crate, or names a module. `reexports` is the number of re-exports that may follow.
 ///
-/// If the item is in no list, as one that a macro makes, the last module in the path counts as the one that defines it. With
-/// `is_guess`, it does not: the item may also be in another module.
+/// If the item is in no list, as one that a macro makes, the last module in the path counts as the one that defines it.
+/// With `is_guess`, it does not: the item may also be in another module.
 fn definers(
     module: &Module,
     path: &[String],
@@ -177,8 +177,8 @@ fn definers(
     if found.is_empty() && is_in_crate && !is_guess { BTreeSet::from([at]) } else { found }
 }
 
-/// Returns the module where a path begins that is written in `module`, and the rest of the path. `None` if it begins above
-/// the crate.
+/// Returns the module where a path begins that is written in `module`, and the rest of the path. `None` if it begins
+/// above the crate.
 fn begin_of_path<'a>(module: &Module, path: &'a [String]) -> Option<(Module, &'a [String])> {
     let (mut at, mut rest) = (module.clone(), path);
     match path.first()?.as_str() {

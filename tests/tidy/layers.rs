@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use super::imports::{Imports, Module, display_name};
 use super::{assert_no_violations, root, sources};
 
-/// The layer of each folder or file below the `src` of a crate. A module may import from lower layers, and from its
-/// own folder or file. A file that is not in this list is above all layers and may import anything. Each folder is in the
+/// The layer of each folder or file below the `src` of a crate. A module may import from lower layers, and from its own
+/// folder or file. A file that is not in this list is above all layers and may import anything. Each folder is in the
 /// list.
 const LAYERS: &[(&str, &[(&str, u8)])] = &[
     (

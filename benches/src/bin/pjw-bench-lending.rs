@@ -1,8 +1,8 @@
 //! The two programs of the bench `lending`.
 //!
-//! `server` answers requests that arrive at random times, whether the earlier ones are answered or not (an open loop). The
-//! demand changes in steps. A request takes a fixed amount of computing. Its latency counts from its arrival, so a request
-//! that waits for a worker, or a worker that waits for a CPU, is late.
+//! `server` answers requests that arrive at random times, whether the earlier ones are answered or not (an open loop).
+//! The demand changes in steps. A request takes a fixed amount of computing. Its latency counts from its arrival, so a
+//! request that waits for a worker, or a worker that waits for a CPU, is late.
 //!
 //! `batch` has one thread for each core. All threads compute a little and then wait for each other at a barrier, as
 //! fluidanimate does. So one thread that waits for a CPU delays all.

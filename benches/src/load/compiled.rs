@@ -9,7 +9,8 @@ use anyhow::{Context, bail};
 
 /// A program that ends at once.
 const SMALL: &str = "int main(void) { return 0; }\n";
-/// A program with `IMAGE_MB` MB of data in its file. It writes the first byte of each page of a share of it, in percent.
+/// A program with `IMAGE_MB` MB of data in its file. It writes the first byte of each page of a share of it, in
+/// percent.
 const IMAGE: &str = r"
 #include <stdlib.h>
 static volatile char image[IMAGE_MB << 20] = {1};
@@ -66,8 +67,8 @@ pub fn compile_small(directory: &Path) -> anyhow::Result<PathBuf> {
     compile(directory, "small", SMALL, &[])
 }
 
-/// Compiles a program with so many MB of data in its file. Its argument is the share of the data's pages that it writes,
-/// in percent.
+/// Compiles a program with so many MB of data in its file. Its argument is the share of the data's pages that it
+/// writes, in percent.
 ///
 /// # Errors
 /// As [`compile`].

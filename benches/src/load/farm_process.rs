@@ -104,9 +104,9 @@ pub fn measure_items(way: ItemWay, workers: u32, items: u32, item_cpu_time: Dura
     answer_of(&[&["items", way.word()], &numbers.each_ref().map(String::as_str)[..]].concat())
 }
 
-/// Returns the command of a farm with a reader and a writer, as the last words of `launcher`: a command that starts another
-/// one. The farm prints how long it took, in seconds. If `cores` is not empty, worker i is bound to the entry i of the list by
-/// sched_setaffinity(2), and the reader and the writer are not bound.
+/// Returns the command of a farm with a reader and a writer, as the last words of `launcher`: a command that starts
+/// another one. The farm prints how long it took, in seconds. If `cores` is not empty, worker i is bound to the entry i
+/// of the list by sched_setaffinity(2), and the reader and the writer are not bound.
 ///
 /// # Errors
 /// If the path of this program can't be read.
@@ -264,7 +264,8 @@ fn items_in(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration) -> 
     Ok(begin.elapsed().as_secs_f64())
 }
 
-/// Runs a farm whose reader passes 64 bytes for each item, and whose writer writes them to a file. Returns the time in seconds.
+/// Runs a farm whose reader passes 64 bytes for each item, and whose writer writes them to a file. Returns the time in
+/// seconds.
 fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<f64> {
     let ReaderAndWriter { workers, items, item_cpu_time, io } = farm;
     let begin = Instant::now();

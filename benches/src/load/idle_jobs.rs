@@ -3,7 +3,8 @@
 use crate::load::processes::{Activity, LoadProcesses};
 use crate::programs::{daemon::PrivateWarden, interrupt::StopSignal};
 
-/// The values of the key `enforcement` that the benches compare, each with the name of what keeps the jobs on their cores.
+/// The values of the key `enforcement` that the benches compare, each with the name of what keeps the jobs on their
+/// cores.
 pub const ENFORCEMENTS: [(&str, &str); 2] = [("auto", "cpusets"), ("affinity", "masks")];
 
 /// Jobs of one core each, whose processes sleep. The processes end when this value is dropped.

@@ -32,9 +32,9 @@ pub struct MemoryProcesses {
 }
 
 impl MemoryProcesses {
-    /// Starts processes whose resident set sizes have this sum, in bytes, in pages of 4 KiB. Waits until they have it. This is
-    /// one process if its memory fits. Else the process forks others, and they share the same pages: the kernel reads a
-    /// shared page once for each process that maps it.
+    /// Starts processes whose resident set sizes have this sum, in bytes, in pages of 4 KiB. Waits until they have it.
+    /// This is one process if its memory fits. Else the process forks others, and they share the same pages: the kernel
+    /// reads a shared page once for each process that maps it.
     ///
     /// # Errors
     /// If the memory fits for at most 64 processes neither, a process can't be started, or the bench was interrupted.
@@ -75,7 +75,8 @@ pub fn available_bytes() -> anyhow::Result<u64> {
     Ok(kib * 1024)
 }
 
-/// Runs this program as a process with much memory and does not return, if the arguments say so. Otherwise returns at once.
+/// Runs this program as a process with much memory and does not return, if the arguments say so. Otherwise returns at
+/// once.
 ///
 /// # Errors
 /// If an argument is wrong, or a process can't be forked.

@@ -1,8 +1,8 @@
 //! The owner of a core, and the program that borrows it, for the bench `wakeup`.
 //!
-//! The owner sleeps, and measures itself what follows its wake-up: how late it ran, or how long the borrower kept the core.
-//! The borrower has threads that spin. A bench starts its own executable again for both. The main function of the bench calls
-//! [`run_as_owner_or_borrower`] first.
+//! The owner sleeps, and measures itself what follows its wake-up: how late it ran, or how long the borrower kept the
+//! core. The borrower has threads that spin. A bench starts its own executable again for both. The main function of the
+//! bench calls [`run_as_owner_or_borrower`] first.
 
 use std::env;
 use std::fs;
@@ -35,13 +35,15 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 const WORK_TIME: Duration = Duration::from_micros(20);
 /// The shortest and the longest sleep of an owner that measures how late it runs, in µs.
 const SHORT_SLEEP_US: (u64, u64) = (1_000, 5_000);
-/// How long an owner works after a wake-up that uses most of its core: less than the daemon needs to take the core back.
+/// How long an owner works after a wake-up that uses most of its core: less than the daemon needs to take the core
+/// back.
 const LONG_WORK_TIME: Duration = Duration::from_micros(1_200);
-/// The shortest and the longest sleep of such an owner, in µs. It runs for two thirds of the time. The kernel favours a thread
-/// that uses less than its share, so only with more than half of the time a wake-up beside another program is late.
+/// The shortest and the longest sleep of such an owner, in µs. It runs for two thirds of the time. The kernel favours a
+/// thread that uses less than its share, so only with more than half of the time a wake-up beside another program is
+/// late.
 const BUSY_SLEEP_US: (u64, u64) = (400, 800);
-/// The shortest and the longest sleep of an owner that measures how long the borrower keeps the core, in µs: longer than the
-/// daemon needs to see that the owner is idle.
+/// The shortest and the longest sleep of an owner that measures how long the borrower keeps the core, in µs: longer
+/// than the daemon needs to see that the owner is idle.
 const LONG_SLEEP_US: (u64, u64) = (30_000, 60_000);
 
 /// What an owner measures.
@@ -65,8 +67,8 @@ impl Measurement {
     }
 }
 
-/// Starts the owner and returns the times that it measured, in µs: at most `count`. `launcher` is the first part of the command, such as
-/// `pjwctl run`. `borrower` is the process that borrows the owner's core. `None` if there is none.
+/// Starts the owner and returns the times that it measured, in µs: at most `count`. `launcher` is the first part of the
+/// command, such as `pjwctl run`. `borrower` is the process that borrows the owner's core. `None` if there is none.
 ///
 /// # Errors
 /// If the owner can't be started, or its core is not lent, or does not come back, within 60 s.
@@ -85,7 +87,8 @@ pub fn measure_owner(
     Ok(serde_json::from_str(&line)?)
 }
 
-/// Starts the borrower, with `threads` threads that spin, and waits until all run. `launcher` is the first part of the command.
+/// Starts the borrower, with `threads` threads that spin, and waits until all run. `launcher` is the first part of the
+/// command.
 ///
 /// # Errors
 /// If the borrower can't be started.
@@ -99,8 +102,8 @@ pub fn start_borrower(
     Program::start_until_ready("the borrower", &mut launcher, READY_TIMEOUT, interrupt)
 }
 
-/// Runs this program as an owner or a borrower and does not return, if the arguments say that it is one. Otherwise returns at
-/// once.
+/// Runs this program as an owner or a borrower and does not return, if the arguments say that it is one. Otherwise
+/// returns at once.
 ///
 /// # Errors
 /// If an argument is wrong, or the measurement fails.

@@ -1,7 +1,8 @@
 //! A load of many processes of a plain user that fork or spin without a pause.
 //!
-//! A bench starts its own executable again for the leader of the processes. The leader begins a session of its own, as a
-//! login does, and so has an autogroup of its own (sched(7)). The main function of the bench calls [`run_as_leader`] first.
+//! A bench starts its own executable again for the leader of the processes. The leader begins a session of its own, as
+//! a login does, and so has an autogroup of its own (sched(7)). The main function of the bench calls [`run_as_leader`]
+//! first.
 
 use std::env;
 use std::io::{Write, pipe, stdout};
@@ -33,7 +34,8 @@ pub enum UserActivity {
 }
 
 impl UserActivity {
-    /// The script of a process. It begins when the leader closes the standard input, and ends when the leader has ended.
+    /// The script of a process. It begins when the leader closes the standard input, and ends when the leader has
+    /// ended.
     fn script(self) -> &'static str {
         match self {
             Self::Forking => "read -r line; while kill -0 $PPID 2>/dev/null; do ( : ); done",
@@ -51,8 +53,8 @@ impl UserActivity {
     }
 }
 
-/// A running load. Its processes are killed, by their process group, when this value is dropped. If the bench is killed,
-/// they end by themselves.
+/// A running load. Its processes are killed, by their process group, when this value is dropped. If the bench is
+/// killed, they end by themselves.
 #[derive(Debug)]
 pub struct UserLoad(Program);
 
@@ -75,8 +77,8 @@ impl Drop for UserLoad {
     }
 }
 
-/// Runs this program as the leader of a load and does not return, if the arguments say that it is one. Otherwise returns
-/// at once.
+/// Runs this program as the leader of a load and does not return, if the arguments say that it is one. Otherwise
+/// returns at once.
 ///
 /// # Errors
 /// If an argument is wrong, or a process can't be started.

@@ -40,8 +40,8 @@ impl StartCost {
         Ok(Self::of_group(count, own_cpu_us()? - before, wall.as_secs_f64() * 1e6))
     }
 
-    /// Whether another round would change the medians little: of at least three rounds, the lowest and the highest value differ
-    /// by less than a tenth, in CPU time and in rate.
+    /// Whether another round would change the medians little: of at least three rounds, the lowest and the highest
+    /// value differ by less than a tenth, in CPU time and in rate.
     #[must_use]
     pub fn are_settled(costs: &[Self]) -> bool {
         let spread = |field: fn(&Self) -> f64| {

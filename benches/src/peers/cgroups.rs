@@ -65,7 +65,8 @@ impl Cgroup {
         self.write(self.weight_file(), &(cores * each).min(most).to_string())
     }
 
-    /// Gives the processes of the cgroup idle priority: they run only while no other process wants the CPU (Linux 5.15).
+    /// Gives the processes of the cgroup idle priority: they run only while no other process wants the CPU (Linux
+    /// 5.15).
     ///
     /// # Errors
     /// If the kernel has no such file or refuses the value.

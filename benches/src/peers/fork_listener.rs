@@ -1,6 +1,6 @@
 //! The lower limit of the reaction time: a process that receives fork events as pjwd does, and sets the mask of each
-//! child of one process at once, by one system call. It decides, stores and checks nothing. It has the real-time priority
-//! of pjwd, where the system allows it.
+//! child of one process at once, by one system call. It decides, stores and checks nothing. It has the real-time
+//! priority of pjwd, where the system allows it.
 //!
 //! A bench starts its own executable again for the listener. The main function of the bench calls
 //! [`run_as_fork_listener`] first.

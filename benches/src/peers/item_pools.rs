@@ -1,5 +1,5 @@
-//! What computes many short items on several processes, beside a farm: Python's `multiprocessing.Pool` and `xargs -P`. And the
-//! module pjw_farm of Python.
+//! What computes many short items on several processes, beside a farm: Python's `multiprocessing.Pool` and `xargs -P`.
+//! And the module pjw_farm of Python.
 
 use std::fmt::Write;
 use std::fs::File;

@@ -24,8 +24,8 @@ pub struct VforkDelay {
 struct Ended(Child);
 
 impl VforkDelay {
-    /// Compiles the program into a directory and starts it. It will start `started`, whose records have the time of the first
-    /// act.
+    /// Compiles the program into a directory and starts it. It will start `started`, whose records have the time of the
+    /// first act.
     ///
     /// # Errors
     /// As [`compile`], and if the program can't be started.
@@ -40,8 +40,8 @@ impl VforkDelay {
         Ok(Self { requests, delays, _program: Ended(child) })
     }
 
-    /// Starts one process, which sets the mask of one PU after the other between vfork and exec, or no mask. Returns the time
-    /// from before vfork to the first act of the process, in us.
+    /// Starts one process, which sets the mask of one PU after the other between vfork and exec, or no mask. Returns
+    /// the time from before vfork to the first act of the process, in us.
     ///
     /// # Errors
     /// If the start has failed.

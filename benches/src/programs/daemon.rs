@@ -94,13 +94,13 @@ pub enum EventSource {
     /// By polling. The daemon runs in a network namespace of its own, to which the kernel sends no process events.
     /// This needs root and unshare(1).
     Polling,
-    /// By process events, without BPF. The daemon runs in a mount namespace of its own in which the kernel's type information
-    /// is hidden. This needs root and unshare(1).
+    /// By process events, without BPF. The daemon runs in a mount namespace of its own in which the kernel's type
+    /// information is hidden. This needs root and unshare(1).
     WithoutBpf,
 }
 
-/// A private daemon. When this value is dropped, all jobs are released, so that no cgroup of theirs is left, and the daemon is
-/// stopped. The methods of [`PrivateDaemon`] are available too.
+/// A private daemon. When this value is dropped, all jobs are released, so that no cgroup of theirs is left, and the
+/// daemon is stopped. The methods of [`PrivateDaemon`] are available too.
 #[derive(Debug)]
 pub struct PrivateWarden(PrivateDaemon);
 
@@ -134,8 +134,8 @@ impl PrivateWarden {
         Self::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)
     }
 
-    /// Starts a daemon as [`PrivateWarden::start`] does, and without `--beside` if no other daemon of this user runs: its
-    /// status then has no warning of another daemon.
+    /// Starts a daemon as [`PrivateWarden::start`] does, and without `--beside` if no other daemon of this user runs:
+    /// its status then has no warning of another daemon.
     ///
     /// # Errors
     /// As [`PrivateWarden::start`].
@@ -254,7 +254,8 @@ impl PrivateWarden {
 
 impl Drop for PrivateWarden {
     fn drop(&mut self) {
-        // The programs of the bench have ended. A daemon that does not answer can't release their jobs and is stopped anyway.
+        // The programs of the bench have ended. A daemon that does not answer can't release their jobs and is stopped
+        // anyway.
         let _ = self.release_all();
         self.0.stop(STOP_TIMEOUT);
     }

@@ -9,7 +9,8 @@ use std::thread;
 
 use anyhow::Context;
 
-/// A new cgroup v2 below the cgroup of the bench. It is removed when this value is dropped: its processes have ended then.
+/// A new cgroup v2 below the cgroup of the bench. It is removed when this value is dropped: its processes have ended
+/// then.
 #[derive(Debug)]
 pub struct EmptyCgroup(PathBuf);
 

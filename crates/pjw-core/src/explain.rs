@@ -129,8 +129,8 @@ fn provision_text(job: &Job) -> Option<String> {
     Some(format!("{by} promised these cores to it, with or without processes{}", rule.unwrap_or_default()))
 }
 
-/// The sentence about the cores that a job lends, or about those that it can't borrow. `None` if lending does not concern
-/// the job.
+/// The sentence about the cores that a job lends, or about those that it can't borrow. `None` if lending does not
+/// concern the job.
 fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     let lent = state.pool.lent_cpus().intersection(&state.pool.pus_of(&job.id));
     if !lent.is_empty() {
@@ -243,8 +243,8 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     because
 }
 
-/// The sentence about the processes with which a process shares its address space. `None` if there are none. The host of
-/// tasks is not counted as one of them.
+/// The sentence about the processes with which a process shares its address space. `None` if there are none. The host
+/// of tasks is not counted as one of them.
 fn address_space_text(state: &WardenState, member: &Member) -> Option<String> {
     let group = state.address_spaces.group_of(member.id)?;
     let is_host = |pid: &Pid| state.members.get(pid).is_some_and(Member::is_task_host);

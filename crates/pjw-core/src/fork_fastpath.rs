@@ -3,15 +3,15 @@
 //!
 //! A child begins as a copy of its parent, except for its process id, its start time and its mask. That is enough to
 //! decide which mask the child should have. The scan that follows reads the other facts, and corrects the decision. A
-//! job in a cpuset does not need the fast path: its children are born in the cpuset. Where the mask is right, that scan may
-//! wait: it would take a PU from the child or its parent while the child executes its program.
+//! job in a cpuset does not need the fast path: its children are born in the cpuset. Where the mask is right, that scan
+//! may wait: it would take a PU from the child or its parent while the child executes its program.
 //!
 //! The `stat` of a newborn process is not read: while the process executes another program, a reader waits (some
-//! milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some ticks late.
-//! A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its mask does
-//! not follow from the requests that pjw knows: a program may have requested the mask, or the process may be in a cpuset of
-//! its own. Except if the process has every online PU and no known cpuset restricts its ancestor: then the program
-//! requested every PU.
+//! milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some ticks
+//! late. A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its
+//! mask does not follow from the requests that pjw knows: a program may have requested the mask, or the process may be
+//! in a cpuset of its own. Except if the process has every online PU and no known cpuset restricts its ancestor: then
+//! the program requested every PU.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
@@ -170,8 +170,8 @@ pub fn forked_with_unexplained_masks(
     probe.mismatches.iter().filter(is_unknown).map(|forked| forked.id.pid).collect()
 }
 
-/// Whether the mask `seen` of a new process says without the cgroup of the process which mask was requested: the process may have
-/// inherited the request, or no cpuset restricts the process and `parent`.
+/// Whether the mask `seen` of a new process says without the cgroup of the process which mask was requested: the
+/// process may have inherited the request, or no cpuset restricts the process and `parent`.
 fn is_request_known(state: &WardenState, new: &Descendant, parent: ProcessId, seen: &CpuSet) -> bool {
     let online = state.pool.online_cpus();
     let limits = state.present_mask_limits(parent.pid);

@@ -13,8 +13,8 @@
 //! - [`state`]: the data kept between two cycles.
 //! - [`allocate`]: chooses the cores for a request.
 //! - `phases`: the steps of one cycle.
-//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`provision_rules`], [`report`], [`fork_fastpath`], [`core_map`],
-//!   [`memory`] and [`diagnosis`] are on the same layer.
+//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`provision_rules`], [`report`],
+//!   [`fork_fastpath`], [`core_map`], [`memory`] and [`diagnosis`] are on the same layer.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! The memory of a job: sums over its processes, and an estimate of what they share.
 //!
-//! Processes that were forked share the pages that none of them has changed since. The resident set size (RSS) of a process
-//! counts such pages in full, the proportional set size (PSS) divides them by the number of address spaces that map
-//! them, and the unique set size (USS) leaves them out.
+//! Processes that were forked share the pages that none of them has changed since. The resident set size (RSS) of a
+//! process counts such pages in full, the proportional set size (PSS) divides them by the number of address spaces that
+//! map them, and the unique set size (USS) leaves them out.
 
 use crate::basics::{Pid, prelude::*};
 
@@ -35,8 +35,8 @@ pub struct ProcessMemory {
 pub struct JobMemory {
     /// The sum of the resident set sizes. A page that n address spaces map is counted n times.
     pub rss: u64,
-    /// The sum of the proportional set sizes: the memory that the job uses, except the parts of pages that other programs
-    /// map too.
+    /// The sum of the proportional set sizes: the memory that the job uses, except the parts of pages that other
+    /// programs map too.
     pub pss: u64,
     /// The sum of the unique set sizes.
     pub uss: u64,
@@ -95,8 +95,8 @@ pub fn estimate_shared_permille(cgroup_bytes: u64, process_bytes: &[u64]) -> u32
     let total: u128 = process_bytes.iter().map(|&size| pages(size)).sum();
     let squares: u128 = process_bytes.iter().map(|&size| pages(size) * pages(size)).sum();
     let doubled = total.saturating_sub(pages(cgroup_bytes));
-    // With n processes of equal size, total² / squares is n. A page that all map is counted n times, and n - 1 times too
-    // often: shared = doubled * n / (n - 1), where n / (n - 1) = total² / (total² - squares).
+    // With n processes of equal size, total² / squares is n. A page that all map is counted n times, and n - 1 times
+    // too often: shared = doubled * n / (n - 1), where n / (n - 1) = total² / (total² - squares).
     let others = total.saturating_mul(total).saturating_sub(squares);
     if total == 0 || others == 0 {
         return 0;

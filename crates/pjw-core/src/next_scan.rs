@@ -48,8 +48,8 @@ pub(crate) fn next_scan(
     })
 }
 
-/// The processes whose masks or cgroups these changes of cpusets may change: all processes in the cpusets, and those that
-/// are moved.
+/// The processes whose masks or cgroups these changes of cpusets may change: all processes in the cpusets, and those
+/// that are moved.
 fn pids_changed_by<'a>(
     state: &WardenState,
     actions: impl Iterator<Item = &'a CpusetAction> + Clone,

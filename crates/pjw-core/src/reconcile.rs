@@ -143,8 +143,8 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
     state.jobs.jobs_without_cores().for_each(|job| state.dirty.add_job(&job.id));
 }
 
-/// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for them.
-/// The jobs in `waiting_jobs` wait for their cpusets.
+/// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for
+/// them. The jobs in `waiting_jobs` wait for their cpusets.
 fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
     let mut dirty = DirtySet::default();
     waiting_jobs.iter().for_each(|job| dirty.add_job(job));

@@ -168,7 +168,8 @@ fn prepare(path: &Path) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Listens at the path, and replaces a socket file at which no process listens. Returns the device and inode of the file.
+/// Listens at the path, and replaces a socket file at which no process listens. Returns the device and inode of the
+/// file.
 fn listen_at(path: &Path) -> Result<(UnixListener, (u64, u64)), BindError> {
     if let Listening::Process(pid) = listening(path) {
         // A daemon runs that was started by other means, without the lock.

@@ -44,14 +44,14 @@ pub(crate) fn listener_pid(stream: &UnixStream) -> Option<i32> {
 /// zero (unix(7)).
 pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// Returns the length of `path` in bytes if `path` is too long for a Unix socket (longer than [`MAX_SOCKET_PATH_BYTES`]). Otherwise
-/// returns `None`.
+/// Returns the length of `path` in bytes if `path` is too long for a Unix socket (longer than
+/// [`MAX_SOCKET_PATH_BYTES`]). Otherwise returns `None`.
 pub(crate) fn length_if_too_long(path: &Path) -> Option<usize> {
     Some(path.as_os_str().len()).filter(|&length| length > MAX_SOCKET_PATH_BYTES)
 }
 
-/// Returns `path` as text for an error message. If the text has more than [`MAX_SOCKET_PATH_BYTES`] characters, the rest is replaced
-/// by `…`.
+/// Returns `path` as text for an error message. If the text has more than [`MAX_SOCKET_PATH_BYTES`] characters, the
+/// rest is replaced by `…`.
 pub(crate) fn truncate_path(path: &Path) -> String {
     let text = path.display().to_string();
     match text.char_indices().nth(MAX_SOCKET_PATH_BYTES) {

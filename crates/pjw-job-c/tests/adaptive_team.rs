@@ -1,4 +1,5 @@
-//! The example `adaptive_team.c` is compiled, and its OpenMP team follows a core map that a writer publishes, as pjwd does.
+//! The example `adaptive_team.c` is compiled, and its OpenMP team follows a core map that a writer publishes, as pjwd
+//! does.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 

@@ -1,5 +1,5 @@
-//! Measures the time from a change of a core map to the program that waits for it: p50, p99 and the longest of 2000 changes.
-//! Usage: `cargo run --release -p pjw-job --example wake_latency`
+//! Measures the time from a change of a core map to the program that waits for it: p50, p99 and the longest of 2000
+//! changes. Usage: `cargo run --release -p pjw-job --example wake_latency`
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 

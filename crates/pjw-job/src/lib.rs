@@ -1,9 +1,9 @@
 //! What a program can know of the cores that its job has, and how the program asks for more or fewer.
 //!
 //! pjwd publishes the *core map* of each job in a directory, by default `/run/pjwd/jobs/ID`. A program opens its job
-//! once with [`Job::of_this_process`], reads its cores with [`Job::cores`], which makes no system call, and waits for changes with
-//! [`Job::wait_for_change`]. Without a daemon the cores are those of the affinity mask of the calling thread, so a program that
-//! uses this crate runs anywhere.
+//! once with [`Job::of_this_process`], reads its cores with [`Job::cores`], which makes no system call, and waits for
+//! changes with [`Job::wait_for_change`]. Without a daemon the cores are those of the affinity mask of the calling
+//! thread, so a program that uses this crate runs anywhere.
 //!
 //! ```no_run
 //! let job = pjw_job::Job::of_this_process();
@@ -22,8 +22,8 @@
 //! state. `docs/coremap.md` describes the files byte for byte.
 //!
 //! The core map is the CPUs of a job, as pjwd publishes them. It is in the file `coremap` of 4096 bytes, which programs
-//! map into their memory. [`layout`] describes the file, and pjwd writes it by [`CoreMapWriter`]. Programs need these two
-//! only in tests, to make a file of their own.
+//! map into their memory. [`layout`] describes the file, and pjwd writes it by [`CoreMapWriter`]. Programs need these
+//! two only in tests, to make a file of their own.
 
 pub mod layout;
 

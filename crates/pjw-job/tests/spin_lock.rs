@@ -1,5 +1,5 @@
-//! The example `spin_lock`: one thread at a time holds the lock, whatever happens to the cores, and waiters sleep while the
-//! holder's core has left.
+//! The example `spin_lock`: one thread at a time holds the lock, whatever happens to the cores, and waiters sleep while
+//! the holder's core has left.
 
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)] // a test may fail
 
@@ -35,8 +35,8 @@ fn open(directory: &Path) -> Arc<Job> {
     Arc::new(Job::in_directory(directory))
 }
 
-/// Adds 1 to the value many times in each of four threads. Between the read and the write of the value, a second holder would
-/// have time to read it too.
+/// Adds 1 to the value many times in each of four threads. Between the read and the write of the value, a second holder
+/// would have time to read it too.
 fn count_in_threads(lock: &SpinLock<u64>) {
     let add = || {
         let mut value = lock.lock();

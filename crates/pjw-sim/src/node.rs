@@ -211,8 +211,8 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     })
 }
 
-/// Leaves only the busy threads in a process, if all of them are there and no other thread ran since the last scan of these
-/// alone. `others` has the CPU time of the other threads at that scan.
+/// Leaves only the busy threads in a process, if all of them are there and no other thread ran since the last scan of
+/// these alone. `others` has the CPU time of the other threads at that scan.
 fn keep_busy(process: &mut Process, busy: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
     let known = others.remove(&process.id.pid);
     let Some(threads) = &mut process.threads else { return };
@@ -246,7 +246,8 @@ fn create_cpuset(
             return CpusetOutcome::Gone;
         }
         for pid in alive {
-            // systemd moves the process wherever it is. If another program moved it after the scan, pjw can't know from where.
+            // systemd moves the process wherever it is. If another program moved it after the scan, pjw can't know from
+            // where.
             if world.processes[&pid].attributes_changed {
                 world.mark_original_cgroup_unknown(pid);
             }
@@ -268,8 +269,9 @@ fn create_cpuset(
     CpusetOutcome::Done { effective: Some(world.effective_cpus(path)) }
 }
 
-/// While a change is delayed, the daemon can't know whether it is complete. So it can't know whether a mask that it reads was
-/// requested by the program, or is what the cpuset leaves of an earlier request. Before Linux 6.2: or is the whole cpuset.
+/// While a change is delayed, the daemon can't know whether it is complete. So it can't know whether a mask that it
+/// reads was requested by the program, or is what the cpuset leaves of an earlier request. Before Linux 6.2: or is the
+/// whole cpuset.
 fn note_delayed(world: &mut World, change: &CpusetChange) {
     let (written, moved) = match change {
         CpusetChange::Create { job_cpuset, initial_processes, .. } => {

@@ -2,10 +2,10 @@
 //!
 //! Without `sdexec` all jobs share Flux's own cgroup, and only the environment and the ancestors identify a job. With
 //! `sdexec` each job is a service `imp-shell-<rank>-<id>.service` of the user that Flux runs as, below
-//! `user@<uid>.service` of that user. Every user can start a service with such a name below the *own* service
-//! manager, to join another job, or to get cores for jobs that do not exist. So the name counts only below the
-//! manager of the user in [`LocalHost::flux_user`], or root's: only Flux can create directories there. A user's own Flux
-//! instance (`shell-<rank>-<id>`) is not a batch system of this node, and is ignored.
+//! `user@<uid>.service` of that user. Every user can start a service with such a name below the *own* service manager,
+//! to join another job, or to get cores for jobs that do not exist. So the name counts only below the manager of the
+//! user in [`LocalHost::flux_user`], or root's: only Flux can create directories there. A user's own Flux instance
+//! (`shell-<rank>-<id>`) is not a batch system of this node, and is ignored.
 //!
 //! Job ids are F58: `f` or `ƒ` (U+0192), then base58 digits. They are stored with a plain `f`. No variable has the
 //! number of cores. No process group or session belongs to one job: each task may have its own.

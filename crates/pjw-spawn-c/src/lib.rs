@@ -2,8 +2,8 @@
 //! the functions that start groups of processes. `include/pjw_farm.h` and pjw_farm(3) describe farms.
 //!
 //! The names are those of the pspawn slides ("Optimizing Latency and Throughput for Spawning Processes on Massively
-//! Multicore Processors"). Each function reads the caller's arguments, which may be anything, before it starts a process.
-//! A failure sets `errno` and a text of the calling thread.
+//! Multicore Processors"). Each function reads the caller's arguments, which may be anything, before it starts a
+//! process. A failure sets `errno` and a text of the calling thread.
 
 mod arguments;
 mod background;

@@ -1,5 +1,5 @@
-//! C programs are compiled against the headers and libpjw_spawn.so, and check the functions themselves: `program.c` those of
-//! pjw_spawn.h, `farm.c` those of pjw_farm.h. A Python program checks the module pjw_farm: `farm.py`.
+//! C programs are compiled against the headers and libpjw_spawn.so, and check the functions themselves: `program.c`
+//! those of pjw_spawn.h, `farm.c` those of pjw_farm.h. A Python program checks the module pjw_farm: `farm.py`.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 

@@ -163,8 +163,8 @@ fn library(directory: &Path, number: u32) -> String {
     compile(directory, &name, &source, &["-shared", "-fPIC"]).to_str().unwrap().to_owned()
 }
 
-/// This program as a template, with `PJW_LATE=template`: its instances end at once. With `PJW_LATE=COUNT` it is the bare
-/// fork loop of the same size. Every child gets a mask.
+/// This program as a template, with `PJW_LATE=template`: its instances end at once. With `PJW_LATE=COUNT` it is the
+/// bare fork loop of the same size. Every child gets a mask.
 fn late(mode: &str) {
     if mode == "template" {
         let own = pjw_spawn::proxy::fork_here().unwrap();

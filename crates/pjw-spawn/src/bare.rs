@@ -1,5 +1,5 @@
-//! System calls without the C library, whose functions write `errno`. That variable lies at the thread pointer: processes that
-//! share memory and have the same thread pointer share it too.
+//! System calls without the C library, whose functions write `errno`. That variable lies at the thread pointer:
+//! processes that share memory and have the same thread pointer share it too.
 
 use std::ffi::c_long;
 

@@ -79,8 +79,8 @@ impl SpawnContext {
     /// low for the new processes.
     ///
     /// # Errors
-    /// If [`SpawnContext::check_instances`] fails, or if a resource for the batch can't be created. No process is started
-    /// then.
+    /// If [`SpawnContext::check_instances`] fails, or if a resource for the batch can't be created. No process is
+    /// started then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
         self.check_instances(&instances)?;
         raise_descriptor_limit(instances.len())?;
@@ -149,8 +149,8 @@ impl SpawnContext {
     /// Starts one process of the program. Waits until the process has begun the program or has failed to start.
     ///
     /// # Errors
-    /// - The outer error: a check of [`SpawnContext::check_instances`] has failed, or a resource such as a descriptor is
-    ///   missing. No process was created.
+    /// - The outer error: a check of [`SpawnContext::check_instances`] has failed, or a resource such as a descriptor
+    ///   is missing. No process was created.
     /// - The inner error: the start of the process has failed after these checks. The error contains the failed step.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
         let result = self.spawn_n(vec![instance])?.pop();
@@ -206,8 +206,8 @@ fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
     shares
 }
 
-/// Deals the instances to one spawner for each NUMA node, because a thread sees the replicas of one node only. Those of a
-/// placement without a node have a spawner of their own.
+/// Deals the instances to one spawner for each NUMA node, because a thread sees the replicas of one node only. Those of
+/// a placement without a node have a spawner of their own.
 fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
     let mut shares: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (index, instance) in instances.iter().enumerate() {
@@ -216,8 +216,8 @@ fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
     shares
 }
 
-/// Makes the address space of instances that are tasks. `None` for others. `has_own_table` says that no other thread has the table
-/// of descriptors of the calling thread.
+/// Makes the address space of instances that are tasks. `None` for others. `has_own_table` says that no other thread
+/// has the table of descriptors of the calling thread.
 fn space_of(
     setup: &Arc<Setup>,
     indexes: &[usize],

@@ -248,8 +248,8 @@ impl SpawnContext {
     }
 
     /// Keeps a spawner thread (a thread that has started processes) alive until this context is dropped, because the
-    /// kernel kills the started processes when the thread ends. The thread waits on a channel, and ends when `end_signal`,
-    /// the sender of this channel, is dropped.
+    /// kernel kills the started processes when the thread ends. The thread waits on a channel, and ends when
+    /// `end_signal`, the sender of this channel, is dropped.
     pub(crate) fn keep_spawner_thread(&self, end_signal: Sender<()>) {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(end_signal);
     }
@@ -273,12 +273,13 @@ impl SpawnContext {
         checks::check_all(&self.setup, instances, self.starter_count(instances))
     }
 
-    /// Returns how many threads and processes [`SpawnContext::start`] uses to start `instances`. The limits on the number
-    /// of processes count all of these:
+    /// Returns how many threads and processes [`SpawnContext::start`] uses to start `instances`. The limits on the
+    /// number of processes count all of these:
     ///
     /// - The spawner threads, which start the instances (processes).
     /// - One template for each spawner thread, if the context uses templates. Instances are forked from a template.
-    /// - The process that owns the common address space, if the instances share memory ([`SpawnContext::share_memory`]).
+    /// - The process that owns the common address space, if the instances share memory
+    ///   ([`SpawnContext::share_memory`]).
     #[must_use]
     pub fn starter_count(&self, instances: &[Instance]) -> usize {
         let threads = self.spawner_count(instances);

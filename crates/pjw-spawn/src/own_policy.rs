@@ -51,8 +51,8 @@ pub(crate) fn set_own_mask(cpus: &CpuSet) -> Result<(), Errno> {
     Errno::result(set).map(drop)
 }
 
-/// Returns the numbers of the NUMA nodes from which the calling thread can have memory: the nodes of its cpuset that have
-/// memory. `None` if get_mempolicy(2) fails, for example because the kernel does not support NUMA.
+/// Returns the numbers of the NUMA nodes from which the calling thread can have memory: the nodes of its cpuset that
+/// have memory. `None` if get_mempolicy(2) fails, for example because the kernel does not support NUMA.
 pub(crate) fn own_memory_nodes() -> Option<CpuSet> {
     let mut nodes = [0_u64; MAX_NODES / 64];
     let no_mode = ptr::null_mut::<i32>();

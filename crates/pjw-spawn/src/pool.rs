@@ -83,8 +83,8 @@ pub enum WorkerPoolWaitError {
     /// No limit of time was given, and all workers have exited with status 0. No worker will end any more.
     #[error("no worker runs: all workers have exited with status 0")]
     AllDone,
-    /// epoll(7) or waitid(2) has failed. The variant contains the error number. waitid(2) fails with `ECHILD` if another
-    /// part of the program has waited for the end of a worker. A new worker replaces this worker all the same.
+    /// epoll(7) or waitid(2) has failed. The variant contains the error number. waitid(2) fails with `ECHILD` if
+    /// another part of the program has waited for the end of a worker. A new worker replaces this worker all the same.
     #[error("the end of a worker can't be read: {}", .0.desc())]
     SystemCall(#[from] Errno),
 }

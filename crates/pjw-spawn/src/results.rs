@@ -18,8 +18,8 @@ use rustix::net::{
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 
-/// The largest number of results in one [`ResultPacket`], which is a message from a spawner thread. Each result can contain a
-/// pidfd. The kernel passes at most 253 descriptors with one message (`SCM_MAX_FD`).
+/// The largest number of results in one [`ResultPacket`], which is a message from a spawner thread. Each result can
+/// contain a pidfd. The kernel passes at most 253 descriptors with one message (`SCM_MAX_FD`).
 pub(crate) const MAX_RESULTS: usize = 64;
 /// The bytes of one result, and of the head of a packet.
 const RESULT_BYTES: usize = 16;

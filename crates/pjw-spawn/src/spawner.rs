@@ -3,8 +3,8 @@
 //! So an instance has its mask before its first instruction, and makes no system call for it. The thread has a table
 //! of descriptors of its own: the pidfds of many instances would be copied for each new process, and closed again.
 //!
-//! For one instance, a thread would take longer than it saves: [`start_single_instance`] starts the instance from the calling thread,
-//! whose mask stays as it is. This instance sets its mask itself before it executes its program.
+//! For one instance, a thread would take longer than it saves: [`start_single_instance`] starts the instance from the
+//! calling thread, whose mask stays as it is. This instance sets its mask itself before it executes its program.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -74,8 +74,8 @@ pub(crate) fn start_single_instance(setup: &Setup, instance: &Instance) -> Resul
     result
 }
 
-/// Returns the start of an instance with the mask and the memory policy of the calling thread. Its pointers are valid until
-/// the next instance is laid out.
+/// Returns the start of an instance with the mask and the memory policy of the calling thread. Its pointers are valid
+/// until the next instance is laid out.
 fn start_of<'a>(
     program: &CStr,
     settings: &'a ProcessSettings<'a>,

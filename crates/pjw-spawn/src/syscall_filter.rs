@@ -2,8 +2,8 @@
 
 use nix::errno::Errno;
 
-/// Lets the kernel answer the system call `call` of the calling thread, and of the threads and processes that it starts,
-/// with `errno`: seccomp(2).
+/// Lets the kernel answer the system call `call` of the calling thread, and of the threads and processes that it
+/// starts, with `errno`: seccomp(2).
 pub(crate) fn refuse_call(call: libc::c_long, errno: Errno) {
     let statement =
         |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };

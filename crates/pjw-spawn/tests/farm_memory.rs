@@ -1,4 +1,5 @@
-//! Which pages the processes of a farm share, by /proc/PID/smaps_rollup. A program of its own: a fork has all of its memory.
+//! Which pages the processes of a farm share, by /proc/PID/smaps_rollup. A program of its own: a fork has all of its
+//! memory.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test may fail
 
 use std::fs;

@@ -348,7 +348,8 @@ fn run_two(context: &SpawnContext, script: &str) -> (String, usize) {
     (text, forked)
 }
 
-/// A context whose instances execute the program, and one whose instances are forks, with the number of forks among two.
+/// A context whose instances execute the program, and one whose instances are forks, with the number of forks among
+/// two.
 fn executed_and_forked(setup: impl Fn(SpawnContext) -> SpawnContext) -> [(SpawnContext, usize); 2] {
     let forks = if cfg!(target_arch = "x86_64") { 2 } else { 0 };
     let context = || setup(SpawnContext::new("sh").unwrap());

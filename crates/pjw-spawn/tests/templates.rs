@@ -33,8 +33,8 @@ fn instances(count: u32, output: &std::path::Path) -> Vec<Instance> {
         .collect()
 }
 
-/// Starts `count` instances of a context, and checks that each ran its first instruction inside its own part. Returns how
-/// many are forks, and why there is no template.
+/// Starts `count` instances of a context, and checks that each ran its first instruction inside its own part. Returns
+/// how many are forks, and why there is no template.
 fn check_group(context: &SpawnContext, count: u32) -> (usize, Option<TemplateError>) {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("records");

@@ -46,8 +46,8 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Writes all of `bytes` to `descriptor`, without a buffer. If the descriptor does not block (`O_NONBLOCK`), waits until
-/// it takes more: another program that has the same pipe or terminal may have set this.
+/// Writes all of `bytes` to `descriptor`, without a buffer. If the descriptor does not block (`O_NONBLOCK`), waits
+/// until it takes more: another program that has the same pipe or terminal may have set this.
 ///
 /// # Errors
 /// The first error of write(2) or poll(2) other than `EAGAIN` and `EINTR`. A part of the bytes may be written then.

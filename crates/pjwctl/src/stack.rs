@@ -1,9 +1,9 @@
 //! A stack that is large enough, also under a small limit (`ulimit -s`).
 //!
-//! The limit `RLIMIT_STACK` holds for the first thread of a process only. If the limit is too small, another thread does the
-//! work, and the first one only waits for it. `run`, `spawn` and the job starters of `hook` pass on what is a property of a
-//! thread: its signal mask, and the signal that the process gets when its parent ends. A new thread has the other properties,
-//! such as the affinity mask and the scheduling policy, from the thread that created it.
+//! The limit `RLIMIT_STACK` holds for the first thread of a process only. If the limit is too small, another thread
+//! does the work, and the first one only waits for it. `run`, `spawn` and the job starters of `hook` pass on what is a
+//! property of a thread: its signal mask, and the signal that the process gets when its parent ends. A new thread has
+//! the other properties, such as the affinity mask and the scheduling policy, from the thread that created it.
 
 use std::panic::resume_unwind;
 use std::process::ExitCode;

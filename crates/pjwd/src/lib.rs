@@ -5,8 +5,8 @@
 //! cycle the loop publishes a status ([`view`]). The control server ([`control`]) and the metrics ([`metrics`]) read
 //! the published status.
 //!
-//! Imports go one way: `startup` -> `run` -> `control`, `metrics` -> `view` -> `warden` -> `store`, `config`, `host`. The
-//! control server sends requests to the thread that reads the memory of jobs ([`memory`]).
+//! Imports go one way: `startup` -> `run` -> `control`, `metrics` -> `view` -> `warden` -> `store`, `config`, `host`.
+//! The control server sends requests to the thread that reads the memory of jobs ([`memory`]).
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -22,8 +22,9 @@ pub struct DaemonOptions {
     /// the socket.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Run beside another pjwd of this user, for tests. Each of the two may give the same cores to a job of its own. The
-    /// cgroups of the jobs are named after the state directory, below /pjw_HASH instead of /pjw, and status has a warning.
+    /// Run beside another pjwd of this user, for tests. Each of the two may give the same cores to a job of its own.
+    /// The cgroups of the jobs are named after the state directory, below /pjw_HASH instead of /pjw, and status has a
+    /// warning.
     #[arg(long)]
     pub(crate) beside: bool,
     /// Check the configuration, print the mistakes, and exit.
@@ -33,12 +34,12 @@ pub struct DaemonOptions {
     /// Needs no configuration. Refused while a daemon uses the state directory.
     #[arg(long, conflicts_with = "check_config")]
     pub(crate) release_all: bool,
-    /// Thaw the jobs that a daemon froze because no core was free for them, and exit. For use after a daemon was killed, if
-    /// no other daemon follows. The unit of systemd does this by itself. Changes nothing else.
+    /// Thaw the jobs that a daemon froze because no core was free for them, and exit. For use after a daemon was
+    /// killed, if no other daemon follows. The unit of systemd does this by itself. Changes nothing else.
     #[arg(long, conflicts_with_all = ["check_config", "release_all"])]
     pub(crate) thaw: bool,
-    /// Wait for the end of the standard input, which is the end of the daemon that started this process. Then do what --thaw
-    /// does, unless another daemon runs.
+    /// Wait for the end of the standard input, which is the end of the daemon that started this process. Then do what
+    /// --thaw does, unless another daemon runs.
     #[arg(long, hide = true, conflicts_with_all = ["check_config", "release_all", "thaw"])]
     pub(crate) thaw_after_end: bool,
     /// Print a topology as JSON and exit: of this machine, or from --input or --synthetic.

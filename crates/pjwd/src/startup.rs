@@ -56,8 +56,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// code 1.
 #[must_use]
 pub fn main(options: &DaemonOptions) -> ExitCode {
-    // All users connect to the socket of root's daemon and read the core maps, whatever the umask of the caller is. Files
-    // that only the daemon may read are created with mode 0600.
+    // All users connect to the socket of root's daemon and read the core maps, whatever the umask of the caller is.
+    // Files that only the daemon may read are created with mode 0600.
     umask(Mode::from_bits_truncate(0o022));
     let done = if options.topology_json {
         print_topology(options)
@@ -126,8 +126,8 @@ fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
     if refusals.is_empty() { Ok(()) } else { Err(anyhow!("{}", refusals.join("\n"))) }
 }
 
-/// Waits for the end of the daemon that started this process, and thaws the jobs that this daemon froze. If another daemon
-/// runs by then, leaves them to that one.
+/// Waits for the end of the daemon that started this process, and thaws the jobs that this daemon froze. If another
+/// daemon runs by then, leaves them to that one.
 fn thaw_after_end(options: &DaemonOptions) -> anyhow::Result<()> {
     thaw_watcher::wait_for_end_of_daemon();
     let begun = Instant::now();
@@ -305,8 +305,8 @@ fn other_state_directory(directory: &Path) -> Warning {
     Warning::new("other-state-directory", text, remedy)
 }
 
-/// Starts the thread of the event loop. The first receiver resolves after the first cycle. The second one is closed when
-/// the thread ends, also after a panic.
+/// Starts the thread of the event loop. The first receiver resolves after the first cycle. The second one is closed
+/// when the thread ends, also after a panic.
 fn spawn_loop(
     mut event_loop: EventLoop,
     start_warnings: Vec<Warning>,

@@ -33,8 +33,8 @@ const CYCLE_DELAY: Duration = Duration::from_millis(700);
 /// The delay between two cycles while only a fork may be unfinished that began before the release.
 const FORK_DELAY: Duration = Duration::from_millis(20);
 
-/// The number of scans before the release. A process that was born before the fork events are read, and that ended during
-/// the first scan, may have children: the next scan finds these.
+/// The number of scans before the release. A process that was born before the fork events are read, and that ended
+/// during the first scan, may have children: the next scan finds these.
 const FINDING_SCANS: usize = 2;
 
 /// The result of `pjwd --release-all`, which undoes what an earlier pjwd changed for its jobs: the released jobs, and
@@ -200,8 +200,8 @@ fn observe<J: Journal>(warden: &mut Warden<LinuxMachine, J>, cycles: usize, has_
     warden.set_policy(enforcing);
 }
 
-/// Finds the processes that were born while no daemon ran, so that they are released with their jobs. After records were lost,
-/// also finds the masks that no record explains.
+/// Finds the processes that were born while no daemon ran, so that they are released with their jobs. After records
+/// were lost, also finds the masks that no record explains.
 fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: bool) {
     if warden.state().jobs.keys().next().is_some() {
         observe(warden, FINDING_SCANS, has_events);
@@ -211,8 +211,8 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: 
     }
 }
 
-/// Adds a sentence for each process whose mask an earlier daemon may have set, with the command that widens the mask. The
-/// release is complete if there is no such process, and if the search for such processes is complete.
+/// Adds a sentence for each process whose mask an earlier daemon may have set, with the command that widens the mask.
+/// The release is complete if there is no such process, and if the search for such processes is complete.
 fn add_unknown_masks(state: &WardenState, undone: &mut ReleaseSummary) {
     let pids: BTreeSet<Pid> = state.unknown_masks.processes().map(|process| process.pid).collect();
     let is_search_pending = state.unknown_masks.is_search_pending();

@@ -33,8 +33,8 @@ pub fn installed_hook(dir: &Path, name: &str) -> PathBuf {
     with_program(dir, name, &program_path("pjwctl"))
 }
 
-/// The same, with more time. The hooks wait for 1.2 s by default, and on a busy machine a request may take longer. A starter
-/// of a job keeps its time: it waits so long for a job that does not exist, too.
+/// The same, with more time. The hooks wait for 1.2 s by default, and on a busy machine a request may take longer. A
+/// starter of a job keeps its time: it waits so long for a job that does not exist, too.
 pub fn patient_hook(dir: &Path, name: &str) -> PathBuf {
     with_program(dir, name, &patient_pjwctl(dir, "patient-pjwctl", ""))
 }
@@ -181,8 +181,8 @@ impl Call {
     }
 }
 
-/// Lets a process of a job use CPU time for so long that there is something to say about the job at its end. The process lives as
-/// long as the returned shell.
+/// Lets a process of a job use CPU time for so long that there is something to say about the job at its end. The
+/// process lives as long as the returned shell.
 pub fn use_cpu_time(daemon: &Daemon, job: &str) -> Shell {
     let mut shell = Shell::start();
     let request = serde_json::json!({ "job": job, "pids": [shell.pid()] });

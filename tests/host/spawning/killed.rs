@@ -23,9 +23,9 @@ const KILLS: usize = 50;
 /// The most kills, if none of the first ones was amid the start of instances.
 const MOST_KILLS: usize = 10 * KILLS;
 const LAST_POINT_MICROSECONDS: u64 = 150_000;
-/// The signals that end a process, signal(7). Not SIGSEGV and SIGBUS: a handler of Rust's runtime takes the first one that
-/// another process sends before pjwctl has given them their default effect. Not SIGPIPE: Rust's runtime ignores it. The
-/// numbers are SIGSTKFLT and SIGIO, whose names not every shell knows, and real-time signals.
+/// The signals that end a process, signal(7). Not SIGSEGV and SIGBUS: a handler of Rust's runtime takes the first one
+/// that another process sends before pjwctl has given them their default effect. Not SIGPIPE: Rust's runtime ignores
+/// it. The numbers are SIGSTKFLT and SIGIO, whose names not every shell knows, and real-time signals.
 const SIGNALS: [&str; 22] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "FPE", "KILL", "USR1", "USR2", "ALRM", "TERM", "XCPU",
     "XFSZ", "VTALRM", "PROF", "PWR", "16", "29", "34", "50", "64",
@@ -78,8 +78,8 @@ fn marked_processes(mark: &str) -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
 }
 
-/// The marked processes that do not sleep as instances do. A template waits for a message, and a process that has not begun
-/// its program has no timer.
+/// The marked processes that do not sleep as instances do. A template waits for a message, and a process that has not
+/// begun its program has no timer.
 fn marked_without_instances(mark: &str) -> Vec<u32> {
     let sleeps = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("nanosleep"))
@@ -104,8 +104,8 @@ fn child_count(pid: u32) -> usize {
     children.map(|pids| pids.split_whitespace().count()).sum()
 }
 
-/// Stops a child of this test, so that it starts no more processes until it gets SIGCONT. Returns when all its threads have
-/// stopped, or when it has ended.
+/// Stops a child of this test, so that it starts no more processes until it gets SIGCONT. Returns when all its threads
+/// have stopped, or when it has ended.
 fn stop(pid: u32) {
     let pid = Pid::from_raw(pid.cast_signed());
     let _ = kill(pid, Signal::SIGSTOP);
@@ -115,8 +115,8 @@ fn stop(pid: u32) {
     });
 }
 
-/// The numbers of kills before the first process of pjwctl, amid the start of instances, after it, and at moments that are not
-/// known: while pjwctl ran on, or had templates as children too.
+/// The numbers of kills before the first process of pjwctl, amid the start of instances, after it, and at moments that
+/// are not known: while pjwctl ran on, or had templates as children too.
 #[derive(Debug, Default)]
 struct Moments {
     before: usize,
@@ -126,8 +126,8 @@ struct Moments {
 }
 
 impl Moments {
-    /// Waits for the moment of a kill: so many microseconds after the begin of pjwctl, or after its first process. Then pjwctl is
-    /// stopped. Returns the number of its children.
+    /// Waits for the moment of a kill: so many microseconds after the begin of pjwctl, or after its first process. Then
+    /// pjwctl is stopped. Returns the number of its children.
     fn wait_for_one(&mut self, pjwctl: u32, point: u64, follows_first: bool, proxy: &str) -> usize {
         if follows_first {
             // With --async pjwctl may have started all instances and ended.
@@ -150,8 +150,8 @@ impl Moments {
     }
 }
 
-/// Whether the kernel lists the children of a process: the option CONFIG_PROC_CHILDREN of Linux. If not, reports that the test
-/// is skipped.
+/// Whether the kernel lists the children of a process: the option CONFIG_PROC_CHILDREN of Linux. If not, reports that
+/// the test is skipped.
 fn has_lists_of_children() -> bool {
     let has_lists = std::fs::exists("/proc/thread-self/children").unwrap();
     if !has_lists {

@@ -1,4 +1,5 @@
-//! Groups that `pjwctl spawn` refuses: nothing starts, and one line says what is wrong. Instances that fail on their own.
+//! Groups that `pjwctl spawn` refuses: nothing starts, and one line says what is wrong. Instances that fail on their
+//! own.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -312,8 +313,8 @@ fn a_program_that_may_not_be_traced_is_refused_by_always_and_executed_by_auto() 
     }
 }
 
-/// Copies a program to `copy`, with an entry point (`e_entry`, elf(5)) that is not in its memory. A shell writes the copy, as
-/// above.
+/// Copies a program to `copy`, with an entry point (`e_entry`, elf(5)) that is not in its memory. A shell writes the
+/// copy, as above.
 fn copy_damaged(program: &Path, copy: &Path) {
     let write = "cp \"$1\" \"$0\" && printf '\\377\\377\\377\\377\\377\\0\\0\\0' | dd of=\"$0\" bs=1 seek=24 conv=notrunc 2>&1";
     let written = Command::new("sh").args(["-c", write]).arg(copy).arg(program).output().unwrap();

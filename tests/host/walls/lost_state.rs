@@ -79,7 +79,8 @@ fn release_all_without_a_daemon_and_a_record_undoes_the_cpusets() {
 #[test]
 fn a_mask_that_no_record_explains_is_named_with_the_command_that_widens_it() {
     if core_count() < 3 {
-        // A cpuset of two cores is needed, so that a mask can be narrower, and a machine of three, so that it is a cpuset.
+        // A cpuset of two cores is needed, so that a mask can be narrower, and a machine of three, so that it is a
+        // cpuset.
         pjw_tests::skipping::skip("this machine has fewer than three cores");
         return;
     }

@@ -30,9 +30,9 @@ pub(crate) struct MachineState {
 }
 
 impl MachineState {
-    /// Reads the state before the jobs of a test, of which the daemon must have its turn already: what the daemon of another test
-    /// has changed is put back by then. A thread is left out if its mask or its cgroup changes meanwhile: hwloc binds a
-    /// thread that reads the topology to one PU after the other.
+    /// Reads the state before the jobs of a test, of which the daemon must have its turn already: what the daemon of
+    /// another test has changed is put back by then. A thread is left out if its mask or its cgroup changes meanwhile:
+    /// hwloc binds a thread that reads the topology to one PU after the other.
     pub(crate) fn read_before() -> Self {
         let first = Self::read(None);
         let mut state = Self::read(None);
@@ -40,9 +40,9 @@ impl MachineState {
         state
     }
 
-    /// Reads the state of the machine, without the process of the tests: its threads read the topology. Of the cgroups of
-    /// daemons, only those of the daemon with the names `own` are read: another test may make and remove others at the same
-    /// time.
+    /// Reads the state of the machine, without the process of the tests: its threads read the topology. Of the cgroups
+    /// of daemons, only those of the daemon with the names `own` are read: another test may make and remove others at
+    /// the same time.
     fn read(own: Option<&OwnCgroupNames>) -> Self {
         let mut state = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
         state.add_cgroup(&find_hierarchy().unwrap().root(), own);
@@ -156,8 +156,8 @@ impl Jobs {
     }
 }
 
-/// Processes for jobs, and a daemon that was started when the state of the machine had been read. In the order in which they
-/// are dropped again: the daemon first.
+/// Processes for jobs, and a daemon that was started when the state of the machine had been read. In the order in which
+/// they are dropped again: the daemon first.
 fn jobs_and_daemon(config: &str) -> Option<(Jobs, Daemon)> {
     let mut daemon = prepare_daemon(config)?;
     let jobs = Jobs::new();

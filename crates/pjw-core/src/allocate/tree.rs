@@ -23,8 +23,8 @@ pub(super) enum AllocationUnit {
 }
 
 impl AllocationUnit {
-    /// Returns the number of units in `pus` (logical CPUs of one core): 1 for [`AllocationUnit::Core`], otherwise the number of
-    /// PUs (logical CPUs).
+    /// Returns the number of units in `pus` (logical CPUs of one core): 1 for [`AllocationUnit::Core`], otherwise the
+    /// number of PUs (logical CPUs).
     pub(super) fn count_in_core(self, pus: &[Pu]) -> u32 {
         match self {
             AllocationUnit::Core => 1,

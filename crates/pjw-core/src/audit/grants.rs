@@ -1,5 +1,5 @@
-//! Audits the pool and the grants of all jobs. What was checked is kept, so that a check after a change reads only what the
-//! change concerns: the jobs that changed, and the holders of the cores that these have or had.
+//! Audits the pool and the grants of all jobs. What was checked is kept, so that a check after a change reads only what
+//! the change concerns: the jobs that changed, and the holders of the cores that these have or had.
 
 use crate::audit::violation::Violation;
 use crate::basics::{CpuSet, Pu, prelude::*};
@@ -53,9 +53,9 @@ impl GrantAudit {
     /// belong to two jobs (`share_smt`).
     ///
     /// The audit does not follow later changes by itself. After a change of jobs, grants or the pool, the caller must
-    /// call [`GrantAudit::update`] with the changed jobs. After a change of `policy` or of the topology in `state`,
-    /// the caller must make a new audit: `update` checks only the changed jobs, and the results for all other jobs would still
-    /// be those of the old policy and topology.
+    /// call [`GrantAudit::update`] with the changed jobs. After a change of `policy` or of the topology in `state`, the
+    /// caller must make a new audit: `update` checks only the changed jobs, and the results for all other jobs would
+    /// still be those of the old policy and topology.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {
@@ -109,8 +109,8 @@ impl GrantAudit {
         self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)
     }
 
-    /// Reads the holders of all PUs. Returns the PUs that have another holder now, and those of jobs that changed. Adds the
-    /// former holders to `concerned`.
+    /// Reads the holders of all PUs. Returns the PUs that have another holder now, and those of jobs that changed. Adds
+    /// the former holders to `concerned`.
     fn read_pool(&mut self, state: &WardenState, concerned: &mut BTreeSet<JobId>) -> CpuSet {
         let mut changed_pus = CpuSet::new();
         let holders = state.pool.holders();
@@ -268,7 +268,8 @@ impl GrantAudit {
     }
 }
 
-/// What is wrong with the grant of a job that borrows its PUs. The pool is the ledger of borrowers: it has one for each PU.
+/// What is wrong with the grant of a job that borrows its PUs. The pool is the ledger of borrowers: it has one for each
+/// PU.
 fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet) -> Vec<Violation> {
     let mut found = Vec::new();
     if !held.is_empty() {

@@ -105,7 +105,8 @@ fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
     assert_eq!(found, [Violation::GrantOutsideMachine { job: job("a"), cpus: cpu_set("8-9") }]);
 }
 
-/// Eight PUs in four cores, 0 and 4 in the first one. The job `a` has two cores and may lend, and `b` borrows `cpus` of the class besteffort.
+/// Eight PUs in four cores, 0 and 4 in the first one. The job `a` has two cores and may lend, and `b` borrows `cpus` of
+/// the class besteffort.
 fn lending(cpus: &str) -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &CpuSet::new());
     state.pool.claim(&job("a"), &cpu_set("0-1,4-5"));

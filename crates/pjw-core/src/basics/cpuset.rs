@@ -20,8 +20,8 @@ pub struct Pu(pub u32);
 
 impl Pu {
     /// The highest PU (logical CPU) number that a CPU list may contain. A list with a higher number is an error
-    /// ([`CpuListError::TooLarge`]). The limit bounds the memory that a malicious CPU list can make pjw allocate. The value is far
-    /// above 8,191, the highest CPU number that the kernel supports.
+    /// ([`CpuListError::TooLarge`]). The limit bounds the memory that a malicious CPU list can make pjw allocate. The
+    /// value is far above 8,191, the highest CPU number that the kernel supports.
     pub const MAX: Pu = Pu(65_535);
 }
 
@@ -45,8 +45,8 @@ impl CpuSet {
         Self::default()
     }
 
-    /// Makes the set of all PUs (logical CPUs) from `first` to `last`, both included. The set is empty if `first` is greater than
-    /// `last`.
+    /// Makes the set of all PUs (logical CPUs) from `first` to `last`, both included. The set is empty if `first` is
+    /// greater than `last`.
     ///
     /// # Panics
     /// If the set would contain a PU greater than [`Pu::MAX`].
@@ -55,8 +55,8 @@ impl CpuSet {
         (first.0..=last.0).map(Pu).collect()
     }
 
-    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU (logical CPU) `64 * w + n`. The
-    /// number of words is not limited: the set may contain PUs greater than [`Pu::MAX`].
+    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU (logical CPU) `64
+    /// * w + n`. The number of words is not limited: the set may contain PUs greater than [`Pu::MAX`].
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
         // A kernel built for many PUs fills more words than the machine needs. Trailing zero words are
@@ -65,8 +65,8 @@ impl CpuSet {
         Self { words: SmallVec::from_slice(&words[..length]) }
     }
 
-    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU (logical CPU) `64 * w + n`. The last word is never zero.
-    /// The slice is empty for the empty set.
+    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU (logical CPU) `64 * w + n`. The last word
+    /// is never zero. The slice is empty for the empty set.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words

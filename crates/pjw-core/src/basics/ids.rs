@@ -162,8 +162,8 @@ pub struct ThreadId {
 }
 
 impl ThreadId {
-    /// Returns whether this is the first thread of its process. The first thread has the pid of the process as its tid, as long as
-    /// the process lives.
+    /// Returns whether this is the first thread of its process. The first thread has the pid of the process as its tid,
+    /// as long as the process lives.
     #[must_use]
     pub fn is_first_thread(self) -> bool {
         self.tid.0 == self.process.pid.0

@@ -189,9 +189,9 @@ fn busy_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     (used, bound)
 }
 
-/// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle, and cores to which
-/// busy threads of several processes are bound, while another core is idle. A typical cause are two `mpirun` that both
-/// bind from CPU 0.
+/// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle, and cores to
+/// which busy threads of several processes are bound, while another core is idle. A typical cause are two `mpirun` that
+/// both bind from CPU 0.
 fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
     let (used, bound) = busy_threads(input);
     let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
@@ -263,8 +263,8 @@ fn stack_finding(
         .with_cpus(cpus)
 }
 
-/// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and one of threads that all
-/// inherited one mask inside one core. It keeps what a program chose for its own threads.
+/// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and one of threads
+/// that all inherited one mask inside one core. It keeps what a program chose for its own threads.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
     let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));

@@ -100,8 +100,8 @@ fn enforcement(input: &DiagnosisInput) -> String {
     format!("{by_root}{masks}{sure}{by_whom}")
 }
 
-/// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it slow. What a
-/// running daemon reports comes before what can be derived from the machine.
+/// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it
+/// slow. What a running daemon reports comes before what can be derived from the machine.
 fn lending(input: &DiagnosisInput) -> String {
     let reported = match &input.warden {
         DaemonStatus::Responsive { lending, .. } => lending.clone(),

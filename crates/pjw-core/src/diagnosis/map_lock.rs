@@ -1,8 +1,8 @@
 //! Threads that wait for one another because they map and unmap memory in one address space.
 //!
-//! mmap(2), munmap(2), mprotect(2), brk(2) and some page faults of all threads of an address space wait for one lock of the kernel
-//! (`mmap_lock`). A thread that waits either sleeps, or spins in the kernel as long as the holder of the lock runs
-//! (kernel/locking/rwsem.c). So many threads on many cores show some sleeping threads, and much system time.
+//! mmap(2), munmap(2), mprotect(2), brk(2) and some page faults of all threads of an address space wait for one lock of
+//! the kernel (`mmap_lock`). A thread that waits either sleeps, or spins in the kernel as long as the holder of the
+//! lock runs (kernel/locking/rwsem.c). So many threads on many cores show some sleeping threads, and much system time.
 
 use crate::basics::{Pid, prelude::*};
 use crate::diagnosis::words::{counted_noun, join_names};

@@ -1,7 +1,7 @@
 //! Whether the memory that the workers of a job have for themselves will still fit.
 //!
-//! Forked workers share the memory of their parent until they write to it. When all of them write, as at the end of a farm,
-//! each gets a copy, and the memory of the machine or of the job's cgroup may run out.
+//! Forked workers share the memory of their parent until they write to it. When all of them write, as at the end of a
+//! farm, each gets a copy, and the memory of the machine or of the job's cgroup may run out.
 
 use crate::basics::{Nanos, prelude::*};
 use crate::diagnosis::words::{bytes_text, counted_noun};
@@ -10,7 +10,8 @@ use crate::diagnosis::words::{bytes_text, counted_noun};
 const HORIZON_SECONDS: u64 = 600;
 /// Readings that are older than this say nothing about the present growth.
 const MAX_AGE: Nanos = Nanos(600 * 1_000_000_000);
-/// A prediction reaches at most so many times farther than the readings. A job that loads its data grows too, and stops.
+/// A prediction reaches at most so many times farther than the readings. A job that loads its data grows too, and
+/// stops.
 const REACH: u64 = 10;
 /// The smallest growth of all workers together between two readings that is more than noise, in bytes.
 const MIN_GROWTH: u64 = 8 << 20;

@@ -1,7 +1,8 @@
 //! Where the busy threads of one address space go: into one L3 cache, or else into one NUMA node.
 //!
-//! Processes that share an address space (clone(2) with `CLONE_VM`) read the same memory, and mmap(2) and munmap(2) of one
-//! interrupt all cores on which the others run. Both cost least where the cores have a cache or a NUMA node in common.
+//! Processes that share an address space (clone(2) with `CLONE_VM`) read the same memory, and mmap(2) and munmap(2) of
+//! one interrupt all cores on which the others run. Both cost least where the cores have a cache or a NUMA node in
+//! common.
 
 use core::cmp::Reverse;
 
@@ -38,8 +39,8 @@ impl AddressSpaceThreads {
         self.threads.iter().map(|thread| thread.pinned_pu.unwrap_or(thread.last_cpu)).collect()
     }
 
-    /// The cores to which the threads are pinned, if each of them is pinned to a core of its own, and all of these cores are in
-    /// one L3 cache or in one NUMA node.
+    /// The cores to which the threads are pinned, if each of them is pinned to a core of its own, and all of these
+    /// cores are in one L3 cache or in one NUMA node.
     fn cores_in_one_domain(&self, topology: &Topology) -> Option<CpuSet> {
         let mut cores = CpuSet::new();
         for thread in &self.threads {

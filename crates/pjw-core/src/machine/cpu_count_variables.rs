@@ -198,7 +198,8 @@ impl FromStr for CpuCountVariable {
 }
 
 /// Parses an entry of the configured list of environment variables that tell programs on how many cores or PUs (logical
-/// CPUs) they may run. The entry is one variable, written `NAME=cores` or `NAME=pus`. `earlier` has the entries before it.
+/// CPUs) they may run. The entry is one variable, written `NAME=cores` or `NAME=pus`. `earlier` has the entries before
+/// it.
 ///
 /// # Errors
 /// If the entry is invalid, or if an earlier entry has the same variable.

@@ -247,7 +247,8 @@ mod tests {
         })
     }
 
-    /// The nodes that a rule chooses for so many processes of one thread, one after the other. All have the same parent.
+    /// The nodes that a rule chooses for so many processes of one thread, one after the other. All have the same
+    /// parent.
     fn choices(rule: NumaNodeRule, cpus: &str, parent: Option<u32>, count: usize) -> Vec<u32> {
         let mut nodes = numa_nodes_of_cpus(&machine(), &cpus.parse().unwrap());
         let mut chosen = Vec::new();

@@ -144,7 +144,8 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// The PUs that the scheduler grants to a job by the cpuset of the job's cgroup, if the job does not hold exactly these.
+/// The PUs that the scheduler grants to a job by the cpuset of the job's cgroup, if the job does not hold exactly
+/// these.
 fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let cgroup = draft.seen.cgroups.get(job.cgroup.as_ref()?)?.present()?;
     let managed = draft.state.cpusets.cpuset_at(&cgroup.id.path);

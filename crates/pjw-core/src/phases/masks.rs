@@ -1,10 +1,11 @@
 //! Last phase of a cycle: the masks that threads should have, compared with the masks that the kernel shows.
 //!
-//! The *original* mask of a thread is the one that a release puts back: see [`crate::state::masks`]. Its *target* is what
-//! the original becomes inside the grant of its job. A thread outside of the grant is restricted to the grant again; a tighter
-//! mask that the program chose inside the grant is its own target. Except where too many running threads are bound to some
-//! PUs while others idle ([`crate::phases::overload`]), or if the policy lifts every binding: then the target is the whole grant.
-//! A lift that does not help is taken back. Running threads whose target is the whole grant are pinned to one PU.
+//! The *original* mask of a thread is the one that a release puts back: see [`crate::state::masks`]. Its *target* is
+//! what the original becomes inside the grant of its job. A thread outside of the grant is restricted to the grant
+//! again; a tighter mask that the program chose inside the grant is its own target. Except where too many running
+//! threads are bound to some PUs while others idle ([`crate::phases::overload`]), or if the policy lifts every binding:
+//! then the target is the whole grant. A lift that does not help is taken back. Running threads whose target is the
+//! whole grant are pinned to one PU.
 
 mod nodes;
 mod thread_plan;
@@ -33,10 +34,10 @@ pub(crate) fn plan_masks(
     jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 
-/// Sorts changes of affinity masks. The first thread of a process is restricted before its other threads, and gets every
-/// online PU (logical CPU) or its original mask after them. So a pjwd that is killed between two of these changes leaves
-/// no narrow mask at another thread alone. A later daemon without the journal looks only at the masks of first threads.
-/// `online` is the set of online PUs.
+/// Sorts changes of affinity masks. The first thread of a process is restricted before its other threads, and gets
+/// every online PU (logical CPU) or its original mask after them. So a pjwd that is killed between two of these changes
+/// leaves no narrow mask at another thread alone. A later daemon without the journal looks only at the masks of first
+/// threads. `online` is the set of online PUs.
 pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
     actions.sort_by_key(|action| {
         let is_first = action.thread.is_first_thread();
@@ -179,9 +180,9 @@ fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &Cp
     }
 }
 
-/// The processes with more hot threads than the PUs to which they are bound, if all threads of the process have this same
-/// binding, and it lies in one core: launchers bind a process to one core by default. A binding to several cores was chosen. A
-/// thread whose mask was not read yet may have another one.
+/// The processes with more hot threads than the PUs to which they are bound, if all threads of the process have this
+/// same binding, and it lies in one core: launchers bind a process to one core by default. A binding to several cores
+/// was chosen. A thread whose mask was not read yet may have another one.
 fn processes_with_one_binding(
     state: &WardenState,
     plans: &[ThreadPlan<'_>],
@@ -317,8 +318,8 @@ fn kind_and_reason(
     }
 }
 
-/// Reports the violations that a scan found: each process once. A violation is not reported again if it was reported when
-/// the thread requested the mask.
+/// Reports the violations that a scan found: each process once. A violation is not reported again if it was reported
+/// when the thread requested the mask.
 fn report_violations(
     draft: &mut CycleDraft<'_>,
     job: &JobId,
@@ -349,8 +350,8 @@ fn report_violations(
     }
 }
 
-/// The threads of a job that holds no cores must not stay on those of other jobs: they get their original masks back, and
-/// their processes stay members.
+/// The threads of a job that holds no cores must not stay on those of other jobs: they get their original masks back,
+/// and their processes stay members.
 fn restore_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
     let Some(members) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
         return Vec::new();

@@ -231,7 +231,8 @@ fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
     descendant.map_or(process.parent, |descendant| descendant.ancestor)
 }
 
-/// Corrects the start time of a process of which only the fork event was known. Returns whether the process is that one.
+/// Corrects the start time of a process of which only the fork event was known. Returns whether the process is that
+/// one.
 fn correct_start(draft: &mut CycleDraft<'_>, id: ProcessId) -> bool {
     let state = &mut draft.state;
     let known = state.processes.get(&id.pid).map(|known| known.process.id);
@@ -408,8 +409,8 @@ pub(crate) fn add_missing_mask_entries(draft: &mut CycleDraft<'_>, id: &JobId) {
     pids.into_iter().for_each(|pid| make_missing_masks(draft, pid, &[]));
 }
 
-/// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the last
-/// scan. The cpuset around a thread may be unread; then the entry is made later.
+/// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the
+/// last scan. The cpuset around a thread may be unread; then the entry is made later.
 fn make_missing_masks(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[MemberThread]) {
     let persists = draft.policy.cpuset_support.affinity_persists;
     let now: Nanos = draft.now.since_boot;

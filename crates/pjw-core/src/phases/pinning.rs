@@ -1,11 +1,11 @@
 //! Pinning inside a job: chooses a PU for each hot thread.
 //!
-//! A *floating* thread may run on all PUs of the grant. A *bound* thread has a mask of its program inside the grant. pjw does
-//! not pin it. It counts on one PU of its mask, so that as many bound threads as possible count on PUs of their own
-//! (`ThreadPuMatching`). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest threads, of
-//! these on the core with the fewest, near the PU on which the thread already runs. Threads of processes that share an address
-//! space are placed in one L3 cache or one NUMA node, if each of them gets a free core there, and the job has a core for each hot
-//! thread. Cold threads float.
+//! A *floating* thread may run on all PUs of the grant. A *bound* thread has a mask of its program inside the grant.
+//! pjw does not pin it. It counts on one PU of its mask, so that as many bound threads as possible count on PUs of
+//! their own (`ThreadPuMatching`). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest
+//! threads, of these on the core with the fewest, near the PU on which the thread already runs. Threads of processes
+//! that share an address space are placed in one L3 cache or one NUMA node, if each of them gets a free core there, and
+//! the job has a core for each hot thread. Cold threads float.
 //!
 //! Tests check these properties: pins are inside the grant; the numbers of threads on two PUs differ by at
 //! most one, as far as bound threads allow; a pin that is still balanced stays; the order of the input has no
@@ -34,12 +34,13 @@ pub struct HotThread {
     pub mask: CpuSet,
     /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
     pub pinned_pu: Option<Pu>,
-    /// The NUMA node that was chosen for the process of the thread, by the kernel's number. The thread is pinned in this
-    /// NUMA node, unless that would make it share a core or a PU while others are idle. `None` if no NUMA node was chosen.
+    /// The NUMA node that was chosen for the process of the thread, by the kernel's number. The thread is pinned in
+    /// this NUMA node, unless that would make it share a core or a PU while others are idle. `None` if no NUMA node was
+    /// chosen.
     pub numa_node: Option<u32>,
-    /// The number of the address space, if the process of the thread shares it with another process and no NUMA node was
-    /// chosen. The threads with the same number are pinned in one L3 cache or in one NUMA node, if each of them gets a core of
-    /// its own there. `None` for all other threads.
+    /// The number of the address space, if the process of the thread shares it with another process and no NUMA node
+    /// was chosen. The threads with the same number are pinned in one L3 cache or in one NUMA node, if each of them
+    /// gets a core of its own there. `None` for all other threads.
     pub address_space: Option<u32>,
 }
 
@@ -85,7 +86,8 @@ struct Placing {
     /// The room on cores. `None` if threads are balanced by PU only.
     core_room: Option<Room>,
     pins: BTreeMap<ThreadId, Pu>,
-    /// The cores on which a thread of a group is pinned, of those that are chosen for the group. Each is for one thread.
+    /// The cores on which a thread of a group is pinned, of those that are chosen for the group. Each is for one
+    /// thread.
     used_by_groups: BTreeSet<usize>,
 }
 
@@ -233,8 +235,8 @@ impl<'a> PuLoad<'a> {
         choose_group_cores(self.topology, &free, &groups)
     }
 
-    /// Counts each bound thread on a PU of its mask: on a PU of its own if there is one. The pins have no influence on that,
-    /// so they stay when nothing else changes. Returns the number of PUs without a bound thread.
+    /// Counts each bound thread on a PU of its mask: on a PU of its own if there is one. The pins have no influence on
+    /// that, so they stay when nothing else changes. Returns the number of PUs without a bound thread.
     fn count_bound(&mut self, grant: &CpuSet, bound: &[&HotThread]) -> usize {
         let mut matching = ThreadPuMatching::new(self.topology, grant);
         let without_pu: Vec<&HotThread> =

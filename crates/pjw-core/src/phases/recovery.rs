@@ -1,9 +1,9 @@
 //! Cpusets of an earlier daemon that the journal does not know, because the state directory was lost.
 //!
-//! The node lists the cgroups of pjw when the daemon starts. The name of a cgroup gives the job, its cpuset the cores, and
-//! its attributes the owner and the cgroup from which the processes came. A cpuset with processes becomes a job again: its
-//! processes are members because they are in the cgroup (`membership.rs`), and its cores are not given to another job.
-//! Every other cpuset is removed as one that no job needs.
+//! The node lists the cgroups of pjw when the daemon starts. The name of a cgroup gives the job, its cpuset the cores,
+//! and its attributes the owner and the cgroup from which the processes came. A cpuset with processes becomes a job
+//! again: its processes are members because they are in the cgroup (`membership.rs`), and its cores are not given to
+//! another job. Every other cpuset is removed as one that no job needs.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
@@ -94,7 +94,8 @@ fn recover(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     let is_recorded = draft.state.jobs.get(job).is_some_and(|job| job.grant.is_some());
     let fate = fate(draft.state, candidate);
     draft.record_cpuset(CpusetRecord::Created(candidate.job_cpuset.clone()));
-    // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is widened.
+    // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is
+    // widened.
     let root = (candidate.job_cpuset.creator == CgroupCreator::Warden).then(|| "/".to_owned());
     if let Some(from) = candidate.found.origin_cgroup.clone().or(root) {
         draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from });

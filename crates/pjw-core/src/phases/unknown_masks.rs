@@ -1,5 +1,5 @@
-//! Masks that an earlier daemon may have set, and that no record explains. They are kept, and named in a warning with the
-//! command that widens them: the program itself may have chosen such a mask.
+//! Masks that an earlier daemon may have set, and that no record explains. They are kept, and named in a warning with
+//! the command that widens them: the program itself may have chosen such a mask.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Uid, cgroup_and_ancestor_paths, prelude::*};
 use crate::phases::draft::CycleDraft;
@@ -75,8 +75,8 @@ fn add_found(draft: &mut CycleDraft<'_>, pid: Pid, mut mask: UnknownOriginMasks)
     }
 }
 
-/// The search has two steps. The full scan that begins it chooses the processes. The next scan reads their threads and the cpusets
-/// around them: a mask that a cpuset limits is not of unknown origin.
+/// The search has two steps. The full scan that begins it chooses the processes. The next scan reads their threads and
+/// the cpusets around them: a mask that a cpuset limits is not of unknown origin.
 fn continue_search(draft: &mut CycleDraft<'_>) {
     if draft.full && draft.state.unknown_masks.needs_processes_to_read() {
         let known = draft.state.processes.values();
@@ -109,7 +109,8 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
     draft.state.cgroups.retain(|path, _| of_jobs.contains(path));
 }
 
-/// Adds the mask of the first thread of a process outside of all jobs whose threads can't be read, if it lacks an online PU.
+/// Adds the mask of the first thread of a process outside of all jobs whose threads can't be read, if it lacks an
+/// online PU.
 fn add_first_thread(draft: &mut CycleDraft<'_>, pid: Pid) {
     let online = draft.state.pool.online_cpus();
     let process = draft.state.process(pid).filter(|_| draft.state.tracked_process(pid).is_none());
@@ -118,9 +119,9 @@ fn add_first_thread(draft: &mut CycleDraft<'_>, pid: Pid) {
     add_found(draft, pid, UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() });
 }
 
-/// Whether the search must read the threads of a process: of a process in a job whose records were lost, and of any other process
-/// if the mask of its first thread lacks an online PU. Of a process outside of all jobs, workers that are bound alone do not count:
-/// programs bind their workers themselves.
+/// Whether the search must read the threads of a process: of a process in a job whose records were lost, and of any
+/// other process if the mask of its first thread lacks an online PU. Of a process outside of all jobs, workers that are
+/// bound alone do not count: programs bind their workers themselves.
 fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> bool {
     let process = &known.process;
     let pid = process.id.pid;
@@ -178,8 +179,8 @@ fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a C
     })
 }
 
-/// Whether a release of the thread puts a mask back that no record explains: the first reading found it, and it lacks an online PU.
-/// After a restart, the journal has the mask without the request that the first reading found.
+/// Whether a release of the thread puts a mask back that no record explains: the first reading found it, and it lacks
+/// an online PU. After a restart, the journal has the mask without the request that the first reading found.
 fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
     let original = entry.original_mask();
     let mut found = entry.known_requests().filter(|request| request.is_of_program_before_first_reading());
@@ -188,7 +189,8 @@ fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
             || found.any(|request| request.mask == *original))
 }
 
-/// Whether a recorded process of the same job had this mask before the job. The member may be its child, and has inherited it.
+/// Whether a recorded process of the same job had this mask before the job. The member may be its child, and has
+/// inherited it.
 fn is_recorded_original(state: &WardenState, member: &Member, original: &CpuSet) -> bool {
     let recorded = state.members_of(&member.job).filter(|other| state.unknown_masks.is_recorded(other.id));
     recorded
@@ -231,8 +233,9 @@ fn find_descendants(draft: &mut CycleDraft<'_>) {
     scanned.into_iter().for_each(|pid| find_descendant(draft, pid, false));
 }
 
-/// Notes the mask of a process if the process inherited it from a process with a mask of unknown origin. A process outside of all
-/// jobs that an earlier scan read may have requested such a mask itself, unless `was_searched`: the search found its parent later.
+/// Notes the mask of a process if the process inherited it from a process with a mask of unknown origin. A process
+/// outside of all jobs that an earlier scan read may have requested such a mask itself, unless `was_searched`: the
+/// search found its parent later.
 fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     let state = &*draft.state;
     let Some(known) = state.processes.get(&pid) else { return };
@@ -268,7 +271,8 @@ fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     add_found(draft, pid, mask);
 }
 
-/// The mask of unknown origin that an orphan of unknown descent may have inherited: that of an older process of its user.
+/// The mask of unknown origin that an orphan of unknown descent may have inherited: that of an older process of its
+/// user.
 fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> Option<CpuSet> {
     if !is_orphan_of_unknown_descent(state, known) {
         return None;
@@ -292,8 +296,9 @@ fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Finds the masks that a cpuset without a record had hidden. While the earlier daemon made a cpuset, masks may have kept the job on
-/// the same PUs. Inside the cpuset, such a mask looks like no mask. It shows when the process is outside after the release.
+/// Finds the masks that a cpuset without a record had hidden. While the earlier daemon made a cpuset, masks may have
+/// kept the job on the same PUs. Inside the cpuset, such a mask looks like no mask. It shows when the process is
+/// outside after the release.
 fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     if state.unknown_masks.found_cpusets().is_empty() && state.unknown_masks.released_mut().is_empty() {
@@ -355,7 +360,8 @@ fn update_found(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Lets the allocator choose the PUs of the processes last that are outside of all jobs: nothing keeps these processes off a job.
+/// Lets the allocator choose the PUs of the processes last that are outside of all jobs: nothing keeps these processes
+/// off a job.
 fn avoid_cpus_of_found(state: &mut WardenState) {
     let found = state.unknown_masks.masks_by_process().iter();
     let outside = found.filter(|(process, _)| state.tracked_process(process.pid).is_none());
@@ -363,7 +369,8 @@ fn avoid_cpus_of_found(state: &mut WardenState) {
     state.pool.set_avoided(cpus);
 }
 
-/// The noted masks of a process that it still has, or that its release puts back. What the scan did not read is unchanged.
+/// The noted masks of a process that it still has, or that its release puts back. What the scan did not read is
+/// unchanged.
 fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMasks) -> UnknownOriginMasks {
     let state = &*draft.state;
     let Some(known) = state.process(process.pid) else {
@@ -396,8 +403,8 @@ fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMa
     left
 }
 
-/// Whether an orphan of root has exactly a mask that pjw set for a job of root. Such an orphan of another user becomes a member.
-/// Daemons of root choose masks, so an orphan of root is only named.
+/// Whether an orphan of root has exactly a mask that pjw set for a job of root. Such an orphan of another user becomes
+/// a member. Daemons of root choose masks, so an orphan of root is only named.
 fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
     if process.uid != Uid::ROOT

@@ -35,8 +35,8 @@ struct Reading {
 const MIN_INTERVAL_NS: u64 = 100_000_000;
 
 impl ThreadDemand {
-    /// Returns the time at which pjw last read the CPU time of the thread that this `ThreadDemand` describes, in ns since
-    /// boot. `None` if the CPU time was never read.
+    /// Returns the time at which pjw last read the CPU time of the thread that this `ThreadDemand` describes, in ns
+    /// since boot. `None` if the CPU time was never read.
     #[must_use]
     pub fn last_read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
@@ -48,9 +48,9 @@ impl ThreadDemand {
         self.last.map_or(0, |last| last.waited_ns)
     }
 
-    /// Returns the demand after one more reading of the CPU time of the thread that this `ThreadDemand` describes. The new
-    /// demand is the weighted mean of the earlier demand and the share of time in which the thread ran or waited for a
-    /// PU (logical CPU) since the last reading.
+    /// Returns the demand after one more reading of the CPU time of the thread that this `ThreadDemand` describes. The
+    /// new demand is the weighted mean of the earlier demand and the share of time in which the thread ran or waited
+    /// for a PU (logical CPU) since the last reading.
     ///
     /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its start, in
     ///   ns.

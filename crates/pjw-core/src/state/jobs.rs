@@ -1,7 +1,7 @@
 //! The jobs, by id, by owner and by cgroup, and those that need a visit in every cycle.
 //!
-//! All reading and writing goes through the methods of [`Jobs`]: they use and update the indexes. So a cycle in which few jobs
-//! changed need not visit all jobs. Tests count the visits.
+//! All reading and writing goes through the methods of [`Jobs`]: they use and update the indexes. So a cycle in which
+//! few jobs changed need not visit all jobs. Tests count the visits.
 
 use core::cell::Cell;
 use core::ops::Index;

@@ -233,8 +233,8 @@ impl Members {
     }
 
     /// Iterates over the pids of the active processes of a job. A process is active if at least one of its threads has
-    /// a [`ThreadDemand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose threads
-    /// no scan has read is active too.
+    /// a [`ThreadDemand`] greater than 0: the thread recently ran or waited for a PU (logical CPU). A process whose
+    /// threads no scan has read is active too.
     pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }

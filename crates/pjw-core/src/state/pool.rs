@@ -172,10 +172,10 @@ impl PuPool {
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Returns each lent PU (logical CPU, see [`PuPool::lent_cpus`]) with the number of PUs of its owner, the job
-    /// that lent the PU. Offline PUs count too. The caller uses this number to recognise threads of the owner on the lent
-    /// PU: pjw confines these threads to the PUs of the owner, so a thread that has more PUs in its affinity mask belongs
-    /// to another program.
+    /// Returns each lent PU (logical CPU, see [`PuPool::lent_cpus`]) with the number of PUs of its owner, the job that
+    /// lent the PU. Offline PUs count too. The caller uses this number to recognise threads of the owner on the lent
+    /// PU: pjw confines these threads to the PUs of the owner, so a thread that has more PUs in its affinity mask
+    /// belongs to another program.
     #[must_use]
     pub fn lent_cpus_with_owner_pu_counts(&self) -> BTreeMap<Pu, u32> {
         let lent = self.lent_cpus();
@@ -242,8 +242,8 @@ impl PuPool {
     /// other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by another job, is
     /// reserved for the system, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::commit`], this function needs no [`PuOffer`] from the allocator. For example, it is used for PUs
-    /// that a batch system chose.
+    /// Unlike [`PuPool::commit`], this function needs no [`PuOffer`] from the allocator. For example, it is used for
+    /// PUs that a batch system chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);

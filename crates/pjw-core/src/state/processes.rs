@@ -1,7 +1,7 @@
 //! Every process of the node, by process id, by parent, by user and by the jobs that its attributes name.
 //!
-//! Reading goes to the map from process id to process. Writing goes through the methods of [`Processes`]: they update the
-//! indexes. So a job that begins or ends need not visit all processes.
+//! Reading goes to the map from process id to process. Writing goes through the methods of [`Processes`]: they update
+//! the indexes. So a job that begins or ends need not visit all processes.
 
 use alloc::sync::Arc;
 use core::ops::{Bound, Deref};

@@ -128,8 +128,8 @@ impl WardenState {
         self.pool.restore_grant(&job.id, &here).is_empty() && !here.is_empty()
     }
 
-    /// Gives PUs to a borrower. The last record counts: a PU may have passed from one borrower to another, and the record of the
-    /// one that lost it may follow.
+    /// Gives PUs to a borrower. The last record counts: a PU may have passed from one borrower to another, and the
+    /// record of the one that lost it may follow.
     fn restore_borrowed(&mut self, job: &JobId, cpus: &CpuSet) {
         let losers = self.pool.borrowed_pus().filter(|(pu, borrower)| *borrower != job && cpus.contains(*pu));
         let losers: BTreeSet<JobId> = losers.map(|(_, borrower)| borrower.clone()).collect();

@@ -1,18 +1,18 @@
 //! The scope of the next scan: which processes are scanned, and which are only checked for activity.
 //!
-//! The node reads the cgroups that changed by itself ([`crate::ports::MachineInterface::observe`]). So the scan of a normal cycle names
-//! only the cgroups of jobs of which something is pending. A full rescan names all cgroups, and each other rescan names an
-//! eighth of them in turn: a change of a cgroup above them is not reported.
+//! The node reads the cgroups that changed by itself ([`crate::ports::MachineInterface::observe`]). So the scan of a
+//! normal cycle names only the cgroups of jobs of which something is pending. A full rescan names all cgroups, and each
+//! other rescan names an eighth of them in turn: a change of a cgroup above them is not reported.
 //!
-//! The scan of a normal cycle reads the processes that are active, that are to be restored, or that were not scanned yet. The
-//! request also names the idle processes, by cgroup: the node scans an idle process only if the process ran, or if
-//! its masks changed. If another program changes the mask or the cgroup of an idle process, the node's spot checks or
-//! the next full scan find the change.
+//! The scan of a normal cycle reads the processes that are active, that are to be restored, or that were not scanned
+//! yet. The request also names the idle processes, by cgroup: the node scans an idle process only if the process ran,
+//! or if its masks changed. If another program changes the mask or the cgroup of an idle process, the node's spot
+//! checks or the next full scan find the change.
 //!
 //! A rescan also reads every other process that may have changed. Without an event and without running, no process
-//! changes, except that another program may change its mask: a rescan checks the masks of all processes that masks alone keep
-//! on their cores. One rescan in eight is full. So is each rescan while events are not monitored, and while a decision is
-//! pending that needs a full scan.
+//! changes, except that another program may change its mask: a rescan checks the masks of all processes that masks
+//! alone keep on their cores. One rescan in eight is full. So is each rescan while events are not monitored, and while
+//! a decision is pending that needs a full scan.
 
 use alloc::sync::Arc;
 use core::cell::OnceCell;
@@ -79,8 +79,8 @@ impl WardenState {
     ///   affinity masks (the masks before pjw changed them).
     /// - Each active process of a job. A process is active if one of its threads recently ran or waited for a PU
     ///   (logical CPU), or if no scan has read its threads. Any other process is idle.
-    /// - Each idle process of a job for which the check of [`WatchedProcesses`] finds a change. To save time, the scan does
-    ///   not read the threads of the other idle processes.
+    /// - Each idle process of a job for which the check of [`WatchedProcesses`] finds a change. To save time, the scan
+    ///   does not read the threads of the other idle processes.
     ///
     /// The check compares the CPU time of the process with its CPU time at the last check. A process that was never
     /// checked counts as changed. If no cpuset restricts the process, the check also reads its affinity masks: a mask
@@ -123,8 +123,8 @@ impl WardenState {
         }
     }
 
-    /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, no mask or cpuset is to be
-    /// restored or tried again, and every release is settled.
+    /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, no mask or cpuset is to
+    /// be restored or tried again, and every release is settled.
     fn is_settled(&self) -> bool {
         let are_served = self.jobs.jobs_without_cores().next().is_none();
         let is_open = !self.processes_to_restore.is_empty()
@@ -206,8 +206,8 @@ impl WardenState {
         of_dirty.chain(to_remove).filter(|path| is_unread(&path.as_str())).collect()
     }
 
-    /// The idle members of a job, in groups: by whether they are in the job's cgroup, and by whether masks alone keep them
-    /// on the grant.
+    /// The idle members of a job, in groups: by whether they are in the job's cgroup, and by whether masks alone keep
+    /// them on the grant.
     fn find_idle_of(&self, job: &JobId) -> Vec<Arc<IdleProcessGroup>> {
         let mut groups: BTreeMap<(bool, bool), Vec<Pid>> = BTreeMap::new();
         let cgroup = self.job_cgroup(job);

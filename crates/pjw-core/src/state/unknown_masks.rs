@@ -1,8 +1,8 @@
 //! The affinity masks of unknown origin: masks that an earlier daemon may have set, and that no record explains.
 //!
-//! If records are lost, one search after the next full scan finds the processes with such masks. Their descendants inherit the
-//! masks: the fork events name them. The list and the pending search are in the journal. So the warning of this daemon, `pjwctl
-//! release --all`, `pjwd --release-all` and the next daemon all name the same processes.
+//! If records are lost, one search after the next full scan finds the processes with such masks. Their descendants
+//! inherit the masks: the fork events name them. The list and the pending search are in the journal. So the warning of
+//! this daemon, `pjwctl release --all`, `pjwd --release-all` and the next daemon all name the same processes.
 
 use alloc::sync::Arc;
 
@@ -49,13 +49,13 @@ struct Choice {
 pub(crate) struct MaskSearchResult {
     /// The processes that were forked by found processes, parents first.
     pub(crate) children: Vec<Pid>,
-    /// The time of the scan from which the processes of the search were chosen. The search did not read a process that was
-    /// first seen later.
+    /// The time of the scan from which the processes of the search were chosen. The search did not read a process that
+    /// was first seen later.
     pub(crate) chosen_at: Nanos,
 }
 
-/// The processes that have affinity masks of unknown origin. An earlier run of the daemon may have set such a mask, and no journal
-/// record says whether it did. pjw leaves these masks unchanged, and names the processes in a warning.
+/// The processes that have affinity masks of unknown origin. An earlier run of the daemon may have set such a mask, and
+/// no journal record says whether it did. pjw leaves these masks unchanged, and names the processes in a warning.
 #[derive(Debug, Clone, Default)]
 pub struct MasksOfUnknownOrigin {
     search: Search,
@@ -65,8 +65,8 @@ pub struct MasksOfUnknownOrigin {
     is_list_changed: bool,
     /// The warning about the found processes, as of the last change of the list. It is kept because its text is long.
     pub(crate) warning: Option<Warning>,
-    /// The jobs that were found by their cpusets, each with the PUs of the cpuset. A mask with exactly these PUs may be hidden until
-    /// the job ends.
+    /// The jobs that were found by their cpusets, each with the PUs of the cpuset. A mask with exactly these PUs may be
+    /// hidden until the job ends.
     found_cpusets: BTreeMap<JobId, CpuSet>,
     /// The released processes of these jobs, each with the PUs of the cpuset.
     released: BTreeMap<ProcessId, CpuSet>,
@@ -101,8 +101,8 @@ impl MasksOfUnknownOrigin {
         self.found.keys().copied()
     }
 
-    /// Updates the records of forked processes from the process events `events` of the kernel. A process that is forked by a
-    /// process with a mask of unknown origin may have inherited the mask.
+    /// Updates the records of forked processes from the process events `events` of the kernel. A process that is forked
+    /// by a process with a mask of unknown origin may have inherited the mask.
     pub(crate) fn apply_events(&mut self, events: &[ProcessEvent]) {
         if self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending() {
             return;
@@ -165,8 +165,8 @@ impl MasksOfUnknownOrigin {
         record
     }
 
-    /// Returns whether the search for affinity masks of unknown origin has begun, but [`MasksOfUnknownOrigin::set_processes_to_read`]
-    /// was not called yet.
+    /// Returns whether the search for affinity masks of unknown origin has begun, but
+    /// [`MasksOfUnknownOrigin::set_processes_to_read`] was not called yet.
     pub(crate) fn needs_processes_to_read(&self) -> bool {
         matches!(self.search, Search::Running { choice: None, .. })
     }

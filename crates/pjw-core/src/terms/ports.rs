@@ -20,15 +20,15 @@ pub trait MachineInterface {
     fn scan(&mut self, request: &ScanRequest) -> Snapshot;
 
     /// Reads the CPU times of these processes. A process that has ended and for which its parent has not waited yet (a
-    /// zombie) is present. A process that can't be read for another reason than that it does not exist is left out. The times
-    /// of ended children are read before the times of any process, so that no time of a process counts in both. The default
-    /// reads nothing.
+    /// zombie) is present. A process that can't be read for another reason than that it does not exist is left out. The
+    /// times of ended children are read before the times of any process, so that no time of a process counts in both.
+    /// The default reads nothing.
     fn read_cpu_times(&mut self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         BTreeMap::new()
     }
 
-    /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for this
-    /// cgroup, or if the cgroup does not exist. The default knows none.
+    /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for
+    /// this cgroup, or if the cgroup does not exist. The default knows none.
     fn read_memory_peak(&mut self, _path: &str) -> Option<u64> {
         None
     }

@@ -5,8 +5,8 @@
 //! not made. It never lacks a change that was made.
 //!
 //! A daemon reads the records of an earlier version. So a kind or a field that gets another name here keeps its stored
-//! name by `serde(rename)`, and a new field has a default. `pjwd/src/store/journal/tests/records.jsonl` has an example of
-//! each record.
+//! name by `serde(rename)`, and a new field has a default. `pjwd/src/store/journal/tests/records.jsonl` has an example
+//! of each record.
 
 use serde::{Deserialize, Serialize};
 
@@ -162,8 +162,8 @@ impl UnknownOriginMasks {
     }
 }
 
-/// A journal record about affinity masks of unknown origin ([`UnknownOriginMasks`]). An earlier run of pjwd may have set
-/// these masks, but no other record says so.
+/// A journal record about affinity masks of unknown origin ([`UnknownOriginMasks`]). An earlier run of pjwd may have
+/// set these masks, but no other record says so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownMaskRecord {
@@ -172,8 +172,8 @@ pub enum UnknownMaskRecord {
     RecordsLost,
     /// A full scan began the search. A restarted daemon begins it again, with the same list.
     SearchBegun {
-        /// The processes whose membership is recorded from before the loss. The search does not read them: their masks are
-        /// recorded too.
+        /// The processes whose membership is recorded from before the loss. The search does not read them: their masks
+        /// are recorded too.
         recorded: BTreeSet<ProcessId>,
     },
     /// The search is complete.

@@ -245,7 +245,8 @@ pub enum Refusal {
         /// The job to which the process belongs.
         job: JobId,
     },
-    /// The process that is to start a program belongs to a job, and is to start it in a new job only if it belongs to none.
+    /// The process that is to start a program belongs to a job, and is to start it in a new job only if it belongs to
+    /// none.
     #[error("this process ({pid}) is in {job} already, and keeps the cores of {job}")]
     StaysInJob {
         /// The pid of the process.
@@ -400,7 +401,8 @@ fn or_release(may_release: bool) -> &'static str {
     if may_release { ", or release it first" } else { "" }
 }
 
-/// A release frees the processes of a manual job. The job of a scheduler goes on after a release and keeps its processes.
+/// A release frees the processes of a manual job. The job of a scheduler goes on after a release and keeps its
+/// processes.
 fn how_to_leave(job: &JobId) -> String {
     if job.source() == JobSource::Manual {
         return format!("it can join another job when {job} is released");

@@ -44,8 +44,9 @@ pub struct ScanRequest {
 /// check is cheaper than reading the process.
 ///
 /// The check finds a change if the process has exited, has used CPU time since the last check, or was never checked
-/// before. For an idle process of a job, an affinity mask with a PU (logical CPU) outside [`IdleProcessGroup::expected_cpus`]
-/// is a change too. [`WatchedProcesses::check_all_masks`] says which masks are checked.
+/// before. For an idle process of a job, an affinity mask with a PU (logical CPU) outside
+/// [`IdleProcessGroup::expected_cpus`] is a change too. [`WatchedProcesses::check_all_masks`] says which masks are
+/// checked.
 ///
 /// - A partial scan reads a process in this list if the check finds a change, or if the scope of the scan lists
 ///   the process.

@@ -20,8 +20,8 @@ use crate::terms::scan::ScanScope;
 
 pub use address_space::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, SharedAddressSpace};
 
-/// The result of one scan of the machine: its processes, its cgroups and its online PUs (logical CPUs). A partial snapshot
-/// contains only some processes. The daemon then treats all other processes as unchanged since the last scan.
+/// The result of one scan of the machine: its processes, its cgroups and its online PUs (logical CPUs). A partial
+/// snapshot contains only some processes. The daemon then treats all other processes as unchanged since the last scan.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The scope of the scan: all processes of the machine, or only the processes whose pids the scan request
@@ -50,8 +50,8 @@ pub struct Snapshot {
     /// The CPU times of processes, by pid. Empty after the scan. [`crate::usage_times::read_cpu_times`] reads the CPU
     /// times and stores them here.
     pub cpu_times: BTreeMap<Pid, ProcessCpuTimes>,
-    /// The processes of jobs whose CPU times were read before and that did not exist any more when the CPU times were read for
-    /// this snapshot. Their parents have waited for them (wait4(2)), except where nothing waits.
+    /// The processes of jobs whose CPU times were read before and that did not exist any more when the CPU times were
+    /// read for this snapshot. Their parents have waited for them (wait4(2)), except where nothing waits.
     pub reaped: BTreeSet<Pid>,
     /// The address spaces that several processes share. `None` if the scan did not read this list. The list of the
     /// earlier scan then stays valid.
@@ -72,9 +72,9 @@ pub struct ProcessCpuTimes {
     pub children_ns: u64,
 }
 
-/// A call of sched_setaffinity(2) by a program, as a BPF program in the kernel reported it. The kernel carried out the call, or
-/// refused it because the mask and the thread's cpuset have no PU (logical CPU) in common. pjw uses these calls to report which
-/// program changed a mask.
+/// A call of sched_setaffinity(2) by a program, as a BPF program in the kernel reported it. The kernel carried out the
+/// call, or refused it because the mask and the thread's cpuset have no PU (logical CPU) in common. pjw uses these
+/// calls to report which program changed a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).
@@ -219,8 +219,8 @@ pub struct BatchIdentity {
 }
 
 impl BatchIdentity {
-    /// Returns the job in whose cgroup the process is. Only cgroups that batch systems made for jobs count. `None` if the process
-    /// is in no such cgroup.
+    /// Returns the job in whose cgroup the process is. Only cgroups that batch systems made for jobs count. `None` if
+    /// the process is in no such cgroup.
     pub(crate) fn job_of_cgroup(&self) -> Option<&JobId> {
         let reference = self
             .job_references
@@ -269,8 +269,8 @@ pub struct JobReference {
     /// The number of cores or PUs of the job on this machine. `None` if the attribute does not contain the
     /// number.
     pub cpu_request: Option<CpuRequest>,
-    /// The number of tasks (processes that the scheduler starts) of the job on this machine. `None` if the attribute does
-    /// not contain the number.
+    /// The number of tasks (processes that the scheduler starts) of the job on this machine. `None` if the attribute
+    /// does not contain the number.
     pub tasks: Option<u32>,
 }
 
@@ -324,8 +324,8 @@ pub struct Cgroup {
     pub usage: CgroupUsage,
 }
 
-/// The total CPU time and the peak memory use of all processes in a cgroup since the cgroup was created, and the memory limit of
-/// the cgroup. Processes that have ended are included.
+/// The total CPU time and the peak memory use of all processes in a cgroup since the cgroup was created, and the memory
+/// limit of the cgroup. Processes that have ended are included.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CgroupUsage {
     /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this
@@ -357,8 +357,8 @@ impl Cgroup {
     }
 }
 
-/// The cpuset of a cgroup, as a scan read it from the files of the cgroup: the requested PUs (logical CPUs) and NUMA nodes, and
-/// the effective PUs. The effective PUs are the PUs that the kernel allows to the processes in the cpuset.
+/// The cpuset of a cgroup, as a scan read it from the files of the cgroup: the requested PUs (logical CPUs) and NUMA
+/// nodes, and the effective PUs. The effective PUs are the PUs that the kernel allows to the processes in the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {
     /// `cpuset.cpus`: the PUs that were requested for the cpuset. Empty in cgroup v2 if no PUs were
@@ -408,8 +408,9 @@ pub struct MaskProbeResult {
     pub mismatches: Vec<ForkMaskMismatch>,
 }
 
-/// A process that was just forked by a process of a job and that has a wrong affinity mask: its mask is not the set of online PUs
-/// (logical CPUs) that the job holds. Found by [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks).
+/// A process that was just forked by a process of a job and that has a wrong affinity mask: its mask is not the set of
+/// online PUs (logical CPUs) that the job holds. Found by
+/// [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkMaskMismatch {
     /// The pid and the start time of the process. The start time is computed from the time of the fork event,
@@ -419,9 +420,9 @@ pub struct ForkMaskMismatch {
     pub effective_mask: CpuSet,
 }
 
-/// The affinity mask that a process should have after its fork, and the time of the fork. A process that is forked in a job
-/// should have the online PUs (logical CPUs) that the job holds. The daemon compares this mask with the mask that the process
-/// really has ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
+/// The affinity mask that a process should have after its fork, and the time of the fork. A process that is forked in a
+/// job should have the online PUs (logical CPUs) that the job holds. The daemon compares this mask with the mask that
+/// the process really has ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
     /// The affinity mask that the process should have: the online PUs that the job of the process holds.

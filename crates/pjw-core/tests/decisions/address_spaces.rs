@@ -1,4 +1,5 @@
-//! Processes that share an address space: placed in one L3 or NUMA node, and kept together when their job is resized or moved.
+//! Processes that share an address space: placed in one L3 or NUMA node, and kept together when their job is resized or
+//! moved.
 
 use pjw_core::command::Command;
 use pjw_core::explain::{explain_job, explain_process};
@@ -9,8 +10,8 @@ use pjw_core::topology::Topology;
 
 use crate::machine::{Machine, ROOT, assign_of, cpu_set, job, machine_with, regular_topology};
 
-/// A job `a` of so many cores, in which each of these processes runs all the time, and has been pinned. Those of each group share
-/// an address space, which is found afterwards.
+/// A job `a` of so many cores, in which each of these processes runs all the time, and has been pinned. Those of each
+/// group share an address space, which is found afterwards.
 fn busy_job(topology: Topology, cores: u32, pids: &[u32], groups: &[&[u32]]) -> Machine {
     let mut machine = machine_with(topology, Policy::default());
     for &pid in pids {
@@ -127,7 +128,8 @@ fn an_idle_group_is_kept_together_where_it_ran_last() {
     assert!(cpu_set("6-7").is_subset(&grant), "{grant}");
 }
 
-/// Starts a process that owns the address space of tasks, as `pjwctl spawn --share memory` does. It ran last on this PU.
+/// Starts a process that owns the address space of tasks, as `pjwctl spawn --share memory` does. It ran last on this
+/// PU.
 fn spawn_task_host(machine: &mut Machine, pid: u32, pu: &str) {
     machine.spawn(pid, 1, 0).comm = Comm::from(TASK_HOST_NAME.to_str().unwrap());
     machine.assign("a", 8, &[pid]).unwrap();
@@ -161,9 +163,10 @@ fn the_host_of_idle_tasks_does_not_divide_them() {
     assert!(cpu_set("6-7").is_subset(&grant), "{grant}");
 }
 
-/// Two packages of three nodes of two cores: package 0 has the PUs 0-5. The job `a` has the two cores of node 0, and one of package 1.
-/// In package 1 it would lie in one package instead of two, but each of its cores in another node.
-/// The processes 10 and 11 of the job run all the time if they are `busy`. The process 20 owns the address space of tasks.
+/// Two packages of three nodes of two cores: package 0 has the PUs 0-5. The job `a` has the two cores of node 0, and
+/// one of package 1. In package 1 it would lie in one package instead of two, but each of its cores in another node.
+/// The processes 10 and 11 of the job run all the time if they are `busy`. The process 20 owns the address space of
+/// tasks.
 fn fragmented(groups: &[&[u32]], busy: &[u32]) -> Machine {
     let mut machine = machine_with(regular_topology(2, 3, 1, 2, 1), Policy::default());
     let pids = [10, 11, 20];

@@ -1,5 +1,5 @@
-//! A process with many threads of which few run: most scans read and plan only these. The others are read in one scan of
-//! four, or as soon as one of them runs or requests another mask.
+//! A process with many threads of which few run: most scans read and plan only these. The others are read in one scan
+//! of four, or as soon as one of them runs or requests another mask.
 
 use pjw_core::command::Command;
 use pjw_core::ids::{Pid, Tid};
@@ -30,8 +30,8 @@ fn with_two_busy_threads() -> Machine {
     machine
 }
 
-/// A second in which these threads run, and the regular cycle after it. Returns whether its first scan read all threads of
-/// the process.
+/// A second in which these threads run, and the regular cycle after it. Returns whether its first scan read all threads
+/// of the process.
 fn second(machine: &mut Machine, busy: &[u32]) -> bool {
     machine.run(busy);
     let mut scan: Option<ScanRequest> = Some(machine.state.scan_request(false));

@@ -185,8 +185,8 @@ fn a_mask_that_a_thread_set_shortly_before_hotplug_stays_its_own() {
     assert_eq!(masks(&m)[1], "0,2");
 }
 
-/// Process 9 bound itself to PU 1 and is in the cpuset of job a. It was assigned to job b, which waits for cores. Its mask
-/// is restored, and no longer in the journal.
+/// Process 9 bound itself to PU 1 and is in the cpuset of job a. It was assigned to job b, which waits for cores. Its
+/// mask is restored, and no longer in the journal.
 fn waiting_in_the_cpuset_of_another_job() -> Machine {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Legacy,

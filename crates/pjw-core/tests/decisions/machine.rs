@@ -277,8 +277,8 @@ impl Machine {
         }
     }
 
-    /// Cycles until a full scan finds nothing left to do. Returns all actions. The scans are those of the daemon: a full
-    /// one, then what each decision wants to read again.
+    /// Cycles until a full scan finds nothing left to do. Returns all actions. The scans are those of the daemon: a
+    /// full one, then what each decision wants to read again.
     pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<MaskAction>) {
         (self.events, self.records) = (Vec::new(), Vec::new());
         let (mut replies, mut done) = (Vec::new(), Vec::new());

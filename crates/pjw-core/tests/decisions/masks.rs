@@ -32,8 +32,9 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
     assert!(m.kept().is_empty() && m.state.processes_to_restore.is_empty());
 }
 
-/// Otherwise a daemon that is killed between two changes, and that loses its journal, leaves a process of which only other threads
-/// have masks of pjw. The next daemon does not name these masks: most programs bind such threads themselves.
+/// Otherwise a daemon that is killed between two changes, and that loses its journal, leaves a process of which only
+/// other threads have masks of pjw. The next daemon does not name these masks: most programs bind such threads
+/// themselves.
 #[test]
 fn the_first_thread_of_a_process_is_confined_first_and_restored_last() {
     let mut m = machine();

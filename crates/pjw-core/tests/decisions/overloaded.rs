@@ -1,5 +1,5 @@
-//! Bindings inside the grant: a binding is kept, except if more running threads are bound to some PUs than they are, while
-//! other PUs of the grant idle. Threads of one process that its program bound to different PUs are always kept.
+//! Bindings inside the grant: a binding is kept, except if more running threads are bound to some PUs than they are,
+//! while other PUs of the grant idle. Threads of one process that its program bound to different PUs are always kept.
 
 use pjw_core::event::EventKind;
 use pjw_core::explain;

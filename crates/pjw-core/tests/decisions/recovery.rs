@@ -19,8 +19,8 @@ fn machine(hierarchy: CpusetHierarchy) -> Machine {
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
-/// A machine with v1 cpusets, where process 7 of user 1001 came from the cgroup of a login into the cpuset of job a, and
-/// has a child 8 there.
+/// A machine with v1 cpusets, where process 7 of user 1001 came from the cgroup of a login into the cpuset of job a,
+/// and has a child 8 there.
 fn with_job_a() -> Machine {
     let mut machine = machine(CpusetHierarchy::Legacy);
     machine.spawn(7, 1, 1001).cgroup = LOGIN.into();

@@ -1,5 +1,5 @@
-//! Children of released processes that a killed daemon did not find. The journal names the masks that they may have, until a
-//! full scan after the release finds no such child.
+//! Children of released processes that a killed daemon did not find. The journal names the masks that they may have,
+//! until a full scan after the release finds no such child.
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};

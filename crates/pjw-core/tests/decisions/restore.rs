@@ -478,8 +478,8 @@ fn a_restore_that_a_cpuset_forbade_is_tried_again_after_the_second_attempt_to_wi
     assert_eq!(m.effective_mask(10, 10), "7");
 }
 
-/// The daemon is killed after it has moved the process into the cpuset. The cpuset hides that one thread is bound to a core outside of
-/// it, and that the others are not bound. Only the mask of the bound thread is in the journal.
+/// The daemon is killed after it has moved the process into the cpuset. The cpuset hides that one thread is bound to a
+/// core outside of it, and that the others are not bound. Only the mask of the bound thread is in the journal.
 #[test]
 fn after_a_restart_the_threads_of_a_process_do_not_get_the_mask_of_one_thread_that_is_bound() {
     let mut m = machine_with_cpusets(true);

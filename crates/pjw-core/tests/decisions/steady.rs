@@ -1,5 +1,5 @@
-//! How often threads are moved: a program that binds itself is left alone, a steady load moves nothing, and helpers do not
-//! displace workers.
+//! How often threads are moved: a program that binds itself is left alone, a steady load moves nothing, and helpers do
+//! not displace workers.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,8 @@ fn job_of(load: Load<'_>, oversubscription: OversubscriptionPolicy) -> Machine {
     machine
 }
 
-/// Lets so many seconds of the load pass, with a cycle after each. Returns how often the mask of each thread was written.
+/// Lets so many seconds of the load pass, with a cycle after each. Returns how often the mask of each thread was
+/// written.
 fn moves(machine: &mut Machine, seconds: u32, load: Load<'_>) -> BTreeMap<Tid, usize> {
     let mut moves = BTreeMap::new();
     let mut ends: Vec<u32> = load.iter().map(|&(_, _, permille)| permille).filter(|&end| end > 0).collect();

@@ -1,5 +1,5 @@
-//! Masks that an earlier daemon may have set and that no record explains: which processes are named, and for how long. They
-//! are named by the warning `unknown-masks`, and stay in the journal.
+//! Masks that an earlier daemon may have set and that no record explains: which processes are named, and for how long.
+//! They are named by the warning `unknown-masks`, and stay in the journal.
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::CpuSet;

@@ -17,8 +17,8 @@ use crate::machine::{Machine, ROOT, assign_of, machine_with};
 const OUTSIDE: u32 = 50;
 
 /// A machine with this number of jobs of one core and one process each, which are all idle. Fork events are monitored.
-/// The machine has this number of cores; if it has fewer cores than jobs, the jobs share them. Each job belongs to another
-/// user, who has a process outside of the job too.
+/// The machine has this number of cores; if it has fewer cores than jobs, the jobs share them. Each job belongs to
+/// another user, who has a process outside of the job too.
 fn with_jobs(jobs: u32, cores: u32, hierarchy: CpusetHierarchy) -> Machine {
     with_jobs_that(ExhaustionPolicy::Share, jobs, cores, hierarchy)
 }
@@ -60,8 +60,8 @@ fn with_jobs_that(
     machine
 }
 
-/// The jobs that are visited until the cycles have nothing left to do, by the decisions and by their audit. The first cycle
-/// has this scan and these commands. Each decision plans at most so many jobs because they changed.
+/// The jobs that are visited until the cycles have nothing left to do, by the decisions and by their audit. The first
+/// cycle has this scan and these commands. Each decision plans at most so many jobs because they changed.
 fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command], most_changed: usize) -> usize {
     let mut audit = GrantAudit::new(&machine.state, &machine.policy);
     machine.state.jobs.take_changed_ids();
@@ -125,8 +125,8 @@ fn they_visit_the_same_number_of_jobs_where_cpusets_keep_the_jobs() {
     check_visits(1024, &CpusetHierarchy::Unified);
 }
 
-/// The visits of the release of a job beside this number of idle jobs with cores, and of waiting jobs. One of the waiting jobs
-/// gets the core.
+/// The visits of the release of a job beside this number of idle jobs with cores, and of waiting jobs. One of the
+/// waiting jobs gets the core.
 fn visits_of_release_beside(idle: u32, waiting: u32) -> usize {
     let hierarchy = CpusetHierarchy::Unavailable { why: "a test".to_owned() };
     let mut machine = with_jobs_that(ExhaustionPolicy::Wait, idle + waiting, idle, hierarchy);

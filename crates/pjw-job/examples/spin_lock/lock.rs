@@ -1,8 +1,8 @@
 //! A spin lock for programs whose cores come and go. Copy this file, and change it as you need.
 //!
-//! A plain spin lock is fast while each thread has a core of its own. Without it, a waiter can spin for milliseconds while the
-//! thread that holds the lock waits for a core. In this lock, the holder stores its CPU. A waiter spins only while the holder
-//! can run: while the job has that CPU, and the waiter itself does not run there.
+//! A plain spin lock is fast while each thread has a core of its own. Without it, a waiter can spin for milliseconds
+//! while the thread that holds the lock waits for a core. In this lock, the holder stores its CPU. A waiter spins only
+//! while the holder can run: while the job has that CPU, and the waiter itself does not run there.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -115,17 +115,20 @@ impl<T> Drop for SpinGuard<'_, T> {
     }
 }
 
-/// Returns the CPU on which this thread runs. The C library reads it from the memory that it shares with the kernel (rseq(2)).
+/// Returns the CPU on which this thread runs. The C library reads it from the memory that it shares with the kernel
+/// (rseq(2)).
 fn current_cpu() -> u32 {
     // SAFETY: the call has no arguments.
     let cpu = unsafe { libc::sched_getcpu() };
     u32::try_from(cpu).unwrap_or(0)
 }
 
-/// Waits until the word is not `value` any more or a thread is woken (`FUTEX_WAIT`), or wakes `value` threads (`FUTEX_WAKE`).
+/// Waits until the word is not `value` any more or a thread is woken (`FUTEX_WAIT`), or wakes `value` threads
+/// (`FUTEX_WAKE`).
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
     let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word lives until the call returns, and the kernel only reads it. Without a timeout the pointer is null.
+    // SAFETY: the word lives until the call returns, and the kernel only reads it. Without a timeout the pointer is
+    // null.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, std::ptr::null::<libc::timespec>())
     };

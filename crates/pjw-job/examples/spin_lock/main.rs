@@ -1,13 +1,13 @@
-//! A spin lock whose waiters stop spinning when the holder's core has left: `lock.rs`. In this program, threads take a lock in
-//! turns. Each 100 ms it prints the time in seconds, and how often the lock was taken since the start.
+//! A spin lock whose waiters stop spinning when the holder's core has left: `lock.rs`. In this program, threads take a
+//! lock in turns. Each 100 ms it prints the time in seconds, and how often the lock was taken since the start.
 //!
 //! ```text
 //! pjwctl run --job locks --cores 4 -- target/release/examples/spin_lock 4
 //! pjwctl assign locks --cores 2
 //! ```
 //!
-//! The first argument is the number of threads. The second one, `test-and-set`, `mcs` or `pthread`, names another lock to compare
-//! with.
+//! The first argument is the number of threads. The second one, `test-and-set`, `mcs` or `pthread`, names another lock
+//! to compare with.
 #![allow(clippy::print_stdout, unreachable_pub)]
 
 mod lock;

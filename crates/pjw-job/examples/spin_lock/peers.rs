@@ -1,4 +1,5 @@
-//! The locks that the bench `locks` compares with the example: a plain spin lock, an MCS lock, and a mutex of the C library.
+//! The locks that the bench `locks` compares with the example: a plain spin lock, an MCS lock, and a mutex of the C
+//! library.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -35,8 +36,8 @@ impl Lock for TestAndSetLock {
     }
 }
 
-/// The queue lock of Mellor-Crummey and Scott: the holder passes the lock to the thread that has waited longest. Each thread
-/// spins on a word of its own, so a release changes a word that one other thread reads.
+/// The queue lock of Mellor-Crummey and Scott: the holder passes the lock to the thread that has waited longest. Each
+/// thread spins on a word of its own, so a release changes a word that one other thread reads.
 pub struct McsLock {
     /// The last thread in the queue, or 0. The number of a thread is its index plus 1.
     tail: AtomicUsize,

@@ -1,5 +1,5 @@
-//! A thread pool whose number of workers follows the core map: `pool.rs`. This program runs rounds of short tasks without end,
-//! and prints after each round how many workers there are and how many tasks they run in a second.
+//! A thread pool whose number of workers follows the core map: `pool.rs`. This program runs rounds of short tasks
+//! without end, and prints after each round how many workers there are and how many tasks they run in a second.
 //!
 //! ```text
 //! pjwctl run --job pool --cores 4 -- target/release/examples/thread_pool

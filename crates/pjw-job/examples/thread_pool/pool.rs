@@ -88,7 +88,8 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Sets the number of workers that the pool should have, and starts those that are missing. Surplus workers end by themselves.
+/// Sets the number of workers that the pool should have, and starts those that are missing. Surplus workers end by
+/// themselves.
 fn set_limit(shared: &Arc<Shared>, limit: usize) -> io::Result<()> {
     let mut state = shared.state();
     state.limit = limit;

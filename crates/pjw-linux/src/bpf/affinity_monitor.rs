@@ -111,8 +111,9 @@ impl AffinityMonitor {
             read += RING_HEADER_BYTES + record.len();
             drained.requests.extend(parse(&record));
         }
-        // Records are lost only while the ring buffer is full, and stay there until they are read. So a ring buffer that is
-        // less than half full was not full since the last call, and the BPF map with the count need not be read.
+        // Records are lost only while the ring buffer is full, and stay there until they are read. So a ring buffer
+        // that is less than half full was not full since the last call, and the BPF map with the count need not be
+        // read.
         if read >= RING_BYTES / 2
             && let Ok([_, _, _, lost]) = self.orders.get(&0, 0)
         {

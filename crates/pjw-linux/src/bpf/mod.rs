@@ -12,8 +12,8 @@
 //! cpuset has. So a second program ([`AffinityMonitor`]) runs at the end of sched_setaffinity(2). The two
 //! programs are loaded independently.
 //!
-//! A third program ([`LentCpuMonitor`], `lent/lent.bpf.c`) runs at each change of the running thread, while PUs of owners
-//! are lent, and reports the first time that an owner's thread runs on one of them.
+//! A third program ([`LentCpuMonitor`], `lent/lent.bpf.c`) runs at each change of the running thread, while PUs of
+//! owners are lent, and reports the first time that an owner's thread runs on one of them.
 //!
 //! All ids are those of the initial pid, user and time namespaces.
 

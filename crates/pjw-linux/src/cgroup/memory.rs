@@ -1,7 +1,7 @@
 //! The memory of a cgroup: `memory.stat` and the limits, v1 and v2.
 //!
-//! v2: Documentation/admin-guide/cgroup-v2.rst. v1: Documentation/admin-guide/cgroup-v1/memory.rst. A page is charged once, to
-//! the cgroup of the process that touched it first, however many processes map it.
+//! v2: Documentation/admin-guide/cgroup-v2.rst. v1: Documentation/admin-guide/cgroup-v1/memory.rst. A page is charged
+//! once, to the cgroup of the process that touched it first, however many processes map it.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
 //! Reports which job cgroups changed, so that unchanged cgroups need not be read.
 //!
 //! One inotify(7) watch on the directory of a cgroup reports a write to one of its files by any program, a change of
-//! `cgroup.events` (`kernfs_notify` in fs/kernfs/file.c), and the removal of the directory. The v1 hierarchies report no
-//! change of the processes in a cgroup.
+//! `cgroup.events` (`kernfs_notify` in fs/kernfs/file.c), and the removal of the directory. The v1 hierarchies report
+//! no change of the processes in a cgroup.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,8 +1,8 @@
 //! Freezing the processes of a job: `cgroup.freeze` in v2, a twin in the hierarchy of the freezer in v1.
 //!
-//! The kernel freezes a process when it runs next, so a frozen job may still run for a moment. Nothing here waits for that.
-//! In v1 the twin exists only while the job is frozen. A process that another program has put into a cgroup of the freezer
-//! stays there: batch systems find the processes of their jobs by that.
+//! The kernel freezes a process when it runs next, so a frozen job may still run for a moment. Nothing here waits for
+//! that. In v1 the twin exists only while the job is frozen. A process that another program has put into a cgroup of
+//! the freezer stays there: batch systems find the processes of their jobs by that.
 
 use std::path::Path;
 
@@ -68,8 +68,8 @@ fn write_state(twin: &CgroupDir, state: &str) -> Result<()> {
     twin.write_file(STATE, state).map_err(errno_to_outcome(twin, &format!("become {state}")))
 }
 
-/// Moves the processes of a cpuset into its frozen twin. A process that is frozen has no more children, so the last ones are
-/// found soon.
+/// Moves the processes of a cpuset into its frozen twin. A process that is frozen has no more children, so the last
+/// ones are found soon.
 fn gather(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &CgroupDir) -> Result<()> {
     for _ in 0..twins::MAX_PASSES {
         let mut is_complete = true;
@@ -153,8 +153,8 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
 }
 
 /// Thaws those of `processes` that were killed and have not ended, because they are frozen in cgroup v1. A batch system
-/// that ends its job would wait for them without end. In cgroup v2 the kernel ends frozen processes itself. The processes
-/// must belong to frozen jobs of pjw. Returns the processes that were thawed.
+/// that ends its job would wait for them without end. In cgroup v2 the kernel ends frozen processes itself. The
+/// processes must belong to frozen jobs of pjw. Returns the processes that were thawed.
 pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<ProcessId> {
     let killed: Vec<ProcessId> = processes.filter(|process| is_killed(process.pid)).collect();
     if killed.is_empty() {
@@ -192,7 +192,8 @@ pub(super) fn leave_freezer_cgroup(context: &mut CpusetContext<'_>, process: Pro
     leave_twin(context.proc, context.hierarchy, process).map(|_| ())
 }
 
-/// Moves `process` to the root cgroup of the freezer if it is in the frozen cgroup of a job. Returns whether it was there.
+/// Moves `process` to the root cgroup of the freezer if it is in the frozen cgroup of a job. Returns whether it was
+/// there.
 fn leave_twin(proc: &mut ProcDir, hierarchy: &CpusetMount, process: ProcessId) -> Result<bool> {
     let here = moving::process_cgroup_path(proc, process, FREEZER);
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {

@@ -1,9 +1,9 @@
 //! Idle priority (`cpu.idle`) for the jobs of the class besteffort.
 //!
-//! Idle priority counts only among cgroups with the same parent. So the cgroup that has it lies directly below the root, and
-//! holds only cgroups of such jobs: a directory of the warden, or a slice of systemd. In v1 a twin of the job's cpuset in the
-//! hierarchy of the cpu controller holds the same processes. Extended attributes of the twin tell from which cgroups its
-//! processes came.
+//! Idle priority counts only among cgroups with the same parent. So the cgroup that has it lies directly below the
+//! root, and holds only cgroups of such jobs: a directory of the warden, or a slice of systemd. In v1 a twin of the
+//! job's cpuset in the hierarchy of the cpu controller holds the same processes. Extended attributes of the twin tell
+//! from which cgroups its processes came.
 
 use std::time::{Duration, Instant};
 

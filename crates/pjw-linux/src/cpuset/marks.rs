@@ -1,7 +1,7 @@
 //! Extended attributes of the warden's own cgroups: the owner of the job, and the cgroup from which the processes came.
 //!
-//! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only the
-//! owner of a cgroup directory can write them, and the directories belong to root.
+//! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only
+//! the owner of a cgroup directory can write them, and the directories belong to root.
 
 use std::path::Path;
 

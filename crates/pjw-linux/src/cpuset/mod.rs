@@ -96,7 +96,8 @@ fn move_in(
     moved
 }
 
-/// Moves a process out of a cpuset. It is thawed first: after a crash, a process that has left the cpuset is never frozen.
+/// Moves a process out of a cpuset. It is thawed first: after a crash, a process that has left the cpuset is never
+/// frozen.
 fn move_back(
     context: &mut CpusetContext<'_>,
     process: ProcessId,

@@ -78,8 +78,8 @@ pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -
     (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
 
-/// Gives the warden's directory all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1 removes an
-/// offline CPU for good.
+/// Gives the warden's directory all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1
+/// removes an offline CPU for good.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
     let top = hierarchy.root().read_cpuset().map_err(errno_to_outcome(&hierarchy.root(), "be read"))?;
     let now = base.read_cpuset().map_err(errno_to_outcome(base, "be read"))?;
@@ -186,8 +186,8 @@ fn is_marked(base: &CgroupDir) -> bool {
     ENABLED_MARKS.iter().any(|name| rustix::fs::getxattr(&base.dir, *name, &mut buffer[..]).is_ok())
 }
 
-/// Removes the directory of jobs at idle priority if it is empty. Disables the cpu controller again if this warden enabled
-/// it and no other program uses it.
+/// Removes the directory of jobs at idle priority if it is empty. Disables the cpu controller again if this warden
+/// enabled it and no other program uses it.
 fn clean_up_besteffort(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
     if !besteffort.exists()
         || !besteffort.children().is_empty()

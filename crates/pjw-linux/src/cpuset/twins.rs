@@ -1,8 +1,8 @@
 //! Twins of job cpusets in other v1 hierarchies.
 //!
-//! In v1 each controller may have a hierarchy of its own. What a job gets from another controller than cpuset needs a cgroup
-//! there: a twin, at the path of the cpuset. A twin exists only while the cpuset exists: it is created after the cpuset and
-//! removed before it. So a twin without a cpuset was left behind by a warden that was killed.
+//! In v1 each controller may have a hierarchy of its own. What a job gets from another controller than cpuset needs a
+//! cgroup there: a twin, at the path of the cpuset. A twin exists only while the cpuset exists: it is created after the
+//! cpuset and removed before it. So a twin without a cpuset was left behind by a warden that was killed.
 
 use std::fs;
 

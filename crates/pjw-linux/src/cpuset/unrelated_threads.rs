@@ -30,7 +30,8 @@ pub(crate) struct UnrelatedThreads {
     /// Threads whose masks name PUs of a partition. The masks are restored when the partition ends while this
     /// warden runs.
     pending: Vec<RecordedThreadMask>,
-    /// The partitions: the PUs of each, by the path of its cgroup. A restarted warden knows a partition from its end on.
+    /// The partitions: the PUs of each, by the path of its cgroup. A restarted warden knows a partition from its end
+    /// on.
     partitions: BTreeMap<String, CpuSet>,
     /// The partitions that ended, while the kernel may still change masks because of that.
     ended: Vec<EndedPartition>,
@@ -115,10 +116,10 @@ impl UnrelatedThreads {
         self.find_bound(context)
     }
 
-    /// Records which partition began or ended by the cpuset change `change`. Must be called after the change, before masks
-    /// are restored. `outcome` is the outcome of the change. A refused change leaves the records as they are: the
-    /// partition is mostly still there, and another program can still end it. If the refused change has ended it, the next change
-    /// of the cpuset records that.
+    /// Records which partition began or ended by the cpuset change `change`. Must be called after the change, before
+    /// masks are restored. `outcome` is the outcome of the change. A refused change leaves the records as they are: the
+    /// partition is mostly still there, and another program can still end it. If the refused change has ended it, the
+    /// next change of the cpuset records that.
     pub(super) fn record_outcome(&mut self, change: &CpusetChange, outcome: &CpusetOutcome) {
         let Some(job_cpuset) = changed_cpuset(change).filter(|_| !self.affinity_persists) else { return };
         match (change, outcome) {
@@ -132,9 +133,9 @@ impl UnrelatedThreads {
         }
     }
 
-    /// Records that the cpuset partition at `path` has ended, because pjw ended it or its cgroup was removed. The kernel
-    /// then resets the affinity masks of other threads, possibly later. Has no effect if no partition at `path` is
-    /// recorded.
+    /// Records that the cpuset partition at `path` has ended, because pjw ended it or its cgroup was removed. The
+    /// kernel then resets the affinity masks of other threads, possibly later. Has no effect if no partition at `path`
+    /// is recorded.
     pub(crate) fn record_partition_end(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
             let until = Instant::now() + REMOVAL_DELAY;

@@ -1,9 +1,10 @@
 //! Carries out the changes of cpusets: on the calling thread, or on a thread of its own.
 //!
 //! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end
-//! (`cgroup_threadgroup_rwsem`, kernel/cgroup/cgroup.c). A process that was preempted in the middle of a fork must get a
-//! CPU first. Beside very many processes that fork, that takes hundreds of milliseconds, and the priority of the caller
-//! does not matter. With a thread, the caller waits for a limited time, and learns the outcome of a longer change later.
+//! (`cgroup_threadgroup_rwsem`, kernel/cgroup/cgroup.c). A process that was preempted in the middle of a fork must get
+//! a CPU first. Beside very many processes that fork, that takes hundreds of milliseconds, and the priority of the
+//! caller does not matter. With a thread, the caller waits for a limited time, and learns the outcome of a longer
+//! change later.
 
 use std::collections::VecDeque;
 use std::io;
@@ -257,8 +258,8 @@ impl ChangeThread {
         Ok(())
     }
 
-    /// Waits for the outcome of the change that was sent last. Collects the outcomes of earlier changes. Without a deadline,
-    /// waits for as long as it takes.
+    /// Waits for the outcome of the change that was sent last. Collects the outcomes of earlier changes. Without a
+    /// deadline, waits for as long as it takes.
     fn wait_for_last(&mut self, deadline: Option<Instant>) -> Result<CpusetOutcome, ThreadEnded> {
         loop {
             let left =

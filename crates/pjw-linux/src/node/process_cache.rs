@@ -28,7 +28,8 @@ const MAX_LISTINGS: usize = 4;
 /// its cgroups is unchanged.
 pub(super) const FINGERPRINT_SCANS: u32 = 7;
 
-/// All threads of a process are read if those that are not busy used more CPU time than this since the last scan, in ns.
+/// All threads of a process are read if those that are not busy used more CPU time than this since the last scan, in
+/// ns.
 const NOTICED_NS: u64 = 5_000_000;
 
 /// What earlier scans have read about a process, such as its cgroups and its environment variables. A scan reads
@@ -44,8 +45,8 @@ pub(super) struct CachedProcess {
     program: Option<Program>,
     /// Ordered by thread id.
     threads: Vec<ThreadFacts>,
-    /// The CPU time of all threads except the busy ones, as of the last scan that read only these. An upper bound. `None` if all
-    /// threads were read since.
+    /// The CPU time of all threads except the busy ones, as of the last scan that read only these. An upper bound.
+    /// `None` if all threads were read since.
     other_threads_ns: Option<u64>,
     /// Number of threads at the last scan.
     pub(super) thread_count: usize,

@@ -1,8 +1,10 @@
-//! Whether a thread waits for the lock of its address space (`mmap_lock`): `/proc/PID/task/TID/stat` and `wchan`, proc(5).
+//! Whether a thread waits for the lock of its address space (`mmap_lock`): `/proc/PID/task/TID/stat` and `wchan`,
+//! proc(5).
 //!
 //! `wchan` names the kernel function in which a thread sleeps, without those of the scheduler and of locks (`__sched`,
-//! fs/proc/base.c and kernel/sched/core.c). So a thread that sleeps in `mmap_lock` has the name of the function that takes this
-//! lock. `wchan` needs the rights of ptrace(2) for reading. Without them, or without `CONFIG_KALLSYMS`, it is `0`.
+//! fs/proc/base.c and kernel/sched/core.c). So a thread that sleeps in `mmap_lock` has the name of the function that
+//! takes this lock. `wchan` needs the rights of ptrace(2) for reading. Without them, or without `CONFIG_KALLSYMS`, it
+//! is `0`.
 
 use nix::errno::Errno;
 use pjw_core::ids::{Pid, Tid};
@@ -25,7 +27,8 @@ const LOCKERS: [&str; 13] = [
     "mmap_read_lock",
     "mmap_write_lock_killable",
 ];
-/// The system calls that take the lock in the function of the call, which the kernel names `__x64_sys_brk` and the like.
+/// The system calls that take the lock in the function of the call, which the kernel names `__x64_sys_brk` and the
+/// like.
 const LOCKING_CALLS: [&str; 4] = ["sys_brk", "sys_mremap", "sys_munmap", "sys_madvise"];
 
 /// The activity of a thread at one moment: whether the thread is active (runs, waits for a PU or sleeps
@@ -78,8 +81,8 @@ fn parse_state_and_times(text: &[u8]) -> Option<(char, u64, u64)> {
     Some((state, user, system))
 }
 
-/// Whether `wchan` names a function that takes the lock of the address space. The compiler may have added a suffix such as
-/// `.isra.0`.
+/// Whether `wchan` names a function that takes the lock of the address space. The compiler may have added a suffix such
+/// as `.isra.0`.
 fn is_map_locker(wchan: &[u8]) -> bool {
     let name = std::str::from_utf8(wchan).unwrap_or_default().trim();
     let name = name.split('.').next().unwrap_or_default();

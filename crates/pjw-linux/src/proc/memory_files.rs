@@ -1,9 +1,10 @@
-//! Reads the files of `/proc` that are in the memory of a process, `environ` and `cmdline`, without waiting for its lock.
+//! Reads the files of `/proc` that are in the memory of a process, `environ` and `cmdline`, without waiting for its
+//! lock.
 //!
 //! To read the memory of a process, the kernel locks it (`mmap_lock`, fs/proc/base.c, Linux 6.18). A process that forks
-//! or ends holds this lock. On a busy machine it may be preempted meanwhile, and the reader waits until the process runs
-//! again: up to seconds beside hundreds of processes, with any priority. So a caller with a real-time priority lets another
-//! thread read the files of a process that may hold the lock, and waits for a bounded time.
+//! or ends holds this lock. On a busy machine it may be preempted meanwhile, and the reader waits until the process
+//! runs again: up to seconds beside hundreds of processes, with any priority. So a caller with a real-time priority
+//! lets another thread read the files of a process that may hold the lock, and waits for a bounded time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -120,8 +121,8 @@ impl MemoryFiles {
     }
 }
 
-/// Whether the caller may wait for the lock of a process: the process can't hold the lock, or the caller has no real-time
-/// priority, so it waits for CPUs anyway.
+/// Whether the caller may wait for the lock of a process: the process can't hold the lock, or the caller has no
+/// real-time priority, so it waits for CPUs anyway.
 fn may_wait(proc: &mut ProcDir, pid: Pid) -> Result<bool, Errno> {
     // The thread id 0 is the calling thread.
     Ok(realtime::scheduling_policy(Tid(0)) != Ok(SchedulingPolicy::RoundRobin)

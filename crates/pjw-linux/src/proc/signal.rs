@@ -34,9 +34,9 @@ pub fn send_signal(process: ProcessId, signal: Signal) -> Result<(), Errno> {
     }
 }
 
-/// Returns whether the kernel has decided to end the process `pid`, by SIGKILL or by another signal with this effect, and
-/// the process has not ended yet. The kernel then makes SIGKILL pending (kernel/signal.c, `complete_signal`). False if
-/// there is no such process.
+/// Returns whether the kernel has decided to end the process `pid`, by SIGKILL or by another signal with this effect,
+/// and the process has not ended yet. The kernel then makes SIGKILL pending (kernel/signal.c, `complete_signal`). False
+/// if there is no such process.
 #[must_use]
 pub fn is_killed(pid: Pid) -> bool {
     let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -5,8 +5,8 @@ use pjw_core::ids::Pid;
 use super::procfs::ProcDir;
 
 impl ProcDir {
-    /// Returns whether a thread of the process `pid` may be waiting for a child in vfork(2) or posix_spawn(3). The kernel
-    /// lets such a thread sleep uninterruptibly (state D) inside of vfork(2), clone(2) or clone3(2)
+    /// Returns whether a thread of the process `pid` may be waiting for a child in vfork(2) or posix_spawn(3). The
+    /// kernel lets such a thread sleep uninterruptibly (state D) inside of vfork(2), clone(2) or clone3(2)
     /// (`wait_for_vfork_done` in `kernel/fork.c`). A thread whose system call this user may not read counts as waiting,
     /// if its state is D. False if the process has ended.
     pub(crate) fn may_wait_in_vfork(&mut self, pid: Pid) -> bool {
@@ -21,8 +21,8 @@ impl ProcDir {
     }
 }
 
-/// Whether the text of `/proc/PID/task/TID/syscall` begins with the number of a system call that makes a process. The text
-/// is `running` for a thread that does not sleep, and `-1` for one that sleeps outside of a system call.
+/// Whether the text of `/proc/PID/task/TID/syscall` begins with the number of a system call that makes a process. The
+/// text is `running` for a thread that does not sleep, and `-1` for one that sleeps outside of a system call.
 fn begins_with_clone(text: &[u8]) -> bool {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.split_ascii_whitespace().next());
     let Some(number) = number.and_then(|number| number.parse::<libc::c_long>().ok()) else { return false };

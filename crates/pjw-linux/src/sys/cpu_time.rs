@@ -1,4 +1,5 @@
-//! CPU time of other processes, by the CPU clock of each process (clock_getcpuclockid(3)). Needs no permission and no file.
+//! CPU time of other processes, by the CPU clock of each process (clock_getcpuclockid(3)). Needs no permission and no
+//! file.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

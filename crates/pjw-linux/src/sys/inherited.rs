@@ -18,8 +18,8 @@ pub fn close_descriptors_on_exec() -> io::Result<()> {
     for entry in fs::read_dir("/proc/self/fd")? {
         let number: Option<RawFd> = entry?.file_name().to_str().and_then(|name| name.parse().ok());
         if let Some(number) = number.filter(|number| *number > LAST_STANDARD_DESCRIPTOR) {
-            // SAFETY: the call takes numbers and accesses no memory. The descriptor stays open in this process. If another
-            // thread has closed it meanwhile, the call fails, or sets the flag of a new descriptor.
+            // SAFETY: the call takes numbers and accesses no memory. The descriptor stays open in this process. If
+            // another thread has closed it meanwhile, the call fails, or sets the flag of a new descriptor.
             unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-/// `struct sched_attr` of the kernel's `include/uapi/linux/sched/types.h`, in its first version (`SCHED_ATTR_SIZE_VER0`).
+/// `struct sched_attr` of the kernel's `include/uapi/linux/sched/types.h`, in its first version
+/// (`SCHED_ATTR_SIZE_VER0`).
 #[repr(C)]
 #[derive(Default)]
 struct SchedulingAttributes {

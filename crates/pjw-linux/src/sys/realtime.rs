@@ -146,8 +146,8 @@ pub fn limit_realtime_run_time(max_run_time: Duration) -> Result<Duration, Errno
     Ok(Duration::from_micros(limit))
 }
 
-/// The handler of `SIGXCPU`. The kernel sends the signal to the process while the thread that reached the limit runs, and
-/// the thread that runs handles it, because no thread blocks it.
+/// The handler of `SIGXCPU`. The kernel sends the signal to the process while the thread that reached the limit runs,
+/// and the thread that runs handles it, because no thread blocks it.
 extern "C" fn lower_running_thread(_signal: libc::c_int) {
     let errno = Errno::last_raw();
     // The thread id 0 is the calling thread.

@@ -7,9 +7,9 @@
 //! 7200,2,0
 //! ```
 //!
-//! The first column is the time in seconds. Each other column is an owner, with the number of cores that it uses from this
-//! time on. The last line only says when the curve ends. `web:8` owns 8 cores, and `db` owns as many as it uses at most.
-//! The line with the names may be missing. Lines that begin with `#`, and empty lines, are skipped.
+//! The first column is the time in seconds. Each other column is an owner, with the number of cores that it uses from
+//! this time on. The last line only says when the curve ends. `web:8` owns 8 cores, and `db` owns as many as it uses at
+//! most. The line with the names may be missing. Lines that begin with `#`, and empty lines, are skipped.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -304,8 +304,8 @@ impl World {
     }
 
     /// In v1, PUs that go offline leave the cpusets and do not come back with them (kernel/cgroup/cpuset-v1.c,
-    /// `cpuset1_hotplug_update_tasks`). The kernel moves the processes of a cpuset that is left without PUs to the cgroup
-    /// above. That is not simulated: such a cpuset keeps its PUs.
+    /// `cpuset1_hotplug_update_tasks`). The kernel moves the processes of a cpuset that is left without PUs to the
+    /// cgroup above. That is not simulated: such a cpuset keeps its PUs.
     fn remove_inactive_pus(&mut self, path: &str) {
         let Some(cpus) = self.cpusets.get_mut(path) else { return };
         let left = cpus.intersection(&self.active);

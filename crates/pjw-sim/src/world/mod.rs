@@ -214,8 +214,8 @@ pub struct World {
     /// The log of changes of processes, masks and cpusets, one line of text for each change. `None` if no log
     /// is written.
     pub log: Option<Vec<String>>,
-    /// What sees the threads run whenever the simulated time advances, whatever advances it. `None` if nothing does. A clone
-    /// of the world has the same observer.
+    /// What sees the threads run whenever the simulated time advances, whatever advances it. `None` if nothing does. A
+    /// clone of the world has the same observer.
     pub observer: Option<Arc<Mutex<dyn TimeObserver>>>,
     /// The PUs on which the kernel runs threads.
     active: CpuSet,

@@ -22,8 +22,8 @@ pub struct PjwFarm {
 }
 
 impl Failure {
-    /// The failure of a farm that can't go on. EAGAIN of fork(2) becomes ENOMEM: from `pjw_farm_next`, EAGAIN means that no
-    /// result came in time.
+    /// The failure of a farm that can't go on. EAGAIN of fork(2) becomes ENOMEM: from `pjw_farm_next`, EAGAIN means
+    /// that no result came in time.
     fn of_farm_without_workers(error: FarmError) -> Self {
         let failure = Self::from(error);
         let errno = if failure.errno == Errno::EAGAIN { Errno::ENOMEM } else { failure.errno };

@@ -1,12 +1,12 @@
-//! Programs of C that the tests of the libraries for C compile against their headers. The tests of pjw-job-c use this file
-//! too.
+//! Programs of C that the tests of the libraries for C compile against their headers. The tests of pjw-job-c use this
+//! file too.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Compiles a program against the library `lib{library}.so` of a crate and its headers. Cargo must have built the library
-/// beside the running test. `source` is a path in the directory of the crate. `flags` are further arguments of `cc`. The program finds
-/// the library in its own directory.
+/// Compiles a program against the library `lib{library}.so` of a crate and its headers. Cargo must have built the
+/// library beside the running test. `source` is a path in the directory of the crate. `flags` are further arguments of
+/// `cc`. The program finds the library in its own directory.
 ///
 /// # Panics
 /// If the library can't be linked there, or if `cc` is missing or refuses the program.

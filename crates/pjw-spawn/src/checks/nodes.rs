@@ -1,5 +1,5 @@
-//! Whether the kernel gives this process memory of each NUMA node that a placement prefers. set_mempolicy(2) would refuse
-//! another one when the instance starts.
+//! Whether the kernel gives this process memory of each NUMA node that a placement prefers. set_mempolicy(2) would
+//! refuse another one when the instance starts.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,8 +15,8 @@ const ONLINE: &str = "/sys/devices/system/node/online";
 const WITH_MEMORY: &str = "/sys/devices/system/node/has_memory";
 
 /// Checks the preferred NUMA node in the placement of each instance: the node must have memory, and the calling thread
-/// must be allowed to use it. A placement that several instances share is checked once. Checks nothing if the kernel does
-/// not tell the nodes.
+/// must be allowed to use it. A placement that several instances share is checked once. Checks nothing if the kernel
+/// does not tell the nodes.
 pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
     let mut allowed = None;
     let mut checked = HashSet::new();
@@ -32,8 +32,8 @@ pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Returns whether a placement can prefer the memory of the NUMA node `node`: the node has memory, and the calling thread
-/// may use it. `true` if the kernel does not tell.
+/// Returns whether a placement can prefer the memory of the NUMA node `node`: the node has memory, and the calling
+/// thread may use it. `true` if the kernel does not tell.
 #[must_use]
 pub fn can_prefer_numa_node(node: u32) -> bool {
     allowed_nodes().is_none_or(|allowed| allowed.contains(Pu(node)))

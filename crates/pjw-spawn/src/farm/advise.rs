@@ -1,8 +1,8 @@
 //! How many items a farm needs so that its cores are used: Amdahl's law with numbers. Pure functions.
 //!
-//! A farm holds all its cores while its serial part runs on one of them. The same items on one core, without a farm, take
-//! the serial part and the items. The share of the farm's core time that this is, is the efficiency: the ratio "Athena
-//! MJ/AthenaMP" in table 1 of Binet et al., "Multicore in production", J. Phys.: Conf. Ser. 368 (2012) 012018.
+//! A farm holds all its cores while its serial part runs on one of them. The same items on one core, without a farm,
+//! take the serial part and the items. The share of the farm's core time that this is, is the efficiency: the ratio
+//! "Athena MJ/AthenaMP" in table 1 of Binet et al., "Multicore in production", J. Phys.: Conf. Ser. 368 (2012) 012018.
 
 use std::time::Duration;
 
@@ -114,8 +114,8 @@ mod tests {
 
     #[test]
     fn the_ratios_of_table_1_follow_from_the_serial_part() {
-        // On eight cores, items that take 5.46 times the serial part give the first round of the paper. Merging made faster,
-        // so that the serial part is 2.5 times shorter, gives the second round.
+        // On eight cores, items that take 5.46 times the serial part give the first round of the paper. Merging made
+        // faster, so that the serial part is 2.5 times shorter, gives the second round.
         assert_eq!(costs(1000, 1, 8).efficiency_permille(5464), 480);
         assert_eq!(costs(393, 1, 8).efficiency_permille(5464), 680);
     }

@@ -98,8 +98,8 @@ pub enum FarmError {
         /// How it ended the last time.
         end: ExitStatus,
     },
-    /// A worker failed at its end, after it had computed its last item: in the function for the end of a worker, or at the
-    /// flush of its streams. All results were delivered before this error.
+    /// A worker failed at its end, after it had computed its last item: in the function for the end of a worker, or at
+    /// the flush of its streams. All results were delivered before this error.
     #[error(
         "worker {worker} ended {} after its last item: all results were delivered, but what it does at its end may be \
          incomplete",

@@ -15,12 +15,13 @@ pub(crate) enum IoFailureReason {
     FunctionFailed { number: u64, code: i32 },
     /// The item `number` has `size` bytes, and does not fit into the shared memory for items.
     ItemTooLarge { number: u64, size: u64 },
-    /// The writer has read a message that the master did not write. The message does not say reliably which result it had:
-    /// the master knows that.
+    /// The writer has read a message that the master did not write. The message does not say reliably which result it
+    /// had: the master knows that.
     InvalidMessage,
 }
 
-/// The place in the shared memory where the reader process or the writer process of a farm stores the reason of its end.
+/// The place in the shared memory where the reader process or the writer process of a farm stores the reason of its
+/// end.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct IoFailure {

@@ -8,8 +8,8 @@ use nix::errno::Errno;
 use super::io_failure::IoFailure;
 use super::signal::FutexCondition;
 
-/// The value of [`FarmControl::total`], the number of items of a farm, while this number is unknown: the reader process has
-/// not yet reached the end of the input.
+/// The value of [`FarmControl::total`], the number of items of a farm, while this number is unknown: the reader process
+/// has not yet reached the end of the input.
 pub(crate) const UNKNOWN_TOTAL: u64 = u64::MAX;
 
 /// A type that several processes may use at the same time, and for which bytes of zero are a valid value.
@@ -249,7 +249,8 @@ impl RingMemory {
         }
         let offset = self.offset(at);
         let (first, second) = bytes.split_at(bytes.len().min(self.length - offset));
-        // SAFETY: both pieces lie in the circle: the first ends at its end at the latest, the second is shorter than it.
+        // SAFETY: both pieces lie in the circle: the first ends at its end at the latest, the second is shorter than
+        // it.
         unsafe {
             self.start.add(offset).as_ptr().copy_from_nonoverlapping(first.as_ptr(), first.len());
             self.start.as_ptr().copy_from_nonoverlapping(second.as_ptr(), second.len());

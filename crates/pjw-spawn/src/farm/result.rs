@@ -2,14 +2,14 @@
 
 use crate::child::ExitStatus;
 
-/// A work item, as it is passed to a worker process: its number, and the data that the reader process read for the item.
-/// A farm is a group of worker processes that compute numbered work items.
+/// A work item, as it is passed to a worker process: its number, and the data that the reader process read for the
+/// item. A farm is a group of worker processes that compute numbered work items.
 #[derive(Debug, Clone, Copy)]
 pub struct Item<'a> {
     /// The number of the item, from 0 in the order of the source.
     pub number: u64,
-    /// The bytes that the reader read for the item. Empty in a farm without a reader: there the number says what is to be
-    /// computed, for example the index in a list that the master loaded before the fork.
+    /// The bytes that the reader read for the item. Empty in a farm without a reader: there the number says what is to
+    /// be computed, for example the index in a list that the master loaded before the fork.
     pub bytes: &'a [u8],
     /// The index of the worker, from 0. A worker that replaces another one has the index of the other one.
     pub worker: u32,

@@ -85,8 +85,8 @@ impl PartialResult {
     }
 }
 
-/// What a call of [`ResultRing::read_piece`] has read from the ring buffer: nothing, a piece of a result, a complete result, or
-/// invalid data.
+/// What a call of [`ResultRing::read_piece`] has read from the ring buffer: nothing, a piece of a result, a complete
+/// result, or invalid data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReceivedPiece {
     Nothing,

@@ -1,7 +1,8 @@
 //! Waking a process of the farm that waits: a futex(2) in the shared memory, and an eventfd(2) for the master.
 //!
 //! No order of steps loses a wake-up, also if the process that wakes others is killed between two steps. A process that
-//! waits looks again after [`LONGEST_WAIT`] in any case, because the other one may be stopped (`SIGSTOP`) between two steps.
+//! waits looks again after [`LONGEST_WAIT`] in any case, because the other one may be stopped (`SIGSTOP`) between two
+//! steps.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};

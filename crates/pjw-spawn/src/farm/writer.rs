@@ -53,8 +53,8 @@ pub(crate) fn run_writer(
                 control.written.fetch_add(1, Ordering::SeqCst);
             }
             ReceivedPiece::Piece | ReceivedPiece::Nothing => {}
-            // The master could send the result again. But the memory of the farm is not sound: also bytes of results may
-            // have been overwritten, which nothing would notice.
+            // The master could send the result again. But the memory of the farm is not sound: also bytes of results
+            // may have been overwritten, which nothing would notice.
             ReceivedPiece::Invalid => return control.writer_failure.store(IoFailureReason::InvalidMessage),
         }
         waker.wake_if_sleeping(&control.is_master_sleeping.0);

@@ -22,7 +22,8 @@ use rustix::mount::{
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use thiserror::Error;
 
-/// Where the tmpfs is attached while its files are mounted: no program lies below. Only the calling thread sees it there.
+/// Where the tmpfs is attached while its files are mounted: no program lies below. Only the calling thread sees it
+/// there.
 const ATTACHED_AT: &str = "/proc";
 /// What a tmpfs needs beside the pages of its files, for each file.
 const BYTES_PER_FILE: u64 = 4096;

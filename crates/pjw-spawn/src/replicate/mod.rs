@@ -1,4 +1,5 @@
-//! Replicas: a copy of the program and its libraries on each NUMA node, so that instances read them from their own node.
+//! Replicas: a copy of the program and its libraries on each NUMA node, so that instances read them from their own
+//! node.
 //!
 //! The page cache has one copy of a file, on the node of the process that read it first. The copies lie in a tmpfs
 //! whose memory policy binds it to one node, in a mount namespace of the thread that starts the instances of that node.

@@ -19,8 +19,8 @@ pub(crate) fn close_descriptor_range(first: RawFd, last: RawFd) -> Result<(), i3
     close_listed(first, last).or_else(|_| close_below_limit(first, last))
 }
 
-/// Closes the descriptors of a range that /proc shows. A descriptor above the soft limit, which may have been lowered after
-/// it was opened, is found in no other way.
+/// Closes the descriptors of a range that /proc shows. A descriptor above the soft limit, which may have been lowered
+/// after it was opened, is found in no other way.
 fn close_listed(first: RawFd, last: RawFd) -> Result<(), i32> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = bare::address(c"/proc/thread-self/fd".as_ptr());
@@ -61,7 +61,8 @@ fn numbers_in(mut entries: &[u8]) -> impl Iterator<Item = RawFd> {
     names.filter_map(|name| std::str::from_utf8(name).ok()?.parse().ok())
 }
 
-/// Closes the descriptors of a range that are below the soft limit: where there is no /proc, or no number for a descriptor.
+/// Closes the descriptors of a range that are below the soft limit: where there is no /proc, or no number for a
+/// descriptor.
 fn close_below_limit(first: RawFd, last: RawFd) -> Result<(), i32> {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let arguments = [0, libc::RLIMIT_NOFILE.into(), 0, bare::address(&raw mut limit), 0];
@@ -126,11 +127,12 @@ pub(super) fn highest_descriptor(is_own_table: bool) -> RawFd {
     })
 }
 
-/// Since Linux 6.2 the size of the directory is the number of open descriptors. To list them takes several times longer than a
-/// look at each number. `None` if they are not all among the first numbers. No other thread may change the table meanwhile.
+/// Since Linux 6.2 the size of the directory is the number of open descriptors. To list them takes several times longer
+/// than a look at each number. `None` if they are not all among the first numbers. No other thread may change the table
+/// meanwhile.
 ///
-/// One call of poll(2) for all numbers would be quicker, and wrong: it takes events from open files that other processes share, and
-/// says of a descriptor with `O_PATH` that it is not open.
+/// One call of poll(2) for all numbers would be quicker, and wrong: it takes events from open files that other
+/// processes share, and says of a descriptor with `O_PATH` that it is not open.
 fn find_highest() -> Option<RawFd> {
     const MOST: RawFd = 512;
     let count = rustix::fs::stat(c"/proc/thread-self/fd").ok()?.st_size;
@@ -203,7 +205,8 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Opens 100 descriptors, lowers the limit below them, and closes the first 50. Returns whether exactly these are closed.
+    /// Opens 100 descriptors, lowers the limit below them, and closes the first 50. Returns whether exactly these are
+    /// closed.
     fn closes_above_the_limit() -> bool {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the process has these descriptors and limits for itself alone.

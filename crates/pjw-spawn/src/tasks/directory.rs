@@ -1,5 +1,6 @@
-//! The directory of a space: which ranks run, the addresses that they have published, and a barrier. `pjw_tasks.h` has the same
-//! layout, and all operations of tasks. The host only makes the directory and removes what an ended task has published.
+//! The directory of a space: which ranks run, the addresses that they have published, and a barrier. `pjw_tasks.h` has
+//! the same layout, and all operations of tasks. The host only makes the directory and removes what an ended task has
+//! published.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};

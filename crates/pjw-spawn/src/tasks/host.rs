@@ -34,8 +34,8 @@ pub(super) const SLOT_MAPPED: RawFd = -4;
 pub(super) const SLOT_READY: RawFd = -5;
 /// The task in the slot has ended, and its memory is still mapped.
 const ENDED: RawFd = -3;
-/// How long the memory of an ended task may stay. Tasks of one group often end together: then one call unmaps them all, or
-/// the host ends before and none is needed. Each call interrupts the CPUs on which tasks run.
+/// How long the memory of an ended task may stay. Tasks of one group often end together: then one call unmaps them all,
+/// or the host ends before and none is needed. Each call interrupts the CPUs on which tasks run.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
 /// The most ends of tasks that are read at once.
 const MAX_EVENTS: i32 = 16;
@@ -61,8 +61,8 @@ pub(super) struct HostParameters {
     pub(super) auxiliary: AuxiliaryVector,
     /// Whether a core dump of one task would end all tasks: Linux before 5.16.
     pub(super) must_not_dump: bool,
-    /// Whether the kernel gives huge pages to stacks (`MAP_STACK`) unless madvise(2) forbids it: Linux before 6.7. A huge page at the
-    /// end of the stack would take 2 MiB for each task.
+    /// Whether the kernel gives huge pages to stacks (`MAP_STACK`) unless madvise(2) forbids it: Linux before 6.7. A
+    /// huge page at the end of the stack would take 2 MiB for each task.
     pub(super) stacks_need_advice: bool,
     /// Whether what ended tasks have mapped themselves is unmapped when no task lives. Otherwise it goes with the host.
     pub(super) frees_leftovers: bool,
@@ -282,8 +282,9 @@ impl<'a> Host<'a> {
             return;
         }
         let ended = std::mem::replace(slot, Slot { pidfd: ENDED, pid: 0 });
-        // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that lives:
-        // tasks have closed theirs. One whose start has failed keeps it until it has ended, so it is removed first.
+        // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that
+        // lives: tasks have closed theirs. One whose start has failed keeps it until it has ended, so it is removed
+        // first.
         unsafe {
             libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
             libc::close(ended.pidfd);
@@ -293,7 +294,8 @@ impl<'a> Host<'a> {
         self.unmap_at.get_or_insert_with(|| Instant::now() + UNMAP_AFTER);
     }
 
-    /// Unmaps the memory of ended tasks if the time has come. Returns the time until then in milliseconds, -1 for no end.
+    /// Unmaps the memory of ended tasks if the time has come. Returns the time until then in milliseconds, -1 for no
+    /// end.
     fn unmap_if_due(&mut self) -> i32 {
         let Some(at) = self.unmap_at else { return -1 };
         let left = at.saturating_duration_since(Instant::now());
@@ -336,9 +338,10 @@ pub(super) fn kill_task(pid: u32) {
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }
 
-/// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable at first:
-/// the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2. A later start can
-/// still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the first slot.
+/// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable
+/// at first: the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2.
+/// A later start can still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the
+/// first slot.
 fn reserve_slots(plan: &HostParameters) -> Result<u64, Errno> {
     let bytes = plan.slot.bytes_of(plan.capacity as u64).ok_or(Errno::ENOMEM)?;
     let at = map_anonymous(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)?;

@@ -87,8 +87,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Returns both segments as one, with the protections of both, if no variable is in them and the second one follows the first one in
-    /// the file as in memory.
+    /// Returns both segments as one, with the protections of both, if no variable is in them and the second one follows
+    /// the first one in the file as in memory.
     fn joined_with(&self, next: &Self) -> Option<Self> {
         let is_constant = |segment: &Self| {
             segment.protection & libc::PROT_WRITE == 0 && segment.file_bytes == segment.memory_bytes
@@ -115,7 +115,8 @@ pub(super) struct ProgramLayout {
     pub(super) span: u64,
     /// The alignment of the address where the program is mapped.
     pub(super) alignment: u64,
-    /// The first instruction, and the table of program headers, both relative to the address where the program is mapped.
+    /// The first instruction, and the table of program headers, both relative to the address where the program is
+    /// mapped.
     pub(super) entry: u64,
     pub(super) program_headers: u64,
     pub(super) program_header_count: u64,
@@ -163,7 +164,8 @@ fn has_file_capabilities(file: &File) -> bool {
     rustix::fs::fgetxattr(file, c"security.capability", &mut value).is_ok_and(|length| length > 0)
 }
 
-/// How many bytes of the file one call reads. The headers of usual programs need two calls, one of them for the dynamic section.
+/// How many bytes of the file one call reads. The headers of usual programs need two calls, one of them for the dynamic
+/// section.
 const BYTES_PER_READ: usize = 4096;
 
 /// Reads headers of a file, which lie near each other.
@@ -304,8 +306,8 @@ fn check_dynamic_section(
 }
 
 impl ProgramLayout {
-    /// Adds the segment of a program header. A segment that ends after the file is refused: the kernel answers an access behind
-    /// the end of a mapped file with SIGBUS.
+    /// Adds the segment of a program header. A segment that ends after the file is refused: the kernel answers an
+    /// access behind the end of a mapped file with SIGBUS.
     fn add(&mut self, header: &[u8], size_of_file: u64) -> Result<(), ImageError> {
         let flags = number(header, 4, 4);
         let protection = |flag, value| if flags & flag != 0 { value } else { 0 };
@@ -338,8 +340,9 @@ impl ProgramLayout {
         Ok(())
     }
 
-    /// Joins the code of the program with the constants beside it, as linkers without `-z separate-code` do. Each mapping costs time
-    /// at the start of a task, at its end, and at the end of each other task (acct_collect() of the kernel).
+    /// Joins the code of the program with the constants beside it, as linkers without `-z separate-code` do. Each
+    /// mapping costs time at the start of a task, at its end, and at the end of each other task (acct_collect() of the
+    /// kernel).
     fn join_constants(&mut self) {
         let mut joined = [Segment::default(); MAX_SEGMENTS];
         let mut count = 0;

@@ -1,6 +1,7 @@
 //! Maps a program into a slot, as binfmt_elf.c of the kernel does it at execve(2).
 //!
-//! The segments are private mappings of the file: all copies share the pages that no one writes to, through the page cache.
+//! The segments are private mappings of the file: all copies share the pages that no one writes to, through the page
+//! cache.
 
 use std::os::fd::RawFd;
 
@@ -39,7 +40,8 @@ pub(super) unsafe fn unmap_and_reserve(address: u64, bytes: u64) -> Result<(), E
     unsafe { map_at(address, bytes, libc::PROT_NONE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0) }
 }
 
-/// The maximum size of the part of a program's variables that is written for certain: its relocations are at the beginning.
+/// The maximum size of the part of a program's variables that is written for certain: its relocations are at the
+/// beginning.
 const MOST_WRITTEN: u64 = 64 << 10;
 
 /// Returns the begin and the end of the pages that a program writes first: the beginning of its variables, to which it

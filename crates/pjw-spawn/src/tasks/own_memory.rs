@@ -116,8 +116,8 @@ impl HostMappings {
         true
     }
 
-    /// Unmaps all memory that was mapped after [`HostMappings::read`]: memory that ended tasks have left. Does nothing if
-    /// [`HostMappings::read`] could not read all mappings.
+    /// Unmaps all memory that was mapped after [`HostMappings::read`]: memory that ended tasks have left. Does nothing
+    /// if [`HostMappings::read`] could not read all mappings.
     ///
     /// # Safety
     /// No task may run.

@@ -182,7 +182,8 @@ pub(super) struct Answer {
     pub(super) step: u32,
     /// 0 if the task has begun its program.
     pub(super) errno: i32,
-    /// Whether the pidfd of the process comes with the message. Those of several answers are in the order of the answers.
+    /// Whether the pidfd of the process comes with the message. Those of several answers are in the order of the
+    /// answers.
     pub(super) has_pidfd: bool,
     /// In the first answer: the address of the directory of the space.
     pub(super) directory: u64,

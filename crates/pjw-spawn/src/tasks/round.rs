@@ -1,8 +1,8 @@
-//! A round: the host takes all requests that have come, maps the programs of their tasks if they were not mapped ahead, makes the
-//! tasks one after the other, and answers all requests together when all tasks have begun.
+//! A round: the host takes all requests that have come, maps the programs of their tasks if they were not mapped ahead,
+//! makes the tasks one after the other, and answers all requests together when all tasks have begun.
 //!
-//! A task needs some time until it begins. Meanwhile the host makes the next one. It maps nothing then: tasks that take pages and the
-//! host would wait for one lock of the kernel. A message for each answer would wake the parent for each.
+//! A task needs some time until it begins. Meanwhile the host makes the next one. It maps nothing then: tasks that take
+//! pages and the host would wait for one lock of the kernel. A message for each answer would wake the parent for each.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -54,8 +54,8 @@ impl Outcome {
 }
 
 impl<'a> Host<'a> {
-    /// Starts the tasks for all requests that have arrived, at most [`MAX_PENDING_REQUESTS`], and answers the requests. Returns
-    /// false if no further request can arrive, or if the answers could not be sent.
+    /// Starts the tasks for all requests that have arrived, at most [`MAX_PENDING_REQUESTS`], and answers the requests.
+    /// Returns false if no further request can arrive, or if the answers could not be sent.
     pub(super) fn start_requested_tasks(&mut self) -> bool {
         let mut outcomes = [const { Outcome::NONE }; MAX_PENDING_REQUESTS];
         let mut count = 0;
@@ -187,8 +187,8 @@ impl<'a> Host<'a> {
         self.set_unused(slot, SLOT_FREE);
     }
 
-    /// Maps the program and the stack for the requests that are to come, at most [`MAX_PENDING_REQUESTS`]. If the kernel
-    /// refuses one, the request for it tries again and is answered with the reason.
+    /// Maps the program and the stack for the requests that are to come, at most [`MAX_PENDING_REQUESTS`]. If the
+    /// kernel refuses one, the request for it tries again and is answered with the reason.
     pub(super) fn map_slots_ahead(&mut self) {
         for slot in 0..self.slots.len().min(MAX_PENDING_REQUESTS) {
             if self.map_slot(slot).is_err() {
@@ -197,8 +197,8 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Finds a slot without a task, in which the program and the stack are mapped then. The memory of ended tasks is only
-    /// unmapped before if there is no other slot.
+    /// Finds a slot without a task, in which the program and the stack are mapped then. The memory of ended tasks is
+    /// only unmapped before if there is no other slot.
     fn mapped_slot(&mut self) -> Result<usize, TaskStartFailure> {
         let find = |slots: &[Slot], state| slots.iter().position(|slot| slot.pidfd == state);
         if let Some(slot) = find(self.slots, SLOT_READY) {
@@ -252,8 +252,8 @@ impl<'a> Host<'a> {
         Ok(TaskStart::new(request, entry_point, descriptors, pid))
     }
 
-    /// Keeps the pidfd of a new task above the descriptors that the next task gets. If that fails, the end of the task could not
-    /// be seen: the task is killed.
+    /// Keeps the pidfd of a new task above the descriptors that the next task gets. If that fails, the end of the task
+    /// could not be seen: the task is killed.
     fn keep(&mut self, index: usize, slot: usize, pid: u32, pidfd: RawFd) -> Result<RawFd, Errno> {
         // SAFETY: the kernel has opened the descriptor for the host.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
@@ -281,8 +281,8 @@ impl<'a> Host<'a> {
         start.failure()
     }
 
-    /// Waits until all tasks of the round have begun or failed, and answers their requests. Returns whether the parent could be
-    /// told.
+    /// Waits until all tasks of the round have begun or failed, and answers their requests. Returns whether the parent
+    /// could be told.
     fn answer(&mut self, outcomes: &mut [Outcome]) -> bool {
         for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.pidfd >= 0) {
             outcome.failure = self.wait(index, outcome.pidfd);

@@ -1,7 +1,7 @@
 //! The slots of a space: one range of addresses for each task, with its stack and its program.
 //!
-//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program. The program lies at the end, and
-//! the end is a multiple of 2 MiB: the hot end of the stack and the program share one page of the page table.
+//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program. The program lies at the
+//! end, and the end is a multiple of 2 MiB: the hot end of the stack and the program share one page of the page table.
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 

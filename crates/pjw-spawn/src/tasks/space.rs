@@ -73,8 +73,8 @@ pub(crate) struct SpaceParameters {
     pub(crate) capacity: usize,
     /// The number of ranks.
     pub(crate) size: u32,
-    /// Whether tasks may be started for as long as the address space is there. What tasks have left is then unmapped whenever
-    /// none lives.
+    /// Whether tasks may be started for as long as the address space is there. What tasks have left is then unmapped
+    /// whenever none lives.
     pub(crate) is_lasting: bool,
     /// Whether no other thread has the table of descriptors of the calling thread.
     pub(crate) has_own_table: bool,
@@ -85,12 +85,12 @@ impl AddressSpace {
     /// must have called [`SpawnContext::share_memory`]. `capacity` is the maximum number of tasks that run at the same
     /// time. The rank of each task must be less than `rank_count`.
     ///
-    /// The tasks become children of the calling process. With [`SpawnContext::kill_when_launcher_ends`], the kernel kills
-    /// the tasks when the calling thread ends.
+    /// The tasks become children of the calling process. With [`SpawnContext::kill_when_launcher_ends`], the kernel
+    /// kills the tasks when the calling thread ends.
     ///
     /// # Errors
-    /// - [`AddressSpaceError::Unsupported`] if the caller has not called [`SpawnContext::share_memory`] for `context`, or has
-    ///   called [`SpawnContext::set_credentials`].
+    /// - [`AddressSpaceError::Unsupported`] if the caller has not called [`SpawnContext::share_memory`] for `context`,
+    ///   or has called [`SpawnContext::set_credentials`].
     /// - [`AddressSpaceError::Room`] if a limit does not allow `capacity` tasks.
     /// - [`AddressSpaceError::Host`] if the process that owns the address space can't be started.
     pub fn create(

@@ -1,8 +1,8 @@
 //! The start of a task: from clone3(2) to the first instruction of its program.
 //!
-//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host. So it calls nothing that
-//! writes a thread-local variable, such as `errno`. The host goes on meanwhile, and may make other tasks. It waits for the task
-//! before it answers the request.
+//! Until then the task runs code of this crate on its own stack, with the thread pointer of the host. So it calls
+//! nothing that writes a thread-local variable, such as `errno`. The host goes on meanwhile, and may make other tasks.
+//! It waits for the task before it answers the request.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -112,7 +112,8 @@ impl<'a> TaskStart<'a> {
 /// program expects.
 pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (SpawnStep, Errno)> {
     let mut pidfd: RawFd = -1;
-    // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's stack.
+    // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's
+    // stack.
     let stack_end = (start.entry_point.stack - 256) & !63;
     let mut arguments = CloneArguments {
         // The task is a child of the host's parent, and has the exit signal of the host. At the end of the process the
@@ -232,8 +233,9 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     unsafe { bare::raw_syscall(libc::SYS_set_tid_address, [0; 5]) }.map(drop).map_err(of_clone)
 }
 
-/// Takes the pages that the program writes first, on the memory node of the task. Without that, the first write to a page that
-/// was read before interrupts all CPUs on which tasks run. Linux before 5.14 has no such call: then each page costs a fault.
+/// Takes the pages that the program writes first, on the memory node of the task. Without that, the first write to a
+/// page that was read before interrupts all CPUs on which tasks run. Linux before 5.14 has no such call: then each page
+/// costs a fault.
 fn populate(entry_point: &EntryPoint<'_>) {
     let (begin, end) = map::first_written_range(entry_point.shape);
     let address = (entry_point.base + begin) as i64;

@@ -12,7 +12,8 @@ use super::{bytes_of, compute, end_by, farm, is_first};
 
 /// Kills a worker at fifty moments. Returns the numbers in the order in which they came.
 fn run_and_kill(is_in_order: bool, signals: &[Signal]) -> Vec<u64> {
-    // The result of an item passes in pieces. No item is given up, however often it is hit. The workers are never far ahead.
+    // The result of an item passes in pieces. No item is given up, however often it is hit. The workers are never far
+    // ahead.
     let mut options = farm(3).ring_bytes(4096).chunk(4).window(64).attempts(1000);
     if is_in_order {
         options = options.in_order();

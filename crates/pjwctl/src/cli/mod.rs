@@ -72,7 +72,8 @@ pub struct Cli {
         value_name = "PATH",
         value_parser = OsStringValueParser::new().map(PathBuf::from)
     )]
-    /// The socket of pjwd [env: PJW_SOCKET] [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
+    /// The socket of pjwd [env: PJW_SOCKET] [default: your own daemon's socket if there is one, else
+    /// /run/pjwd/pjwd.sock]
     pub socket: Option<PathBuf>,
 
     /// The subcommand, such as `status`, with its own options.

@@ -55,15 +55,15 @@ pub struct SpawnArgs {
     /// or CPU lists [default: one for each instance]
     #[arg(long, value_name = "core|pu|l3|numa|LIST;LIST...")]
     pub map: Option<DivisionRule>,
-    /// The order in which the instances get the parts, if the cores are in several NUMA nodes; also where processes go that
-    /// the instances start [default: the order of the machine]
+    /// The order in which the instances get the parts, if the cores are in several NUMA nodes; also where processes go
+    /// that the instances start [default: the order of the machine]
     #[arg(long, value_enum, value_name = "RULE")]
     pub within_job: Option<WithinJobArg>,
     /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,
-    /// Start the instances in one address space: each has its own variables and process id, and a pointer of one is good
-    /// in all. The program must be static and position-independent: linked with -static-pie
+    /// Start the instances in one address space: each has its own variables and process id, and a pointer of one is
+    /// good in all. The program must be static and position-independent: linked with -static-pie
     #[arg(long = "share", value_enum, value_name = "WHAT", conflicts_with_all = ["replicate", "multi_file"])]
     pub share: Option<ShareArg>,
     /// Copy the program and its libraries to each NUMA node that instances run on; the copies are removed
@@ -109,6 +109,7 @@ pub enum ProxyArg {
     /// Instances are forks of a loaded program; nothing starts if a check before the start finds that this is not
     /// possible. An instance that can't be a fork later executes the program, and a line says so
     Always,
-    /// Instances are forks of the program at its call of pspawn_fork_here, pjw_spawn(3); without that call each executes it
+    /// Instances are forks of the program at its call of pspawn_fork_here, pjw_spawn(3); without that call each
+    /// executes it
     Late,
 }

@@ -29,12 +29,14 @@ pub(super) struct DynamicSection {
     pub(super) linker: Option<PathBuf>,
     /// The names of the libraries.
     pub(super) needed: Vec<OsString>,
-    /// The directories that are searched before those of `LD_LIBRARY_PATH` (`DT_RPATH`), and those after (`DT_RUNPATH`).
+    /// The directories that are searched before those of `LD_LIBRARY_PATH` (`DT_RPATH`), and those after
+    /// (`DT_RUNPATH`).
     pub(super) search_before: Vec<PathBuf>,
     pub(super) search_after: Vec<PathBuf>,
 }
 
-/// A program header: its kind, the offset of the part in the file, and the address and the size of the part in the file.
+/// A program header: its kind, the offset of the part in the file, and the address and the size of the part in the
+/// file.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     kind: usize,

@@ -5,8 +5,8 @@
 //! place. So the process id, the signals, the terminal and the exit status are those of the command. If pjwctl is
 //! killed before, the job ends with its only member. The socket is closed on exec.
 //!
-//! `run` never waits in a queue: that is the task of a batch system. Except a besteffort job that can borrow no core: the
-//! daemon freezes its processes, also pjwctl, until there is one.
+//! `run` never waits in a queue: that is the task of a batch system. Except a besteffort job that can borrow no core:
+//! the daemon freezes its processes, also pjwctl, until there is one.
 
 use std::ffi::OsStr;
 use std::io;
@@ -204,9 +204,9 @@ fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
     Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
 }
 
-/// The affinity masks of all threads of this process. This program has one thread, or two under a small limit of the stack.
-/// `Cpus_allowed_list` is not used: for a thread without a restriction it contains PUs that are offline, and no grant
-/// does.
+/// The affinity masks of all threads of this process. This program has one thread, or two under a small limit of the
+/// stack. `Cpus_allowed_list` is not used: for a thread without a restriction it contains PUs that are offline, and no
+/// grant does.
 fn own_masks() -> io::Result<Vec<CpuSet>> {
     let mut masks = Vec::new();
     for task in std::fs::read_dir("/proc/self/task")? {

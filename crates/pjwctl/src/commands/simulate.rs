@@ -1,5 +1,5 @@
-//! `pjwctl simulate`: replays a job log or a curve of demand on a machine that is described by a file or a text. Needs no
-//! daemon.
+//! `pjwctl simulate`: replays a job log or a curve of demand on a machine that is described by a file or a text. Needs
+//! no daemon.
 
 use std::ffi::OsString;
 use std::fs;
@@ -97,8 +97,8 @@ fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
     }
 }
 
-/// The name of a file for messages, and its content. `kind` says what the file is to be. `remedy` says what to do if it has
-/// a line that is too long.
+/// The name of a file for messages, and its content. `kind` says what the file is to be. `remedy` says what to do if it
+/// has a line that is too long.
 fn read(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8>)> {
     let (name, read) = if path == Path::new("-") {
         ("standard input".to_owned(), read_lines(&mut io::stdin().lock(), remedy))
@@ -110,8 +110,8 @@ fn read(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8
     Ok((name, bytes))
 }
 
-/// Reads a text with lines of at most [`MAX_LINE_BYTES`], up to [`MAX_LOG_BYTES`]. So a device or a pipe without an end is
-/// refused before it fills the memory.
+/// Reads a text with lines of at most [`MAX_LINE_BYTES`], up to [`MAX_LOG_BYTES`]. So a device or a pipe without an end
+/// is refused before it fills the memory.
 fn read_lines(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {

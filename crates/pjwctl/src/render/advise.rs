@@ -33,9 +33,9 @@ pub struct Advice {
     pub advice: String,
 }
 
-/// The estimated times and the estimated efficiency of a farm for a number of items, which the option `--items` gives. A farm is a
-/// group of worker processes that compute numbered items. The efficiency is a number from 0 to 1: the time that a
-/// single process on one core needs for the same items, divided by the core time that the farm occupies (its
+/// The estimated times and the estimated efficiency of a farm for a number of items, which the option `--items` gives.
+/// A farm is a group of worker processes that compute numbered items. The efficiency is a number from 0 to 1: the time
+/// that a single process on one core needs for the same items, divided by the core time that the farm occupies (its
 /// wall-clock time multiplied by its number of workers). Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FarmEstimate {

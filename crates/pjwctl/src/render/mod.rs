@@ -1,7 +1,7 @@
 //! Replies as text: each renderer takes a value and a [`Terminal`] and returns a string. No I/O, no clock, no decision.
 //!
-//! Users choose the names of processes and jobs. [`text::escape_control_characters`] keeps control characters in such names off the
-//! terminal.
+//! Users choose the names of processes and jobs. [`text::escape_control_characters`] keeps control characters in such
+//! names off the terminal.
 
 pub mod advise;
 pub mod core_map;

@@ -66,7 +66,8 @@ pub(super) fn in_any_group(peer: Peer, groups: &[String]) -> bool {
     groups.iter().filter_map(|group| group_id(group)).any(|group| mine.contains(&group))
 }
 
-/// Returns the id of the group named `group`. If there is no such group and `group` is a number, returns this number (chown(1)).
+/// Returns the id of the group named `group`. If there is no such group and `group` is a number, returns this number
+/// (chown(1)).
 fn group_id(group: &str) -> Option<Gid> {
     match Group::from_name(group) {
         Ok(Some(group)) => Some(group.gid),

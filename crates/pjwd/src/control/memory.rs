@@ -1,8 +1,9 @@
 //! The answers to `GetMemory`, and the readings of memory without a request.
 //!
-//! A reading takes seconds of CPU time where a job is large. So the callers of one thread take turns, a call by a user who is
-//! no administrator gets a reading that was made a moment ago, and only some calls of such a user may wait. What such a call has
-//! begun is finished and kept, also if the caller hangs up: otherwise calls that hang up would cause any number of readings.
+//! A reading takes seconds of CPU time where a job is large. So the callers of one thread take turns, a call by a user
+//! who is no administrator gets a reading that was made a moment ago, and only some calls of such a user may wait. What
+//! such a call has begun is finished and kept, also if the caller hangs up: otherwise calls that hang up would cause
+//! any number of readings.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -167,7 +168,8 @@ impl ControlService {
         }
     }
 
-    /// Returns the processes whose memory is far from their busy threads. Empty if the memory on each NUMA node was not read.
+    /// Returns the processes whose memory is far from their busy threads. Empty if the memory on each NUMA node was not
+    /// read.
     async fn far_memory(&self, id: &JobId, reading: &JobReading) -> Result<Vec<FarMemory>, CallError> {
         let nodes = reading.processes.iter().filter(|process| !process.by_node.is_empty());
         let by_node: BTreeMap<_, _> = nodes.map(|process| (process.pid, process.by_node.clone())).collect();
@@ -353,8 +355,8 @@ impl ControlService {
     }
 }
 
-/// Runs `work` with the present settings of memory, and returns as soon as they are changed: at once, whatever `work` waits
-/// for.
+/// Runs `work` with the present settings of memory, and returns as soon as they are changed: at once, whatever `work`
+/// waits for.
 ///
 /// # Errors
 /// If the event loop has ended, which sends the settings.

@@ -1,8 +1,8 @@
 //! The regular estimates of the memory of jobs, for their reports and for the warning before the memory runs out.
 //!
-//! An estimate reads counters of the kernel, and no pages except those of small jobs. A job that runs is estimated once a
-//! minute. A job without busy threads is estimated every 16 minutes. A pause after each estimate keeps all of them together
-//! within the CPU budget of the readings without a request (`memory.budget_permille`).
+//! An estimate reads counters of the kernel, and no pages except those of small jobs. A job that runs is estimated once
+//! a minute. A job without busy threads is estimated every 16 minutes. A pause after each estimate keeps all of them
+//! together within the CPU budget of the readings without a request (`memory.budget_permille`).
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -47,9 +47,9 @@ struct JobSchedule {
 }
 
 impl EstimateSchedule {
-    /// Returns the ids of the jobs whose estimate is due, and plans the next one of each. `jobs` are all jobs of the status.
-    /// Forgets the jobs that have ended. A job about which there is a warning counts as busy, so that the warning ends soon
-    /// after its cause.
+    /// Returns the ids of the jobs whose estimate is due, and plans the next one of each. `jobs` are all jobs of the
+    /// status. Forgets the jobs that have ended. A job about which there is a warning counts as busy, so that the
+    /// warning ends soon after its cause.
     fn take_due(
         &mut self,
         jobs: &[Arc<wire::Job>],

@@ -40,7 +40,8 @@ const PAGE: (usize, usize) = (500, 100);
 /// The time from the exit of the last process of a job until the job has ended, on a machine that is not overloaded.
 const END_WAIT: Duration = Duration::from_millis(200);
 
-/// The service behind pjwd's control socket: for each call, checks what the client is allowed to do, and computes the reply.
+/// The service behind pjwd's control socket: for each call, checks what the client is allowed to do, and computes the
+/// reply.
 #[derive(Debug)]
 pub struct ControlService {
     pub(super) outbox: MessageSender,
@@ -110,7 +111,8 @@ impl ControlService {
         watch_admin_groups(self.settings.clone(), self.outbox.clone()).await;
     }
 
-    /// Returns the user of the client `peer` at the other end of a connection, and whether this user is an administrator.
+    /// Returns the user of the client `peer` at the other end of a connection, and whether this user is an
+    /// administrator.
     pub(super) async fn caller(&self, peer: Peer) -> Caller {
         let uid = pjw_core::ids::Uid(peer.uid);
         if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
@@ -232,7 +234,8 @@ impl ControlService {
         )
     }
 
-    /// Returns the job `id` from the last published status. The error says that there is no such job, for example after its end.
+    /// Returns the job `id` from the last published status. The error says that there is no such job, for example after
+    /// its end.
     pub(super) fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
         let found = self.status.borrow().jobs.iter().find(|job| job.id == name).cloned();
@@ -285,8 +288,8 @@ impl ControlService {
         }))
     }
 
-    /// Waits for at most [`END_WAIT`] until the job has ended. Its last process may have exited a moment ago. A released
-    /// job and a provision stay without a process: there is no wait for these.
+    /// Waits for at most [`END_WAIT`] until the job has ended. Its last process may have exited a moment ago. A
+    /// released job and a provision stay without a process: there is no wait for these.
     async fn wait_for_end(&self, job: &JobId) {
         let (mut status, id) = (self.status.clone(), job.to_string());
         let stays = |job: &wire::Job| job.state == "released" || job.provision.is_some();

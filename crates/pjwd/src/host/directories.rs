@@ -65,8 +65,8 @@ pub fn own_cgroup_names(state_dir: &Path, is_second_pjwd: bool) -> OwnCgroupName
     OwnCgroupNames::for_additional_daemon(real_path(state_dir).as_os_str().as_bytes())
 }
 
-/// The absolute path without symbolic links, as `Path::canonicalize` returns it. A directory that is missing has the path that it
-/// would have if it were made: after it was deleted, its path is the same.
+/// The absolute path without symbolic links, as `Path::canonicalize` returns it. A directory that is missing has the
+/// path that it would have if it were made: after it was deleted, its path is the same.
 fn real_path(path: &Path) -> PathBuf {
     let Ok(absolute) = std::path::absolute(path) else { return path.to_owned() };
     let existing = absolute.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));

@@ -1,12 +1,12 @@
 //! The thaw watcher: a second process of the daemon, which thaws the frozen jobs after the daemon was killed.
 //!
-//! A daemon that is killed thaws nothing. Where its unit of systemd does not do so (`ExecStopPost=`), the daemon starts the
-//! thaw watcher before it freezes a job. The watcher reads from a pipe of which only the daemon has the other end. The kernel
-//! closes that end whatever ends the daemon, so the read returns. Then the watcher does what `pjwd --thaw` does. At an orderly
-//! stop the daemon itself thaws its jobs, and ends the watcher.
+//! A daemon that is killed thaws nothing. Where its unit of systemd does not do so (`ExecStopPost=`), the daemon starts
+//! the thaw watcher before it freezes a job. The watcher reads from a pipe of which only the daemon has the other end.
+//! The kernel closes that end whatever ends the daemon, so the read returns. Then the watcher does what `pjwd --thaw`
+//! does. At an orderly stop the daemon itself thaws its jobs, and ends the watcher.
 //!
-//! The watcher has a session of its own, so that what is sent to the process group or the terminal of the daemon does not
-//! reach the watcher. What ends the whole cgroup by SIGKILL ends the watcher too.
+//! The watcher has a session of its own, so that what is sent to the process group or the terminal of the daemon does
+//! not reach the watcher. What ends the whole cgroup by SIGKILL ends the watcher too.
 
 use std::io;
 use std::mem::{self, ManuallyDrop};
@@ -30,7 +30,8 @@ const COMMAND_NAME: &str = "pjw-thaw";
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// The name of the unit, which runs `pjwd --thaw` after each end of the daemon.
 const UNIT: &str = "pjwd.service";
-/// How long the start of the watcher may delay the event loop. On a busy machine a new process may wait for a PU for longer.
+/// How long the start of the watcher may delay the event loop. On a busy machine a new process may wait for a PU for
+/// longer.
 const START_TIMEOUT: Duration = Duration::from_millis(100);
 /// The time from a failure to the next attempt to start the watcher.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
@@ -100,7 +101,8 @@ impl ThawWatcher {
         }
     }
 
-    /// Starts the watcher in a thread of its own, because the caller of execve(2) waits until the new process has got a PU.
+    /// Starts the watcher in a thread of its own, because the caller of execve(2) waits until the new process has got a
+    /// PU.
     fn start(&self) -> io::Result<Receiver<io::Result<Child>>> {
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("pjwd").arg("--thaw-after-end").args(self.is_second_pjwd.then_some("--beside"));
@@ -167,8 +169,8 @@ impl ThawWatcher {
     }
 }
 
-/// Whether a process with this text in `/proc/PID/cgroup` belongs to the system's unit of the daemon. A unit of a user may
-/// have the same name.
+/// Whether a process with this text in `/proc/PID/cgroup` belongs to the system's unit of the daemon. A unit of a user
+/// may have the same name.
 fn is_in_unit(cgroups: &str) -> bool {
     let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths

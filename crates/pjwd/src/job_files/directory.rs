@@ -323,7 +323,8 @@ pub fn remove_files_of_all_jobs(state_dir: &Path) {
     remove(&jobs);
 }
 
-/// Removes a file, a link, or a directory of a job with its files. A page in it ends first. What can't be removed stays.
+/// Removes a file, a link, or a directory of a job with its files. A page in it ends first. What can't be removed
+/// stays.
 fn remove(path: &Path) {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
     if !metadata.is_dir() {

@@ -1,9 +1,9 @@
 //! The files of each job in `STATE_DIR/jobs/ID`: the CPUs of the job, for the programs in it, and the file into
 //! which they write how many cores they want. `docs/coremap.md` describes the files.
 //!
-//! The files are written only when the core map of a job changes. inotify(7) reports what programs write into `want`, and
-//! files that somebody removes. A file that can't be written is a warning, and is tried again: jobs keep their cores
-//! without it.
+//! The files are written only when the core map of a job changes. inotify(7) reports what programs write into `want`,
+//! and files that somebody removes. A file that can't be written is a warning, and is tried again: jobs keep their
+//! cores without it.
 
 mod directory;
 mod wanted;

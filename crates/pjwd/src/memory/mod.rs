@@ -1,7 +1,7 @@
 //! The memory of jobs: read on request or sampled, by a thread of its own.
 //!
-//! [`reading`] reads the memory of one job, [`reader`] is the thread that does it, [`turns`] has the order of its callers, and
-//! [`records`] keeps the latest readings of each job.
+//! [`reading`] reads the memory of one job, [`reader`] is the thread that does it, [`turns`] has the order of its
+//! callers, and [`records`] keeps the latest readings of each job.
 
 pub mod reader;
 pub mod reading;

@@ -1,7 +1,7 @@
 //! The thread that reads the memory of jobs. It begins with the first request.
 //!
-//! A reading of many gigabytes takes seconds of CPU time. So it delays neither a cycle nor the answer to another call. The
-//! thread has a low priority, and reads one job at a time.
+//! A reading of many gigabytes takes seconds of CPU time. So it delays neither a cycle nor the answer to another call.
+//! The thread has a low priority, and reads one job at a time.
 
 use std::cell::RefCell;
 use std::sync::Weak;
@@ -16,8 +16,8 @@ use super::turns::TurnQueue;
 
 /// The nice value of the thread.
 const NICE: i32 = 10;
-/// The slice of the thread. A reading stays in the kernel for long. The thread of the control server, which answers `status`,
-/// may wake up on the same PU meanwhile, and waits until the slice has ended.
+/// The slice of the thread. A reading stays in the kernel for long. The thread of the control server, which answers
+/// `status`, may wake up on the same PU meanwhile, and waits until the slice has ended.
 const SLICE: Duration = Duration::from_micros(100);
 
 /// A request to read the memory of the processes of a job.

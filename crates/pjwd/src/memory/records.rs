@@ -57,8 +57,8 @@ struct JobRecord {
 }
 
 impl JobRecord {
-    /// Predicts whether the memory runs out, from what the workers have for themselves now and had before, by readings of the
-    /// same kind.
+    /// Predicts whether the memory runs out, from what the workers have for themselves now and had before, by readings
+    /// of the same kind.
     fn predict(&mut self, workers: WorkerMemory, kind: ReadingKind, available: u64) {
         let is_estimate = kind == ReadingKind::Estimate;
         let is_known = self.workers.back().is_some_and(|pages| {
@@ -69,7 +69,8 @@ impl JobRecord {
         if !is_estimate {
             self.shortage = predict_memory_shortage(known.make_contiguous(), available);
         } else if !is_known {
-            // Estimates come without a request, also while a job still loads its data: only workers that grow for longer count.
+            // Estimates come without a request, also while a job still loads its data: only workers that grow for
+            // longer count.
             let is_enough = workers.workers > 1 && known.len() >= MIN_ESTIMATES;
             let known = known.make_contiguous();
             self.shortage = is_enough.then(|| predict_memory_shortage(known, available)).flatten();

@@ -1,5 +1,5 @@
-//! From the event loop to the metrics service: a [`MetricsRecorder`] on the loop's thread, and one [`MetricsSnapshot`] per
-//! cycle.
+//! From the event loop to the metrics service: a [`MetricsRecorder`] on the loop's thread, and one [`MetricsSnapshot`]
+//! per cycle.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! A CPU budget, as a share of one PU. The event loop has one for process events, and each thread one for its real-time
 //! priority ([`super::realtime`]).
 //!
-//! Without a budget, a fork storm would make the warden use a whole PU. Credit accrues with time. Reading process events,
-//! and the cycles that they trigger, spend credit. While the balance is negative, events wait and are processed together
-//! later. Cycles that the timer or a command triggers neither wait nor spend credit.
+//! Without a budget, a fork storm would make the warden use a whole PU. Credit accrues with time. Reading process
+//! events, and the cycles that they trigger, spend credit. While the balance is negative, events wait and are processed
+//! together later. Cycles that the timer or a command triggers neither wait nor spend credit.
 
 use std::time::{Duration, Instant};
 

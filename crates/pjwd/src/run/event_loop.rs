@@ -307,8 +307,8 @@ impl EventLoop {
         }
     }
 
-    /// The time at which pending events are due. Where no new process has a wrong mask, events are delayed, and all events
-    /// wait while the CPU budget is overdrawn. `None` without pending events.
+    /// The time at which pending events are due. Where no new process has a wrong mask, events are delayed, and all
+    /// events wait while the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
@@ -439,8 +439,9 @@ impl EventLoop {
         LoopStatus { has_process_events: self.has_process_events, lateness, demand_source }
     }
 
-    /// Sets the times of the next scan and of the next rescan, after a cycle. `was_timer` says whether the cycle was the regular
-    /// one, `was_rescan` whether it scanned the processes without a job, `has_unfinished_work` whether it has left work for the next one.
+    /// Sets the times of the next scan and of the next rescan, after a cycle. `was_timer` says whether the cycle was
+    /// the regular one, `was_rescan` whether it scanned the processes without a job, `has_unfinished_work` whether it
+    /// has left work for the next one.
     fn plan_next_scans(
         &mut self,
         now: Instant,
@@ -473,8 +474,8 @@ impl EventLoop {
         }
     }
 
-    /// Answers the pending commands, writes the journal, thaws the frozen jobs and publishes the stop. Jobs keep their cores
-    /// and masks.
+    /// Answers the pending commands, writes the journal, thaws the frozen jobs and publishes the stop. Jobs keep their
+    /// cores and masks.
     fn stop(&mut self, pending: PendingCommands) {
         for (_, reply) in pending {
             let _ = reply.send(Err(Refusal::Stopping));

@@ -1,4 +1,5 @@
-//! The event loop, its triggers, its CPU budget, its priority and its lateness; the files that the daemon keeps in place.
+//! The event loop, its triggers, its CPU budget, its priority and its lateness; the files that the daemon keeps in
+//! place.
 
 mod abandoned;
 pub mod budget;

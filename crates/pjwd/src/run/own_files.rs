@@ -1,9 +1,9 @@
-//! Keeps the files of the daemon in place. A program that cleans up old files, or a person, may remove the lock file, the
-//! socket or the state directory while the daemon runs. Then a second daemon could start, clients would find no daemon, or
-//! the records for an undo would be written into a file without a name.
+//! Keeps the files of the daemon in place. A program that cleans up old files, or a person, may remove the lock file,
+//! the socket or the state directory while the daemon runs. Then a second daemon could start, clients would find no
+//! daemon, or the records for an undo would be written into a file without a name.
 //!
-//! The directories are watched by inotify(7), so nothing is done while nothing happens. A directory can also vanish with a
-//! directory above it, which inotify does not report: so the files are checked now and then too.
+//! The directories are watched by inotify(7), so nothing is done while nothing happens. A directory can also vanish
+//! with a directory above it, which inotify does not report: so the files are checked now and then too.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -173,7 +173,8 @@ impl DirectoryWatch {
         Self { inotify, names }
     }
 
-    /// Waits until something was removed, or the time has passed. Blocks the thread. Returns whether something was removed.
+    /// Waits until something was removed, or the time has passed. Blocks the thread. Returns whether something was
+    /// removed.
     fn wait(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {

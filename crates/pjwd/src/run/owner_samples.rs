@@ -1,9 +1,10 @@
 //! Samples of the owners of cores that may be lent: how many cores each owner uses, and on which lent PUs it runs.
 //!
-//! There are no samples while there is no job of the class besteffort. Without a lent core, the samples measure when cores
-//! may be lent. While a core is lent, they measure when it must come back. Where BPF may be loaded, the monitor of lent PUs
-//! measures the use of each lent core. It also reports the first time that a thread of an idle owner runs on a lent PU. Two
-//! samples follow: one at once, and one after a settling time. A wake-up that is over by then costs the borrower nothing.
+//! There are no samples while there is no job of the class besteffort. Without a lent core, the samples measure when
+//! cores may be lent. While a core is lent, they measure when it must come back. Where BPF may be loaded, the monitor
+//! of lent PUs measures the use of each lent core. It also reports the first time that a thread of an idle owner runs
+//! on a lent PU. Two samples follow: one at once, and one after a settling time. A wake-up that is over by then costs
+//! the borrower nothing.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -25,11 +26,11 @@ use crate::view::status::DemandSource;
 
 /// The time between two samples while a core is lent and the monitor reports the first thread of an idle owner.
 const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
-/// The same without the monitor. The CPU time of a running thread may be behind by a tick of the kernel, so that a demand
-/// shows after up to 6 ms.
+/// The same without the monitor. The CPU time of a running thread may be behind by a tick of the kernel, so that a
+/// demand shows after up to 6 ms.
 const INTERVAL_WITHOUT_MONITOR: Duration = Duration::from_millis(2);
-/// The least time between two samples for each thread of the sampled processes: the kernel sums the threads of a process. So
-/// the samples of very many threads take some percent of a PU.
+/// The least time between two samples for each thread of the sampled processes: the kernel sums the threads of a
+/// process. So the samples of very many threads take some percent of a PU.
 const INTERVAL_PER_THREAD: Duration = Duration::from_micros(10);
 /// The longest time between two samples while a core is lent, whatever the number of threads is.
 const MAX_INTERVAL_WHILE_LENT: Duration = Duration::from_millis(100);
@@ -60,8 +61,8 @@ pub struct OwnerCpuSampler {
     sampled_at: Option<Instant>,
     /// The time of the next sample. `None` while no job can borrow cores.
     next: Option<Instant>,
-    /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU, or that the last
-    /// sample showed.
+    /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU, or that the
+    /// last sample showed.
     is_settling: bool,
     /// The number of samples since the monitor reported a PU, or a sample showed that an idle owner runs.
     settling_samples: u32,
@@ -230,8 +231,9 @@ impl OwnerCpuSampler {
     /// decision and changes). While PUs are lent, the measurements are more frequent: normally every 10 ms or less.
     ///
     /// `lent` has each lent PU, with the number of all PUs that the lending job (the owner) holds
-    /// ([`PuPool::lent_cpus_with_owner_pu_counts`](pjw_core::state::pool::PuPool::lent_cpus_with_owner_pu_counts)). The monitor
-    /// recognises threads of the owner by this number: a thread that may run on more PUs belongs to another program.
+    /// ([`PuPool::lent_cpus_with_owner_pu_counts`](pjw_core::state::pool::PuPool::lent_cpus_with_owner_pu_counts)). The
+    /// monitor recognises threads of the owner by this number: a thread that may run on more PUs belongs to another
+    /// program.
     pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
         if !lent.is_empty() {
             let latest = now + self.interval_while_lent();
@@ -319,9 +321,9 @@ impl OwnerCpuSampler {
         !reported.is_empty()
     }
 
-    /// Lets the monitor report the lent PUs of idle owners again on which no thread of the owner runs. It does not report
-    /// the others: they are sampled anyway, and each report would cost the owner CPU time. Returns whether a thread of an
-    /// idle owner still runs on a PU that was reported.
+    /// Lets the monitor report the lent PUs of idle owners again on which no thread of the owner runs. It does not
+    /// report the others: they are sampled anyway, and each report would cost the owner CPU time. Returns whether a
+    /// thread of an idle owner still runs on a PU that was reported.
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
         let idle = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
@@ -371,7 +373,8 @@ impl OwnerCpuSampler {
         since_last
     }
 
-    /// Returns whether an idle owner of a lent core has used CPU time since the last sample, where no monitor reports that.
+    /// Returns whether an idle owner of a lent core has used CPU time since the last sample, where no monitor reports
+    /// that.
     fn sample(
         &mut self,
         state: &mut WardenState,
@@ -446,8 +449,8 @@ impl OwnerCpuSampler {
     }
 }
 
-/// The number of cores that those threads of an owner want that wait for other programs, as of the last scan. The owner has the
-/// PUs `own_cpus`.
+/// The number of cores that those threads of an owner want that wait for other programs, as of the last scan. The owner
+/// has the PUs `own_cpus`.
 fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, own_cpus: &CpuSet, has_smt: bool) -> u32 {
     let threads = state.members_of(owner).flat_map(|member| member.threads.values());
     let threads = threads.map(|thread| (thread.demand, &thread.effective_mask));

@@ -1,9 +1,9 @@
 //! The real-time priority of the event loop and of the control server, and its bounds.
 //!
-//! Beside many processes that start and end all the time, a thread with the normal policy may wait for a CPU for seconds.
-//! A nice value does not help, because the kernel first divides the time between groups of processes (sched(7), "The
-//! autogroup feature"). So both threads have the lowest real-time priority where the system allows it. Both are needed: a
-//! request passes through the control server and then the loop.
+//! Beside many processes that start and end all the time, a thread with the normal policy may wait for a CPU for
+//! seconds. A nice value does not help, because the kernel first divides the time between groups of processes
+//! (sched(7), "The autogroup feature"). So both threads have the lowest real-time priority where the system allows it.
+//! Both are needed: a request passes through the control server and then the loop.
 //!
 //! A thread with a real-time priority could keep a CPU from a job. So it is bounded twice:
 //! - The thread runs at most `RUN_LIMIT` without sleeping, as in a scan of a very large node. The kernel enforces this.
@@ -62,8 +62,8 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Makes a [`RealtimePriority`] for `threads`. These are threads of this process, each with a name for the log.
-    /// The threads keep their normal priority until [`RealtimePriority::set_enabled`] is called. A thread that uses more
+    /// Makes a [`RealtimePriority`] for `threads`. These are threads of this process, each with a name for the log. The
+    /// threads keep their normal priority until [`RealtimePriority::set_enabled`] is called. A thread that uses more
     /// than its share of CPU time loses the real-time priority for some time. The share is measured from `now` on.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {

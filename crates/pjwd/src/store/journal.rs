@@ -6,9 +6,9 @@
 //! instruction, and after a reboot they are worthless in any case.
 //!
 //! A damaged file never stops the daemon. A file from another boot is dropped. An unreadable file is set aside. An
-//! incomplete last line is a batch whose changes were never made. The numbers of the batches tell that a file was removed
-//! or emptied: they have no gap, and `journal.jsonl` always has the last batch that `state.json` includes or a later one. So a
-//! shorter `journal.jsonl` is renamed into place too.
+//! incomplete last line is a batch whose changes were never made. The numbers of the batches tell that a file was
+//! removed or emptied: they have no gap, and `journal.jsonl` always has the last batch that `state.json` includes or a
+//! later one. So a shorter `journal.jsonl` is renamed into place too.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -177,7 +177,8 @@ impl FileJournal {
         if recovered.has_lost_records {
             let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
             recovered.records.push(lost.clone());
-            // Damaged lines are gone from the file by now. A daemon that is killed before the rewrite leaves this record.
+            // Damaged lines are gone from the file by now. A daemon that is killed before the rewrite leaves this
+            // record.
             self.append_batch(&[lost])?;
         }
         self.rewrite(&recovered.records)
@@ -214,8 +215,8 @@ impl FileJournal {
         }
     }
 
-    /// Puts a file with one batch without records in the place of `journal.jsonl`. A daemon that is killed meanwhile leaves the
-    /// old file or the new one.
+    /// Puts a file with one batch without records in the place of `journal.jsonl`. A daemon that is killed meanwhile
+    /// leaves the old file or the new one.
     fn replace_lines(&mut self) -> io::Result<()> {
         let fresh = self.dir.join("journal.jsonl.new");
         directories::remove_file_if_exists(&fresh)?;
@@ -418,8 +419,8 @@ fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
     recovered.remarks.push(format!("{} {why}; {kept}, starting from what is running", path.display()));
 }
 
-/// Reads the batches that `state.json` does not include. Returns the length in bytes up to the last complete batch, to which
-/// the file is cut, and the number of this batch. A batch that is missing is a lost record.
+/// Reads the batches that `state.json` does not include. Returns the length in bytes up to the last complete batch, to
+/// which the file is cut, and the number of this batch. A batch that is missing is a lost record.
 fn read_batches(
     lines: &File,
     dir: &Path,

@@ -1,10 +1,10 @@
 //! The lock by which one pjwd serves a machine, or a user.
 //!
-//! The lock file is at a path that depends on the user only: not on the configuration, the socket or the state directory.
-//! The kernel drops the lock when the process ends (flock(2)). The file names the process that holds it, for the message
-//! to a second one, and tells the next one where the last one made its journal. So the file has a directory of its own: it
-//! stays when the state directory is deleted. Only its owner may open the file: with any descriptor of it, another user
-//! could take the lock.
+//! The lock file is at a path that depends on the user only: not on the configuration, the socket or the state
+//! directory. The kernel drops the lock when the process ends (flock(2)). The file names the process that holds it, for
+//! the message to a second one, and tells the next one where the last one made its journal. So the file has a directory
+//! of its own: it stays when the state directory is deleted. Only its owner may open the file: with any descriptor of
+//! it, another user could take the lock.
 
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
@@ -125,7 +125,8 @@ impl LockHolder {
         std::fs::read_link(format!("/proc/{}/exe", self.pid)).is_ok()
     }
 
-    /// Whether the process runs and serves clients. Any other process ends soon by itself, so its end is worth waiting for.
+    /// Whether the process runs and serves clients. Any other process ends soon by itself, so its end is worth waiting
+    /// for.
     fn is_running_daemon(&self) -> bool {
         self.socket.is_some() && self.is_alive()
     }
@@ -188,16 +189,17 @@ pub struct DaemonLock {
     path: PathBuf,
     holder: LockHolder,
     file: Flock<File>,
-    /// The lock file of earlier versions, which was in the state directory of the usual layout. `None` if there is none.
+    /// The lock file of earlier versions, which was in the state directory of the usual layout. `None` if there is
+    /// none.
     older_file: Option<Flock<File>>,
 }
 
 impl DaemonLock {
-    /// Acquires the lock that prevents a second pjwd of the same user: locks a file in the directory `dir`
-    /// (flock(2)). Creates the directory if it is missing. `dir` must be the same for each pjwd of the user. `holder`
-    /// describes the calling process, and is written to the lock file. If another process holds the lock, waits for
-    /// the end of that process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is already exiting, or
-    /// only releases or thaws jobs.
+    /// Acquires the lock that prevents a second pjwd of the same user: locks a file in the directory `dir` (flock(2)).
+    /// Creates the directory if it is missing. `dir` must be the same for each pjwd of the user. `holder` describes the
+    /// calling process, and is written to the lock file. If another process holds the lock, waits for the end of that
+    /// process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is already exiting, or only releases
+    /// or thaws jobs.
     ///
     /// Earlier versions of pjwd have their lock file in the directory `older_dir`. If that file exists, it is locked
     /// too. So no pjwd of an earlier version can run at the same time.
@@ -302,8 +304,8 @@ impl DaemonLock {
     }
 }
 
-/// Locks the file and writes `holder` into it, with the earlier journal that the file named. A process that ends before it
-/// has made its own journal leaves this one to the next process.
+/// Locks the file and writes `holder` into it, with the earlier journal that the file named. A process that ends before
+/// it has made its own journal leaves this one to the next process.
 fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockError> {
     let unusable = |why: String, remedy| LockError::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();

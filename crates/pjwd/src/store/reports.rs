@@ -1,10 +1,10 @@
 //! The reports of ended jobs on disk: `reports.jsonl` in the state directory, one report per line.
 //!
 //! A report is appended. When the file has grown to its limit, it is written again with the reports that are kept, and
-//! renamed into place. Without space for that, the newest reports are written over the oldest, which needs no space. The file
-//! keeps its size then: empty lines fill the room for the next reports, which another program would take otherwise. The
-//! daemon may be killed at any instruction: a line that is not a report is skipped at the next start, and named. A store
-//! that can't be written never stops the daemon: the reports then stay in memory.
+//! renamed into place. Without space for that, the newest reports are written over the oldest, which needs no space.
+//! The file keeps its size then: empty lines fill the room for the next reports, which another program would take
+//! otherwise. The daemon may be killed at any instruction: a line that is not a report is skipped at the next start,
+//! and named. A store that can't be written never stops the daemon: the reports then stay in memory.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,8 @@ use crate::host::inode::is_file_at_path;
 pub const REPORTS_FILE_NAME: &str = "reports.jsonl";
 /// The file is written again before it grows beyond this many bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// The reports that are kept have at most this many bytes, so that the file has room for more after it is written again.
+/// The reports that are kept have at most this many bytes, so that the file has room for more after it is written
+/// again.
 const MAX_KEPT_BYTES: u64 = MAX_FILE_BYTES / 4 * 3;
 /// At most this many bytes of the file are read. This program writes no larger file.
 const MAX_READ_BYTES: u64 = 8 << 20;
@@ -36,15 +37,16 @@ pub struct ReportStore {
     dir: PathBuf,
     /// `None` if the file can't be opened.
     file: Option<File>,
-    /// The length of the reports in the file, in bytes, up to the end of the last complete line. Empty lines may follow.
+    /// The length of the reports in the file, in bytes, up to the end of the last complete line. Empty lines may
+    /// follow.
     length: u64,
     /// The reports that are kept, oldest first, each with the length of its line.
     kept: VecDeque<(Arc<Report>, u64)>,
     kept_bytes: u64,
     /// The largest number of reports that are kept.
     max_reports: usize,
-    /// Whether a report could not be written without dropping others, or not at all, since the file was last written again.
-    /// This is logged once.
+    /// Whether a report could not be written without dropping others, or not at all, since the file was last written
+    /// again. This is logged once.
     is_short_of_space: bool,
 }
 
@@ -159,8 +161,8 @@ impl ReportStore {
         self.file.as_ref().is_some_and(|file| is_file_at_path(&self.path(), file))
     }
 
-    /// Keeps a report, unless there is already a report on the same run of the job that is not worse. Returns whether the
-    /// report is kept.
+    /// Keeps a report, unless there is already a report on the same run of the job that is not worse. Returns whether
+    /// the report is kept.
     fn push(&mut self, report: Report, bytes: u64) -> bool {
         if let Some(known) = self.kept.iter().position(|(known, _)| is_same_run(known, &report)) {
             let is_incomplete = self.kept.get(known).is_some_and(|(known, _)| known.incomplete.is_some());
@@ -273,8 +275,8 @@ impl ReportStore {
         Ok(())
     }
 
-    /// Writes the newest reports over the content of the file, as many as fit into the space that the file has, and fills the rest
-    /// with empty lines.
+    /// Writes the newest reports over the content of the file, as many as fit into the space that the file has, and
+    /// fills the rest with empty lines.
     fn shrink(&mut self) {
         let Some(size) = self.file.as_ref().and_then(|file| file.metadata().ok()).map(|meta| meta.len())
         else {
@@ -310,8 +312,8 @@ impl ReportStore {
     }
 }
 
-/// Whether two reports are on the same run of a job. Two complete reports with different ends are on two runs that began in the
-/// same millisecond.
+/// Whether two reports are on the same run of a job. Two complete reports with different ends are on two runs that
+/// began in the same millisecond.
 fn is_same_run(one: &Report, other: &Report) -> bool {
     let are_both_complete = one.incomplete.is_none() && other.incomplete.is_none();
     (&one.id, &one.started) == (&other.id, &other.started) && (!are_both_complete || one.ended == other.ended)

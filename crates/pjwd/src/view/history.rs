@@ -47,8 +47,8 @@ pub struct EventHistory {
 /// The latest events of one job. A later job may have the same id: `since` tells the two apart.
 #[derive(Debug, Default)]
 struct JobHistory {
-    /// The time at which the job was made, as the status shows it. Empty if the job had ended before its first event was
-    /// stored.
+    /// The time at which the job was made, as the status shows it. Empty if the job had ended before its first event
+    /// was stored.
     since: String,
     events: VecDeque<Arc<Event>>,
 }

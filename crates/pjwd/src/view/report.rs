@@ -48,8 +48,8 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
     }
 }
 
-/// The largest memory use of a job, in bytes, and how it was measured. The sum of the resident set sizes is used only if the job
-/// grew beyond the readings of its pages: it counts shared pages several times.
+/// The largest memory use of a job, in bytes, and how it was measured. The sum of the resident set sizes is used only
+/// if the job grew beyond the readings of its pages: it counts shared pages several times.
 fn largest_memory_use(usage: &JobUsage) -> Option<(u64, ReadingKind)> {
     let of_cgroup = usage.memory_peak.map(|bytes| (bytes, ReadingKind::Estimate));
     let of_pages = usage.largest_pss.map(|bytes| (bytes, ReadingKind::Pages));

@@ -1,8 +1,8 @@
 //! The changes of cpusets in a cycle. A change that takes long is completed by the node after the cycle.
 //!
-//! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. Beside very many
-//! processes that fork, that takes hundreds of milliseconds. Meanwhile affinity masks keep the job on its cores, and the
-//! command is answered.
+//! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. Beside very
+//! many processes that fork, that takes hundreds of milliseconds. Meanwhile affinity masks keep the job on its cores,
+//! and the command is answered.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ use crate::host::thaw_watcher::ThawWatcher;
 /// The longest time that one cycle waits for changes of cpusets.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 
-/// The longest time that a release of all jobs waits for changes of cpusets, including those of systemd: usually nothing is
-/// left of the jobs when it is answered.
+/// The longest time that a release of all jobs waits for changes of cpusets, including those of systemd: usually
+/// nothing is left of the jobs when it is answered.
 const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
@@ -81,8 +81,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the warning that no process thaws the frozen jobs if the daemon is killed. `None` if such a process runs, or
-    /// if none is needed.
+    /// Returns the warning that no process thaws the frozen jobs if the daemon is killed. `None` if such a process
+    /// runs, or if none is needed.
     pub fn thaw_watcher_warning(&self) -> Option<Warning> {
         self.thaw_watcher.as_ref().and_then(ThawWatcher::warning)
     }

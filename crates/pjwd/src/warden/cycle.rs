@@ -345,8 +345,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.ongoing_failures.journal_error.clone()
     }
 
-    /// Runs one round (scan, decision and changes), which scans the processes in `request` and executes `commands`. Adds
-    /// its results to `report`. Returns the next scan if there is more to do.
+    /// Runs one round (scan, decision and changes), which scans the processes in `request` and executes `commands`.
+    /// Adds its results to `report`. Returns the next scan if there is more to do.
     pub(super) fn round(
         &mut self,
         request: &ScanRequest,

@@ -88,7 +88,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// the copy replaces the state. `None` if no copy is needed: there are no commands of clients, or the journal has
     /// reserved enough disk space for their records. Space is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
-        // The client learns that the job was not made. So the job ends in any case, as one whose last process has exited.
+        // The client learns that the job was not made. So the job ends in any case, as one whose last process has
+        // exited.
         if commands.iter().all(|command| matches!(command, Command::Undo { .. })) {
             return None;
         }

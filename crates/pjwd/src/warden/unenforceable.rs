@@ -12,9 +12,9 @@ use super::cycle::{MAX_ROUNDS, Warden};
 use super::report::CycleReport;
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Releases each new job for which the kernel refused all affinity masks, and refuses the commands that made the job or
-    /// changed it. `commands` are the commands of the cycle, and `report` has their replies. `known` lists the jobs that
-    /// existed before the cycle and were not released: these stay.
+    /// Releases each new job for which the kernel refused all affinity masks, and refuses the commands that made the
+    /// job or changed it. `commands` are the commands of the cycle, and `report` has their replies. `known` lists the
+    /// jobs that existed before the cycle and were not released: these stay.
     pub(super) fn undo_unenforceable(
         &mut self,
         commands: &[Command],

@@ -6,14 +6,15 @@
 //! faults stop, and some cycles later every process is where it belongs, a cycle plans nothing, and a release restores
 //! every mask.
 //!
-//! *Lending*, a test of its own with the same conditions: jobs are guaranteed and besteffort, the use of the owners changes, the
-//! daemon samples it as its event loop does. No PU has two owners or two borrowers, no owner waits for a borrower, no
-//! borrower is frozen while a core is free, and a release undoes everything. Two more tests do the same with the monitor of lent
-//! PUs, and on cgroup v1.
+//! *Lending*, a test of its own with the same conditions: jobs are guaranteed and besteffort, the use of the owners
+//! changes, the daemon samples it as its event loop does. No PU has two owners or two borrowers, no owner waits for a
+//! borrower, no borrower is frozen while a core is free, and a release undoes everything. Two more tests do the same
+//! with the monitor of lent PUs, and on cgroup v1.
 //!
-//! 1,000 seeds of each, and a third of them for the last two: 600 that are the same in every run, and 400 that are new each day.
-//! `PJW_SEEDS=100000` runs the first 100,000 instead, or 100,000 from `PJW_FIRST_SEED` on. `PJW_SEED=4711` runs one seed, with
-//! its log. A failure names its seeds. A seed alone decides its run: a seed of another day is run again by its number.
+//! 1,000 seeds of each, and a third of them for the last two: 600 that are the same in every run, and 400 that are new
+//! each day. `PJW_SEEDS=100000` runs the first 100,000 instead, or 100,000 from `PJW_FIRST_SEED` on. `PJW_SEED=4711`
+//! runs one seed, with its log. A failure names its seeds. A seed alone decides its run: a seed of another day is run
+//! again by its number.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -184,8 +185,8 @@ fn seeds_of_the_day() -> std::ops::Range<u64> {
     first..first + OF_A_DAY
 }
 
-/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed. `lends_on` is the machine if jobs
-/// have classes. `test` is the name of the calling test, for the message.
+/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed. `lends_on` is the machine if
+/// jobs have classes. `test` is the name of the calling test, for the message.
 fn run_all(seeds: &[u64], lends_on: Option<Machine>, test: &str) -> run::Totals {
     let verbose = seeds.len() == 1;
     let (totals, failed) = (Mutex::new(run::Totals::default()), Mutex::new(Vec::new()));

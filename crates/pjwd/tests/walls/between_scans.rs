@@ -23,8 +23,8 @@ struct Work {
     mask_writes: Cell<usize>,
 }
 
-/// A node that calls `before` with the number of earlier scans before each scan, and counts the work. If `loses_events`, it
-/// loses an event after each scan.
+/// A node that calls `before` with the number of earlier scans before each scan, and counts the work. If
+/// `loses_events`, it loses an event after each scan.
 struct InterleavedNode<F> {
     node: SimMachineInterface,
     work: Rc<Work>,

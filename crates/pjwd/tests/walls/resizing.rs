@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A process of alice's login that has bound itself to PU 5, in a job of one core. `affinity_persists` selects the kernel.
+/// A process of alice's login that has bound itself to PU 5, in a job of one core. `affinity_persists` selects the
+/// kernel.
 fn bound_before(affinity_persists: bool) -> (Node, Pid) {
     let mut node = Node::with(
         CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists, ..CpusetSupport::default() },

@@ -58,8 +58,8 @@ pub struct Verdict {
     pub advice: Vec<String>,
 }
 
-/// Returns why an ended job is not judged, as a part of a sentence. `None` if the job is judged. A job is not judged in each
-/// of these cases:
+/// Returns why an ended job is not judged, as a part of a sentence. `None` if the job is judged. A job is not judged in
+/// each of these cases:
 ///
 /// - The job was a provision: its cores were promised to a service, and may be idle.
 /// - The job held no cores or used no CPU time.
@@ -82,8 +82,8 @@ pub fn why_not_judged(report: &JobReport) -> Option<&'static str> {
     }
 }
 
-/// Judges how well an ended job used its cores, from the report on the job. Returns `None` for a job that is not judged:
-/// [`why_not_judged`] has the reason.
+/// Judges how well an ended job used its cores, from the report on the job. Returns `None` for a job that is not
+/// judged: [`why_not_judged`] has the reason.
 #[must_use]
 pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     let usage = &report.usage;
@@ -144,7 +144,8 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
     let held = u64::from(usage.cores_max);
     let mean = report.mean_used_pus_permille();
-    // What the job needed for nearly all of the time. Where this is no less than it held, only the mean can be asked for.
+    // What the job needed for nearly all of the time. Where this is no less than it held, only the mean can be asked
+    // for.
     let used_most = usage.levels.upper_quantile(50, u64::from(usage.pus_max) * 1000);
     let needed = used_most.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
     let needed = if needed < held { needed } else { mean.div_ceil(1000).clamp(1, held) };
@@ -199,9 +200,9 @@ fn bound_advice(report: &JobReport) -> String {
     )
 }
 
-/// The options by which a user keeps the system that started the job from binding a task to fewer CPUs than its threads need,
-/// for a list of options. Empty if the system has none for the user: PBS, OAR and HTCondor bind a job to all its CPUs, if they
-/// bind it at all.
+/// The options by which a user keeps the system that started the job from binding a task to fewer CPUs than its threads
+/// need, for a list of options. Empty if the system has none for the user: PBS, OAR and HTCondor bind a job to all its
+/// CPUs, if they bind it at all.
 fn launcher_options(job: &JobId, usage: &JobUsage) -> String {
     let tasks = usage.tasks.map_or(1, u64::from).max(1);
     let (pus_per_task, cores_per_task) =
@@ -289,7 +290,8 @@ fn option_for_more_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<S
     })
 }
 
-/// The option of a system that counts the cores of a job. PBS counts hardware threads where a core has several: these are `cpus`.
+/// The option of a system that counts the cores of a job. PBS counts hardware threads where a core has several: these
+/// are `cpus`.
 fn option_for_job(source: JobSource, needed: u64, cpus: u64) -> String {
     match source {
         JobSource::Pbs => format!("`-l select=1:ncpus={cpus}`"),
@@ -303,8 +305,8 @@ fn option_for_job(source: JobSource, needed: u64, cpus: u64) -> String {
     }
 }
 
-/// The option of a system that counts CPUs for each task, for `needed` CPUs of all tasks on this node. Slurm counts hardware
-/// threads where a core has several.
+/// The option of a system that counts CPUs for each task, for `needed` CPUs of all tasks on this node. Slurm counts
+/// hardware threads where a core has several.
 fn option_per_task(per_task: &str, needed: u64, tasks: Option<u32>) -> String {
     let Some(tasks) = tasks.map(u64::from).filter(|&tasks| tasks > 0) else {
         return format!(
@@ -315,9 +317,9 @@ fn option_per_task(per_task: &str, needed: u64, tasks: Option<u32>) -> String {
     format!("`{per_task}={}`{of_tasks}", needed.div_ceil(tasks))
 }
 
-/// The option of a system that counts CPUs for each task, if one leads to fewer CPUs than `held`. `per_task` is its option for the
-/// CPUs of a task, and `of_tasks` the one for the number of tasks on a node. `needed` and `held` count the CPUs of all tasks on
-/// this node.
+/// The option of a system that counts CPUs for each task, if one leads to fewer CPUs than `held`. `per_task` is its
+/// option for the CPUs of a task, and `of_tasks` the one for the number of tasks on a node. `needed` and `held` count
+/// the CPUs of all tasks on this node.
 fn option_for_tasks(
     [per_task, of_tasks]: [&str; 2],
     needed: u64,

@@ -7,8 +7,8 @@ use crate::testing::job;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A job on this number of cores with one PU each. Each part is a number of seconds in which it used so many permille of one PU,
-/// waited so many, and had so many hot threads.
+/// A job on this number of cores with one PU each. Each part is a number of seconds in which it used so many permille
+/// of one PU, waited so many, and had so many hot threads.
 fn report(id: &str, cores: u32, parts: &[(u64, u64, u64, u32)]) -> JobReport {
     report_of(id, (cores, 1), parts, false)
 }

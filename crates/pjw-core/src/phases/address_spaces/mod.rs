@@ -1,4 +1,5 @@
-//! Phase of a cycle: updates the groups of processes that share an address space, and warns where a group is in two jobs.
+//! Phase of a cycle: updates the groups of processes that share an address space, and warns where a group is in two
+//! jobs.
 
 use crate::basics::{Pid, prelude::*};
 use crate::phases::draft::{CycleDraft, warn};

@@ -349,8 +349,8 @@ fn owner(
     owner.or(first.map(|process| process.uid)).unwrap_or(args.caller.uid)
 }
 
-/// Returns the offer for a request, and whether its cores may overlap with other grants. `None` if the job keeps the cores
-/// that it has, or waits for cores.
+/// Returns the offer for a request, and whether its cores may overlap with other grants. `None` if the job keeps the
+/// cores that it has, or waits for cores.
 fn offer(
     draft: &CycleDraft<'_>,
     existing: Option<&Job>,

@@ -30,8 +30,8 @@ pub enum Command {
         /// The user that sent the command.
         caller: Caller,
     },
-    /// Does the same as [`Command::Release`] for a new job on whose cores the kernel refused to keep the processes. Sent
-    /// by the daemon itself, in the cycle that made the job.
+    /// Does the same as [`Command::Release`] for a new job on whose cores the kernel refused to keep the processes.
+    /// Sent by the daemon itself, in the cycle that made the job.
     Undo {
         /// The job that loses its cores.
         job: JobId,
@@ -78,7 +78,8 @@ pub struct AssignCommand {
     pub cpu_request: Option<CpuRequest>,
     /// Whether the job requests everything that it can have when the command is carried out: what is free, and what the
     /// job holds already. The unit says whether whole cores or PUs are counted. Replaces `cpu_request`. The number is
-    /// recorded as the request of the job: it does not grow when more cores become free. `None` if `cpu_request` counts.
+    /// recorded as the request of the job: it does not grow when more cores become free. `None` if `cpu_request`
+    /// counts.
     pub everything: Option<CpuUnit>,
     /// The rule by which the cores are chosen, such as close together. `None` leaves the rule of the job
     /// unchanged; for a new job it means [`Placement::Pack`].

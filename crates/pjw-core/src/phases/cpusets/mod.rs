@@ -93,8 +93,8 @@ fn paths_to_plan(state: &WardenState) -> Vec<String> {
     dirty.chain(state.cpusets.paths_to_remove()).map(str::to_owned).collect()
 }
 
-/// The cgroup of a cpuset that keeps its job on the grant although the cpuset can't be changed now, because systemd does
-/// not respond or a scan failed. Such a cpuset is not removed.
+/// The cgroup of a cpuset that keeps its job on the grant although the cpuset can't be changed now, because systemd
+/// does not respond or a scan failed. Such a cpuset is not removed.
 fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<String> {
     let grant = state.jobs.get(id)?.online_granted_cpus(&state.pool.online_cpus())?;
     let path = &state.cpusets.cpuset_of(id)?.job_cpuset.path;

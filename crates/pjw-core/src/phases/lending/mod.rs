@@ -2,8 +2,8 @@
 //! idle.
 //!
 //! The rule, with its numbers in [`crate::terms::LendingPolicy`], is in docs/adr/0023-lending.md. `decide` is the
-//! decision: it reads the state and changes nothing. `update` carries it out: it changes the grants of the borrowers and
-//! the entries of borrowers in the pool, and reports each change.
+//! decision: it reads the state and changes nothing. `update` carries it out: it changes the grants of the borrowers
+//! and the entries of borrowers in the pool, and reports each change.
 
 use crate::basics::{CpuSet, Nanos, Pu, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
@@ -36,9 +36,9 @@ struct Owner {
     lendable: Vec<Core>,
 }
 
-/// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job borrows which core, or
-/// how many borrowed PUs (logical CPUs) are in the grace period before pjw takes them back. Only jobs of the class besteffort borrow
-/// cores. They borrow cores that are free or that other jobs leave idle.
+/// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job borrows
+/// which core, or how many borrowed PUs (logical CPUs) are in the grace period before pjw takes them back. Only jobs of
+/// the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle.
 ///
 /// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
 /// the daemon makes the decision ([`crate::reconcile::reconcile`]).
@@ -223,8 +223,8 @@ fn may_lend(job: &Job) -> Option<&Grant> {
 /// The cores of an owner that stay lent, and those that may be lent in addition.
 fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<Owner> {
     let grant = may_lend(job)?;
-    // Threads of a job that shares a core count as the owner's use of the core, if they are bound to it. The core would be lent
-    // and taken back without end.
+    // Threads of a job that shares a core count as the owner's use of the core, if they are bound to it. The core would
+    // be lent and taken back without end.
     let own = grant.cpus.difference(&state.jobs.shared_cpus());
     let cores = whole_cores(&state.topology, &own, &state.pool.online_cpus());
     let core_count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
@@ -435,7 +435,8 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
     draft.put_job(Job { grant: Some(grant), ..job });
 }
 
-/// The event for a new grant of a borrower. `None` if only cores of owners came or went: these have events of their own.
+/// The event for a new grant of a borrower. `None` if only cores of owners came or went: these have events of their
+/// own.
 fn grant_event(
     state: &WardenState,
     job: &Job,

@@ -43,9 +43,9 @@ impl ThreadPlan<'_> {
         self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
     }
 
-    /// Returns the PU (logical CPU) to which pjw has pinned the thread. `None` if pjw has not pinned the thread. Also `None`
-    /// if the thread would have only this PU without the pin too, for example because its program bound the thread to it.
-    /// `grant` is the set of PUs that the job holds.
+    /// Returns the PU (logical CPU) to which pjw has pinned the thread. `None` if pjw has not pinned the thread. Also
+    /// `None` if the thread would have only this PU without the pin too, for example because its program bound the
+    /// thread to it. `grant` is the set of PUs that the job holds.
     pub(super) fn pinned_pu(&self, grant: &CpuSet) -> Option<Pu> {
         self.entry.pinned_pu().filter(|&pin| self.mask_without_pin(grant).only_pu() != Some(pin))
     }

@@ -142,8 +142,8 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
     state.jobs.jobs_of_owner(process.uid).find(born_inside).map(|job| &job.id)
 }
 
-/// The name of the service manager. The one of a user is a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`): it becomes the
-/// parent of the orphans of this user.
+/// The name of the service manager. The one of a user is a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`): it becomes
+/// the parent of the orphans of this user.
 const SERVICE_MANAGER: &str = "systemd";
 
 /// Returns whether pjw does not know which process forked the process `known`. In this case, the present parent may
@@ -191,8 +191,8 @@ fn by_environment<'a>(
     })
 }
 
-/// Whether an ancestor is the launcher of the source. A process of the same user does not count: a user can give any name
-/// to a process.
+/// Whether an ancestor is the launcher of the source. A process of the same user does not count: a user can give any
+/// name to a process.
 fn launched_by(state: &WardenState, process: &Process, source: JobSource) -> bool {
     ancestors(state, process).any(|ancestor| {
         let uid = ancestor.process.uid;

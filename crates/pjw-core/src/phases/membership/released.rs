@@ -1,5 +1,5 @@
-//! The children of released processes. A child that was born before the mask of its parent was restored has the mask that
-//! pjw set for the parent. It is tracked until its original mask is restored.
+//! The children of released processes. A child that was born before the mask of its parent was restored has the mask
+//! that pjw set for the parent. It is tracked until its original mask is restored.
 
 use crate::basics::{BirthTime, ProcessId, prelude::*};
 use crate::phases::draft::CycleDraft;
@@ -68,8 +68,8 @@ fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
     }
 }
 
-/// The job of the released process to which a process was born, and the requests of which it may have inherited one. By its
-/// fork event, else by its parent, else by its mask.
+/// The job of the released process to which a process was born, and the requests of which it may have inherited one. By
+/// its fork event, else by its parent, else by its mask.
 fn inherited_requests<'a>(
     state: &'a WardenState,
     known: &'a KnownProcess,

@@ -1,8 +1,8 @@
 //! Gives each of several threads a PU of its own inside its mask, as far as that is possible.
 //!
-//! This is a maximum matching of threads and PUs by augmenting paths. A search for a path visits each PU and each thread
-//! at most once, and PUs from which no path leads to a free PU are not visited again. So the time is at most quadratic
-//! in the number of threads.
+//! This is a maximum matching of threads and PUs by augmenting paths. A search for a path visits each PU and each
+//! thread at most once, and PUs from which no path leads to a free PU are not visited again. So the time is at most
+//! quadratic in the number of threads.
 
 use alloc::collections::VecDeque;
 
@@ -76,8 +76,8 @@ impl<'a> ThreadPuMatching<'a> {
         true
     }
 
-    /// Searches a chain of threads of which each can take the PU of the next, from the thread `new` to a thread that can
-    /// take a free PU. Returns this PU, and for each visited PU the thread that would take it.
+    /// Searches a chain of threads of which each can take the PU of the next, from the thread `new` to a thread that
+    /// can take a free PU. Returns this PU, and for each visited PU the thread that would take it.
     fn find_path(&mut self, mask: &CpuSet, new: usize) -> Option<(Pu, BTreeMap<Pu, usize>)> {
         let mut wanted_by = BTreeMap::new();
         let mut unvisited = self.pus.difference(&self.saturated);
@@ -144,8 +144,8 @@ mod tests {
         assert_eq!(matched(&masks).0, [true, true, false, false, true]);
     }
 
-    /// The largest number of threads that can get a PU each, by Hall's theorem: for each set of PUs, at most its size of
-    /// the threads whose masks lie in it.
+    /// The largest number of threads that can get a PU each, by Hall's theorem: for each set of PUs, at most its size
+    /// of the threads whose masks lie in it.
     fn most_by_hall(masks: &[CpuSet]) -> usize {
         let sets = (0u64..256).map(|word| CpuSet::from_words(&[word]));
         let excess = sets.map(|pus| {

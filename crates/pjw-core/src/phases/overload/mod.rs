@@ -6,15 +6,15 @@
 //! - More hot threads are bound to some PUs than these are (Hall's theorem: then there is no assignment in which each
 //!   thread has a PU of its mask for itself), while PUs of the grant idle.
 //! - Hot threads of several processes are bound to the same whole core, while a core of the grant idles. A launcher
-//!   that binds a rank to a core reserves the core for this rank, with all hardware threads. Another launcher of the same
-//!   job begins with the same core.
+//!   that binds a rank to a core reserves the core for this rank, with all hardware threads. Another launcher of the
+//!   same job begins with the same core.
 //!
 //! As few threads as possible are moved: as many as have no PU, or no core, for themselves, and not more than there
 //! are idle PUs, or cores. Those with the largest masks move, and of these those with the largest ids.
 //!
-//! Threads of one process that share a PU are moved for that only if all threads of the process have the same mask inside one core. They
-//! inherited the mask: a launcher bound the process to fewer PUs than it has running threads. A program that bound its
-//! threads itself gave them different masks, and they stay.
+//! Threads of one process that share a PU are moved for that only if all threads of the process have the same mask
+//! inside one core. They inherited the mask: a launcher bound the process to fewer PUs than it has running threads. A
+//! program that bound its threads itself gave them different masks, and they stay.
 
 pub(crate) mod matching;
 
@@ -44,15 +44,16 @@ pub(crate) fn threads_to_unbind(
         let overloaded = overloaded_of(topology, grant, &counted, floating, &spread);
         let known = moving.len();
         moving.extend(overloaded.iter().map(|thread| thread.process));
-        // If some threads of a process move, the others that shared their PUs are compared with those of other processes.
+        // If some threads of a process move, the others that shared their PUs are compared with those of other
+        // processes.
         if moving.len() == known {
             return overloaded;
         }
     }
 }
 
-/// The threads to move, of the bound threads `bound` in the order of priority, beside so many floating threads. A thread of
-/// a process in `spread` gets a core for itself before it shares one with another thread of its process.
+/// The threads to move, of the bound threads `bound` in the order of priority, beside so many floating threads. A
+/// thread of a process in `spread` gets a core for itself before it shares one with another thread of its process.
 fn overloaded_of(
     topology: &Topology,
     grant: &CpuSet,
@@ -94,8 +95,8 @@ fn without_own_excess<'a>(
     bound.iter().copied().filter(has_pu).collect()
 }
 
-/// The threads that are bound to a whole core to which a thread of another process is bound too. Except the first thread
-/// of each core, and other threads of its process, unless that is in `spread`.
+/// The threads that are bound to a whole core to which a thread of another process is bound too. Except the first
+/// thread of each core, and other threads of its process, unless that is in `spread`.
 fn on_shared_cores(
     topology: &Topology,
     grant: &CpuSet,

@@ -1,7 +1,7 @@
 //! Adds up what the jobs use, and makes the report of a job that ends.
 //!
-//! The phase visits the jobs whose processes the scan read, and no others: an idle job costs nothing. A sample ends with
-//! the first cycle that comes at least half a second after its beginning.
+//! The phase visits the jobs whose processes the scan read, and no others: an idle job costs nothing. A sample ends
+//! with the first cycle that comes at least half a second after its beginning.
 
 use crate::basics::{Moment, Nanos, Pid, ProcessId, UnixMillis, prelude::*};
 use crate::phases::draft::CycleDraft;
@@ -15,7 +15,8 @@ use crate::terms::{
 
 /// The least length of a sample, in ns.
 const MIN_SAMPLE_NS: u64 = 500_000_000;
-/// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its own.
+/// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its
+/// own.
 const LONG_SAMPLE_NS: u64 = 3_000_000_000;
 /// The time between two records of a job's usage in the journal, in ns.
 const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
@@ -49,8 +50,8 @@ pub fn read_cpu_times(
         None => false,
     };
     let gone: Vec<Pid> = requested.iter().copied().filter(|&pid| is_gone(&found, pid)).collect();
-    // A parent in a job is not read once more. Another child could have ended since, and the time of this child would then
-    // count twice: in its own times of the first call, and in the later ones of the parent.
+    // A parent in a job is not read once more. Another child could have ended since, and the time of this child would
+    // then count twice: in its own times of the first call, and in the later ones of the parent.
     let parents = gone.iter().filter_map(|&pid| usage.outside_parent_of(pid));
     let read_again: BTreeSet<Pid> = parents.filter(|&pid| !is_gone(&found, pid)).collect();
     if !read_again.is_empty() {
@@ -86,8 +87,8 @@ pub fn read_cpu_times(
 /// - Each process of a job, if the scan found that the process has ended.
 /// - The parents of all these processes. When a parent waits for an ended child (wait4(2)), the kernel adds the CPU
 ///   time of the child to the parent (`cutime` and `cstime`, proc_pid_stat(5)).
-/// - Each parent in no job that has probably not yet waited for an ended child of a job, or that was read after the exit event
-///   of a child.
+/// - Each parent in no job that has probably not yet waited for an ended child of a job, or that was read after the
+///   exit event of a child.
 ///
 /// Process 1 is never included: it is the parent of all orphans.
 fn pids_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
@@ -213,8 +214,8 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     jobs_read
 }
 
-/// Begins the usage of a job of which an earlier daemon recorded none: from the beginning of the job, as far as its processes still
-/// tell it. A job that was released is reported already.
+/// Begins the usage of a job of which an earlier daemon recorded none: from the beginning of the job, as far as its
+/// processes still tell it. A job that was released is reported already.
 fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else { return };
     if state.usage.usage_of_job(id).is_none() {
@@ -338,8 +339,8 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     }
 }
 
-/// The number of hot threads of a job, and whether one of them waits for a PU and is bound by its program to a part of the
-/// job's cores. Reads only the threads that scans of active processes read too.
+/// The number of hot threads of a job, and whether one of them waits for a PU and is bound by its program to a part of
+/// the job's cores. Reads only the threads that scans of active processes read too.
 fn hot_threads(state: &WardenState, job: &JobId) -> (u32, bool) {
     let online = state.pool.online_cpus();
     let grant = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&online)).unwrap_or_default();

@@ -1,10 +1,10 @@
 //! The groups of processes that share an address space.
 //!
-//! Such a process has a pid, signals and an exit status of its own, but can follow the pointers of the other processes of its
-//! group (clone(2) with `CLONE_VM` and without `CLONE_THREAD`). A child of vfork(2) or posix_spawn(3) uses the address space of
-//! its parent too, until it executes a program. So a process counts only after two checks in which it shared its
-//! address space and was no child of vfork. The time between the two checks is at least the scan interval. A child of
-//! vfork that is not recognised as one would have to stay in vfork for that long.
+//! Such a process has a pid, signals and an exit status of its own, but can follow the pointers of the other processes
+//! of its group (clone(2) with `CLONE_VM` and without `CLONE_THREAD`). A child of vfork(2) or posix_spawn(3) uses the
+//! address space of its parent too, until it executes a program. So a process counts only after two checks in which it
+//! shared its address space and was no child of vfork. The time between the two checks is at least the scan interval. A
+//! child of vfork that is not recognised as one would have to stay in vfork for that long.
 
 mod threads;
 

@@ -1,8 +1,8 @@
 //! How many of its cores an owner uses, from samples of its CPU time.
 //!
-//! A core is *in use* if the owner runs on it for most of the time. On a core with one PU this is nine tenths: in the gaps the
-//! borrower runs at idle priority, and the owner does not wait for it. On a core with several PUs it is one tenth: a borrower
-//! on one PU slows down the owner on the other.
+//! A core is *in use* if the owner runs on it for most of the time. On a core with one PU this is nine tenths: in the
+//! gaps the borrower runs at idle priority, and the owner does not wait for it. On a core with several PUs it is one
+//! tenth: a borrower on one PU slows down the owner on the other.
 
 use core::time::Duration;
 
@@ -15,11 +15,12 @@ const AVERAGING_TIME: Duration = Duration::from_millis(100);
 const LONG_SAMPLE: Duration = Duration::from_millis(10);
 /// An owner that used nearly nothing for this time is idle, also if it was busy shortly before.
 const QUIET_TIME: Duration = Duration::from_millis(50);
-/// For this time after an idle owner has begun to work, short samples count: several of its threads may wake up one after
-/// the other.
+/// For this time after an idle owner has begun to work, short samples count: several of its threads may wake up one
+/// after the other.
 const WAKE_UP_TIME: Duration = Duration::from_millis(20);
 
-/// The time of the short samples that are judged together where the kernel's figures may be behind by a tick, mostly 4 ms.
+/// The time of the short samples that are judged together where the kernel's figures may be behind by a tick, mostly 4
+/// ms.
 const RECENT_TIME: Duration = Duration::from_millis(5);
 
 /// A use of cores. 1,000,000 is one core that is used all the time.
@@ -30,8 +31,8 @@ const ONE_CORE: Millionths = 1_000_000;
 const IDLE: Millionths = ONE_CORE / 10;
 const IN_USE_WITH_ONE_PU: Millionths = ONE_CORE * 9 / 10;
 const IN_USE_WITH_SEVERAL_PUS: Millionths = ONE_CORE / 10;
-/// An owner that wakes up uses a lent core if it has run there for this time in a sample of 2 ms. The kernel may give the
-/// borrower its turn after a slice of the owner: 1.4 ms on 2 or 3 CPUs, more on others (`base_slice_ns`,
+/// An owner that wakes up uses a lent core if it has run there for this time in a sample of 2 ms. The kernel may give
+/// the borrower its turn after a slice of the owner: 1.4 ms on 2 or 3 CPUs, more on others (`base_slice_ns`,
 /// kernel/sched/fair.c).
 const SETTLED: Duration = Duration::from_micros(1300);
 /// An owner that wakes up uses as many of its other cores as this part of a short sample shows.
@@ -69,8 +70,8 @@ pub struct OwnerCpuSample<'a> {
 pub struct LentCoreSample {
     /// The PUs of the core.
     pub core: CpuSet,
-    /// The time for which the use of the core was measured: since the previous sample, or since the core was lent if that
-    /// was later.
+    /// The time for which the use of the core was measured: since the previous sample, or since the core was lent if
+    /// that was later.
     pub period: Duration,
     /// The CPU time that threads of the owner used on these PUs in `period`.
     pub cpu_time: Duration,
@@ -215,7 +216,8 @@ impl CoreUse {
     ///   (mostly every 4 ms).
     fn judge(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
-        // An owner that wakes up gets its cores after a short sample. Otherwise short samples fluctuate too much, and are joined.
+        // An owner that wakes up gets its cores after a short sample. Otherwise short samples fluctuate too much, and
+        // are joined.
         let (wakes_up, is_long) = (self.busy_for <= WAKE_UP_TIME, sample.period >= LONG_SAMPLE);
         let in_long_sample = if wakes_up { in_use } else { SATURATED };
         let in_sample = if wakes_up && !is_long { in_use.min(IN_USE_FOR_SHORT) } else { in_long_sample };
@@ -235,7 +237,8 @@ impl CoreUse {
             let is_in_use_now = if *period >= LONG_SAMPLE {
                 now_in_period >= in_long_sample
             } else {
-                // In a long sample, only a core that was just lent has a short period. Its owner did not begin to run there just now.
+                // In a long sample, only a core that was just lent has a short period. Its owner did not begin to run
+                // there just now.
                 let is_lasting = !is_long || now_in_period >= in_use.min(IN_USE_FOR_SHORT);
                 wakes_up && *cpu_time >= SETTLED && is_lasting
             };
@@ -260,9 +263,9 @@ impl CoreUse {
         (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
     }
 
-    /// The number of cores that short samples of the CPU time of processes show, of an owner that wakes up: the last ones that cover
-    /// [`RECENT_TIME`]. Several samples, because the CPU time of a running thread may be behind by a tick of the kernel. The
-    /// times of lent cores that are measured one by one are exact.
+    /// The number of cores that short samples of the CPU time of processes show, of an owner that wakes up: the last
+    /// ones that cover [`RECENT_TIME`]. Several samples, because the CPU time of a running thread may be behind by a
+    /// tick of the kernel. The times of lent cores that are measured one by one are exact.
     fn cores_in_short_samples(&mut self, sample: Span, in_use: Millionths) -> u32 {
         self.recent.push(sample);
         while self.recent[1..].iter().map(|span| span.period).sum::<Duration>() >= RECENT_TIME {

@@ -26,7 +26,8 @@ pub struct LendingState {
     /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
     /// boot. Until then, the borrower still has the PU.
     leaving: BTreeMap<Pu, Nanos>,
-    /// The borrowers of which a thread that runs has a real-time priority, as of the last scan of the processes of jobs.
+    /// The borrowers of which a thread that runs has a real-time priority, as of the last scan of the processes of
+    /// jobs.
     realtime_borrowers: BTreeSet<JobId>,
     /// The borrowers of which a process can't run at idle priority, as of the last decision.
     unfit_borrowers: BTreeSet<JobId>,

@@ -180,9 +180,9 @@ impl Lineage {
         true
     }
 
-    /// Records whether the descent of a child that is no descendant is known. The scan of a process comes before its last
-    /// fork events are read, so a parent that no scan and no event named was born before the events were complete. Except
-    /// process 1: it has no ancestor.
+    /// Records whether the descent of a child that is no descendant is known. The scan of a process comes before its
+    /// last fork events are read, so a parent that no scan and no event named was born before the events were complete.
+    /// Except process 1: it has no ancestor.
     fn note_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
         self.outside.remove(&child);
         self.of_unknown_descent.remove(&child);
@@ -320,10 +320,10 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence that a forked process belongs to the same job as its parent. `parent_evidence` is the
-/// evidence for the parent. The result is [`MembershipEvidence::Parent`], with one exception. If the parent belongs to
-/// the job only because its user has no other job ([`MembershipEvidence::Adopted`]), the result is [`MembershipEvidence::Adopted`]
-/// too.
+/// Returns the evidence that a forked process belongs to the same job as its parent. `parent_evidence` is the evidence
+/// for the parent. The result is [`MembershipEvidence::Parent`], with one exception. If the parent belongs to the job
+/// only because its user has no other job ([`MembershipEvidence::Adopted`]), the result is
+/// [`MembershipEvidence::Adopted`] too.
 #[must_use]
 pub fn child_evidence(parent_evidence: MembershipEvidence) -> MembershipEvidence {
     if parent_evidence == MembershipEvidence::Adopted { parent_evidence } else { MembershipEvidence::Parent }

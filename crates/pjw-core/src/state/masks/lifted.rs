@@ -7,8 +7,8 @@ use crate::state::demand::ThreadDemand;
 
 /// The time after which a lift is judged: the smoothed demand then has no reading from before the lift.
 const TRIAL: Duration = Duration::from_secs(10);
-/// The smallest share of waiting time before the lift, in permille, for which a lift is judged. A thread that waited less may
-/// have been moved to a core of its own, which the waiting time does not show.
+/// The smallest share of waiting time before the lift, in permille, for which a lift is judged. A thread that waited
+/// less may have been moved to a core of its own, which the waiting time does not show.
 const LEAST_WAITING_PERMILLE: u32 = 100;
 
 /// The reason why pjw lifted the binding of a thread. A binding is an affinity mask by which a program restricts a

@@ -90,8 +90,8 @@ impl WardenState {
         written.chain(moved_at).chain(self.online.changed_at()).max()
     }
 
-    /// The PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first, and whether that set
-    /// changed.
+    /// The PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first, and whether that
+    /// set changed.
     fn cpusets_around(&self, cgroup: &str, read_at: Nanos) -> (CpusetList<'_>, bool) {
         for path in cgroup_and_ancestor_paths(cgroup) {
             let written = self.cpusets.cpu_history(path);
@@ -170,8 +170,8 @@ impl WardenState {
             .chain(member.requests_at_birth(at));
         // The limits before this reading are irrelevant for a request that was not inherited.
         let limits = || self.mask_limits(pid, now, persists);
-        // The journal has the request of a program, without its time, if a cpuset hides the request. A thread of the same process
-        // without such a record had every PU when an earlier daemon read it.
+        // The journal has the request of a program, without its time, if a cpuset hides the request. A thread of the
+        // same process without such a record had every PU when an earlier daemon read it.
         let had_every_pu = !member.was_new_at_join && limits().is_unrestricted(seen);
         let own = own.filter(|request| !(had_every_pu && request.is_of_program_before_first_reading()));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
@@ -187,9 +187,9 @@ impl WardenState {
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
 
-    /// The requests with one of which a process began. If no fork event names them: those of the parent's threads that a
-    /// child inherits if it is born in the interval `birth`. Except requests of the program that are older than the first
-    /// reading: the child may be even older.
+    /// The requests with one of which a process began. If no fork event names them: those of the parent's threads that
+    /// a child inherits if it is born in the interval `birth`. Except requests of the program that are older than the
+    /// first reading: the child may be even older.
     fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<MaskRequest> {
         let known =
             self.lineage.descendant(member.id.pid).filter(|known| !known.inherited_mask_requests.is_empty());
@@ -208,8 +208,8 @@ impl WardenState {
     /// such a mask before. Except the first thread of a process whose descent is known. Except a process that was not
     /// new when it joined: it may have got such a mask from a release.
     fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
-        // A child of a process whose masks were unread at the fork has a known descent, but no known requests. Unless that
-        // process turned out to have no mask of pjw.
+        // A child of a process whose masks were unread at the fork has a known descent, but no known requests. Unless
+        // that process turned out to have no mask of pjw.
         let has_known_requests = |descendant: &Descendant| {
             !descendant.inherited_mask_requests.is_empty() || self.has_only_own_masks(descendant.ancestor)
         };

@@ -1,8 +1,8 @@
 //! The masks of released jobs.
 //!
 //! A process may be born while the masks of its parent are being restored, and be found only after its ancestors have
-//! ended. So the masks of a released job are kept, also in the journal, until a full scan finds no process that may still
-//! have one of them.
+//! ended. So the masks of a released job are kept, also in the journal, until a full scan finds no process that may
+//! still have one of them.
 
 use crate::basics::{BirthTime, CpuSet, Nanos, Uid, prelude::*};
 use crate::state::masks::entry::MaskEntry;
@@ -153,9 +153,9 @@ impl WardenState {
 }
 
 /// The masks with their originals that a child of a thread with this request may have because of pjw: the mask that pjw
-/// requested, and in the cpuset of a job what the cpuset leaves of the request. The kernel copies the latter at the begin of
-/// a fork, and does not replace it if the parent is moved to the root of the hierarchy meanwhile (kernel/cgroup/cpuset.c,
-/// `cpuset_fork`).
+/// requested, and in the cpuset of a job what the cpuset leaves of the request. The kernel copies the latter at the
+/// begin of a fork, and does not replace it if the parent is moved to the root of the hierarchy meanwhile
+/// (kernel/cgroup/cpuset.c, `cpuset_fork`).
 fn masks_because_of_pjw<'a>(
     request: &'a MaskRequest,
     cpuset: Option<&'a CpuSet>,

@@ -18,10 +18,10 @@ pub enum MaskWriter {
     Kernel,
 }
 
-/// A request that set the affinity mask of a thread (sched_setaffinity(2)): the requested mask, its writer, and the time. A mask
-/// that the kernel set by itself ([`MaskWriter::Kernel`]) is recorded in the same form. Each request also contains the
-/// original mask of the thread, which pjw restores when the job ends, or when `pjwctl release` takes the cores of the job
-/// back.
+/// A request that set the affinity mask of a thread (sched_setaffinity(2)): the requested mask, its writer, and the
+/// time. A mask that the kernel set by itself ([`MaskWriter::Kernel`]) is recorded in the same form. Each request also
+/// contains the original mask of the thread, which pjw restores when the job ends, or when `pjwctl release` takes the
+/// cores of the job back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
     /// The requested mask. It may contain PUs that are offline or outside the thread's cpuset.
@@ -51,8 +51,8 @@ impl MaskRequest {
         self.writer != MaskWriter::Program && self.mask != self.original_mask
     }
 
-    /// Whether the program made this request before pjw read the mask of the thread for the first time, so that the time
-    /// of the request is unknown.
+    /// Whether the program made this request before pjw read the mask of the thread for the first time, so that the
+    /// time of the request is unknown.
     pub(crate) fn is_of_program_before_first_reading(&self) -> bool {
         self.writer == MaskWriter::Program && self.requested_at == Nanos(0)
     }

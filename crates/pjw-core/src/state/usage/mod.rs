@@ -8,8 +8,8 @@
 //! - and what each of them got from children, except the part that was read while the child lived.
 //!
 //! If the parent of a process does not belong to the job, such as the shell that started `pjwctl run`, the parent tells
-//! the rest of the process's time after its end: what the parent got more than was read of the process. docs/adr/0024 has
-//! the alternatives.
+//! the rest of the process's time after its end: what the parent got more than was read of the process. docs/adr/0024
+//! has the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
 use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessCpuTimes, ProcessEvent};
@@ -34,8 +34,8 @@ pub struct UsageState {
     expected_from: BTreeSet<Pid>,
     /// The pids of the `processes` with this parent, for each parent that has one.
     children: BTreeMap<Pid, BTreeSet<Pid>>,
-    /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events. They
-    /// are used where the next scan comes too late: the parent may have ended too.
+    /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events.
+    /// They are used where the next scan comes too late: the parent may have ended too.
     exit_times: BTreeMap<Pid, ExitTimes>,
     /// The time for which threads waited for a PU that was read and belongs to no sample yet, in ns. It is that of the
     /// process that is being updated.

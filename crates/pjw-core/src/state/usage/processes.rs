@@ -12,7 +12,8 @@ pub(crate) struct ProcessUsage {
     pub(crate) parent: Pid,
     own_ns: u64,
     children_ns: u64,
-    /// The time of ended children that was read while they lived, and that this process has not got from the kernel yet.
+    /// The time of ended children that was read while they lived, and that this process has not got from the kernel
+    /// yet.
     pub(super) unclaimed_ns: u64,
     /// [`OutsideParent::other_children_ns`] of the parent at the last reading. `None` if the parent belongs to a job.
     pub(super) parent_before_ns: Option<i64>,
@@ -59,7 +60,8 @@ pub(super) struct OutsideParent {
     pub(super) start: StartTime,
     /// The CPU time of all children that the parent has waited for, as last read.
     children_ns: u64,
-    /// The CPU time of the ended children that belonged to jobs, as far as the jobs have got it, and what no job gets of it.
+    /// The CPU time of the ended children that belonged to jobs, as far as the jobs have got it, and what no job gets
+    /// of it.
     of_jobs_ns: u64,
     /// Two readings that are at least [`MARK_INTERVAL_NS`] apart, the older first: each with its time and
     /// [`OutsideParent::other_children_ns`].
@@ -75,16 +77,17 @@ struct EndedChild {
     /// [`OutsideParent::other_children_ns`] when the child was last read. What the parent has more now is the rest of
     /// the time of the child.
     before_ns: i64,
-    /// The same value some seconds ago, if that is later. Since its last reading, an idle child has used nothing, but the
-    /// parent may have waited for other children.
+    /// The same value some seconds ago, if that is later. Since its last reading, an idle child has used nothing, but
+    /// the parent may have waited for other children.
     recent_ns: i64,
     /// Whether the last CPU times of the child are unknown.
     is_unread: bool,
-    /// Whether no job gets the rest. The parent has one sum of the times of its children, so this is the case if children of
-    /// several jobs ended unread, or if the job of a child ended before the parent had waited for the child.
+    /// Whether no job gets the rest. The parent has one sum of the times of its children, so this is the case if
+    /// children of several jobs ended unread, or if the job of a child ended before the parent had waited for the
+    /// child.
     is_of_no_job: bool,
-    /// Whether the parent must be read to find out the rest. False if the job of the child has ended: the next reading of the
-    /// parent for another child then settles the end.
+    /// Whether the parent must be read to find out the rest. False if the job of the child has ended: the next reading
+    /// of the parent for another child then settles the end.
     is_expected: bool,
 }
 
@@ -95,8 +98,8 @@ pub(super) const MAX_ROUNDING_NS: i64 = 20_000_000;
 const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 
 impl OutsideParent {
-    /// Makes the record of a process that belongs to no job and is the parent of a process of a job. `times` is the first
-    /// reading of its CPU times, made at the time `now` (in ns since boot).
+    /// Makes the record of a process that belongs to no job and is the parent of a process of a job. `times` is the
+    /// first reading of its CPU times, made at the time `now` (in ns since boot).
     pub(super) fn first_read(times: &ProcessCpuTimes, now: Nanos) -> Self {
         let mark = (now, times.children_ns.cast_signed());
         Self {

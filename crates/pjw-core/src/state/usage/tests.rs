@@ -206,8 +206,8 @@ fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     assert_eq!(usage.expected_parents().count(), 0);
 }
 
-/// A job with a child of the shell that ended unread, and an idle job with another child. The first job ends before the shell
-/// has waited for its child.
+/// A job with a child of the shell that ended unread, and an idle job with another child. The first job ends before the
+/// shell has waited for its child.
 fn idle_job_beside_an_ended_one() -> (UsageState, JobId) {
     let (mut usage, a) = begun();
     let idle = job("b");

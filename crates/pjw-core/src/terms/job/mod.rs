@@ -237,8 +237,8 @@ impl CpuRequest {
     /// Returns the number of cores that this request needs on the machine with this topology:
     ///
     /// - For a number of cores, the result is this number.
-    /// - For a number of PUs (logical CPUs), the result is this number divided by the PU count of the smallest core of the
-    ///   machine, rounded up. On larger cores, the job needs fewer cores than this.
+    /// - For a number of PUs (logical CPUs), the result is this number divided by the PU count of the smallest core of
+    ///   the machine, rounded up. On larger cores, the job needs fewer cores than this.
     /// - For a list of PUs, the result is the number of cores that have at least one of these PUs.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
@@ -312,8 +312,8 @@ pub enum EndCondition {
     Provision,
 }
 
-/// A job: a group of processes that belong together, with the cores that the job requests and the PUs (logical CPUs) that are
-/// granted to the job.
+/// A job: a group of processes that belong together, with the cores that the job requests and the PUs (logical CPUs)
+/// that are granted to the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The id of the job, such as `slurm:7`.
@@ -365,8 +365,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes a job without a request and without PUs (logical CPUs). `owner` is the user id of the owner, and `end_condition`
-    /// says when the job ends. `detected_at` is the UTC time at which pjw detected or created the job.
+    /// Makes a job without a request and without PUs (logical CPUs). `owner` is the user id of the owner, and
+    /// `end_condition` says when the job ends. `detected_at` is the UTC time at which pjw detected or created the job.
     #[must_use]
     pub fn new(id: JobId, owner: Uid, end_condition: EndCondition, detected_at: UnixMillis) -> Self {
         Self {
@@ -386,8 +386,8 @@ impl Job {
         }
     }
 
-    /// Returns the grant of the job: the PUs (logical CPUs) to which pjw restricts the threads of the job. `None` if the job has
-    /// no grant, or if a command released the job.
+    /// Returns the grant of the job: the PUs (logical CPUs) to which pjw restricts the threads of the job. `None` if
+    /// the job has no grant, or if a command released the job.
     ///
     /// A batch system may still run a released job. The job then still holds the PUs that the batch system
     /// chose, but pjw does not restrict the threads of the job.
@@ -408,21 +408,22 @@ impl Job {
         self.request.as_ref().is_some_and(|request| request.class == class)
     }
 
-    /// Returns the grant of the job if `granted_by` chose its PUs (logical CPUs). `granted_by` is pjw or the batch system.
-    /// Returns `None` if the job has no grant, or if [`Grant::granted_by`] is different.
+    /// Returns the grant of the job if `granted_by` chose its PUs (logical CPUs). `granted_by` is pjw or the batch
+    /// system. Returns `None` if the job has no grant, or if [`Grant::granted_by`] is different.
     #[must_use]
     pub fn grant_chosen_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
     }
 
-    /// Returns the grant of the job if pjw chose its PUs (logical CPUs) and the job owns them. Returns `None` for a job that
-    /// borrows its PUs.
+    /// Returns the grant of the job if pjw chose its PUs (logical CPUs) and the job owns them. Returns `None` for a job
+    /// that borrows its PUs.
     pub(crate) fn owned_grant(&self) -> Option<&Grant> {
         self.grant_chosen_by(GrantedBy::Warden).filter(|grant| grant.ownership == Ownership::Owned)
     }
 
-    /// Returns the limit for the number of cores that the job can want. A user (`pjwctl want`) or a program in the job reports to
-    /// pjw how many cores the job can use at present ([`WantedCores`]). A reported number above the limit counts as the limit:
+    /// Returns the limit for the number of cores that the job can want. A user (`pjwctl want`) or a program in the job
+    /// reports to pjw how many cores the job can use at present ([`WantedCores`]). A reported number above the limit
+    /// counts as the limit:
     ///
     /// - For a job of the class besteffort, the limit is the number of cores of the machine.
     /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is larger.
@@ -448,8 +449,8 @@ impl Job {
         Some(self.max_wanted_cores(topology).map_or(given, |limit| given.min(limit)))
     }
 
-    /// Returns the online PUs (logical CPUs) of the job's grant. `online` is the set of the online PUs of the machine. Returns
-    /// `None` if the job has no grant, or if all PUs of the grant are offline.
+    /// Returns the online PUs (logical CPUs) of the job's grant. `online` is the set of the online PUs of the machine.
+    /// Returns `None` if the job has no grant, or if all PUs of the grant are offline.
     #[must_use]
     pub fn online_granted_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
         self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())

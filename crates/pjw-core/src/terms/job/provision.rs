@@ -165,8 +165,8 @@ impl ProvisionRule {
     }
 }
 
-/// Whether the path of a cgroup has a component that no path in `/proc/PID/cgroup` of a known cgroup has. The kernel prints `..`
-/// only for cgroups outside the cgroup namespace of the reader, cgroup_namespaces(7).
+/// Whether the path of a cgroup has a component that no path in `/proc/PID/cgroup` of a known cgroup has. The kernel
+/// prints `..` only for cgroups outside the cgroup namespace of the reader, cgroup_namespaces(7).
 fn has_no_plain_path(path: &str) -> bool {
     let mut components = path.trim_start_matches('/').trim_end_matches('/').split('/');
     components.any(|component| matches!(component, "" | "." | ".."))

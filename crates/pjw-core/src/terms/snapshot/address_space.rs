@@ -16,8 +16,8 @@ pub struct AddressSpaceList {
 /// An address space that several processes share (clone(2) with `CLONE_VM`), with these processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedAddressSpace {
-    /// The number of the address space. No two address spaces in a list have the same number. An address space keeps its
-    /// number while processes use it.
+    /// The number of the address space. No two address spaces in a list have the same number. An address space keeps
+    /// its number while processes use it.
     pub number: u64,
     /// The processes that use the address space, by pid.
     pub users: Vec<AddressSpaceUser>,

@@ -1,15 +1,15 @@
-//! The processes that are not reported as unassigned although their user has jobs: those of a login itself, and pjw's own
-//! programs.
+//! The processes that are not reported as unassigned although their user has jobs: those of a login itself, and pjw's
+//! own programs.
 
 use crate::basics::Comm;
 use crate::terms::snapshot::Process;
 
-/// The names of pjw's own programs. Their processes never count as unassigned. `pjw-thaw` is the process of pjwd that thaws frozen
-/// jobs after pjwd was killed.
+/// The names of pjw's own programs. Their processes never count as unassigned. `pjw-thaw` is the process of pjwd that
+/// thaws frozen jobs after pjwd was killed.
 const OUR_PROGRAMS: [&str; 3] = ["pjw-thaw", "pjwctl", "pjwd"];
 
-/// The programs of a login itself: the session of an ssh client and of the server, the user's systemd and its services that
-/// every login has, and terminal multiplexers. Longer names are cut as the kernel cuts them (`TASK_COMM_LEN`).
+/// The programs of a login itself: the session of an ssh client and of the server, the user's systemd and its services
+/// that every login has, and terminal multiplexers. Longer names are cut as the kernel cuts them (`TASK_COMM_LEN`).
 const LOGIN_PROGRAMS: [&str; 20] = [
     "(sd-pam)",
     "(systemd)",

@@ -65,8 +65,8 @@ pub struct SharedMemory {
 pub struct MemoryReading {
     /// The shared part of the job's memory. `None` if this measurement does not include it.
     pub shared: Option<SharedMemory>,
-    /// The sum of the proportional set sizes (PSS in `/proc/PID/smaps_rollup`) of the job's processes, in bytes. `None` if
-    /// their pages were not read.
+    /// The sum of the proportional set sizes (PSS in `/proc/PID/smaps_rollup`) of the job's processes, in bytes. `None`
+    /// if their pages were not read.
     pub pss: Option<u64>,
     /// The sum of the resident set sizes of the job's address spaces, in bytes. A page counts once for each address
     /// space that maps the page. `None` if a better figure is known.
@@ -141,19 +141,20 @@ pub struct JobUsage {
     pub violations: u32,
     /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup with a memory counter.
     pub memory_peak: Option<u64>,
-    /// The limit of the memory use of the job's cgroup, as read last, in bytes. `None` if the job has no cgroup with a limit.
+    /// The limit of the memory use of the job's cgroup, as read last, in bytes. `None` if the job has no cgroup with a
+    /// limit.
     pub memory_limit: Option<u64>,
     /// The largest sum of the proportional set sizes (PSS) of the job's processes in one measurement, in bytes. `None`
     /// if the pages of the processes were never read.
     pub largest_pss: Option<u64>,
-    /// The largest sum of the resident set sizes of the job's address spaces, in bytes, of the readings that found neither a
-    /// cgroup of the job nor the PSS. `None` if there was no such reading.
+    /// The largest sum of the resident set sizes of the job's address spaces, in bytes, of the readings that found
+    /// neither a cgroup of the job nor the PSS. `None` if there was no such reading.
     pub largest_rss: Option<u64>,
     /// The shared part of the job's memory. The value is the last exact one, which pjw read from the pages of the
     /// processes. If there is no exact value, it is the last estimate. `None` if pjw never measured the shared part.
     pub shared: Option<SharedMemory>,
-    /// The number of tasks (processes that the scheduler starts) of the job on this machine, as its scheduler says. `None` if
-    /// that is unknown.
+    /// The number of tasks (processes that the scheduler starts) of the job on this machine, as its scheduler says.
+    /// `None` if that is unknown.
     pub tasks: Option<u32>,
     /// The histogram of the number of PUs that the job used: for each number, the total time.
     pub levels: PuUsageHistogram,
@@ -231,8 +232,8 @@ impl JobUsage {
     }
 }
 
-/// Whether clearly more threads wanted to run in a sample than the job had PUs. `cpu_ns` is the CPU time that the PUs of the job
-/// can have given, and `is_slowed` says whether threads waited beside idle PUs of the job.
+/// Whether clearly more threads wanted to run in a sample than the job had PUs. `cpu_ns` is the CPU time that the PUs
+/// of the job can have given, and `is_slowed` says whether threads waited beside idle PUs of the job.
 fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
     let UsageSample { length_ns, wait_ns, pus, hot_threads, .. } = *sample;
     let capacity_ns = u64::from(pus).saturating_mul(length_ns);
@@ -243,8 +244,8 @@ fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
         let may_be_serial_part = is_slowed && !sample.has_bound_waiters;
         return pus > 0 && wanted_ns / 5 >= capacity_ns / 4 && (uses_most || may_be_serial_part);
     }
-    // Helper threads make the hot threads wait, of which there is one for each PU. Where fewer threads are hot and so many wait,
-    // processes end before they are read often enough to be hot.
+    // Helper threads make the hot threads wait, of which there is one for each PU. Where fewer threads are hot and so
+    // many wait, processes end before they are read often enough to be hot.
     hot_threads < pus && wanted_ns / 2 >= capacity_ns && uses_most
 }
 
@@ -266,8 +267,8 @@ pub struct JobReport {
     pub started: UnixMillis,
     /// The UTC time at which the job ended or was released, or at which pjw found this.
     pub ended: UnixMillis,
-    /// The time from the beginning to the end of the job, in ns. If the job ended while pjwd was not running, the time to the
-    /// last reading.
+    /// The time from the beginning to the end of the job, in ns. If the job ended while pjwd was not running, the time
+    /// to the last reading.
     pub wall_ns: u64,
     /// The CPU time, memory and cores that the job used.
     pub usage: JobUsage,
@@ -308,8 +309,8 @@ impl JobReport {
     }
 
     /// Returns the mean number of PUs (logical CPUs) that the job held, in permille of one PU. The result is the mean
-    /// number of cores ([`JobReport::mean_held_cores_permille`]) times the number of PUs per core. The number of PUs per
-    /// core is taken from the time when the job held the most cores. 0 if the job held no core.
+    /// number of cores ([`JobReport::mean_held_cores_permille`]) times the number of PUs per core. The number of PUs
+    /// per core is taken from the time when the job held the most cores. 0 if the job held no core.
     #[must_use]
     pub fn mean_held_pus_permille(&self) -> u64 {
         let (cores, pus) = (u64::from(self.usage.cores_max), u64::from(self.usage.pus_max));

@@ -49,7 +49,8 @@ fn a_process_that_was_just_assigned_or_left_its_mask_gets_its_core_back_by_its_c
     assert_eq!(lent(&m), "2-3", "three in use and one as a buffer");
 }
 
-/// The sample before the lending is older than the lending, so the monitor has measured the lent cores for a part of the time.
+/// The sample before the lending is older than the lending, so the monitor has measured the lent cores for a part of
+/// the time.
 #[test]
 fn a_core_that_was_lent_since_the_last_sample_comes_back_if_the_owner_has_run_there_ever_since() {
     let ms = Duration::from_millis;

@@ -1,6 +1,6 @@
-//! Owners come and go, their use changes, PUs go offline, and the daemon is restarted at random times. After each step: no
-//! PU has two borrowers or an owner that does not lend, no owner that needs its cores waits for a borrower, and no borrower
-//! is frozen while a core is free. After the releases nothing is borrowed.
+//! Owners come and go, their use changes, PUs go offline, and the daemon is restarted at random times. After each step:
+//! no PU has two borrowers or an owner that does not lend, no owner that needs its cores waits for a borrower, and no
+//! borrower is frozen while a core is free. After the releases nothing is borrowed.
 
 use std::collections::BTreeMap;
 

@@ -47,8 +47,8 @@ fn with_jobs_of_a_shell(jobs: &[(u32, &str)]) -> Machine {
     machine
 }
 
-/// A scan of the processes `scanned` and a decision. Process `ending` ends right after the CPU times were read for the first
-/// time, and its parent waits for it.
+/// A scan of the processes `scanned` and a decision. Process `ending` ends right after the CPU times were read for the
+/// first time, and its parent waits for it.
 fn cycle_with_end_after_first_reading(machine: &mut Machine, scanned: &[u32], ending: u32) {
     let mut snapshot = machine.scan_only(scanned);
     let state = machine.state.clone();
@@ -82,7 +82,8 @@ fn the_time_of_another_job_that_its_shell_has_just_got_is_not_the_time_of_a_job_
     let mut machine = with_jobs_of_a_shell(&[(20, "a"), (30, "b")]);
     run(&mut machine, 6, &[20, 30]);
     machine.run(&[20, 30]);
-    // The scan is about job a alone. The shell is read once more because its child 20 has ended, and has waited for 30 too.
+    // The scan is about job a alone. The shell is read once more because its child 20 has ended, and has waited for 30
+    // too.
     machine.exit(20);
     let mut snapshot = machine.scan_only(&[20]);
     let state = machine.state.clone();

@@ -197,10 +197,10 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU)
-    /// that a job, the owner, lends to another job. [`LentCpuMonitor`] says which threads count as the owner's. The
-    /// time counts since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. The list
-    /// is empty if the kernel refuses to read the BPF map of the program.
+    /// Returns for each lent PU how long threads of the owner have run there. A lent PU is a PU (logical CPU) that a
+    /// job, the owner, lends to another job. [`LentCpuMonitor`] says which threads count as the owner's. The time
+    /// counts since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. The list is
+    /// empty if the kernel refuses to read the BPF map of the program.
     #[must_use]
     pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };

@@ -53,9 +53,9 @@ fn of_an_owner_with(owner_pus: u32, pu: Pu) -> BTreeMap<Pu, u32> {
 /// The number of windows of time in which a test measures.
 const WINDOWS: usize = 9;
 
-/// Measures in several windows. `Err` with all figures if those of half of the windows or more are wrong. In a few they may be
-/// wrong: the hypervisor can stop the CPU between two readings, or in the middle of a switch, and then both threads have the
-/// time of the stop.
+/// Measures in several windows. `Err` with all figures if those of half of the windows or more are wrong. In a few they
+/// may be wrong: the hypervisor can stop the CPU between two readings, or in the middle of a switch, and then both
+/// threads have the time of the stop.
 fn measure<T: Debug>(window: &mut impl FnMut() -> T, is_right: impl Fn(&T) -> bool) -> Result<(), String> {
     let windows: Vec<T> = (0..WINDOWS).map(|_| window()).collect();
     let right = windows.iter().filter(|window| is_right(window)).count();
@@ -148,8 +148,8 @@ fn is_counted(ran: Duration, counted: Duration) -> bool {
     counted > ran * 9 / 10
 }
 
-/// Lets a thread run on the PU, and returns its run time, that of all counted threads of the PU, and the time that passed,
-/// for a window in which the thread ran most of the time. Other processes of the machine run there, too.
+/// Lets a thread run on the PU, and returns its run time, that of all counted threads of the PU, and the time that
+/// passed, for a window in which the thread ran most of the time. Other processes of the machine run there, too.
 fn in_a_window(
     monitor: &mut LentCpuMonitor,
     pu: Pu,
@@ -168,15 +168,15 @@ fn in_a_window(
     })
 }
 
-/// Checks that the run time of the thread is not in that of all counted threads. If the thread counted, its run time would be
-/// in both figures of each window, and their sum would be more than the time.
+/// Checks that the run time of the thread is not in that of all counted threads. If the thread counted, its run time
+/// would be in both figures of each window, and their sum would be more than the time.
 fn assert_uncounted(window: impl FnMut() -> [Duration; 3]) {
     let is_uncounted = |[ran, counted, passed]: &[Duration; 3]| *ran + *counted < *passed * 11 / 10;
     assert_most("the run time of the thread is not counted", window, is_uncounted);
 }
 
-/// Takes a child off its PU for a moment. A thread that runs on from before the PU is armed counts when it is switched, so
-/// without a switch a window would show nothing.
+/// Takes a child off its PU for a moment. A thread that runs on from before the PU is armed counts when it is switched,
+/// so without a switch a window would show nothing.
 fn switch_off_and_on(pid: Pid) {
     let pid = nix::unistd::Pid::from_raw(pid.0.cast_signed());
     kill(pid, Signal::SIGSTOP).unwrap();
@@ -275,8 +275,8 @@ fn bind_this_thread(pu: Pu) {
     affinity::set_mask(Tid(nix::unistd::gettid().as_raw().cast_unsigned()), &CpuSet::from(pu)).unwrap();
 }
 
-/// Calls `act` while a thread of this process, which never counts, runs on the PU for a moment again and again. So the other
-/// threads of the PU are switched all the time.
+/// Calls `act` while a thread of this process, which never counts, runs on the PU for a moment again and again. So the
+/// other threads of the PU are switched all the time.
 fn beside_switches(pu: Pu, act: impl FnOnce()) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -125,8 +125,8 @@ fn cpu_time(process: ProcessId) -> u64 {
     text.split_ascii_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// The share of the first process in the CPU time that both use from now on: the median of three, as other programs of the
-/// machine may run on the same CPU.
+/// The share of the first process in the CPU time that both use from now on: the median of three, as other programs of
+/// the machine may run on the same CPU.
 fn share(one: ProcessId, other: ProcessId) -> f64 {
     let mut shares = [(); 3].map(|()| share_once(one, other));
     shares.sort_by(f64::total_cmp);

@@ -129,8 +129,8 @@ fn a_mask_without_the_cpus_of_an_ending_partition_is_the_kernels() {
     threaded.end();
 }
 
-/// A cpuset of an isolated job, in a v2 hierarchy where each change of it is refused: its files are damaged. `state` is what
-/// the kernel says of the partition.
+/// A cpuset of an isolated job, in a v2 hierarchy where each change of it is refused: its files are damaged. `state` is
+/// what the kernel says of the partition.
 fn unchangeable(partition: &JobCpuset, state: &str) -> (tempfile::TempDir, CpusetMount) {
     let top = tempfile::tempdir().unwrap();
     let dir = top.path().join(partition.path.trim_start_matches('/'));

@@ -2,13 +2,13 @@
 //!
 //! All users of an address space have the same start address of the stack, because the kernel keeps the address in the
 //! `mm_struct`. Processes that executed a program have different addresses (address space randomisation). So the only
-//! candidates are processes with the same address: processes that share an address space, and forked processes that have not
-//! executed a program.
+//! candidates are processes with the same address: processes that share an address space, and forked processes that
+//! have not executed a program.
 //!
-//! The task scan gives each address space a number. Where a scan has read candidates in `/proc`, a run of the task scan over
-//! these candidates follows. Without the task scan, kcmp(2) compares the candidates. kcmp orders address spaces, so a new
-//! candidate is found by bisection. A known result stays valid while the process has the same start time and the same address of
-//! the stack, and has not executed a program. So processes that sleep cause no call.
+//! The task scan gives each address space a number. Where a scan has read candidates in `/proc`, a run of the task scan
+//! over these candidates follows. Without the task scan, kcmp(2) compares the candidates. kcmp orders address spaces,
+//! so a new candidate is found by bisection. A known result stays valid while the process has the same start time and
+//! the same address of the stack, and has not executed a program. So processes that sleep cause no call.
 //!
 //! A result may be wrong because another process executed a program in the meantime. So a second check confirms each
 //! result.
@@ -29,7 +29,8 @@ use crate::sys::errno::is_gone;
 
 /// The time between two checks by kcmp, at least.
 const CHECK_INTERVAL: Nanos = Nanos(50_000_000);
-/// The time between two runs of the task scan only for candidates, at least: a run iterates over all tasks of the machine.
+/// The time between two runs of the task scan only for candidates, at least: a run iterates over all tasks of the
+/// machine.
 const PASS_INTERVAL: Nanos = Nanos(400_000_000);
 /// After two checks this far apart in which a process was not in vfork(2), it is no child of vfork. Between the
 /// moment when a process is created and the moment when the kernel marks it as a child of vfork, only microseconds
@@ -37,8 +38,8 @@ const PASS_INTERVAL: Nanos = Nanos(400_000_000);
 const SETTLED_AFTER: Nanos = Nanos(100_000_000);
 /// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
 const MAX_CALLS: u64 = 1000;
-/// The maximum number of other users of an address space with which two processes are compared, to find out which of the two has
-/// left the address space.
+/// The maximum number of other users of an address space with which two processes are compared, to find out which of
+/// the two has left the address space.
 const MAX_WITNESSES: usize = 4;
 
 /// A function that compares the address spaces of two processes, as kcmp(2) does. `Equal` means that the processes
@@ -372,9 +373,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Returns which of two users of an address space have left it. kcmp(2) says that the two no longer share one, so at least
-    /// one of them has executed a program or is ending. A process that shares with a third user has stayed. Both are returned if
-    /// no third user shares with one of them.
+    /// Returns which of two users of an address space have left it. kcmp(2) says that the two no longer share one, so
+    /// at least one of them has executed a program or is ending. A process that shares with a third user has stayed.
+    /// Both are returned if no third user shares with one of them.
     fn users_that_left(&mut self, pid: Pid, other: Pid) -> Vec<Pid> {
         let space = self.processes.get(&pid).and_then(|process| process.space);
         let users = space.and_then(|space| self.users.get(&space)).cloned().unwrap_or_default();

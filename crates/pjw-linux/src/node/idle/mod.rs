@@ -52,8 +52,8 @@ struct LastUsage {
     idle_until: Option<Nanos>,
     /// Number of consecutive checks without activity.
     idle_checks: u32,
-    /// The threads of the process, if they were listed since it last ran. A process that does not run starts and ends no
-    /// thread.
+    /// The threads of the process, if they were listed since it last ran. A process that does not run starts and ends
+    /// no thread.
     tids: Option<Box<[Tid]>>,
 }
 
@@ -91,7 +91,8 @@ pub(super) struct IdleCheck {
     pub(super) idle_until: BTreeMap<Pid, Nanos>,
     /// Processes that did not run.
     pub(super) idle: Vec<Pid>,
-    /// Idle processes confined by masks only, also those whose check was not due, with the index of their group in [`WatchedProcesses::groups`].
+    /// Idle processes confined by masks only, also those whose check was not due, with the index of their group in
+    /// [`WatchedProcesses::groups`].
     pub(super) mask_only: Vec<(Pid, usize)>,
     /// Unassigned processes that ran or have ended. A process may also be in one of the other fields.
     pub(super) active_unassigned: BTreeSet<Pid>,
@@ -180,8 +181,9 @@ impl IdleTracker {
         idle_check
     }
 
-    /// The activity of a job, and the time until which it was seen idle before this scan. `groups` begin with those of the
-    /// job. The cgroup is read less often the longer the job is idle, unless masks alone confine a process of the job.
+    /// The activity of a job, and the time until which it was seen idle before this scan. `groups` begin with those of
+    /// the job. The cgroup is read less often the longer the job is idle, unless masks alone confine a process of the
+    /// job.
     fn check_job(
         &mut self,
         root: &Path,
@@ -271,10 +273,10 @@ impl IdleTracker {
     }
 
     /// Checks the affinity masks of idle processes that are not in a cpuset of pjw. If a mask of a process has PUs
-    /// (logical CPUs) outside its planned mask, marks the process as active in `idle_check`. Checks all these
-    /// processes if [`WatchedProcesses::check_all_masks`] is true. Otherwise checks the next ones, up to about 256 threads.
-    /// `masks` is called with a process, its planned mask and its cached thread ids. It must return the number of
-    /// read masks, and whether one of them has PUs outside the planned mask.
+    /// (logical CPUs) outside its planned mask, marks the process as active in `idle_check`. Checks all these processes
+    /// if [`WatchedProcesses::check_all_masks`] is true. Otherwise checks the next ones, up to about 256 threads.
+    /// `masks` is called with a process, its planned mask and its cached thread ids. It must return the number of read
+    /// masks, and whether one of them has PUs outside the planned mask.
     pub(super) fn sample_masks(
         &mut self,
         idle_check: &mut IdleCheck,
@@ -393,8 +395,8 @@ impl CgroupCounters {
     }
 
     /// The CPU time of the cgroup in microseconds, and its number of tasks, 0 if the kernel does not count them. The
-    /// number shows that a process was moved out, whose CPU time counts elsewhere from then on. `None` if the cgroup was
-    /// removed.
+    /// number shows that a process was moved out, whose CPU time counts elsewhere from then on. `None` if the cgroup
+    /// was removed.
     fn read(&self) -> Option<(u64, u64)> {
         let mut buffer = [0; 1024];
         let stat = read_start(&self.stat, &mut buffer)?;

@@ -1,8 +1,8 @@
 //! Replays a curve of demand through the decisions of the warden.
 //!
-//! Each owner is a job of the class guaranteed. One job of the class besteffort wants every core. The decisions are those
-//! of [`reconcile`]. The use of the cores is known to it at once, while the daemon samples it. An owner goes before the
-//! besteffort job on each core that it owns: the besteffort job gets what the owner leaves of a lent core.
+//! Each owner is a job of the class guaranteed. One job of the class besteffort wants every core. The decisions are
+//! those of [`reconcile`]. The use of the cores is known to it at once, while the daemon samples it. An owner goes
+//! before the besteffort job on each core that it owns: the besteffort job gets what the owner leaves of a lent core.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -239,9 +239,9 @@ impl Machine {
         would_change_loans(&self.state, &self.policy, nanos(now))
     }
 
-    /// The first step after `now` and before `end` at which cores are to be lent or taken back. `None` if there is none.
-    /// While the demand stays the same, what is due at one time is due at each later time. So the time is searched by
-    /// bisection.
+    /// The first step after `now` and before `end` at which cores are to be lent or taken back. `None` if there is
+    /// none. While the demand stays the same, what is due at one time is due at each later time. So the time is
+    /// searched by bisection.
     fn next_decision(&self, now: Duration, end: Duration) -> Option<Duration> {
         let is_due = |steps: u32| self.would_change_loans(now + STEP * steps);
         let steps = (end - now).as_nanos().saturating_sub(1) / STEP.as_nanos();

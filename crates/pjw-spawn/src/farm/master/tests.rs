@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::{NextResult, RunningFarm};
 use crate::farm::{Farm, FarmError, ItemResult, Outcome, writer};
 
-/// Returns the place of the next message for the writer, if the writer has taken a message before and has not taken this one.
+/// Returns the place of the next message for the writer, if the writer has taken a message before and has not taken
+/// this one.
 fn waiting_message(farm: &RunningFarm<'_>) -> Option<u64> {
     let control = &farm.shared.control().to_writer;
     let (head, tail) = (control.head.load(Ordering::SeqCst), control.tail.0.load(Ordering::SeqCst));

@@ -1,4 +1,5 @@
-//! The environment of a program that makes itself a template: a list of pointers with room for the variables of an instance.
+//! The environment of a program that makes itself a template: a list of pointers with room for the variables of an
+//! instance.
 //!
 //! setenv(3) would allocate memory in each instance, and so copy pages that the instance else shares with the template.
 

@@ -108,8 +108,8 @@ fn words_after_hook(words: &[OsString]) -> Option<&[OsString]> {
     }
 }
 
-/// Prints the failure of a hook. Slurm discards the output of a successful prolog, so the text also goes to the system log.
-/// Except for users' hooks: users could then write to that log.
+/// Prints the failure of a hook. Slurm discards the output of a successful prolog, so the text also goes to the system
+/// log. Except for users' hooks: users could then write to that log.
 fn complain(text: &str) {
     output::print_error(text);
     if is_root() {

@@ -20,10 +20,10 @@ pub(super) fn print_advice(programs: &[Program]) {
     print_lines(programs.iter().map(|program| (&program.context, program.instances.len() > 1)));
 }
 
-/// Prints advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`print_advice`] does, but after the start
-/// of the instances. `contexts` contains the contexts whose instances all executed their program: none was forked from
-/// a loaded copy of the program. The advice about a program is printed once, even if several contexts have the same
-/// program.
+/// Prints advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`print_advice`] does, but after the
+/// start of the instances. `contexts` contains the contexts whose instances all executed their program: none was forked
+/// from a loaded copy of the program. The advice about a program is printed once, even if several contexts have the
+/// same program.
 pub(super) fn print_advice_after_exec<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));

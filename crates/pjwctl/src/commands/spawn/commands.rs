@@ -1,7 +1,7 @@
 //! The commands of the instances: one for all, or from a file, as srun(1) has it with `--multi-prog`.
 //!
-//! Each line of the file has ranks (`0`, `1-3,7`, or `*` for the ranks without a line), a program, and its arguments. Quotes
-//! hold words together, a backslash at the end of a line continues it, and `#` begins a comment.
+//! Each line of the file has ranks (`0`, `1-3,7`, or `*` for the ranks without a line), a program, and its arguments.
+//! Quotes hold words together, a backslash at the end of a line continues it, and `#` begins a comment.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -52,8 +52,8 @@ fn read_file(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Parses a file of commands. Each rank below the number of instances must have one command. Without a number, the highest
-/// rank gives it.
+/// Parses a file of commands. Each rank below the number of instances must have one command. Without a number, the
+/// highest rank gives it.
 fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand>> {
     let mut commands = Vec::new();
     let mut taken = BTreeSet::new();

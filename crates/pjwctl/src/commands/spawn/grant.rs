@@ -143,8 +143,8 @@ fn may_use(id: &str, request: &SpawnArgs) -> bool {
     request.job.is_none() && (is_schedulers(id) || !has_core_options)
 }
 
-/// Whether the job is one of a batch system. A command in such a job may have options about cores that are for a machine
-/// without the batch system.
+/// Whether the job is one of a batch system. A command in such a job may have options about cores that are for a
+/// machine without the batch system.
 fn is_schedulers(id: &str) -> bool {
     !id.starts_with("manual:")
 }
@@ -155,8 +155,8 @@ fn own_job(client: &mut Client, pid: u32) -> Option<String> {
     reasons.job
 }
 
-/// The directory with the core map of a job, and the variables for its size. Without the directory the instances have the
-/// cores of their masks.
+/// The directory with the core map of a job, and the variables for its size. Without the directory the instances have
+/// the cores of their masks.
 fn surroundings(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<CpuCountVariable>) {
     match read_status(client) {
         Ok(status) => (job_directory(&status, job), cpu_count_variables(&status)),
@@ -164,8 +164,8 @@ fn surroundings(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<CpuCoun
     }
 }
 
-/// Sets the mask of this thread to `cpus`, which `job` was granted. The instances get parts of this mask. It may be narrower
-/// than the grant: pjwd may leave a mask inside the grant as it is, such as one of taskset(1).
+/// Sets the mask of this thread to `cpus`, which `job` was granted. The instances get parts of this mask. It may be
+/// narrower than the grant: pjwd may leave a mask inside the grant as it is, such as one of taskset(1).
 fn take_whole_grant(cpus: &CpuSet, job: &str) -> anyhow::Result<()> {
     affinity::set_mask(THIS_THREAD, cpus).map_err(|errno| {
         anyhow::anyhow!(

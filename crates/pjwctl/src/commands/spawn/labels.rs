@@ -161,8 +161,8 @@ fn capacity(pipe: &File) -> usize {
 }
 
 impl LineBuffer {
-    /// Adds `bytes`, and calls `print` for each line that ends in them, without its end. A line of more than [`MAX_LINE`]
-    /// bytes is cut.
+    /// Adds `bytes`, and calls `print` for each line that ends in them, without its end. A line of more than
+    /// [`MAX_LINE`] bytes is cut.
     fn add(&mut self, bytes: &[u8], mut print: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (mut rest, is_whole) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));

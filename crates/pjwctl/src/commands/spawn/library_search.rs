@@ -1,5 +1,5 @@
-//! How many files that are not there the dynamic linker opens at each start of a program, because `LD_LIBRARY_PATH` names
-//! directories without the libraries. Nothing is executed: the files are read as ld.so(8) of glibc reads them.
+//! How many files that are not there the dynamic linker opens at each start of a program, because `LD_LIBRARY_PATH`
+//! names directories without the libraries. Nothing is executed: the files are read as ld.so(8) of glibc reads them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};

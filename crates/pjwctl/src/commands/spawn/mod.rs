@@ -1,5 +1,5 @@
-//! `pjwctl spawn -n N -- CMD`: starts many instances of a command, each on its own part of the job's cores from its first
-//! instruction.
+//! `pjwctl spawn -n N -- CMD`: starts many instances of a command, each on its own part of the job's cores from its
+//! first instruction.
 //!
 //! pjwctl registers its own process as the first member of the job, as `run` does. The spawner threads of this process
 //! carry the masks of the parts, and the instances inherit cgroup and mask: the daemon has no work for an instance. If

@@ -1,8 +1,8 @@
 //! The signals that go to the instances.
 //!
-//! They are blocked, and read from a descriptor. Those that the kernel sends for a key of the terminal, such as Ctrl-C, go to
-//! the whole foreground process group, so the instances have got them already. Signals of job control keep their effect on
-//! this process.
+//! They are blocked, and read from a descriptor. Those that the kernel sends for a key of the terminal, such as Ctrl-C,
+//! go to the whole foreground process group, so the instances have got them already. Signals of job control keep their
+//! effect on this process.
 
 use anyhow::Context;
 use nix::sys::signal::{SigSet, Signal};

@@ -41,8 +41,8 @@ impl SizeVariables {
         let have_same_cores = counts.windows(2).all(|pair| pair[0].cores == pair[1].cores);
         let of_part = |counts: &CpuCounts| {
             let mut set = cpu_count_environment(variables, *counts, environment_variable);
-            // The inherited value is of the job in which pjwctl runs. No library reads the variable when it is loaded, so
-            // different values are no reason against templates: the instances of a template then have none.
+            // The inherited value is of the job in which pjwctl runs. No library reads the variable when it is loaded,
+            // so different values are no reason against templates: the instances of a template then have none.
             let cores = counts.cores.to_string();
             let is_known = have_same_cores || !has_templates;
             set.push((CORES_VARIABLE.to_owned(), if is_known { cores } else { REMOVED.to_owned() }));
@@ -71,8 +71,8 @@ impl SizeVariables {
     }
 
     /// Sets the variables for the number of CPUs (such as `OMP_NUM_THREADS`) in `context`, with which a group of
-    /// instances is started. `part` is the index of the part of the CPUs on which these instances run. If the instances of
-    /// a group can have different values, removes the inherited variables from `context` instead.
+    /// instances is started. `part` is the index of the part of the CPUs on which these instances run. If the instances
+    /// of a group can have different values, removes the inherited variables from `context` instead.
     pub(super) fn apply_to_context(&self, context: SpawnContext, part: usize) -> SpawnContext {
         let variables = self.of_parts.get(part).into_iter().flatten();
         variables.fold(context, |context, (name, value)| {

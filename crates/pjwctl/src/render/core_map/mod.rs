@@ -1,8 +1,8 @@
 //! The core map: a cell for each core, a letter for each job.
 //!
 //! One line for each NUMA node (or package where there are no NUMA nodes), with `│` between its L3s. A long line is
-//! continued below. `#` is housekeeping, `.` free, `x` offline, `~` lent, `!` held by several jobs. A core counts as held
-//! if one of its PUs is held. If the map needs more lines than a screen has, lists of CPUs are printed instead.
+//! continued below. `#` is housekeeping, `.` free, `x` offline, `~` lent, `!` held by several jobs. A core counts as
+//! held if one of its PUs is held. If the map needs more lines than a screen has, lists of CPUs are printed instead.
 
 use std::collections::BTreeMap;
 

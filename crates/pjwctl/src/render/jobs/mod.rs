@@ -65,7 +65,8 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
     rows.chain(class_lines(jobs)).collect()
 }
 
-/// A line for each job that is not of the class normal: its letter in the core map, its class, and what it lends or borrows.
+/// A line for each job that is not of the class normal: its letter in the core map, its class, and what it lends or
+/// borrows.
 fn class_lines(jobs: &[Job]) -> impl Iterator<Item = String> {
     let with_class = jobs.iter().enumerate().filter(|(_, job)| job.class != "normal");
     with_class.map(|(n, job)| {

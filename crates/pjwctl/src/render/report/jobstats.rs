@@ -1,7 +1,9 @@
-//! The summary of a job as jobstats (Princeton University) stores it in Slurm's field AdminComment: `JS1:` and the base64 form
-//! of gzipped JSON, or `JS1:Short` for a job that was too short to measure. reportseff and jobstats read this.
+//! The summary of a job as jobstats (Princeton University) stores it in Slurm's field AdminComment: `JS1:` and the
+//! base64 form of gzipped JSON, or `JS1:Short` for a job that was too short to measure. reportseff and jobstats read
+//! this.
 //!
-//! The gzip member holds the JSON uncompressed (RFC 1951, 3.2.4): it is about 150 bytes long, and every reader takes it.
+//! The gzip member holds the JSON uncompressed (RFC 1951, 3.2.4): it is about 150 bytes long, and every reader takes
+//! it.
 
 use pjw_core::cpuset::CpuSet;
 use pjw_ipc::report::{Report, Thousandths};

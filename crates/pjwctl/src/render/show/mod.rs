@@ -108,8 +108,8 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         + &wrap_text(&threads, term.width, "  ", "  ")
 }
 
-/// A line for each address space that several processes share. The process that owns the address space of tasks is named
-/// beside them.
+/// A line for each address space that several processes share. The process that owns the address space of tasks is
+/// named beside them.
 fn shared_address_spaces(members: &[Member], term: Terminal) -> String {
     let mut pids: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut hosts: BTreeMap<u32, u32> = BTreeMap::new();

@@ -249,8 +249,8 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> QueryAns
 
 /// Returns the reasons why the process `pid` belongs to its job or to no job, and one page of its threads with the
 /// reasons for their affinity masks. `state` is the state of the daemon, which contains the jobs and the processes.
-/// `policy` is the policy in force (the configured rules). The result is an [`QueryAnswer::ProcessReasons`]. If there is
-/// no such process, [`ProcessExplanation::process_exists`] is false.
+/// `policy` is the policy in force (the configured rules). The result is an [`QueryAnswer::ProcessReasons`]. If there
+/// is no such process, [`ProcessExplanation::process_exists`] is false.
 ///
 /// The page has at most [`MAX_THREADS_PER_PAGE`] threads. `after` is the last thread of the previous page, or `None`
 /// for the first page. If the process belongs to no job, the page is empty.

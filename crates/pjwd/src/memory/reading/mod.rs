@@ -140,11 +140,11 @@ struct JobCgroup {
     is_own: bool,
 }
 
-/// The counters of a cgroup lag behind by at most this many bytes: 64 pages for each CPU of a machine of 256 CPUs, which the
-/// kernel gathers before it adds them up (`MEMCG_CHARGE_BATCH` in `mm/memcontrol.c`).
+/// The counters of a cgroup lag behind by at most this many bytes: 64 pages for each CPU of a machine of 256 CPUs,
+/// which the kernel gathers before it adds them up (`MEMCG_CHARGE_BATCH` in `mm/memcontrol.c`).
 const MAX_COUNTER_LAG: u64 = 64 << 20;
-/// The pages of a job with at most this resident memory may be read without a request, in bytes: that takes less than 10 ms
-/// of CPU time, at 35 us for each MiB.
+/// The pages of a job with at most this resident memory may be read without a request, in bytes: that takes less than
+/// 10 ms of CPU time, at 35 us for each MiB.
 const MAX_SMALL_JOB: u64 = 256 << 20;
 
 /// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. Blocks until the
@@ -285,8 +285,8 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
     Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, by_node })
 }
 
-/// Reads the counters. Estimates the shared part if the job has a memory cgroup of its own. Otherwise, reads the pages of a
-/// small job.
+/// Reads the counters. Estimates the shared part if the job has a memory cgroup of its own. Otherwise, reads the pages
+/// of a small job.
 fn read_cheaply(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
@@ -337,8 +337,8 @@ fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut Jo
 /// Estimates the memory of a job from the counters of its cgroup, and from the anonymous memory of its address spaces.
 fn estimate(cgroup: &CgroupDir, anonymous: &[u64], reading: &mut JobReading) -> Result<(), ReadingError> {
     let charged = cgroup.read_memory_use().map_err(|_| ReadingError::NoOwnCgroup)?;
-    // A page is charged to the cgroup in which its first user was, or, of an address space that several processes share, to
-    // that of the process that the kernel holds for its owner.
+    // A page is charged to the cgroup in which its first user was, or, of an address space that several processes
+    // share, to that of the process that the kernel holds for its owner.
     let largest = anonymous.iter().copied().max().unwrap_or(0);
     if largest > MAX_COUNTER_LAG && charged.anonymous < largest / 2 {
         return Err(ReadingError::ChargedElsewhere {

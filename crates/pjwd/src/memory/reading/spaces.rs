@@ -1,8 +1,8 @@
 //! Which processes of a job share an address space, so that its memory counts once.
 //!
-//! The scans of the daemon know this after two looks. A reading may come earlier. So it compares the other processes by kcmp(2),
-//! but only those with the same start address of the stack: the kernel keeps this address in the `mm_struct`, and execve(2)
-//! chooses a new one. Processes that executed a program of their own cause no call.
+//! The scans of the daemon know this after two looks. A reading may come earlier. So it compares the other processes by
+//! kcmp(2), but only those with the same start address of the stack: the kernel keeps this address in the `mm_struct`,
+//! and execve(2) chooses a new one. Processes that executed a program of their own cause no call.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -36,8 +36,8 @@ pub(super) struct LiveProcess {
     pub(super) id: ProcessId,
     pub(super) group: Option<u32>,
     pub(super) threads: usize,
-    /// The thread of which the memory of the process is read. The first thread has no memory any more if it has exited, while
-    /// others go on. `None` if no thread has memory: a zombie.
+    /// The thread of which the memory of the process is read. The first thread has no memory any more if it has exited,
+    /// while others go on. `None` if no thread has memory: a zombie.
     pub(super) thread: Option<Pid>,
     /// The start address of the stack. `None` if this user may not read it.
     pub(super) stack_start: Option<u64>,

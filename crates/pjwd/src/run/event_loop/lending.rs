@@ -23,8 +23,8 @@ use crate::run::owner_samples::load_lent_cpu_monitor;
 
 /// A thread that uses less than this share of a PU, in permille, takes no time worth mentioning from an owner.
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
-/// The number of processes of frozen jobs that are read after a scan, to find those that were killed. A process takes some
-/// 20 us.
+/// The number of processes of frozen jobs that are read after a scan, to find those that were killed. A process takes
+/// some 20 us.
 const MAX_FROZEN_READ: usize = 256;
 
 impl EventLoop {
@@ -43,9 +43,9 @@ impl EventLoop {
             || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
     }
 
-    /// Returns the time at which [`EventLoop::sample_owner_cpu_use`] must be called next: when the next measurement is due, or
-    /// when a grace period ends after which a lent core is taken back. `None` if no measurement is due and no grace
-    /// period runs. `now` is the current time.
+    /// Returns the time at which [`EventLoop::sample_owner_cpu_use`] must be called next: when the next measurement is
+    /// due, or when a grace period ends after which a lent core is taken back. `None` if no measurement is due and no
+    /// grace period runs. `now` is the current time.
     pub(super) fn lending_due_at(&self, now: Instant) -> Option<Instant> {
         let end_of_grace = self
             .warden
@@ -56,8 +56,8 @@ impl EventLoop {
         end_of_grace.into_iter().chain(self.owner_samples.next_measurement_at()).min()
     }
 
-    /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the threads of
-    /// the owner, whatever the cgroup is. The policies of threads that use nearly no CPU time are not read.
+    /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the
+    /// threads of the owner, whatever the cgroup is. The policies of threads that use nearly no CPU time are not read.
     fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
         let has_realtime_thread = |member: &Member, only_busy: bool| {
@@ -110,8 +110,8 @@ impl EventLoop {
         self.warden.state().jobs.borrowers().any(is_frozen)
     }
 
-    /// Thaws the processes of frozen jobs that were killed, so that they end. Reads at most [`MAX_FROZEN_READ`] processes,
-    /// and goes on with the others at the next call. Does nothing in cgroup v2, where the kernel ends them.
+    /// Thaws the processes of frozen jobs that were killed, so that they end. Reads at most [`MAX_FROZEN_READ`]
+    /// processes, and goes on with the others at the next call. Does nothing in cgroup v2, where the kernel ends them.
     fn thaw_killed_processes(&mut self) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         if policy.cpuset_support.hierarchy != CpusetHierarchy::Legacy {
@@ -129,8 +129,8 @@ impl EventLoop {
         }
     }
 
-    /// Sends the configured signal to the borrowers that lose cores by `events`. Keeps a warning about each of them that
-    /// may not be signalled.
+    /// Sends the configured signal to the borrowers that lose cores by `events`. Keeps a warning about each of them
+    /// that may not be signalled.
     fn send_revocation_signal(&mut self, events: &[Event]) {
         let state = self.warden.state();
         let warnings = &mut self.borrower_warnings.unsignalled;

@@ -1,4 +1,5 @@
-//! The process events (fork, exec, exit) that the loop reads: which scans they make due, and what makes up for lost events.
+//! The process events (fork, exec, exit) that the loop reads: which scans they make due, and what makes up for lost
+//! events.
 
 use std::time::Instant;
 

@@ -32,8 +32,8 @@ pub(super) fn unchanged_provisions(
 impl EventLoop {
     /// Returns the commands that make the existing provisions agree with the configuration: commands that create or
     /// change the provisions of the configuration, and commands that remove provisions of an earlier configuration.
-    /// Provisions that users created by commands stay. There are no commands in the mode `observe`, in which pjwd changes
-    /// nothing. A provision is a number of cores that pjwd keeps for a service.
+    /// Provisions that users created by commands stay. There are no commands in the mode `observe`, in which pjwd
+    /// changes nothing. A provision is a number of cores that pjwd keeps for a service.
     pub(super) fn provision_commands(&self) -> Vec<Command> {
         // pjwd would refuse them, and blame tables that have no mistake.
         if self.config.settings().mode == DaemonMode::Observe {

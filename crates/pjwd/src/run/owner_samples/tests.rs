@@ -207,8 +207,8 @@ impl LentCpuWatch for TenMilliseconds {
     }
 }
 
-/// The number of cores that an owner is found to use in a sample 100 ms after the one before. The owner has run for the last
-/// 10 ms, on a core that was lent for this time.
+/// The number of cores that an owner is found to use in a sample 100 ms after the one before. The owner has run for the
+/// last 10 ms, on a core that was lent for this time.
 fn used_of_a_core_that_was_lent_for(lent_for: Duration) -> Option<u32> {
     let begin = Instant::now();
     let mut state = state_with_owner(0, 0);

@@ -1,4 +1,5 @@
-//! The lock file: the process that holds it, what the next process learns from it, and the files that are refused in its place.
+//! The lock file: the process that holds it, what the next process learns from it, and the files that are refused in
+//! its place.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 

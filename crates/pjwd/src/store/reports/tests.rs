@@ -261,8 +261,8 @@ const SMALL_FILE_SYSTEM: &str = "PJWTEST_SMALL_FILE_SYSTEM";
 /// The exit code of the shell that can't mount the small file system.
 const NOT_MOUNTED: i32 = 77;
 
-/// A file system of 64 KiB is filled by another program as soon as there is space. It is mounted for a process of its own, in which
-/// this test runs once more.
+/// A file system of 64 KiB is filled by another program as soon as there is space. It is mounted for a process of its
+/// own, in which this test runs once more.
 #[test]
 fn on_a_full_disk_reports_are_dropped_only_when_the_space_of_the_file_is_used_up() {
     if let Some(dir) = std::env::var_os(SMALL_FILE_SYSTEM) {

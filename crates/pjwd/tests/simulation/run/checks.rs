@@ -82,8 +82,8 @@ impl Run {
     pub(super) fn check_liveness(&mut self) {
         // The cycles are those of the daemon: the kernel has completed what it delayed.
         self.warden.machine_interface_mut().finish_cpuset_changes();
-        // Processes that are being restored, and busy threads, need a few readings. An idle process with a wrong mask harms
-        // no job. Its mask is read when it runs, so every process runs.
+        // Processes that are being restored, and busy threads, need a few readings. An idle process with a wrong mask
+        // harms no job. Its mask is read when it runs, so every process runs.
         for _ in 0..MAX_CYCLES_TO_REST {
             let mut world = self.world.borrow_mut();
             let threads = world.processes.values_mut().flat_map(|process| process.threads.values_mut());
@@ -135,8 +135,8 @@ impl Run {
             else {
                 continue;
             };
-            // A process that left its cgroup before a scan is known by its environment only. That counts only if the job is
-            // its user's.
+            // A process that left its cgroup before a scan is known by its environment only. That counts only if the
+            // job is its user's.
             let is_knowable = |job: &&Job| {
                 let is_inside =
                     job.cgroup.as_deref().is_some_and(|path| is_cgroup_within(&process.cgroup, path));
@@ -148,8 +148,8 @@ impl Run {
         }
     }
 
-    /// A thread in a job cpuset that requests every PU is reported once, whether a scan reads it or not. No other thread is
-    /// reported.
+    /// A thread in a job cpuset that requests every PU is reported once, whether a scan reads it or not. No other
+    /// thread is reported.
     pub(super) fn check_affinity_attempts(&mut self) {
         for full in [false, true] {
             // Not all attempts of one minute are reported.
@@ -170,9 +170,9 @@ impl Run {
         }
     }
 
-    /// A thread of each process that the cpuset of its job keeps on a part of the online PUs now. Of each job, at most as many as
-    /// are reported in a minute. A borrower that can borrow no core, and can be neither squeezed nor frozen, has no cpuset
-    /// until it borrows a core again.
+    /// A thread of each process that the cpuset of its job keeps on a part of the online PUs now. Of each job, at most
+    /// as many as are reported in a minute. A borrower that can borrow no core, and can be neither squeezed nor frozen,
+    /// has no cpuset until it borrows a core again.
     fn threads_bound_by_cpusets(&self) -> Vec<(Pid, Tid)> {
         let state = self.warden.state();
         let bounded = |job: &JobId| {
@@ -193,7 +193,8 @@ impl Run {
         requesters.map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread"))).collect()
     }
 
-    /// Unassigned processes of users with several jobs may not run on the cores that jobs own, if there are other cores.
+    /// Unassigned processes of users with several jobs may not run on the cores that jobs own, if there are other
+    /// cores.
     pub(super) fn check_strays(&self, world: &World) {
         let state = self.warden.state();
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
@@ -219,7 +220,8 @@ impl Run {
 
     /// Every thread has its original mask, unless the original could not be known, or the cpuset has none of its PUs.
     pub(super) fn check_originals(&self, process: &SimProcess) {
-        // The request of a thread can't be read while some of its PUs are offline. Then the mask that was seen is restored.
+        // The request of a thread can't be read while some of its PUs are offline. Then the mask that was seen is
+        // restored.
         if self.faults.has_hotplug {
             return;
         }
@@ -254,8 +256,8 @@ impl Run {
             let is_certain = entry
                 .last_request_candidates()
                 .all(|request| request.original_mask == *entry.original_mask());
-            // After a lost fork event, the entry may have the right original and another request than the thread. The next
-            // change of the cpuset then shows a mask that looks like a request of the program.
+            // After a lost fork event, the entry may have the right original and another request than the thread. The
+            // next change of the cpuset then shows a mask that looks like a request of the program.
             let is_in_force = |thread: &SimThread| {
                 entry.last_request_candidates().any(|request| request.mask == thread.requested_mask)
             };
@@ -350,8 +352,8 @@ impl Run {
         }
     }
 
-    /// Whether the daemon missed scans, events or records. Then it can't know the descent of a process whose parent started
-    /// and ended in the meantime.
+    /// Whether the daemon missed scans, events or records. Then it can't know the descent of a process whose parent
+    /// started and ended in the meantime.
     pub(super) fn has_missed_information(&self) -> bool {
         self.faults.silent_event_loss_permille > 0
             || self.faults.unreadable_process_permille > 0
@@ -397,9 +399,9 @@ impl Run {
     }
 }
 
-/// Whether a process is in a cgroup to which it may belong. A process that was born in a cpuset belongs where its parent
-/// belongs, which another program may have moved. A process that was born after its parent was moved back is where its
-/// parent is. Of an orphan, the parent is not known any more.
+/// Whether a process is in a cgroup to which it may belong. A process that was born in a cpuset belongs where its
+/// parent belongs, which another program may have moved. A process that was born after its parent was moved back is
+/// where its parent is. Of an orphan, the parent is not known any more.
 fn is_in_original_cgroup(world: &World, process: &SimProcess) -> bool {
     let is_of_parent = |parent: &SimProcess| {
         process.cgroup == parent.original_cgroup

@@ -142,8 +142,8 @@ impl Lending {
         self.monitored.as_ref().is_some_and(|monitored| monitored.lock().unwrap().has_report())
     }
 
-    /// Adds the time since the last sample. Returns the number of cores that each owner used in all of the last samples that
-    /// cover [`Lending::checked_period`], or nothing if there are not so many yet.
+    /// Adds the time since the last sample. Returns the number of cores that each owner used in all of the last samples
+    /// that cover [`Lending::checked_period`], or nothing if there are not so many yet.
     fn add_span(&mut self, span: Span) -> BTreeMap<JobId, u32> {
         let (period, owners) = (self.checked_period(), span.used.keys().cloned().collect::<Vec<_>>());
         if self.machine == Machine::WithoutMonitor {
@@ -161,10 +161,11 @@ impl Lending {
         owners.into_iter().map(|owner| (owner.clone(), self.used_in_all_spans(&owner))).collect()
     }
 
-    /// The number of cores that the owner used in all spans. A core counts by itself that is measured by the monitor, if it was lent
-    /// for [`Lending::checked_period`] or longer, and the owner ran there all the time. The use of the other cores counts together:
-    /// docs/lending.md, "When a core is lent, and when it comes back". So does the use of a core that was lent for a part of the
-    /// time, if the owner ran there while it was lent: a core in use counts also while it is lent or comes back.
+    /// The number of cores that the owner used in all spans. A core counts by itself that is measured by the monitor,
+    /// if it was lent for [`Lending::checked_period`] or longer, and the owner ran there all the time. The use of the
+    /// other cores counts together: docs/lending.md, "When a core is lent, and when it comes back". So does the use of
+    /// a core that was lent for a part of the time, if the owner ran there while it was lent: a core in use counts also
+    /// while it is lent or comes back.
     fn used_in_all_spans(&self, owner: &JobId) -> u32 {
         let none = Use::default();
         let uses: Vec<(u64, &Use)> =
@@ -185,8 +186,8 @@ impl Lending {
         u32::try_from(others.min().unwrap_or(0)).unwrap() + u32::try_from(lasting.len()).unwrap()
     }
 
-    /// The shortest time over which the use of an owner is checked. Where short samples are judged together, or follow a
-    /// report, a time that is this long contains all of them.
+    /// The shortest time over which the use of an owner is checked. Where short samples are judged together, or follow
+    /// a report, a time that is this long contains all of them.
     fn checked_period(&self) -> u64 {
         if self.machine == Machine::WithoutMonitor { INTERVAL } else { 2 * INTERVAL }
     }
@@ -267,8 +268,8 @@ impl Run {
             .set_lent_pus(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), lending.begin + now);
     }
 
-    /// The time of the next sample, or of the end of a grace period, but after now. A report of the monitor wakes up the
-    /// daemon at once.
+    /// The time of the next sample, or of the end of a grace period, but after now. A report of the monitor wakes up
+    /// the daemon at once.
     fn next_sample(&self) -> u64 {
         let Some(lending) = &self.lending else { return u64::MAX };
         if lending.has_report() {
@@ -309,9 +310,9 @@ impl Run {
         self.check_owners_are_served(&used);
     }
 
-    /// The number of cores that each owner has used all the time for [`Lending::checked_period`]: cores that are used for a part
-    /// of it count only by the average of those that are not measured one by one. Called with each sample. Only processes count
-    /// that were members of the owner in two samples.
+    /// The number of cores that each owner has used all the time for [`Lending::checked_period`]: cores that are used
+    /// for a part of it count only by the average of those that are not measured one by one. Called with each sample.
+    /// Only processes count that were members of the owner in two samples.
     fn lasting_use(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
         let reading = self.reading(now);
         let Some(lending) = &mut self.lending else { return BTreeMap::new() };
@@ -367,8 +368,8 @@ impl Run {
         cores
     }
 
-    /// No owner waits for a borrower: after a sample, at most those cores of an owner are lent that it left idle, without the
-    /// buffer. Cores in a grace period do not count.
+    /// No owner waits for a borrower: after a sample, at most those cores of an owner are lent that it left idle,
+    /// without the buffer. Cores in a grace period do not count.
     fn check_owners_are_served(&self, used: &BTreeMap<JobId, u32>) {
         if self.warden.ongoing_failures().journal_error.is_some() {
             return;
@@ -444,7 +445,8 @@ impl Run {
                     7 => Some(PriorityClass::Normal),
                     _ => None,
                 };
-                // A resize may find any class: borrowers are refused a rule for NUMA nodes. The runs without lending have it.
+                // A resize may find any class: borrowers are refused a rule for NUMA nodes. The runs without lending
+                // have it.
                 Command::Assign(AssignCommand { class, within_job: None, ..assign })
             }
             Command::Release { job, .. } if random.random_bool(400) => {

@@ -1,7 +1,7 @@
 //! The monitor of lent PUs on the simulated machine: what the BPF program of the daemon sees there.
 //!
-//! The simulated kernel does not say on which PU a thread runs. Here, each busy thread runs on that PU of its mask that has the
-//! fewest threads. A PU runs threads of its owner all the time, or not at all.
+//! The simulated kernel does not say on which PU a thread runs. Here, each busy thread runs on that PU of its mask that
+//! has the fewest threads. A PU runs threads of its owner all the time, or not at all.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -57,8 +57,8 @@ impl SimLentCpus {
         &self.uses
     }
 
-    /// The lent PUs that run a thread which counts as their owner's: it is not at idle priority, and has no more PUs than the
-    /// owner.
+    /// The lent PUs that run a thread which counts as their owner's: it is not at idle priority, and has no more PUs
+    /// than the owner.
     fn pus_with_owner(&self, world: &World) -> CpuSet {
         let (mut threads_on, mut found) = (BTreeMap::<Pu, u32>::new(), CpuSet::new());
         if self.lent.is_empty() {

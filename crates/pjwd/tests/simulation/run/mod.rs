@@ -363,8 +363,8 @@ impl Run {
         commands
     }
 
-    /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent ended before
-    /// a scan. Its descendants are recorded with the same wrong cgroup, whether or not it is moved back itself.
+    /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent ended
+    /// before a scan. Its descendants are recorded with the same wrong cgroup, whether or not it is moved back itself.
     fn note_unknown_origins(&self) {
         let cpusets = &self.warden.state().cpusets;
         let is_unknown = |process: &&SimProcess| {

@@ -1,4 +1,5 @@
-//! A mask entry against a model of the kernel: whatever happens between two readings, the true request is among the candidates.
+//! A mask entry against a model of the kernel: whatever happens between two readings, the true request is among the
+//! candidates.
 
 use crate::state::masks::request::effective_mask;
 use proptest::prelude::*;
@@ -32,7 +33,8 @@ struct Kernel {
     entry: MaskEntry,
     /// Whether the program requested a mask since the last reading.
     has_program_written: bool,
-    /// Whether the readings say which mask is requested. They do not if the program requested a mask that looks like another.
+    /// Whether the readings say which mask is requested. They do not if the program requested a mask that looks like
+    /// another.
     is_known: bool,
     now: u64,
 }

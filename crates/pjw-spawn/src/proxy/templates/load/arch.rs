@@ -1,4 +1,5 @@
-//! What the proxy knows of the processor: x86_64. Except for [`crate::proxy::templates::message::stub`], everything else is the same on all.
+//! What the proxy knows of the processor: x86_64. Except for [`crate::proxy::templates::message::stub`], everything
+//! else is the same on all.
 
 use crate::proxy::templates::message::stub::StubData;
 

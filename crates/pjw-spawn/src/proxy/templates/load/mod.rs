@@ -175,8 +175,8 @@ pub(super) fn load_until_fork_here(
     })
 }
 
-/// Waits until a program says where it waits. The program decides how long this takes, so the wait ends with the start of
-/// the group.
+/// Waits until a program says where it waits. The program decides how long this takes, so the wait ends with the start
+/// of the group.
 fn wait_until_fork_here(
     child: &Child,
     channel: &Channel,
@@ -237,7 +237,8 @@ fn check_program(pid: Pid) -> Result<(), TemplateError> {
     if is_64_bit && machine == arch::ELF_MACHINE { Ok(()) } else { Err(TemplateError::WrongArchitecture) }
 }
 
-/// Checks that the memory of the program has its entry point. The kernel checks this only for a program without a dynamic linker.
+/// Checks that the memory of the program has its entry point. The kernel checks this only for a program without a
+/// dynamic linker.
 fn check_entry_point(tracee: &Tracee, stack: &EntryStack) -> Result<(), TemplateError> {
     let Some(entry) = stack.auxiliary(libc::AT_ENTRY) else { return Ok(()) };
     tracee.read(entry, &mut [0]).map_err(|_| TemplateError::Damaged)
@@ -309,8 +310,8 @@ fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, TraceError> {
     Ok(MemoryMap::from_stat(&stat, brk))
 }
 
-/// Gives the process its code and its block, and continues it there. Its parent's end kills it no longer: the end of the
-/// channel ends it.
+/// Gives the process its code and its block, and continues it there. Its parent's end kills it no longer: the end of
+/// the channel ends it.
 fn install(tracee: &mut Tracee, descriptor: u64) -> Result<TemplateBlock, TraceError> {
     let private = flag_argument(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let (read, write, execute) =

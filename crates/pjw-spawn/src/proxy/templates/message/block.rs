@@ -7,15 +7,15 @@ use super::stub::TemplateReply;
 
 /// The size in bytes of the page with the machine code that a template runs while it waits for messages.
 pub(in crate::proxy::templates) const CODE_SIZE: u64 = 4096;
-/// The size in bytes of a [`TemplateBlock`], the memory in a template for messages, strings and replies. If the strings do not
-/// fit into the block, the template maps more memory for them.
+/// The size in bytes of a [`TemplateBlock`], the memory in a template for messages, strings and replies. If the strings
+/// do not fit into the block, the template maps more memory for them.
 pub(in crate::proxy::templates) const BLOCK_SIZE: u64 = 7 * PAGE as u64;
 /// The size in bytes of the memory in which a template writes its reply to a message: one page.
 pub(in crate::proxy::templates) const REPLY_SIZE: usize = PAGE;
 const PAGE: usize = 4096;
 
-/// The parts of the block, as offsets: a `msghdr`, its `iovec`, its control buffer, the received message. Then, in pages
-/// of their own, what is written for each instance: the strings and the reply.
+/// The parts of the block, as offsets: a `msghdr`, its `iovec`, its control buffer, the received message. Then, in
+/// pages of their own, what is written for each instance: the strings and the reply.
 const IOVEC: u64 = 64;
 const CONTROL: u64 = 128;
 const CONTROL_SIZE: u64 = 64;

@@ -4,10 +4,10 @@
 //! and the template continues here. The code uses no stack and no memory of the program, so that both stay as they
 //! were at the stop.
 //!
-//! The code reads a message from the channel: a list of system calls ([`TemplateCall`]). It makes them in order, and writes a
-//! [`TemplateReply`] to the channel after the last one, or after the first that failed. One of them, clone(2), makes the
-//! instance. The instance goes on with a list of its own, loads the registers of the stop and continues with its
-//! program. When the channel ends, the template ends: with exit status 125, as an instance does whose calls fail.
+//! The code reads a message from the channel: a list of system calls ([`TemplateCall`]). It makes them in order, and
+//! writes a [`TemplateReply`] to the channel after the last one, or after the first that failed. One of them, clone(2),
+//! makes the instance. The instance goes on with a list of its own, loads the registers of the stop and continues with
+//! its program. When the channel ends, the template ends: with exit status 125, as an instance does whose calls fail.
 
 /// The data of the machine code that a template runs while it waits for messages: the registers with which the program
 /// later continues, and the addresses of buffers. The data lie directly before the code in memory. The code contains
@@ -45,24 +45,27 @@ pub(in crate::proxy::templates) struct TemplateCall {
     pub(in crate::proxy::templates) flags: u64,
 }
 
-/// Flag of a [`TemplateCall`]: argument 0 is the address of a number in memory. The number, a file descriptor, is passed to the
-/// system call as argument 0.
+/// Flag of a [`TemplateCall`]: argument 0 is the address of a number in memory. The number, a file descriptor, is
+/// passed to the system call as argument 0.
 pub(in crate::proxy::templates) const INDIRECT_DESCRIPTOR: u64 = 1;
-/// Flag of a [`TemplateCall`]: the system call forks a process. The new process continues with the calls at the address in
-/// argument 5. The template writes the lower 32 bits of the result (a process id or a negative error number) to the
+/// Flag of a [`TemplateCall`]: the system call forks a process. The new process continues with the calls at the address
+/// in argument 5. The template writes the lower 32 bits of the result (a process id or a negative error number) to the
 /// address in argument 4, and continues with its next call.
 pub(in crate::proxy::templates) const FORK_PROCESS: u64 = 2;
 /// Flag of a [`TemplateCall`]: this is the last call in the list. After this call, the template sends its reply.
 pub(in crate::proxy::templates) const LAST_CALL: u64 = 4;
 /// Flag of a [`TemplateCall`] without a system call: the process ends the list of calls, and begins its program.
 pub(in crate::proxy::templates) const BEGIN_PROGRAM: u64 = 8;
-/// Flag of a [`TemplateCall`] without a system call: the process ends the list of calls, and waits for the next message.
+/// Flag of a [`TemplateCall`] without a system call: the process ends the list of calls, and waits for the next
+/// message.
 pub(in crate::proxy::templates) const WAIT_FOR_MESSAGE: u64 = 16;
-/// Flag of a [`TemplateCall`]: the process exits with status 125 if the result of the system call is not equal to argument 5.
+/// Flag of a [`TemplateCall`]: the process exits with status 125 if the result of the system call is not equal to
+/// argument 5.
 pub(in crate::proxy::templates) const EXPECT_RESULT: u64 = 32;
 /// Flag of a [`TemplateCall`]: the process ignores an error of the system call, and continues with the next call.
 pub(in crate::proxy::templates) const IGNORE_ERROR: u64 = 64;
-/// Flag of a [`TemplateCall`] without a system call: copies the bytes at the address in argument 1 to the address in argument
+/// Flag of a [`TemplateCall`] without a system call: copies the bytes at the address in argument 1 to the address in
+/// argument
 /// 0. Argument 2 is the number of bytes.
 pub(in crate::proxy::templates) const COPY_BYTES: u64 = 128;
 

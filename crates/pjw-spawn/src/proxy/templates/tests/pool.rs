@@ -16,8 +16,8 @@ const WORKER: &str = r#"
 int main(int argc, char **argv) { printf("%s %d\n", argv[1], getpid()); fflush(stdout); for (;;) pause(); }
 "#;
 
-/// Starts a pool of so many workers and spares of the program in the directory. Returns the pool, and the lines that the
-/// workers print.
+/// Starts a pool of so many workers and spares of the program in the directory. Returns the pool, and the lines that
+/// the workers print.
 fn start_pool(
     program: &Path,
     workers: u32,
@@ -69,7 +69,8 @@ fn template_of(pool: &WorkerPool, workers: usize) -> u32 {
     children().into_iter().find(|pid| !is_worker(pid)).unwrap()
 }
 
-/// Changes the mask of the next process of a worker to a PU that no machine has, as if the PU of the worker were offline.
+/// Changes the mask of the next process of a worker to a PU that no machine has, as if the PU of the worker were
+/// offline.
 fn take_offline(pool: &mut WorkerPool, index: usize) {
     let instance = pool.instance_mut(index);
     *instance = on(instance.clone(), "8000");

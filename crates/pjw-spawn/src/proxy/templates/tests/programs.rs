@@ -21,8 +21,8 @@ pub(super) fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]
     program
 }
 
-/// Writes an executable file. Another process writes it: a file that this process has open for writing can't be executed
-/// (`ETXTBSY`), and a child that another test is forking may have it open too.
+/// Writes an executable file. Another process writes it: a file that this process has open for writing can't be
+/// executed (`ETXTBSY`), and a child that another test is forking may have it open too.
 pub(super) fn write_executable(path: &Path, text: &str) {
     let script = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
     assert!(Command::new("sh").args(["-c", script]).arg(path).arg(text).status().unwrap().success());

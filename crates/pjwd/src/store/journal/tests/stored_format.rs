@@ -1,7 +1,8 @@
-//! The stored format of the journal: `records.jsonl` has an example of each kind of record, with every field. A daemon reads what an
-//! earlier one wrote, so the names in it stay when a type or a field gets another name.
+//! The stored format of the journal: `records.jsonl` has an example of each kind of record, with every field. A daemon
+//! reads what an earlier one wrote, so the names in it stay when a type or a field gets another name.
 //!
-//! Each example is here as a value too, with all its fields: a new field or a new kind does not compile, or has no example.
+//! Each example is here as a value too, with all its fields: a new field or a new kind does not compile, or has no
+//! example.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +25,8 @@ const STORED: &str = include_str!("records.jsonl");
 const PROCESS: ProcessId = ProcessId { pid: Pid(71), start: StartTime(72) };
 const THREAD: ThreadId = ThreadId { process: PROCESS, tid: Tid(73), start: StartTime(74) };
 
-/// Returns all kinds of an enum, and a function that returns the kind of a value. Without one of the kinds, this does not compile.
+/// Returns all kinds of an enum, and a function that returns the kind of a value. Without one of the kinds, this does
+/// not compile.
 macro_rules! kinds_of {
     ($type:ident: $($kind:ident),+) => {{
         fn kind(value: &$type) -> &'static str {
@@ -34,7 +36,8 @@ macro_rules! kinds_of {
     }};
 }
 
-/// Asserts that each value of an enum is stored as this text and read again. Without one of the values, this does not compile.
+/// Asserts that each value of an enum is stored as this text and read again. Without one of the values, this does not
+/// compile.
 macro_rules! assert_stored_as {
     ($type:ident: $($kind:ident $(($content:expr))? = $text:literal),+) => {
         let _all_kinds = |value: &$type| match value { $($type::$kind { .. } => ()),+ };

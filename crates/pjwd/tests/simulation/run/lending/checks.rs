@@ -12,8 +12,8 @@ use super::super::Run;
 use super::INTERVAL;
 
 impl Run {
-    /// The ledger of borrowers, after each cycle: a borrowed PU is free, or its owner lends it. No PU has two borrowers. No
-    /// borrower is frozen while there is a core that nobody has.
+    /// The ledger of borrowers, after each cycle: a borrowed PU is free, or its owner lends it. No PU has two
+    /// borrowers. No borrower is frozen while there is a core that nobody has.
     pub(in super::super) fn check_borrowers(&self) {
         let state = self.warden.state();
         let is_leaving = state.lending.next_grace_period_end().is_some();
@@ -89,8 +89,8 @@ impl Run {
             && self.warden.state().cpusets.cpuset_error(borrower).is_none()
     }
 
-    /// Without faults, cores are lent, and are off the borrowers an interval and the grace period after their owners need
-    /// them. Afterwards the processes of borrowers are frozen only if they have no core.
+    /// Without faults, cores are lent, and are off the borrowers an interval and the grace period after their owners
+    /// need them. Afterwards the processes of borrowers are frozen only if they have no core.
     pub(in super::super) fn check_revocation(&mut self) {
         if self.lending.is_none() {
             return;
@@ -112,8 +112,8 @@ impl Run {
         }
     }
 
-    /// At rest, a process of a borrower that is not at idle priority is on no lent PU: its owner would wait for it. Only a borrower
-    /// that can be neither squeezed nor frozen has no grant.
+    /// At rest, a process of a borrower that is not at idle priority is on no lent PU: its owner would wait for it.
+    /// Only a borrower that can be neither squeezed nor frozen has no grant.
     fn check_starved_borrowers(&self) {
         let state = self.warden.state();
         let world = self.world.borrow();
@@ -138,7 +138,8 @@ impl Run {
     /// The owners use all their cores from now on.
     fn check_all_leave_in_time(&mut self) {
         let grace = u64::try_from(self.policy.lending.revocation_grace.as_nanos()).unwrap();
-        // The last sample may be just before the demand. So the first one that sees only the demand is an interval later.
+        // The last sample may be just before the demand. So the first one that sees only the demand is an interval
+        // later.
         let end = self.now() + 2 * INTERVAL + grace;
         while self.now() < end {
             self.advance_to(self.next_sample().min(end));
@@ -149,7 +150,8 @@ impl Run {
         let lent: BTreeSet<_> = state.pool.lent_cpus().iter().collect();
         for member in state.jobs.borrowers().flat_map(|borrower| state.members_of(&borrower.id)) {
             let process = &world.processes[&member.id.pid];
-            // A frozen process keeps its last PUs, and does not run there. A borrower without a grant can have no place of its own.
+            // A frozen process keeps its last PUs, and does not run there. A borrower without a grant can have no place
+            // of its own.
             let has_grant = state.jobs[&member.job].active_grant().is_some();
             if world.is_frozen(process) || !has_grant {
                 continue;

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The CPU time of an owner in a sample, in ms: on its cores that are not lent, and on its lent cores, each with the time for which it
-/// was lent.
+/// The CPU time of an owner in a sample, in ms: on its cores that are not lent, and on its lent cores, each with the
+/// time for which it was lent.
 type Sample<'a> = (u64, &'a [(u32, u64, u64)]);
 
 fn cores_in_use(samples: &[Sample<'_>]) -> u32 {
