@@ -96,13 +96,13 @@ fn write_chart(
     chart.write(&target_directory()?, name)
 }
 
-/// Page tables of memory that all ranks use.
+/// Page tables of memory that all ranks use. Where the kernel places the stacks of threads differs from run to run.
 fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let counts = bench.effort.pick(&[1, 3][..], &[1, 10, 20, 30, 40, 50][..]);
     let (mut figures, mut lines) = (Vec::new(), lines());
     for &count in counts {
         let work = RankWork { part: "pages", count, argument: SHARED_MIB, pus: &bench.pus, socket: None };
-        let (values, _) = bench.medians(1, &work)?;
+        let (values, _) = bench.medians(bench.effort.pick(1, 11), &work)?;
         lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(count), value)));
         figures.extend(beside(&format!("page tables of {SHARED_MIB} MiB, {count} ranks"), "KiB", values));
     }
