@@ -25,7 +25,8 @@ pub(super) enum FileChange {
 pub(super) struct FileWatch {
     /// `None` if the kernel refuses inotify.
     inotify: Option<Inotify>,
-    jobs: BTreeMap<JobId, Vec<WatchDescriptor>>,
+    watches_of_jobs: BTreeMap<JobId, Vec<WatchDescriptor>>,
+    jobs_of_watches: BTreeMap<WatchDescriptor, JobId>,
 }
 
 impl FileWatch {
@@ -36,7 +37,7 @@ impl FileWatch {
         let inotify = inotify
             .map_err(|errno| info!("no inotify: the files want are read in each rescan: {errno}"))
             .ok();
-        Self { inotify, jobs: BTreeMap::new() }
+        Self { inotify, watches_of_jobs: BTreeMap::new(), jobs_of_watches: BTreeMap::new() }
     }
 
     /// Starts to watch `directory`, the directory of the job `id`, and the file `want` in it. Returns false if the
@@ -54,13 +55,16 @@ impl FileWatch {
         let watches = [(directory.to_owned(), removals), (directory.join(WANTED_CORES_FILE_NAME), writes)]
             .map(|(path, flags)| inotify.add_watch(&path, flags | AddWatchFlags::IN_DONT_FOLLOW));
         let is_complete = watches.iter().all(Result::is_ok);
-        self.jobs.insert(id.clone(), watches.into_iter().flatten().collect());
+        let watches: Vec<WatchDescriptor> = watches.into_iter().flatten().collect();
+        self.jobs_of_watches.extend(watches.iter().map(|&watch| (watch, id.clone())));
+        self.watches_of_jobs.insert(id.clone(), watches);
         is_complete
     }
 
     /// Ends the watches of the files of the job `id`. Does nothing if the files are not watched.
     pub(super) fn remove(&mut self, id: &JobId) {
-        for watch in self.jobs.remove(id).into_iter().flatten() {
+        for watch in self.watches_of_jobs.remove(id).into_iter().flatten() {
+            self.jobs_of_watches.remove(&watch);
             // The watch of a removed file has ended already.
             let _ = self.inotify.as_ref().map(|inotify| inotify.rm_watch(watch));
         }
@@ -82,9 +86,7 @@ impl FileWatch {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     changes.push(FileChange::Unknown);
                 }
-                let of_watch = |watches: &&Vec<WatchDescriptor>| watches.contains(&event.wd);
-                let found = self.jobs.iter().find(|(_, watches)| of_watch(watches));
-                changes.extend(found.map(|(id, _)| FileChange::Of(id.clone())));
+                changes.extend(self.jobs_of_watches.get(&event.wd).map(|id| FileChange::Of(id.clone())));
             }
         }
         changes.dedup();

@@ -20,6 +20,8 @@ use super::warnings::{job_warnings, rule_warnings};
 pub(super) struct JobViews {
     counts: JobCounts,
     views: BTreeMap<JobId, JobView>,
+    /// The jobs with warnings.
+    warned: BTreeSet<JobId>,
     /// The PUs that several jobs may hold.
     shared: CpuSet,
     /// The number of unassigned processes of each user.
@@ -79,6 +81,11 @@ impl JobViews {
         for id in changed {
             let view = state.jobs.get(id).map(|job| self.view(state, policy, job));
             let now = view.as_ref().map(|view| view.warnings.clone()).unwrap_or_default();
+            if now.is_empty() {
+                self.warned.remove(id);
+            } else {
+                self.warned.insert(id.clone());
+            }
             let before = match view {
                 Some(view) => self.views.insert(id.clone(), view),
                 None => self.views.remove(id),
@@ -127,7 +134,7 @@ impl JobViews {
 
     /// Returns all warnings that concern a single job, for the status.
     pub(super) fn warnings(&self) -> impl Iterator<Item = &Arc<wire::Warning>> {
-        self.views.values().flat_map(|view| &view.warnings)
+        self.warned.iter().filter_map(|id| self.views.get(id)).flat_map(|view| &view.warnings)
     }
 
     /// Returns the number of processes that belong to no job although their user has a job on this machine.

@@ -141,10 +141,10 @@ impl ScanQueue {
             };
             let children = self.unassigned.iter().filter(|(_, process)| is_child(process));
             let children: BTreeSet<Pid> = children.map(|(&pid, _)| pid).collect();
-            self.unassigned.retain(|pid, _| !children.contains(pid));
             if children.is_empty() {
                 return found;
             }
+            self.unassigned.retain(|pid, _| !children.contains(pid));
             found.extend(children);
         }
     }
