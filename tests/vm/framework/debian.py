@@ -41,6 +41,8 @@ SILENCE, LONG_SILENCE = 45, 200
 # A case keeps one CPU of the host busy for most of its time.
 MACHINES = int(os.environ.get("MACHINES", "2"))
 CASE_DEADLINE = 240
+# Seconds in which a check `eventually` of a case alone has to hold.
+EVENTUALLY = 60
 TRIES = 3
 
 # What is looked at when a case fails: a name, and what the guest is asked.
@@ -289,13 +291,14 @@ def died_of_emulation(console):
     return b"int3: 0000 [#" in text or b"rcu_preempt kthread starved" in text
 
 
-def run_case(snapshot, ready, case, repeats=4):
+def run_case(snapshot, ready, case, repeats=4, beside=1):
     """Whether the case came to its end with ok lines only. What it leaves is in results/debian/CASE. If the emulated kernel
-    stops, the case begins again, at most `repeats` times."""
+    stops, the case begins again, at most `repeats` times. `beside` is how many machines share the host: the deadline and
+    the time limit of `eventually` are those of a case alone, times this number."""
     results = VM / "results" / "debian" / case.stem
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    deadline = deadline_of(case)
+    deadline = deadline_of(case) * beside
     report = Report(results)
     with open(results / "stderr.log", "wb") as stderr:
         try:
@@ -306,7 +309,7 @@ def run_case(snapshot, ready, case, repeats=4):
                 machine.agent.stream.has_stopped = lambda silent: silent > (
                     SILENCE if died_of_emulation(log) else LONG_SILENCE
                 )
-                words = ["bash", f"/cases/{case.name}"]
+                words = ["env", f"time_limit={EVENTUALLY * beside}", "bash", f"/cases/{case.name}"]
                 ended = machine.agent.run(words, deadline, out=report, err=stderr.write)
                 if ended == "deadline":
                     report.line(f"not ok {case.stem}: came to its end: not within {deadline:.0f} s")
@@ -321,7 +324,7 @@ def run_case(snapshot, ready, case, repeats=4):
             has_stopped = isinstance(lost, Stopped) or died_of_emulation(results / "console.log")
             if repeats and emulated and report.failed == 0 and has_stopped:
                 say(f"{case.stem} begins again: the emulated kernel stopped after a change of its own code")
-                return run_case(snapshot, ready, case, repeats - 1)
+                return run_case(snapshot, ready, case, repeats - 1, beside)
             report.line(f"not ok {case.stem}: the machine was lost: {lost}")
         seconds = time.monotonic() - report.begin
         report.line(f"# debian/{case.stem}: {report.passed} ok, {report.failed} not ok, {seconds:.1f} s")
@@ -383,7 +386,7 @@ def main():
         if command == "cases":
             return run_cases(names)
         if command == "case":
-            return 0 if run_case(*map(pathlib.Path, names)) else 1
+            return 0 if run_case(*map(pathlib.Path, names), beside=MACHINES) else 1
         if command == "shell":
             return run_shell()
         warm()

@@ -3,6 +3,7 @@
 # and the package is upgraded.
 # without pjw
 # deadline: 420
+# alone
 . /cases/words
 
 has_deb || { echo "ok no package was built: an upgrade can't be tried # skipped"; exit 0; }
