@@ -10,18 +10,16 @@ printf '#!/bin/bash\nkill -STOP $$\nwhile :; do :; done\n' >/tmp/rank
 chmod +x /tmp/rank
 ranks() { pgrep -u "$1" -f '^/bin/bash /tmp/rank'; }
 has_four() { [ "$(cat $(printf '/proc/%s/stat ' $(ranks "$1")) | awk '$3 == "T" { n++ } END { print n + 0 }')" = 4 ]; } 2>/dev/null
-# counted USER: milliseconds that the ranks of a user ran and waited.
-counted() { cat $(printf '/proc/%s/schedstat ' $(ranks "$1")) | awk '{ ran += $1; waited += $2 } END { printf "%d %d\n", ran / 1e6, waited / 1e6 }'; }
 # measure USER...: lets the ranks of these users run for a time, and stops them. Sets `waits`: the permille of this time that
 # the ranks of the first user wait for a PU.
 measure() {
     local before after user
-    before=$(counted "$1")
+    before=$(counted $(ranks "$1"))
     for user in "$@"; do kill -CONT $(ranks "$user"); done
     sleep 2
     for user in "$@"; do kill -STOP $(ranks "$user"); done
-    after=$(counted "$1")
-    waits=$(echo "$before $after" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d", 1000 * waited / (ran + waited + 1) }')
+    after=$(counted $(ranks "$1"))
+    read -r _ waits <<<"$(share "$before" "$after")"
 }
 # end USER...: ends all ranks.
 end() { for user in "$@"; do pkill -KILL -u "$user" -f '/tmp/rank'; done; eventually "the ranks of $* have ended" all_ended "$@"; }

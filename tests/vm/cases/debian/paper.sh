@@ -19,8 +19,6 @@ all_run() {
     shift
     [ "$(cat $(printf '/proc/%s/stat ' "$@") | awk '$3 == "R" { n++ } END { print n + 0 }')" -ge "$most" ]
 }
-# counted PID...: milliseconds run and waited, of all of them.
-counted() { cat $(printf '/proc/%s/schedstat ' "$@") | awk '{ ran += $1; waited += $2 } END { printf "%d %d\n", ran / 1e6, waited / 1e6 }'; }
 # measure: for some seconds of the guest; sets `ran` and `waited` (permille of the wish) of both jobs.
 measure() {
     local before after before_small after_small
@@ -32,7 +30,6 @@ measure() {
     figure "$1: the job of 16 threads ran $ran_big ms, of what it wanted it waited $waits_big permille"
     figure "$1: the job of 8 threads ran $ran_small ms, of what it wanted it waited $waits_small permille"
 }
-share() { echo "$1 $2" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d %d\n", ran, 1000 * waited / (ran + waited + 1) }'; }
 
 slurm_mode linuxproc
 big=$(submit alice -n8 <<<"$(computing 16)")

@@ -65,6 +65,13 @@ cron_is_due() {
     systemctl restart cron
 }
 
+# --- run time ------------------------------------------------------------------------------------------------------
+
+# counted PID...: milliseconds run and waited, of all of them.
+counted() { cat $(printf '/proc/%s/schedstat ' "$@") | awk '{ ran += $1; waited += $2 } END { printf "%d %d\n", ran / 1e6, waited / 1e6 }'; }
+# share BEFORE AFTER: of two outputs of `counted`, milliseconds run meanwhile, and the permille of the wish that was waited.
+share() { echo "$1 $2" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d %d\n", ran, 1000 * waited / (ran + waited + 1) }'; }
+
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
 is_idle() { [ "$(sinfo -h -o %T)" = idle ]; }
