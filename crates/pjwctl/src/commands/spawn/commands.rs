@@ -98,6 +98,9 @@ fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand
 
 /// Parses ranks, such as `0-2,5`. They have the form of CPU lists, also the largest number.
 fn parse_ranks(text: &str) -> anyhow::Result<Vec<u32>> {
+    if text.is_empty() {
+        bail!("the ranks are empty: write ranks such as 0-2,5, or * for all others");
+    }
     let list: Result<CpuSet, CpuListError> = text.parse();
     match list {
         Ok(list) => Ok(list.iter().map(|rank| rank.0).collect()),
@@ -197,6 +200,7 @@ mod tests {
             ("0 a\n2 b", None, "rank 1 has no command"),
             ("0 a\n0-1 b", None, "rank 0 has a command already"),
             ("* a", None, "add -n N"),
+            ("'' a\n* b", Some(2), "line 1: the ranks are empty"),
             ("* a\n* b", Some(2), "* was used before"),
             ("0-3 a", Some(2), "rank 3 is not below"),
             ("0", None, "the program is missing"),
