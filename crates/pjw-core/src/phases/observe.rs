@@ -3,7 +3,7 @@
 //! The only decision of this phase is which processes have ended. A process has ended if a scan did not find it, if a
 //! full snapshot does not list it, or if its process id now belongs to a process with another start time.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*, text::cpus_text};
 use crate::phases::draft::CycleDraft;
 use crate::state::masks::entry::{MaskComparison, MaskEntry};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
@@ -103,7 +103,7 @@ fn note_online(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     draft.state.online.replace_if_different(online.clone(), draft.now.since_boot);
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
-            let text = format!("PUs {cpus} went {word}");
+            let text = format!("{} went {word}", cpus_text(&cpus));
             draft.out.events.push(Event::new(EventKind::Hotplug, text).with_cpus(&cpus));
         }
     }

@@ -274,15 +274,12 @@ pub struct JobReference {
     pub tasks: Option<u32>,
 }
 
-/// The attribute of a process that contains the id of a job: a cgroup, a supplementary group or an
-/// environment variable. The variants are ordered from the most to the least trusted attribute.
+/// The attribute of a process that contains the id of a job: a cgroup or an environment variable. The variants are ordered from the most to the least trusted attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobIdAttribute {
     /// The cgroup that the batch system made for the job, with the path of this cgroup. The process is
     /// in this cgroup or in a cgroup below it, such as the cgroup of a job step.
     Cgroup(String),
-    /// The supplementary group that Grid Engine gave to the job, with its group id.
-    SupplementaryGroup(u32),
     /// An environment variable. It is the least trusted kind, because any user can set an environment
     /// variable.
     Environment {

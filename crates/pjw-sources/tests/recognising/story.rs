@@ -80,7 +80,6 @@ pub(crate) fn tell(claims: &BatchIdentity) -> String {
         };
         let mark = match &claim.kind {
             JobIdAttribute::Cgroup(path) => format!("cgroup {path}"),
-            JobIdAttribute::SupplementaryGroup(group) => format!("group {group}"),
             JobIdAttribute::Environment { process_scope: JobProcessGrouping::ProcessGroup } => {
                 "environment (own group)".to_owned()
             }

@@ -35,8 +35,6 @@ use crate::host::inode::{inode_of, is_file_at_path};
 pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
-/// Why a journal can't be locked that another pjwd uses.
-const IN_USE: &str = "it is in use";
 /// The format of both files. A file with another schema is set aside.
 const SCHEMA: u32 = 1;
 /// The begin of each line of `journal.jsonl`.
@@ -59,6 +57,7 @@ pub struct JournalError {
     path: PathBuf,
     why: String,
     remedy: &'static str,
+    is_in_use: bool,
 }
 
 impl JournalError {
@@ -74,13 +73,13 @@ impl JournalError {
             None => "remove it, or choose another --state-dir",
             _ => "check the directory, or choose another --state-dir",
         };
-        Self { operation, path: path.to_owned(), why: error.to_string(), remedy }
+        Self { operation, path: path.to_owned(), why: error.to_string(), remedy, is_in_use: false }
     }
 
     /// Returns whether the error is that another pjwd uses the journal (the files in which pjwd records its changes).
     #[must_use]
     pub fn is_in_use(&self) -> bool {
-        self.why == IN_USE
+        self.is_in_use
     }
 }
 
@@ -249,6 +248,7 @@ impl FileJournal {
             path: self.dir.clone(),
             why: crate::error_text::error_chain_text(error.as_ref()),
             remedy: "it was removed while pjwd runs",
+            is_in_use: false,
         };
         directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(unusable)?;
         let (_, lines) = open_lines(&self.dir)?;
@@ -282,10 +282,11 @@ pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalE
 /// Opens and locks the file of the batches.
 fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
-    let refused = |why: String| JournalError {
+    let refused = |why: String, is_in_use| JournalError {
         operation: "lock",
         path: path.clone(),
         why,
+        is_in_use,
         remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
     };
     for _ in 0..MAX_ATTEMPTS {
@@ -293,15 +294,16 @@ fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
         options.read(true).append(true).create(true).mode(0o600);
         let file = directories::open_own_file(&path, &mut options)
             .map_err(|error| JournalError::new("open", &path, &error))?;
-        let locked = lock(file, |_| false).map_err(|errno| {
-            refused(if errno == Errno::EAGAIN { IN_USE.to_owned() } else { errno.to_string() })
+        let locked = lock(file, |_| false).map_err(|errno| match errno {
+            Errno::EAGAIN => refused("it is in use".to_owned(), true),
+            _ => refused(errno.to_string(), false),
         })?;
         // The process that held the lock may have replaced the file.
         if is_file_at_path(&path, &locked) {
             return Ok((path, locked));
         }
     }
-    Err(refused("it is replaced again and again".to_owned()))
+    Err(refused("it is replaced again and again".to_owned(), false))
 }
 
 impl Journal for FileJournal {

@@ -121,7 +121,7 @@ impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { domains, cores, devices, .. } = self;
         let mut shown = f.debug_struct("Machine");
-        shown.field("domains", domains).field("cores", cores).field("fittings", devices).finish()
+        shown.field("domains", domains).field("cores", cores).field("devices", devices).finish()
     }
 }
 

@@ -60,8 +60,7 @@ fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob
     let enabled = |source: JobSource| policy.sources.contains(&source);
 
     let by_cgroup = known.batch_identity.job_references.iter().find(|reference| {
-        matches!(reference.kind, JobIdAttribute::Cgroup(_) | JobIdAttribute::SupplementaryGroup(_))
-            && enabled(reference.job.source())
+        matches!(reference.kind, JobIdAttribute::Cgroup(_)) && enabled(reference.job.source())
     });
     let found = |job: &JobId, evidence, reference: Option<&JobReference>| FoundJob {
         job: job.clone(),
