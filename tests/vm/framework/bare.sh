@@ -48,7 +48,7 @@ build_initramfs() {
     done
     echo 'root:x:0:0:root:/:/bin/sh' >"$root/etc/passwd"
     echo 'root:x:0:' >"$root/etc/group"
-    cp "$framework/bare-init" "$root/init" && cp "$framework/words/common.sh" "$root/cases/words" && chmod +x "$root/init"
+    cp "$framework/bare-init" "$root/init" && cp "$framework/functions/common.sh" "$root/cases/functions" && chmod +x "$root/init"
     [ $# = 0 ] || cp "$@" "$root/cases/"
     (cd "$root" && find . | "$busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initramfs"
 }

@@ -56,7 +56,7 @@ EVIDENCE = {
     "slurm.txt": "cat /etc/slurm/*.conf; sinfo -Nl; scontrol -d show node; scontrol -d show job",
     "grid-engine.txt": "cd /var/spool/gridengine; tail -n 100 qmaster/messages execd/*/messages; qstat -f -u '*'",
     "processes.txt": "ps -eLo pid,tid,ppid,pgid,sid,uid,psr,stat,comm,cgroup,args",
-    "node.txt": ". /cases/words; dump_node /dev/stdout",
+    "node.txt": ". /cases/functions; dump_node /dev/stdout",
     "units.txt": "systemctl --no-pager --all list-units; systemctl --no-pager --failed; systemd-cgls --no-pager -a",
 }
 
@@ -177,9 +177,9 @@ def tree(case=None, with_programs=True):
     """What the guest gets under /, as a tar: our programs, the words, the case."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        words = b"".join((HERE / "words" / name).read_bytes() for name in ("common.sh", "debian.sh"))
-        entries = [("cases/words", words)]
-        entries += [(f"cases/{path.name}", path.read_bytes()) for path in sorted((HERE / "words").glob("*.py"))]
+        words = b"".join((HERE / "functions" / name).read_bytes() for name in ("common.sh", "debian.sh"))
+        entries = [("cases/functions", words)]
+        entries += [(f"cases/{path.name}", path.read_bytes()) for path in sorted((HERE / "functions").glob("*.py"))]
         if case:
             entries.append((f"cases/{case.name}", case.read_bytes()))
         for name, data in entries:
@@ -227,7 +227,7 @@ def installed(snapshot):
                 run = machine.agent.run
                 if run(["tar", "-xf", "-", "-C", "/"], RESUME_DEADLINE, stdin=tree()) != 0:
                     raise Lost("the files could not be copied in")
-                install = ". /cases/words; install_pjw && systemctl enable pjwd.service"
+                install = ". /cases/functions; install_pjw && systemctl enable pjwd.service"
                 if run(["bash", "-c", install], BOOT_DEADLINE) != 0:
                     raise Lost("our programs could not be installed")
                 machine.freeze(path)

@@ -13,7 +13,7 @@ A_DAY = 86400
 # A shell of its own session, which has the console as its terminal.
 START = (
     "exec setsid --ctty --wait bash -c 'stty sane rows {rows} cols {columns}; cd /pjw; "
-    "export TERM=\"{term}\"; exec bash --rcfile /cases/words -i' <>/dev/hvc0 >&0 2>&1"
+    "export TERM=\"{term}\"; exec bash --rcfile /cases/functions -i' <>/dev/hvc0 >&0 2>&1"
 )
 
 

@@ -1,5 +1,5 @@
 # The machine is what the other cases count on.
-. /cases/words
+. /cases/functions
 
 check "the guest has 16 CPUs" [ "$(nproc)" = 16 ]
 check "the guest has two NUMA nodes" [ "$(cat /sys/devices/system/node/online)" = "0-1" ]

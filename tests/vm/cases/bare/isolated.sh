@@ -1,6 +1,6 @@
 # A partition of its own for a job: valid, off limits for everybody else, and undone without a trace. The kernel wipes the
 # masks of everybody whose cpuset changes with that; they are as before.
-. /cases/words
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }

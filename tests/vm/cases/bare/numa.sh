@@ -1,6 +1,6 @@
 # A job on both NUMA nodes: new processes go where --within-job says, each to a core of its own. A process whose memory is on the
 # other node is named. Processes that share an address space are on one node.
-. /cases/words
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 # The shells of a job that compute: all but the first.

@@ -1,6 +1,6 @@
 # Four ranks that are all bound to the two hardware threads of one core, as two runs of a launcher bind them, use both cores of
 # their job. A rank that is bound to a core alone stays there. A release restores every binding.
-. /cases/words
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }

@@ -1,5 +1,5 @@
 # Two jobs on a machine with two NUMA nodes, from the first command to the last mask put back.
-. /cases/words
+. /cases/functions
 
 start_warden() {
     pjwd 2>>/dev/ttyS0 &

@@ -1,5 +1,5 @@
 # Slurm puts jobs into cpusets: those are the grants. The warden gives nothing and widens nothing.
-. /cases/words
+. /cases/functions
 
 only_pins_planned() {
     pjwctl plan --json | tr -d ' \n' >/tmp/planned && ! grep -Eq '"action":"(confine|repair|restore)"' /tmp/planned

@@ -1,7 +1,7 @@
 # The doctor beside a real Slurm: it knows whether Slurm confines jobs, and what pjw does about it, with a daemon and
 # without, for root and for everybody.
 # without pjw
-. /cases/words
+. /cases/functions
 
 # examine WHO RUN: the doctor's words are in /tmp/RUN, JSON in /tmp/RUN.json.
 examine() {

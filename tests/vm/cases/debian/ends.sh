@@ -1,5 +1,5 @@
 # Jobs that end in other ways, and daemons that are restarted while jobs run: nobody moves, nothing leaks.
-. /cases/words
+. /cases/functions
 
 has_left() { pgrep -u alice -f 'sleep 4321' >/dev/null; }
 all_gone() { ! pgrep -u alice sleep >/dev/null; }

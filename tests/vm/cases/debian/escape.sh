@@ -1,6 +1,6 @@
 # A job that does what it can to leave its cores: forks, sessions, double forks, 64 threads, each with a mask of all
 # CPUs. A wall doesn't let go for an instant, whether the warden runs or not; masks are put back, and that is told.
-. /cases/words
+. /cases/functions
 
 flee="python3 /cases/escape.py"
 twice="$flee /tmp/NAME.first & until [ -e /tmp/stopped ]; do sleep 0.1; done; $flee /tmp/NAME.second & wait"

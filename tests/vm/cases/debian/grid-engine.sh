@@ -2,7 +2,7 @@
 # and gives them back, and whatever becomes of the warden, jobs run and the queue stays open. Without hooks its jobs are
 # found.
 # deadline: 360
-. /cases/words
+. /cases/functions
 
 hooks=/usr/share/pjw/hooks/sge
 hooked=("prolog root@$hooks/prolog.sh \$job_owner" "epilog root@$hooks/epilog.sh" "starter_method $hooks/starter.sh")

@@ -1,6 +1,6 @@
 # A core goes off and comes back under running jobs, one of Slurm and one of pjwctl run. The grant is replaced, the wall
 # goes along, and the masks that programs chose are as before: this kernel forgets them with each change of a cpuset.
-. /cases/words
+. /cases/functions
 
 bound() { pgrep -f "^sleep $1\$"; }
 mask_of() { masks $(bound "$1"); }

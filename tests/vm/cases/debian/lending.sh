@@ -3,7 +3,7 @@
 # frozen borrower runs again after pjwd was killed. A release undoes everything.
 # deadline: 480
 # alone
-. /cases/words
+. /cases/functions
 
 lent() { field manual:web lent; }
 is_lent() { within "$(lent)" "$web_cpus"; }

@@ -1,6 +1,6 @@
 # Slurm without cgroups: jobs are known by what started them and by their environment. What leaves its session and
 # outlives scancel, as it does in this mode, is still the job's.
-. /cases/words
+. /cases/functions
 
 has_left() { pgrep -u alice -f 'sleep 4321' >/dev/null; }
 of_job() { for pid in $(pgrep -u "$1" 'sleep|python3'); do echo "$pid"; done; }

@@ -1,6 +1,6 @@
 # The memory of a job on a pure cgroup v2 machine: the pages of a farm, the estimate from the scope that systemd makes for the
 # job's cpuset, and the report of the job with its peak and its shared part.
-. /cases/words
+. /cases/functions
 
 # A master with 120 MiB and three forked workers with 8 MiB of their own each. The file /tmp/go ends it.
 cat >/tmp/farm.py <<'END'

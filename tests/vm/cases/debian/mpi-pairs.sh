@@ -3,7 +3,7 @@
 # host CPUs play 16, no time of a program means anything: compared is what the guest's kernel counts for each rank, how long
 # it ran and how long it waited for a PU (schedstat).
 # alone
-. /cases/words
+. /cases/functions
 
 # A rank stops itself first: a node whose PUs all compute starts the next run slowly.
 printf '#!/bin/bash\nkill -STOP $$\nwhile :; do :; done\n' >/tmp/rank

@@ -1,6 +1,6 @@
 # Both kinds of MPI bind their ranks to the machine's first core, whatever mask they inherit. Behind a wall they can't:
 # they are inside from their first instruction. With masks alone they are put back.
-. /cases/words
+. /cases/functions
 
 rank() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }
 runs() { [ -n "$(rank "$1")" ]; }
@@ -10,7 +10,7 @@ has_mask() { [ "$(masks $(rank "$1"))" = "$2" ]; }
 # ended, and how many milliseconds after its fork that was, and is `sleep N` then.
 cat >/tmp/rank <<'END'
 #!/bin/bash
-. /cases/words
+. /cases/functions
 look() { while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status; }
 look
 began=$mask

@@ -1,6 +1,6 @@
 # The machine is what the other cases count on.
 # without pjw
-. /cases/words
+. /cases/functions
 
 check "the guest has two NUMA nodes" [ "$(cat /sys/devices/system/node/online)" = "0-1" ]
 check "CPUs 0 and 1 are one core" [ "$(cat /sys/devices/system/cpu/cpu0/topology/thread_siblings_list)" = "0-1" ]

@@ -4,7 +4,7 @@
 # how long it waited for a CPU (schedstat). A thread that never waits isn't slowed. Slurm makes no cgroups here: those
 # of its jobs have equal weights, by which the kernel's scheduler does some of what the warden is for.
 # alone
-. /cases/words
+. /cases/functions
 
 # So many processes that compute while they are let: they stop themselves first, for nothing else of the node gets far
 # while 24 run.

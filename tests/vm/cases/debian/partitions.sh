@@ -1,7 +1,7 @@
 # What a job may ask of its wall: memory from its cores' NUMA nodes alone, and a partition of its own, where nobody else
 # runs and the kernel balances nothing, so that every thread is pinned. All of it is undone.
 # without pjw
-. /cases/words
+. /cases/functions
 
 top=/sys/fs/cgroup
 mems() { cat "$top/$1/cpuset.mems.effective"; }

@@ -1,7 +1,7 @@
 # Slurm's hooks as they are shipped: a job has its cores before its first instruction, is told them, and gives them back
 # when it ends. Told to be strict, the prolog refuses what the warden can't serve, and Slurm takes the node away.
 # deadline: 300
-. /cases/words
+. /cases/functions
 
 hooks=/usr/share/pjw/hooks/slurm
 # What a job's shell reads of itself before it starts anything, and what it was told.

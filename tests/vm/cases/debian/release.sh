@@ -2,7 +2,7 @@
 # before, and so is one after the package was removed while jobs were confined.
 # without pjw
 # deadline: 420
-. /cases/words
+. /cases/functions
 
 settled() { pgrep -u alice -f '^sleep 1001' && pgrep -u alice -f '^sleep 1002' && [ "$(pgrep -cu bob -x sleep)" -ge 4 ]; } >/dev/null
 sessions() { pgrep -u bob -f "^[^ ]*sleep $1\$"; }

@@ -1,5 +1,5 @@
 # Replicas: each instance reads the program and its libraries from its own NUMA node, and nothing of them is left behind.
-. /cases/words
+. /cases/functions
 
 export LC_ALL=C
 # spawn OPTION…: starts instances on both nodes, two each, and waits until they sleep.

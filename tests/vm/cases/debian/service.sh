@@ -1,7 +1,7 @@
 # pjwd under the real systemd: it says when it is ready, starts when it is asked, and its hardening leaves it the power
 # to do its work. Grants survive a restart and a kill.
 # without pjw
-. /cases/words
+. /cases/functions
 
 is_active() { [ "$(systemctl is-active "$1")" = active ]; }
 restarted() { [ "$(main_pid)" != "$1" ] && [ "$(main_pid)" != 0 ] && is_active pjwd.service; }

@@ -1,6 +1,6 @@
 # Many instances in one call: in the cgroup of their job from the start, in a step of Slurm, and from a large parent where the
 # kernel lends no memory.
-. /cases/words
+. /cases/functions
 
 # in_groups PATTERN COUNT <LINES: whether there are so many lines, and all name a cgroup like this.
 in_groups() {

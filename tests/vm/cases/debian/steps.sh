@@ -1,5 +1,5 @@
 # Arrays, several steps, steps that overlap, salloc: each job has one grant, and all its steps are on it.
-. /cases/words
+. /cases/functions
 
 array_jobs() { squeue -h -r -j "$1" -t R -o %A; }
 runs_all() { [ "$(array_jobs "$1" | wc -l)" = "$2" ]; }

@@ -1,6 +1,6 @@
 # With adopt_strays, what a user with several jobs starts beside them belongs to none, and is kept off every grant, also
 # other users', until the jobs end.
-. /cases/words
+. /cases/functions
 
 pid() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }
 mask() { masks $(pid "$1"); }

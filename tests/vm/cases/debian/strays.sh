@@ -1,6 +1,6 @@
 # What a user with a job starts beside it, through ssh, cron and systemd-run --user, is reported as strays, and left
 # alone unless strays are adopted.
-. /cases/words
+. /cases/functions
 
 runs() { pgrep -u "$1" -f "^[^ ]*sleep $2\$" >/dev/null; }
 has_strays() { [ "$(field "slurm:$1" strays)" -ge "$2" ] 2>/dev/null; }

@@ -1,5 +1,5 @@
 # Two jobs of Slurm, four CPUs each, which Slurm binds to nothing: the warden gives them cores, found without a hook.
-. /cases/words
+. /cases/functions
 
 # One process with 64 threads that sleep, and six that compute.
 threads='import threading, time

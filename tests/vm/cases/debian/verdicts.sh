@@ -1,7 +1,7 @@
 # Jobs with planted faults, and a good one: the verdicts in their reports, and the remedies.
 # deadline: 420
 # alone
-. /cases/words
+. /cases/functions
 
 # The commands of the jobs. `spin N UNTIL`: N processes that compute until UNTIL seconds after the begin of the script.
 cat >/tmp/work <<'END'

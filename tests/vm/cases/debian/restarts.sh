@@ -4,7 +4,7 @@
 # without pjw
 # deadline: 420
 # alone
-. /cases/words
+. /cases/functions
 
 has_deb || { echo "ok no package was built: an upgrade can't be tried # skipped"; exit 0; }
 # Threads that stay, and processes that come and go all the time.

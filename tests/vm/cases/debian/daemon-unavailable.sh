@@ -2,7 +2,7 @@
 # time, say why, the job's task runs, and the node is never drained. Times are the guest's: what the emulator takes just
 # to start a shell and pjwctl, 10 ms on a real machine, is measured right before and does not count.
 # alone
-. /cases/words
+. /cases/functions
 
 hooks=/usr/share/pjw/hooks/slurm
 timed() {

@@ -1,5 +1,5 @@
 # Two jobs that leave no NUMA node whole come together when the administrator asks, and not before.
-. /cases/words
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }

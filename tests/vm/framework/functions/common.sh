@@ -1,5 +1,5 @@
 # The words that cases on both machines are written in: for busybox's shell, and so for bash too. Cases begin with
-# `. /cases/words`, which is this file, on the Debian machine followed by debian.sh.
+# `. /cases/functions`, which is this file, on the Debian machine followed by debian.sh.
 
 # ok NAME, not_ok NAME WHY: one line for each rule.
 ok() { echo "ok $1"; }

@@ -1,6 +1,6 @@
 # Walls on a machine without systemd: a cgroup of the warden's own for each job. Nothing a job does leads out of it,
 # whether the warden runs or not; CPUs go off and come back under it; all of it is undone.
-. /cases/words
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }

@@ -1,5 +1,5 @@
 # A core that was off when the daemon started is the machine's as soon as it is on, without a restart.
-. /cases/words
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }

@@ -5,7 +5,7 @@
 # on, again and again. A look takes a real machine 1 ms, so that 50 of them are half the target; the emulated one is
 # as much slower at them as the emulated warden is at its work.
 # alone
-. /cases/words
+. /cases/functions
 
 script='
 while [ -z "$mask" ] || [ "$mask" = 0-15 ]; do
