@@ -15,7 +15,7 @@ is_balanced() {
     [ "$(wc -l <<<"$cpus")" = "$threads" ] && ! grep -q '[-,]' <<<"$cpus" || return 1
     [ "$(sort -u <<<"$cpus" | wc -l)" = "$threads" ] || return 1
     cores=$(for cpu in $cpus; do core_of "$cpu"; done | sort -u | wc -l)
-    [ "$cores" = "$(for cpu in $(members "$3"); do core_of "$cpu"; done | sort -u | head -n "$threads" | wc -l)" ]
+    [ "$cores" = "$(for cpu in $(each_cpu "$3"); do core_of "$cpu"; done | sort -u | head -n "$threads" | wc -l)" ]
 }
 step_masks() { masks $(pids_of_job "$1" 0) | tr '\n' ' '; }
 
@@ -30,8 +30,8 @@ a_cpus=$(cpuset_of_job "$a") b_cpus=$(cpuset_of_job "$b") b_masks=$(step_masks "
 check "Slurm gave them different cores" disjoint "$a_cpus" "$b_cpus"
 check "the free cores are the others" sh -c "pjwctl status --json | tr -d ' \n' | grep -q '\"allocated\":\"0-7\"'"
 check "Slurm bound bob's two tasks apart" [ "$(echo "$b_masks" | wc -w)" = 2 ]
-eventually "every thread of alice's job is on its cores" job_is_jailed "$a"
-eventually "every thread of bob's job is on its cores" job_is_jailed "$b"
+eventually "every thread of alice's job is on its cores" job_is_confined "$a"
+eventually "every thread of bob's job is on its cores" job_is_confined "$b"
 
 eventually "alice's three busy threads have three CPUs, of both cores" is_balanced alice 3 "$a_cpus"
 check "nothing is planned but pins" only_pins_planned
@@ -43,7 +43,7 @@ as bob srun --overlap --jobid="$b" -n1 sh -c 'grep Cpus_allowed_list /proc/self/
 check "another step is inside the grant" within "$(sed 's/.*:[[:space:]]*//' /tmp/step)" "$b_cpus"
 check "and the grant is the same" scheduler_grants "$b"
 scancel "$a" "$b"
-eventually "alice's cancelled job is forgotten" forgot "slurm:$a"
-eventually "bob's cancelled job is forgotten" forgot "slurm:$b"
+eventually "alice's cancelled job is forgotten" has_no_job "slurm:$a"
+eventually "bob's cancelled job is forgotten" has_no_job "slurm:$b"
 eventually "the node is idle" is_idle
 check "the node was never drained" never_drained

@@ -47,10 +47,10 @@ timed prolog
 timed epilog
 timed task-prolog
 slurm_mode constrain-no Prolog=/tmp/prolog.sh Epilog=/tmp/epilog.sh TaskProlog=/tmp/task-prolog.sh PrologFlags=Contain
-warden=$(main_pid)
-kill -STOP "$warden"
+daemon=$(main_pid)
+kill -STOP "$daemon"
 try "beside a warden that hangs"
-kill -CONT "$warden"
+kill -CONT "$daemon"
 systemctl stop pjwd.service pjwd.socket
 try "beside a warden that is stopped"
 rm -rf /run/pjwd

@@ -27,15 +27,15 @@ job=$(sbatch_busy bob 2 -n1 -c4)
 eventually "a job runs" is_state "$job" RUNNING
 start_pjw
 eventually "the job holds cores" holds "slurm:$job"
-eventually "it is on them" job_is_jailed "$job"
+eventually "it is on them" job_is_confined "$job"
 examine root root-beside
 examine alice alice-beside
 check "it sees the daemon" says root-beside 'pjwd'
 check "and the job" says root-beside "slurm:$job"
 check "which alice sees too" says alice-beside "slurm:$job"
-check "nothing has changed for the job" job_is_jailed "$job"
+check "nothing has changed for the job" job_is_confined "$job"
 scancel "$job"
-eventually "the job is over" forgot "slurm:$job"
+eventually "the job is over" has_no_job "slurm:$job"
 slurm_mode constrain-yes
 examine root root-yes
 check "it knows that Slurm's cpusets are the grants now" says root-yes 'slurm.*ConstrainCores=yes.*is the grant, pjwd only balances inside'

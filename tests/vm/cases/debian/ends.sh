@@ -21,8 +21,8 @@ eventually "alice's job holds cores" holds "slurm:$a"
 eventually "bob's job holds cores" holds "slurm:$b"
 eventually "a daemon has left alice's session" has_left
 a_cpus=$(cpus "slurm:$a") b_cpus=$(cpus "slurm:$b")
-check "six CPUs are three whole cores" [ "$(members "$b_cpus" | wc -l)" = 6 ]
-eventually "alice's job is on its cores, with what has left" job_is_jailed "$a"
+check "six CPUs are three whole cores" [ "$(each_cpu "$b_cpus" | wc -l)" = 6 ]
+eventually "alice's job is on its cores, with what has left" job_is_confined "$a"
 check "what has left is on them too" confined "$a_cpus" $(pgrep -u alice -f 'sleep 4321')
 
 # The daemons of this node restart under running jobs.
@@ -33,21 +33,21 @@ kill -9 "$(main_pid)"
 eventually "the killed warden is back" answers
 for job in "$a:$a_cpus" "$b:$b_cpus"; do
     check "job ${job%%:*} kept its cores" [ "$(cpus "slurm:${job%%:*}")" = "${job#*:}" ]
-    eventually "job ${job%%:*} is on them" job_is_jailed "${job%%:*}"
+    eventually "job ${job%%:*} is on them" job_is_confined "${job%%:*}"
 done
 
 scontrol requeue "$a"
 eventually "the job was put back into the queue" restarts "$a" 1
 eventually "and runs again" runs_again "$a"
 eventually "it holds cores again" holds "slurm:$a"
-eventually "and is on them" job_is_jailed "$a"
+eventually "and is on them" job_is_confined "$a"
 check "they are nobody else's" disjoint "$(cpus "slurm:$a")" "$(cpus "slurm:$b")"
 check "bob's are the same" [ "$(cpus "slurm:$b")" = "$b_cpus" ]
 
 scancel "$a" "$b"
 eventually "what left the session ended with the job" all_gone
-eventually "alice's job is forgotten" forgot "slurm:$a"
-eventually "bob's job is forgotten" forgot "slurm:$b"
+eventually "alice's job is forgotten" has_no_job "slurm:$a"
+eventually "bob's job is forgotten" has_no_job "slurm:$b"
 eventually "every core is free" is_free 0-15
 eventually "the node is idle" is_idle
 check "the node was never drained" never_drained

@@ -34,18 +34,18 @@ for who in users roots; do
 done
 check "alice's command never left" never_left users.first "$users_cpus"
 check "root's command never left" never_left roots.first "$roots_cpus"
-eventually "every thread of Slurm's job is inside" job_is_jailed "$job"
+eventually "every thread of Slurm's job is inside" job_is_confined "$job"
 for who in "slurm:$job" manual:users manual:roots; do eventually "that $who tried is told" tells violation "$who"; done
 
-warden=$(main_pid)
-kill -STOP "$warden"
+daemon=$(main_pid)
+kill -STOP "$daemon"
 touch /tmp/stopped
 for who in slurm users roots; do eventually "beside a warden that hangs, all of $who has tried" has_tried $who.second; done
 check "Slurm's job never left" never_left slurm.second "$slurm_cpus"
 check "alice's command never left again" never_left users.second "$users_cpus"
 check "root's command never left again" never_left roots.second "$roots_cpus"
 check "every thread of Slurm's job is where it was" job_is_on "$job" "$slurm_cpus"
-kill -CONT "$warden"
+kill -CONT "$daemon"
 
 # What root can do is to move its process out of the wall: it is fetched back, and told.
 fled=$(pgrep -u root -f 'escape.py /tmp/roots.first' | head -n 1)
@@ -56,7 +56,7 @@ eventually "its threads are inside" confined "$roots_cpus" "$fled"
 
 # Without walls: outside for a moment, and a violation.
 scancel "$job"
-kill $(family $users) $(family $roots) $(pgrep -f escape.py)
+kill $(process_tree $users) $(process_tree $roots) $(pgrep -f escape.py)
 eventually "all is over" is_free 0-15
 printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 2' >/etc/pjw/pjwd.toml
 check "the warden is told to use masks" pjwctl reload
@@ -66,10 +66,10 @@ eventually "Slurm's job holds cores" holds "slurm:$job"
 eventually "alice's command holds cores" holds manual:masked
 check "by masks" [ "$(field manual:masked enforcement)" = affinity ]
 check "also Slurm's" [ "$(field "slurm:$job" enforcement)" = affinity ]
-eventually "Slurm's job is on its cores" job_is_jailed "$job"
+eventually "Slurm's job is on its cores" job_is_confined "$job"
 touch /tmp/go
 for who in slurm masked; do eventually "all of $who has tried without a wall" has_tried $who.third; done
 eventually "what left is told" tells violation manual:masked
 eventually "also of Slurm's job" tells violation "slurm:$job"
 eventually "alice's command is put back" user_is_on alice "$(cpus manual:masked)"
-eventually "Slurm's job is put back" job_is_jailed "$job"
+eventually "Slurm's job is put back" job_is_confined "$job"

@@ -44,4 +44,4 @@ for user in alice bob alice bob; do
     check "that are nobody else's" disjoint "$mask" "${held:-99}"
     held=$held${held:+,}$mask
 done
-for job in $jobs; do check "every thread of job $job is inside" job_is_jailed "$job"; done
+for job in $jobs; do check "every thread of job $job is inside" job_is_confined "$job"; done

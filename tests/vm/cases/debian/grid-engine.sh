@@ -24,7 +24,7 @@ has_spoken() { grep -qsx end "/tmp/told.$1"; }
 was_told() { grep -qx "$2" "/tmp/told.$1"; }
 was_told_nothing() { has_spoken "$1" && ! grep -q PJW "/tmp/told.$1"; }
 grown() { [ "$(pids_of_grid_job "$1" | wc -l)" -ge "$2" ]; }
-is_on_cores() { [ "$(members "$(cpus "sge:$1")" | wc -l)" = $((2 * $2)) ]; }
+is_on_cores() { [ "$(each_cpu "$(cpus "sge:$1")" | wc -l)" = $((2 * $2)) ]; }
 is_gone() { [ -z "$(grid_state "$1")" ]; }
 goes_back() { [[ $(grid_state "$1") == *[Rq]* ]] && [ ! -e "/tmp/told.$1.undefined" ]; }
 
@@ -48,15 +48,15 @@ for job in "$a:$a_cpus:1001:4:sh" "$b:$b_cpus:1002:3:bash"; do
     check "and how many" was_told "$job.undefined" PJW_NCORES=4
     check "and has $threads threads for OpenMP" was_told "$job.undefined" "OMP_NUM_THREADS=$threads"
     check "the shell is the one that Grid Engine would have started" was_told "$job.undefined" "by -$shell .*/job_scripts/$job *"
-    eventually "every thread is inside, also of who has left" grid_job_is_jailed "$job.1"
+    eventually "every thread is inside, also of who has left" grid_job_is_confined "$job.1"
 done
 check "the doctor says that its configuration is in no file" sh -c \
     "pjwctl doctor --all | tr -s ' \n' ' ' | grep -q 'Grid Engine: how it binds jobs is not known (its configuration is in no file'"
 # shellcheck disable=SC2046 # one word a process
 check "Grid Engine's own processes are not bound" [ "$(masks $(pgrep 'sge_(execd|shepherd)'))" = 0-15 ]
 qdel "$a" "$b" >&2
-eventually "with the epilog alice's cores are free" forgot "sge:$a.1"
-eventually "with the epilog bob's cores are free" forgot "sge:$b.1"
+eventually "with the epilog alice's cores are free" has_no_job "sge:$a.1"
+eventually "with the epilog bob's cores are free" has_no_job "sge:$b.1"
 check "all cores are free" is_free 0-15
 
 # Tasks of an array are jobs of their own; a job without a parallel environment has one slot.
@@ -74,19 +74,19 @@ eventually "a command line is one to a shell" grep -qsx "1 1" /tmp/line
 check "tasks share no CPU" disjoint "$(cpus "sge:$many.1")" "$(cpus "sge:$many.2")"
 check "nor with another's job" disjoint "$(cpus "sge:$many.1"),$(cpus "sge:$many.2")" "$(cpus "sge:$one.1")"
 qdel "$many" -t 1 >&2
-eventually "a task that was deleted is forgotten" forgot "sge:$many.1"
-check "the other one stays" grid_job_is_jailed "$many.2"
+eventually "a task that was deleted is forgotten" has_no_job "sge:$many.1"
+check "the other one stays" grid_job_is_confined "$many.2"
 qdel "$many" "$one" >&2
 eventually "all cores are free again" is_free 0-15
 
 # A warden that hangs, and one that is not there.
-warden=$(main_pid)
-kill -STOP "$warden"
+daemon=$(main_pid)
+kill -STOP "$daemon"
 mute=$(qsubmit alice -pe smp 2 <<<"$first_words; sleep 1000")
 eventually "with a warden that hangs a job runs" was_told_nothing "$mute.undefined"
-kill -CONT "$warden"
+kill -CONT "$daemon"
 eventually "the warden finds it" holds "sge:$mute.1"
-eventually "and confines it" grid_job_is_jailed "$mute.1"
+eventually "and confines it" grid_job_is_confined "$mute.1"
 systemctl stop pjwd.service pjwd.socket
 alone=$(qsubmit bob -pe smp 2 <<<"$first_words; sleep 1000")
 eventually "without a warden a job runs" was_told_nothing "$alone.undefined"
@@ -105,7 +105,7 @@ check "which is open all the same" is_open
 start_pjw
 eventually "with the warden it runs" has_spoken "$strict.undefined"
 check "on cores of its own" within "$(cat "/tmp/said.$strict.undefined")" "$(cpus "sge:$strict.1")"
-eventually "the job that was there is on its own again" grid_job_is_jailed "$mute.1"
+eventually "the job that was there is on its own again" grid_job_is_confined "$mute.1"
 check "these are others" disjoint "$(cpus "sge:$strict.1")" "$(cpus "sge:$mute.1")"
 qdel "$mute" "$strict" >&2
 eventually "all is free once more" is_free 0-15
@@ -116,7 +116,7 @@ a=$(qsubmit alice -pe smp 4 <<<"$first_words; $crowd")
 b=$(qsubmit bob -t 3-4 -pe smp 2 <<<"$first_words; sleep 1000")
 for job in "$a.1:4" "$b.3:2" "$b.4:2"; do
     eventually "without a hook job ${job%:*} is found" holds "sge:${job%:*}"
-    eventually "and every thread of it is confined" grid_job_is_jailed "${job%:*}"
+    eventually "and every thread of it is confined" grid_job_is_confined "${job%:*}"
     check "to its cores: ${job#*:}" is_on_cores "${job%:*}" "${job#*:}"
 done
 check "which are its own" disjoint "$(cpus "sge:$a.1")" "$(cpus "sge:$b.3"),$(cpus "sge:$b.4")"
@@ -124,5 +124,5 @@ check "in one NUMA node" in_one_node "$(cpus "sge:$a.1")"
 check "it was told nothing" was_told_nothing "$a.undefined"
 qdel "$a" "$b" >&2
 eventually "their cores are free" is_free 0-15
-eventually "they are forgotten" forgot "sge:$a.1"
+eventually "they are forgotten" has_no_job "sge:$a.1"
 check "the queue was never closed" is_open

@@ -7,7 +7,7 @@
 
 lent() { field manual:web lent; }
 is_lent() { within "$(lent)" "$web_cpus"; }
-keeps_a_buffer() { [ "$(members "$(lent)" | wc -l)" -le 6 ]; }
+keeps_a_buffer() { [ "$(each_cpu "$(lent)" | wc -l)" -le 6 ]; }
 is_returned() { holds manual:web && [ -z "$(lent)" ]; }
 # whole_cores LIST: the guest's cores are the pairs 0-1, 2-3 and so on.
 whole_cores() {
@@ -20,13 +20,13 @@ whole_cores() {
 cgroup_of() { cut -d: -f3 "/proc/$1/cgroup"; }
 in_slice() { case $(cgroup_of "$1") in /pjw_besteffort.slice/*) ;; *) return 1 ;; esac; }
 web_has() { [ "$(field manual:web processes)" -ge "$1" ]; }
-web_is_on() { confined "$1" $(family "$web"); }
+web_is_on() { confined "$1" $(process_tree "$web"); }
 batch_has_what_is_lent() { within "$(lent)" "$(cpus manual:batch)"; }
-batch_is_on_its_cores() { confined "$(cpus manual:batch)" $(family "$batch"); }
+batch_is_on_its_cores() { confined "$(cpus manual:batch)" $(process_tree "$batch"); }
 batch_has_none_of() { holds_none_of manual:batch "$1" && batch_is_on_its_cores; }
 has_event() { pjwctl events --json | tr -d ' ' | grep -q "\"event\":\"$1\""; }
 explains() { pjwctl explain web | tr '\n' ' ' | tr -s ' ' | grep -q "$1"; }
-is_back() { [ "$(cgroup_of "$batch")" = "$before" ] && [ "$(masks $(family "$batch"))" = 0-15 ]; }
+is_back() { [ "$(cgroup_of "$batch")" = "$before" ] && [ "$(masks $(process_tree "$batch"))" = 0-15 ]; }
 no_borrower_left() { [ -z "$(find /sys/fs/cgroup/pjw_besteffort.slice -mindepth 1 -type d 2>/dev/null)" ]; }
 has_noted() { [ -s /home/alice/told ]; }
 has_no_warning() { local status; status=$(pjwctl status --json) && ! grep -q "$1" <<<"$status"; }
@@ -35,7 +35,7 @@ is_in_state() { [ "$(sed -n 's/^frozen //p' "/sys/fs/cgroup$(cgroup_of "$noter")
 ticks_of() { sed 's/.*) //' "/proc/$1/stat" | cut -d' ' -f12; }
 has_run_since() { [ "$(ticks_of "$noter")" -gt "$1" ]; }
 daemon_is_killed() { [ "$(property pjwd.service ActiveState)" = failed ]; }
-web_is_free() { [ "$(masks $(family "$web"))" = 0-15 ]; }
+web_is_free() { [ "$(masks $(process_tree "$web"))" = 0-15 ]; }
 
 # The unit reads a line from a pipe, and then four of its processes compute as long as a file is there.
 cat >/usr/local/bin/web <<'END'
@@ -53,7 +53,7 @@ start_pjw '[lending]' 'enabled = true' 'buffer = 1' 'lend_after = "500ms"' 'revo
     '[[provision]]' 'name = "web"' 'cores = 4' 'match = "unit=web.service"'
 check "the cores are promised before the unit runs" holds manual:web
 web_cpus=$(cpus manual:web)
-check "they are four whole cores" [ "$(members "$web_cpus" | wc -l)" = 8 ]
+check "they are four whole cores" [ "$(each_cpu "$web_cpus" | wc -l)" = 8 ]
 check "of one NUMA node" in_one_node "$web_cpus"
 check "a rule without a process is told" sh -c 'pjwctl status --json | grep -q unmatched-rule'
 systemctl start web.service
@@ -148,4 +148,4 @@ systemctl stop pjwd.service
 check "which succeeds" sh -c 'systemctl show pjwd.service -p ExecStopPost | grep -q "status=0"'
 check "release-all undoes the rest" pjwd --release-all
 eventually "the unit may run everywhere" web_is_free
-kill $(family "$batch")
+kill $(process_tree "$batch")

@@ -18,8 +18,8 @@ eventually "alice's job holds cores" holds "slurm:$a"
 eventually "bob's job holds cores" holds "slurm:$b"
 eventually "alice's job left a daemon behind" has_left
 a_cpus=$(cpus "slurm:$a") b_cpus=$(cpus "slurm:$b")
-check "four CPUs are two whole cores for alice" [ "$(members "$a_cpus" | wc -l)" = 4 ]
-check "four CPUs are two whole cores for bob" [ "$(members "$b_cpus" | wc -l)" = 4 ]
+check "four CPUs are two whole cores for alice" [ "$(each_cpu "$a_cpus" | wc -l)" = 4 ]
+check "four CPUs are two whole cores for bob" [ "$(each_cpu "$b_cpus" | wc -l)" = 4 ]
 check "no CPU belongs to both" disjoint "$a_cpus" "$b_cpus"
 check "alice's are in one NUMA node" in_one_node "$a_cpus"
 eventually "all that alice's job started is on its cores" users_are_on alice "$a_cpus"
@@ -33,7 +33,7 @@ check "the daemon that left is alive" has_left
 eventually "and still on the job's cores" users_are_on alice "$a_cpus"
 check "which are not given to others" disjoint "$a_cpus" "$(pjwctl status --json | tr -d ' \n' | grep -o '"free":"[^"]*"' | sed 's/.*:"//; s/"$//')"
 pkill -u alice -f 'sleep 4321'
-eventually "with its end the job is forgotten" forgot "slurm:$a"
+eventually "with its end the job is forgotten" has_no_job "slurm:$a"
 scancel "$b"
-eventually "bob's cancelled job is forgotten" forgot "slurm:$b"
+eventually "bob's cancelled job is forgotten" has_no_job "slurm:$b"
 eventually "every core is free" is_free 0-15

@@ -14,12 +14,12 @@ has_four() { [ "$(cat $(printf '/proc/%s/stat ' $(ranks "$1")) | awk '$3 == "T" 
 # the ranks of the first user wait for a PU.
 measure() {
     local before after user
-    before=$(counted $(ranks "$1"))
+    before=$(sched_times $(ranks "$1"))
     for user in "$@"; do kill -CONT $(ranks "$user"); done
     sleep 2
     for user in "$@"; do kill -STOP $(ranks "$user"); done
-    after=$(counted $(ranks "$1"))
-    read -r _ waits <<<"$(share "$before" "$after")"
+    after=$(sched_times $(ranks "$1"))
+    read -r _ waits <<<"$(sched_difference "$before" "$after")"
 }
 # end USER...: ends all ranks.
 end() { for user in "$@"; do pkill -KILL -u "$user" -f '/tmp/rank'; done; eventually "the ranks of $* have ended" all_ended "$@"; }

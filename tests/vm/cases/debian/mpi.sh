@@ -53,7 +53,7 @@ for number in 3 4; do
     eventually "rank $number runs in the job" runs 700$number
     eventually "it is on the job's cores" rank_is_on 700$number "$grant"
 done
-eventually "and all else of the job" job_is_jailed "$job"
+eventually "and all else of the job" job_is_confined "$job"
 for each in ompi700:7005 mpich700:7006; do
     number=${each#*:} which=${each%:*}
     eventually "the rank of $which runs" runs "$number"
@@ -66,7 +66,7 @@ for each in ompi700:7005 mpich700:7006; do
 done
 pkill -u alice sleep
 scancel "$job"
-eventually "the job is forgotten" forgot "slurm:$job"
+eventually "the job is forgotten" has_no_job "slurm:$job"
 eventually "so are the commands" is_free 4-15
 
 # So long may a cycle be in coming, and no thread be outside.

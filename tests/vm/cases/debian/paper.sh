@@ -22,11 +22,11 @@ all_run() {
 # measure: for some seconds of the guest; sets `ran` and `waited` (permille of the wish) of both jobs.
 measure() {
     local before after before_small after_small
-    before=$(counted $greedy) && before_small=$(counted $modest)
+    before=$(sched_times $greedy) && before_small=$(sched_times $modest)
     sleep 6
-    after=$(counted $greedy) && after_small=$(counted $modest)
-    read -r ran_big waits_big <<<"$(share "$before" "$after")"
-    read -r ran_small waits_small <<<"$(share "$before_small" "$after_small")"
+    after=$(sched_times $greedy) && after_small=$(sched_times $modest)
+    read -r ran_big waits_big <<<"$(sched_difference "$before" "$after")"
+    read -r ran_small waits_small <<<"$(sched_difference "$before_small" "$after_small")"
     figure "$1: the job of 16 threads ran $ran_big ms, of what it wanted it waited $waits_big permille"
     figure "$1: the job of 8 threads ran $ran_small ms, of what it wanted it waited $waits_small permille"
 }
@@ -48,7 +48,7 @@ check "without the warden the second job is slowed by the first" [ "$waits_small
 start_pjw
 eventually "the first job holds cores" holds "slurm:$big"
 eventually "the second job holds cores" holds "slurm:$small"
-check "eight CPUs each" [ "$(members "$(cpus "slurm:$big")" | wc -l):$(members "$(cpus "slurm:$small")" | wc -l)" = 8:8 ]
+check "eight CPUs each" [ "$(each_cpu "$(cpus "slurm:$big")" | wc -l):$(each_cpu "$(cpus "slurm:$small")" | wc -l)" = 8:8 ]
 check "none of them both" disjoint "$(cpus "slurm:$big")" "$(cpus "slurm:$small")"
 eventually "the first is on them" confined "$(cpus "slurm:$big")" $greedy
 eventually "the second is on them" confined "$(cpus "slurm:$small")" $modest

@@ -39,7 +39,7 @@ check "its processes may have no other" [ "$(sed -n 's/^Mems_allowed_list:[[:spa
 
 # Who is bound to a CPU that the partition takes: the place is found by a job that is to have it first.
 pjwctl assign scout --cores 2 >&2
-cpu=$(members "$(cpus manual:scout)" | head -n 1)
+cpu=$(each_cpu "$(cpus manual:scout)" | head -n 1)
 pjwctl release scout >&2
 taskset -c "$cpu" sleep 1000 &
 bystander=$!

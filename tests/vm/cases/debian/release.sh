@@ -30,7 +30,7 @@ confine() {
     eventually "a scope of one process runs" sessions 1007
     pjwctl assign lone --cores 1 --pid "$(sessions 1007)" >&2
     eventually "Slurm's job holds cores" holds "slurm:$job"
-    eventually "it is on them" job_is_jailed "$job"
+    eventually "it is on them" job_is_confined "$job"
     eventually "a session's processes are on the cores they were assigned" is_on manual:session 1003
     eventually "one of two is" confined "$(cpus manual:some)" "$(sessions 1004 | head -n 1)"
     eventually "one of a service is" is_on manual:service 1005

@@ -13,7 +13,7 @@ for _ in range(7): threading.Thread(target=time.sleep, args=(1000,)).start()" &
 (while :; do :; done) &
 while :; do sleep 0.2; done'
 # Whether another warden answers, which it does once its first look is done, and whether it has looked at everything again.
-restarted() { ask_status; value "$told" pid; [ -n "$value" ] && [ "$value" != "$1" ] && [ "$value" = "$(main_pid)" ]; }
+restarted() { read_status; value "$told" pid; [ -n "$value" ] && [ "$value" != "$1" ] && [ "$value" = "$(main_pid)" ]; }
 full_looks() { metrics | sed -n 's/^pjw_cycles_total{cause="full"} //p'; }
 metrics() { (exec 3<>/dev/tcp/127.0.0.1/9844 && printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3 && cat <&3) 2>/dev/null; }
 has_looked_again() { local looked; looked=$(full_looks); [ "${looked:-0}" -ge 2 ]; }
@@ -34,12 +34,12 @@ kept() {
 }
 not_yet_outside() { ! grep outside /tmp/watched >&2; }
 version() { dpkg-query -W -f='${Version}' pjw; }
-is_jailed() {
+is_confined() {
     local pids
     pids=$(pgrep -u "$1")
     [ "$(wc -l <<<"$pids")" -ge 3 ] && confined "$2" $pids || { echo "$1: $(masks $pids) of" $pids >&2; return 1; }
 }
-both_are_jailed() { is_jailed alice "$slurm_cpus" && is_jailed bob "$run_cpus"; }
+both_are_jailed() { is_confined alice "$slurm_cpus" && is_confined bob "$run_cpus"; }
 
 mkdir /tmp/newer && dpkg-deb -R /pjw/*.deb /tmp/newer
 sed -i 's/^Version: .*/&+newer/' /tmp/newer/DEBIAN/control

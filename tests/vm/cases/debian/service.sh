@@ -5,8 +5,8 @@
 
 is_active() { [ "$(systemctl is-active "$1")" = active ]; }
 restarted() { [ "$(main_pid)" != "$1" ] && [ "$(main_pid)" != 0 ] && is_active pjwd.service; }
-is_jailed() { confined "$(cpus "$1")" $(family "$2"); }
-has_masks() { [ "$(masks $(family "$1"))" = "$2" ]; }
+is_confined() { confined "$(cpus "$1")" $(process_tree "$2"); }
+has_masks() { [ "$(masks $(process_tree "$1"))" = "$2" ]; }
 in_journal() { journalctl -u pjwd -o json --no-pager "$@" | grep -q .; }
 
 install_pjw
@@ -29,13 +29,13 @@ as alice sh -c 'sleep 1000 & sleep 1000 & wait' &
 a=$!
 as bob taskset -c 3 sleep 1000 &
 b=$!
-started() { [ "$(family $a | wc -l)" -ge 3 ] && [ "$(masks "$(pgrep -u bob sleep)")" = 3 ]; }
+started() { [ "$(process_tree $a | wc -l)" -ge 3 ] && [ "$(masks "$(pgrep -u bob sleep)")" = 3 ]; }
 eventually "the users' processes run" started
 bobs=$(pgrep -u bob sleep)
-check "alice's processes are assigned" pjwctl assign a --cores 3 $(family $a | sed 's/^/--pid /')
+check "alice's processes are assigned" pjwctl assign a --cores 3 $(process_tree $a | sed 's/^/--pid /')
 check "bob's process is assigned" pjwctl assign b --cores 1 --pid "$bobs"
-eventually "alice's are kept on their cores" is_jailed manual:a $a
-eventually "bob's is kept on its cores" is_jailed manual:b "$bobs"
+eventually "alice's are kept on their cores" is_confined manual:a $a
+eventually "bob's is kept on its cores" is_confined manual:b "$bobs"
 a_cpus=$(cpus manual:a) b_cpus=$(cpus manual:b)
 check "no CPU belongs to both" disjoint "$a_cpus" "$b_cpus"
 eventually "the journal's events carry what happened" in_journal PJW_EVENT=assigned
@@ -50,18 +50,18 @@ check "bob's job kept its cores over the restart" [ "$(cpus manual:b)" = "$b_cpu
 
 was=$(main_pid)
 kill -9 "$was"
-check "alice's are where they were while nobody watches" confined "$a_cpus" $(family $a)
+check "alice's are where they were while nobody watches" confined "$a_cpus" $(process_tree $a)
 eventually "systemd starts a killed daemon again" restarted "$was"
 eventually "it answers" answers
 check "alice's job kept its cores over the kill" [ "$(cpus manual:a)" = "$a_cpus" ]
 check "bob's job kept its cores over the kill" [ "$(cpus manual:b)" = "$b_cpus" ]
-eventually "alice's are still kept on them" is_jailed manual:a $a
+eventually "alice's are still kept on them" is_confined manual:a $a
 
 echo 'interval = "500ms"' >/etc/pjw/pjwd.toml
 check "systemctl reload is heard" systemctl reload pjwd.service
 eventually "it is in the events" sh -c 'pjwctl events --json | grep -q reloaded'
 systemctl daemon-reload
-check "a daemon-reload changes nothing" is_jailed manual:a $a
+check "a daemon-reload changes nothing" is_confined manual:a $a
 
 check "everything is released" pjwctl release --all
 eventually "alice's may run anywhere again" has_masks $a 0-15

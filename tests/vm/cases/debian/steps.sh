@@ -16,9 +16,9 @@ held=
 for job in $(array_jobs "$array"); do
     eventually "member $job holds cores" holds "slurm:$job"
     now=$(cpus "slurm:$job")
-    check "two CPUs are one core for member $job" [ "$(members "$now" | wc -l)" = 2 ]
+    check "two CPUs are one core for member $job" [ "$(each_cpu "$now" | wc -l)" = 2 ]
     check "nobody else's" disjoint "$now" "${held:-99}"
-    eventually "member $job is on its core" job_is_jailed "$job"
+    eventually "member $job is on its core" job_is_confined "$job"
     held=$held${held:+,}$now
 done
 scancel "$array"
@@ -34,7 +34,7 @@ END
 eventually "two steps run" steps_run "$job" 2
 eventually "the job holds cores" holds "slurm:$job"
 grant=$(cpus "slurm:$job")
-check "four CPUs are two whole cores" [ "$(members "$grant" | wc -l)" = 4 ]
+check "four CPUs are two whole cores" [ "$(each_cpu "$grant" | wc -l)" = 4 ]
 as bob srun --overlap --jobid="$job" -n1 sleep 2003 &
 eventually "a third step overlaps them" steps_run "$job" 3
 for seconds in 2001 2002 2003; do
@@ -43,7 +43,7 @@ for seconds in 2001 2002 2003; do
 done
 check "the grant is still the same" [ "$(cpus "slurm:$job")" = "$grant" ]
 scancel "$job"
-eventually "the job is forgotten" forgot "slurm:$job"
+eventually "the job is forgotten" has_no_job "slurm:$job"
 
 as alice salloc -n1 -c4 srun sleep 3001 &
 allocated() { [ -n "$(squeue -h -u alice -o %A)" ]; }
@@ -51,10 +51,10 @@ eventually "salloc has an allocation" allocated
 job=$(squeue -h -u alice -o %A)
 eventually "the allocation's step holds cores" holds "slurm:$job"
 grant=$(cpus "slurm:$job")
-check "the allocation of four CPUs is two whole cores" [ "$(members "$grant" | wc -l)" = 4 ]
-eventually "its step is on them" job_is_jailed "$job"
+check "the allocation of four CPUs is two whole cores" [ "$(each_cpu "$grant" | wc -l)" = 4 ]
+eventually "its step is on them" job_is_confined "$job"
 scancel "$job"
-eventually "the allocation is forgotten" forgot "slurm:$job"
+eventually "the allocation is forgotten" has_no_job "slurm:$job"
 
 # An allocation without a shell and without a step: no process of it is on the node, and nobody has told the warden.
 as alice salloc --no-shell -n1 -c4 >&2
@@ -63,17 +63,17 @@ job=$(squeue -h -u alice -o %A)
 check "it has no process" has_no_process
 other=$(sbatch_sleep bob -n1 -c4)
 eventually "a job beside it holds cores" holds "slurm:$other"
-check "who has no process has none" forgot "slurm:$job"
+check "who has no process has none" has_no_job "slurm:$job"
 as alice srun --jobid="$job" sleep 3002 &
 eventually "a step in it is watched: Slurm tells it of its own CPUs and not of the job's" is_observed
 check "status says so, and what to do" grep -q "pjwctl assign slurm:$job --cores" <<<"$(pjwctl status --json)"
-check "the other job's cores are the other job's" job_is_jailed "$other"
+check "the other job's cores are the other job's" job_is_confined "$other"
 pjwctl assign "slurm:$job" --cores 2 >&2
 grant=$(cpus "slurm:$job")
-check "what status said helps" [ "$(members "$grant" | wc -l)" = 4 ]
+check "what status said helps" [ "$(each_cpu "$grant" | wc -l)" = 4 ]
 check "with cores that are not the other job's" disjoint "$grant" "$(cpus "slurm:$other")"
 eventually "the step is on them" comm_is_on alice '^[^ ]*sleep 3002' "$grant"
 scancel "$job" "$other"
-eventually "the allocation without a shell is forgotten" forgot "slurm:$job"
+eventually "the allocation without a shell is forgotten" has_no_job "slurm:$job"
 eventually "every core is free" is_free 0-15
 check "the node was never drained" never_drained

@@ -28,21 +28,21 @@ grants=$(cpus "slurm:$one"),$(cpus "slurm:$two"),$(cpus "slurm:$other")
 as alice ssh alice@node1 'sleep 6004 >/dev/null 2>&1 </dev/null & taskset -c 15 sleep 6005 >/dev/null 2>&1 </dev/null &'
 user_run alice sleep 6006
 echo '* * * * * alice exec flock -n /tmp/only-one sleep 6007' >/etc/cron.d/stray
-cron_is_due
+run_cron_now
 for seconds in 6004 6005 6006 6007; do
     eventually "stray $seconds runs beside them" pid $seconds
     eventually "it is kept off all of them" off_every_grant $seconds
     check "and joins neither" joins_none $seconds
 done
 check "who had bound itself elsewhere stays there" has_mask 6005 15
-for job in $one $two; do eventually "job $job is on its cores" job_is_jailed "$job"; done
+for job in $one $two; do eventually "job $job is on its cores" job_is_confined "$job"; done
 eventually "strays are told, by one of them" names_a_stray
 eventually "and whose they are" warns "processes of user 1001 belong to no job"
 check "bob has none" [ -z "$(told_of 1002)" ]
 rm /etc/cron.d/stray
 
 scancel "$one" "$two"
-for job in $one $two; do eventually "job $job is forgotten" forgot "slurm:$job"; done
+for job in $one $two; do eventually "job $job is forgotten" has_no_job "slurm:$job"; done
 eventually "what ssh started has its mask again" has_mask 6004 0-15
 eventually "what systemd-run started too" has_mask 6006 0-15
 eventually "and what cron started" has_mask 6007 0-15

@@ -24,7 +24,7 @@ eventually "status says so" warns stray
 check "what systemd-run started is left alone" has_mask 6001 0-15
 check "what ssh started is left alone" has_mask 6002 0-15
 check "the job's cores are the same" [ "$(cpus "slurm:$job")" = "$grant" ]
-cron_is_due
+run_cron_now
 eventually "cron has started one too" runs alice 6003
 eventually "it is counted" has_strays "$job" 3
 check "and left alone" has_mask 6003 0-15
