@@ -1,26 +1,25 @@
-# Without a hook a job runs free until the warden has seen it: 100 ms at most from its first process on. That is for a real
-# machine. Emulated, a fork and exec takes 6 to 27 times as long, and 16 CPUs share two, so the milliseconds of both clocks,
-# the warden's (when it tells that the job is confined) and the job's (when its shell finds itself inside), are told
-# beside the target, and what counts is how far the job came: its shell looks at its own mask from its first command
-# on, again and again. A look takes a real machine 1 ms, so that 50 of them are half the target; the emulated one is
-# as much slower at them as the emulated warden is at its work.
+# Without a hook, a job runs on all CPUs until the first scan finds it. On a real machine that takes at most 100 ms from the start
+# of its first process. The emulated machine needs 6 to 27 times as long for a fork and exec, and its 16 CPUs run on two CPUs of
+# the host. So the times are printed and not checked: when pjwd reports that the job is confined, and when the shell of the job
+# finds its mask narrowed. The check counts instead: the shell reads its own mask repeatedly from its first command on. One reading
+# takes 1 ms on a real machine, so 50 readings are half of the allowed time. Emulation slows down the readings as much as pjwd.
 # alone
 . /cases/functions
 
 script='
 while [ -z "$mask" ] || [ "$mask" = 0-15 ]; do
     while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status
-    looks=$((looks + 1))
+    readings=$((readings + 1))
 done
 read -r now rest </proc/uptime
 read -r -a stat </proc/$$/stat
-echo "$(( ${now/./}  - ${stat[21]} ))0 $looks ${stat[21]}0 $mask" >/tmp/$SLURM_JOB_ID.inside
+echo "$(( ${now/./}  - ${stat[21]} ))0 $readings ${stat[21]}0 $mask" >/tmp/$SLURM_JOB_ID.inside
 sleep 1000'
 is_inside() { [ -s "/tmp/$1.inside" ]; }
-# When the guest was booted, in milliseconds since 1970.
+# The boot time of the guest, in milliseconds since 1970.
 read -r up rest </proc/uptime
 booted=$(($(date +%s%3N) - 10#${up/./}0))
-# confined_at JOB: when the warden told that it has walled in or masked it, in milliseconds since the boot.
+# confined_at JOB: prints when pjwd reported that it confined the job, in milliseconds since the boot.
 confined_at() {
     local time
     time=$(pjwctl events --json | grep '"event":"confined"' | grep -m1 "\"job\":\"$1\"")
@@ -29,19 +28,19 @@ confined_at() {
 }
 
 start_pjw
-check "nothing tells the warden of jobs" sh -c '! grep -iE "^(prolog|epilog|taskprolog)" /etc/slurm/slurm.conf'
+check "no prolog or epilog is configured" sh -c '! grep -iE "^(prolog|epilog|taskprolog)" /etc/slurm/slurm.conf'
 for user in alice bob alice bob; do
     job=$(submit "$user" -n4 <<<"$script")
     jobs="$jobs $job"
-    eventually "the shell of $user's job is inside" is_inside "$job" || exit 1
-    read -r milliseconds looks began mask <"/tmp/$job.inside"
-    eventually "the warden tells when" confined_at "slurm:$job"
-    figure "within 100 ms of the first process without the prolog, on a real machine: here the warden confined it after" \
-        "$(($(confined_at "slurm:$job") - began)) ms, and its shell found itself inside after $milliseconds ms, at look $looks"
-    check "before its shell had looked 50 times" [ "$looks" -le 50 ]
-    check "in cores of its own" within "$mask" "$(cpus "slurm:$job")"
-    check "in one NUMA node" in_one_node "$mask"
-    check "that are nobody else's" disjoint "$mask" "${held:-99}"
+    eventually "the mask of the shell of $user's job is narrowed" is_inside "$job" || exit 1
+    read -r milliseconds readings began mask <"/tmp/$job.inside"
+    eventually "pjwd reports when it confined the job of $user" confined_at "slurm:$job"
+    figure "from the first process of the job, without a prolog (on a real machine within 100 ms): pjwd confined the job after" \
+        "$(($(confined_at "slurm:$job") - began)) ms, and the mask of its shell was narrowed after $milliseconds ms, at reading $readings"
+    check "the shell had read its mask at most 50 times" [ "$readings" -le 50 ]
+    check "the mask of the shell is inside the cores of its job" within "$mask" "$(cpus "slurm:$job")"
+    check "the mask of the shell is inside one NUMA node" in_one_node "$mask"
+    check "no other job has a CPU of this mask" disjoint "$mask" "${held:-99}"
     held=$held${held:+,}$mask
 done
-for job in $jobs; do check "every thread of job $job is inside" job_is_confined "$job"; done
+for job in $jobs; do check "every thread of job $job is on its cores" job_is_confined "$job"; done
