@@ -20,8 +20,8 @@ while not os.path.exists("/tmp/go"):
     time.sleep(0.1)
 END
 workers_are_ready() { [ "$(ls /tmp/ready.* 2>/dev/null | wc -l)" = 3 ]; }
-# value FILE KEY...: prints a value of a JSON file.
-value() { python3 -c 'import json, sys
+# json_value FILE KEY...: prints a value of a JSON file.
+json_value() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))
 for key in sys.argv[2:]: value = value[key]
 print(value)' "$@"; }
@@ -35,17 +35,17 @@ check "no v1 controller is mounted" sh -c '! grep -q " cgroup " /proc/mounts'
 pjwctl run --cores 2 --job farm -- python3 /tmp/farm.py >&2 &
 eventually "the workers have allocated their memory" workers_are_ready
 check "pjwctl show --memory succeeds" read_memory --memory
-check "the source of the reading is the processes' smaps" [ "$(value /tmp/memory memory source)" = smaps ]
-check "the job has four address spaces" [ "$(value /tmp/memory memory address_spaces)" = 4 ]
-shared=$(value /tmp/memory memory shared_permille)
+check "the source of the reading is the processes' smaps" [ "$(json_value /tmp/memory memory source)" = smaps ]
+check "the job has four address spaces" [ "$(json_value /tmp/memory memory address_spaces)" = 4 ]
+shared=$(json_value /tmp/memory memory shared_permille)
 check "at least 750 permille of the memory is shared by workers that were forked late" is_at_least "$shared" 750
 check "pjwctl show without --memory succeeds" read_memory
-check "the source of the estimate is the cgroup of the job" [ "$(value /tmp/memory memory source)" = cgroup ]
-estimated=$(value /tmp/memory memory shared_permille)
+check "the source of the estimate is the cgroup of the job" [ "$(json_value /tmp/memory memory source)" = cgroup ]
+estimated=$(json_value /tmp/memory memory shared_permille)
 check "the estimated shared part differs from the reading by at most 50 permille" is_at_least 50 "$((estimated > shared ? estimated - shared : shared - estimated))"
-check "the estimate has the peak of memory" is_at_least "$(value /tmp/memory memory peak)" $((120 << 20))
+check "the estimate has the peak of memory" is_at_least "$(json_value /tmp/memory memory peak)" $((120 << 20))
 
 touch /tmp/go
 eventually "the ended job has a report" has_report
-check "the report has the peak of memory" is_at_least "$(value /tmp/report memory_peak)" $((120 << 20))
-check "the report has the shared part that was read last" [ "$(value /tmp/report shared_permille):$(value /tmp/report shared_source)" = "$shared:smaps" ]
+check "the report has the peak of memory" is_at_least "$(json_value /tmp/report memory_peak)" $((120 << 20))
+check "the report has the shared part that was read last" [ "$(json_value /tmp/report shared_permille):$(json_value /tmp/report shared_source)" = "$shared:smaps" ]

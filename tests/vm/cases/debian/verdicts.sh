@@ -21,9 +21,9 @@ END
 chmod +x /tmp/work
 # run NAME CORES [COMMAND...]: starts the job NAME, by a command such as taskset.
 run() {
-    local name=$1 cores=$2
+    local job=$1 cores=$2
     shift 2
-    pjwctl run --cores "$cores" --job "$name" -- "$@" /tmp/work "$name" </dev/null >&2 &
+    pjwctl run --cores "$cores" --job "$job" -- "$@" /tmp/work "$job" </dev/null >&2 &
 }
 has_report() { pjwctl report "manual:$1" --json >"/tmp/report.$1" 2>/dev/null; }
 # report_value NAME FIELD: prints a value in the report of a job.
@@ -41,8 +41,8 @@ run serial 2
 run many-threads 1
 run sleeping 1
 run good 1
-for name in serial many-threads sleeping good; do
-    eventually "the job $name has a report" has_report $name
+for job in serial many-threads sleeping good; do
+    eventually "the job $job has a report" has_report $job
 done
 check "the verdict on fewer threads than cores is serial" verdict_is serial serial
 check "the advice has the number of cores for a serial job" advice_has serial 'ask for `--cores 1`'
@@ -59,8 +59,8 @@ run displaced 1
 eventually "the job displaced holds cores" holds manual:displaced
 # A program outside all jobs runs on the CPUs of the job.
 taskset -c "$(cpus manual:displaced)" /tmp/work other </dev/null >&2 &
-for name in late-serial displaced; do
-    eventually "the job $name has a report" has_report $name
+for job in late-serial displaced; do
+    eventually "the job $job has a report" has_report $job
 done
 check "the verdict on a serial part after a parallel part is serial" verdict_is late-serial serial
 check "the advice has the time of the serial part" advice_has late-serial "one thread ran alone"
