@@ -1,11 +1,11 @@
 #!/bin/bash
-# The bare machine: a kernel, a static busybox, our programs with the libraries they load, and the cases; no systemd,
-# no disk, no network. It boots in seconds, once for all its cases. The results come over a serial line.
+# The bare machine: a kernel, a static busybox, pjwd and pjwctl with their libraries, and the cases. It has no systemd, no disk
+# and no network. It boots in seconds, once for all its cases. The results are written to a serial line.
 #
-# Usage: framework/bare.sh CASE.sh...        runs them; exit 1 if any line is not ok
-#        framework/bare.sh --shell           a shell in it
-# In the environment: PROGRAMS, where pjwd and pjwctl are [target/release]; VM, where the machine is kept
-# [target/vm]; DEADLINE, seconds for the whole machine [900]; KERNEL, see kernel.sh.
+# Usage: framework/bare.sh CASE.sh...        runs these cases; exit code 1 if any line is not ok
+#        framework/bare.sh --shell           a shell in the machine
+# Environment: PROGRAMS, the directory of pjwd and pjwctl [target/release]; VM, the directory of the machine
+# [target/vm]; DEADLINE, the seconds for all cases [900]; KERNEL, see kernel.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-target}/release}
@@ -16,7 +16,7 @@ framework=tests/vm/framework
 results=$vm/results/bare${KERNEL:+-$KERNEL}
 . "$framework/kernel.sh"
 
-# Copies a program and what the dynamic loader needs for it to the same places in the guest.
+# Copies a program and its shared libraries into the guest, to the same paths.
 add_program() {
     local from=$1 to=$2 library
     mkdir -p "$(dirname "$to")" && cp "$from" "$to"
@@ -26,7 +26,7 @@ add_program() {
     done
 }
 
-# The guest's files. newc archives may follow one another, but one small archive is simpler to look into.
+# Makes the initramfs: busybox, pjwd, pjwctl, the static programs, the functions and the cases, in one archive.
 build_initramfs() {
     local applet busybox
     root=$work/root
@@ -41,26 +41,26 @@ build_initramfs() {
         [ -x "$programs/$program" ] || die "$programs/$program is missing: make build"
         add_program "$programs/$program" "$root/usr/bin/$program"
     done
-    # Static programs for the cases: the guest has no compiler.
+    # The programs of the cases are linked statically. The guest has no compiler.
     for program in "$framework"/programs/*.c; do
         cc -O1 -static-pie -o "$root/usr/bin/$(basename "$program" .c)" "$program" ||
             die "cc can't link static programs: apt-get install gcc libc6-dev"
     done
     echo 'root:x:0:0:root:/:/bin/sh' >"$root/etc/passwd"
     echo 'root:x:0:' >"$root/etc/group"
-    cp "$framework/bare-init" "$root/init" && cp "$framework/words/common.sh" "$root/cases/words" && chmod +x "$root/init"
+    cp "$framework/bare-init" "$root/init" && cp "$framework/functions/common.sh" "$root/cases/functions" && chmod +x "$root/init"
     [ $# = 0 ] || cp "$@" "$root/cases/"
     (cd "$root" && find . | "$busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initramfs"
 }
 
-# set_machine WORD: the command line of QEMU, with WORD for the guest's init.
+# set_machine WORD: sets `machine` to the command line of QEMU. WORD is passed to the init of the guest.
 set_machine() {
     command -v qemu-system-x86_64 >/dev/null || die "no qemu-system-x86_64: apt-get install qemu-system-x86"
     machine=(
         qemu-system-x86_64
         -machine "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off" -accel tcg,thread=multi
-        # With an AMD vendor, QEMU's threads of a core look like cores. Newer kernels die of what QEMU 7.2 makes of the
-        # flags after a cmpxchg16b.
+        # With an AMD vendor, the guest takes QEMU's threads of a core for cores. Newer kernels crash with QEMU 7.2, which
+        # sets the flags wrongly after a cmpxchg16b.
         -cpu "max,vendor=GenuineIntel,la57=off${KERNEL:+,cx16=off}" -smp 16,sockets=2,cores=4,threads=2 -m 1024
         -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=512M
         -numa node,nodeid=0,cpus=0-7,memdev=m0 -numa node,nodeid=1,cpus=8-15,memdev=m1
@@ -71,7 +71,7 @@ set_machine() {
     )
 }
 
-# The deadline's own process ends QEMU; ours is told to end it when we are.
+# `timeout` ends QEMU after the deadline. end_machine does when this script ends.
 boot() {
     : >"$results/console.log" && : >"$results/lines"
     timeout --kill-after=5 "$deadline" "${machine[@]}" \
@@ -96,24 +96,23 @@ end_machine() {
     running=
 }
 
-# Whether the kernel met a breakpoint in its own code, before anything had failed. To change an instruction while CPUs run (of
-# cpusets' switch, when the first is made; where a BPF program is attached) it puts one there for a moment and takes it away
-# when all CPUs were told; an emulated CPU may hold what it translated in that moment for longer. No real CPU does.
-died_of_emulation() {
+# Whether the kernel stopped at a breakpoint in its own code before any check failed. The kernel changes an instruction while CPUs
+# run: it puts a breakpoint there, waits for all CPUs, and removes the breakpoint. It does so when the first cpuset is made, and
+# where a BPF program is attached. An emulated CPU may still execute the translated breakpoint after its removal. A real CPU does not.
+has_emulation_fault() {
     ! grep -qx 'end of cases' <(tr -d '\r' <"$results/lines") && ! grep -q '^not ok ' "$results/lines" &&
         grep -qE 'int3: 0000 \[#' "$results/console.log"
 }
 
-# Once in a while an emulated kernel hangs before its first process, on a host that is busy, or dies of its own code that
-# another CPU was just changing. All cases begin again then. A kernel that dies of anything else doesn't come to the end of
-# its cases, which judge() does not let pass.
+# An emulated kernel sometimes hangs before its first process, if the host is busy, or stops as described above. All cases begin
+# again then. A kernel that stops for another reason does not reach the end of the cases, and check_results() reports this.
 run_cases() {
     local try
     for try in 1 2 3; do
         if ! boot; then
-            say "the guest said nothing (try $try of 3); its console ends with"
-        elif [ "$try" -lt 3 ] && died_of_emulation; then
-            say "the emulated kernel died of a breakpoint in its own code (try $try of 3); its console ends with"
+            say "the guest wrote nothing (try $try of 3); its console ends with"
+        elif [ "$try" -lt 3 ] && has_emulation_fault; then
+            say "the emulated kernel stopped at a breakpoint in its own code (try $try of 3); its console ends with"
         else
             return 0
         fi
@@ -122,8 +121,8 @@ run_cases() {
     die "the guest does not boot; its console is $results/console.log"
 }
 
-# Only a machine that came to its end counts, and only if every line is an ok.
-judge() {
+# The run passes only if the end of the cases was reached and every line is ok.
+check_results() {
     local lines passed failed
     lines=$(tr -d '\r' <"$results/lines")
     printf '%s\n' "$lines" | tee "$results/lines"
@@ -160,5 +159,5 @@ else
     build_initramfs "$@"
     set_machine cases
     run_cases
-    judge
+    check_results
 fi

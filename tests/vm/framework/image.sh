@@ -1,11 +1,10 @@
 #!/bin/bash
-# Builds the disk of the Debian machine: the stable release that this host's apt knows, with systemd, Slurm, Grid Engine
-# and what our programs need. Kept in $VM/debian until something in image/ changes; what was snapshot on an older one
-# goes.
+# Builds the disk of the Debian machine: the stable release of this host's apt, with systemd, Slurm, Grid Engine and the libraries
+# that pjw needs. The disk is kept in $VM/debian until a file in image/ changes. Snapshots of an older disk are removed then.
 #
-# Usage: framework/image.sh          (tests/vm/run calls it, and sees to it that no machine runs on the disk)
-# In the environment: VM, where the machines are kept [target/vm]; KERNEL, see kernel.sh.
-# Leaves $VM/debian/{disk.ext4,key}, and the initrd beside its kernel. Without root it needs newuidmap (Debian's package uidmap).
+# Usage: framework/image.sh          (called by tests/vm/run, while no machine uses the disk)
+# Environment: VM, the directory of the machines [target/vm]; KERNEL, see kernel.sh.
+# Writes $VM/debian/{disk.ext4,key}, and the initrd next to its kernel. Without root it needs newuidmap (Debian's package uidmap).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 vm=${VM:-target/vm}
@@ -18,7 +17,7 @@ packages() { grep -v '^#' "$image/packages"; }
 release() { . /etc/os-release && echo "$VERSION_CODENAME"; }
 key_of() { { release; cat "$@"; } | sha256sum | cut -c1-16; }
 
-# The distribution's own archives that this host uses: with its mirrors, and without what it has from elsewhere.
+# Prints the archives of the distribution that this host uses, with its mirrors, and without third-party archives.
 archives() {
     local origin
     for origin in Debian Ubuntu; do
@@ -26,35 +25,35 @@ archives() {
     done | sort -u
 }
 
-# Everything that costs a download, kept apart from what is configured.
+# Builds the root directory with all downloaded packages. It is a file of its own, so a change of the configuration downloads nothing.
 build_base() {
     local base=$disk/base.tar key
     key=$(key_of "$image/packages")
     [ "$(cat "$base.key" 2>/dev/null)" != "$key" ] || [ ! -s "$base" ] || return 0
-    [ -n "$(archives)" ] || die "apt knows no archive of Debian or Ubuntu: run apt-get update as root"
+    [ -n "$(archives)" ] || die "apt has no archive of Debian or Ubuntu: run apt-get update as root"
     say "installing $(packages | wc -l) packages of $(release) into a new root"
     rm -f "$base.key"
     archives >"$disk/archives.list"
-    # Grid Engine's cell can't be made in there, where the node has no name: `configure` does it.
+    # The cell of Grid Engine is made by `configure`: mmdebstrap gives the node no name.
     mmdebstrap --quiet --format=tar --variant=minbase --include="$(packages | tr '\n' ',' | sed 's/,$//')" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --aptopt='Apt::Install-Recommends "false"' \
         --essential-hook='echo gridengine-common shared/gridengineconfig boolean false |
             chroot "$1" debconf-set-selections' \
         --skip=cleanup/apt/lists "$(release)" "$base.new" "$disk/archives.list" >"$disk/mmdebstrap.log" 2>&1 \
-        || { tail -n 20 "$disk/mmdebstrap.log" >&2; die "mmdebstrap failed; all it said is in $disk/mmdebstrap.log"; }
+        || { tail -n 20 "$disk/mmdebstrap.log" >&2; die "mmdebstrap failed; its output is in $disk/mmdebstrap.log"; }
     mv "$base.new" "$base"
     echo "$key" >"$base.key"
 }
 
-# Needs to be root, or to look like it: the files of the disk belong to many users.
+# Needs root or a user namespace with many users: the files of the disk belong to several users.
 fill_disk() {
     local root=$disk/root
     rm -rf "$root" && mkdir -p "$root"
     tar -C "$root" --numeric-owner --exclude=./dev/\* -xf "$disk/base.tar"
     mkdir "$root/setup" && cp "$image"/* "$root/setup/"
-    # The new root's programs want some devices; nothing else of this machine is shown to them, and the mounts end
-    # with the command. Nor is its name: Grid Engine asks the node's own.
+    # Programs in the new root need some devices. No other part of this machine is visible to them, including its host name, which
+    # Grid Engine uses. The mounts end with the command.
     touch "$root/dev/null" "$root/dev/urandom" "$root/dev/zero"
     unshare --mount --uts sh -c '
         hostname node1
@@ -99,7 +98,7 @@ build() {
     command -v mmdebstrap >/dev/null || die "no mmdebstrap: make deps-vm"
     mkdir -p "$disk"
     rm -f "$disk/key"
-    # A snapshot's memory knows the disk that it was taken on.
+    # A snapshot can be used only with the disk on which it was taken.
     rm -rf "$disk"/snapshot-*
     fetch_kernel
     build_base

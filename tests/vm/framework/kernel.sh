@@ -1,9 +1,9 @@
-# The guests' kernel: the distribution's own, for virtual machines; unpacked, never installed. With KERNEL=backports it is
-# the one that Debian's backports have for the same release: it remembers the masks that users asked for, as Linux does
-# since 6.2, and Debian 12's own does not. Sourced by bare.sh and image.sh, which set `vm` (where the machines are kept).
+# Fetches the kernel of the guests: the distribution's kernel for virtual machines. It is unpacked, and not installed. With
+# KERNEL=backports it is the kernel that Debian's backports have for the same release. Like every Linux since 6.2 it keeps the masks
+# that were requested. The kernel of Debian 12 does not. Sourced by bare.sh and image.sh, which set `vm`, the directory of the machines.
 #
-# Leaves $kernel/vmlinuz, and in $kernel/modules what a machine with disks and ports needs that is not built in, numbered
-# in the order of loading.
+# Writes $kernel/vmlinuz, and to $kernel/modules the modules that are not built in but needed for disks and ports. Their names have
+# numbers in the order of loading.
 
 say() { printf 'vm: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -12,11 +12,11 @@ mkdir -p "$vm${KERNEL:+/$KERNEL}"
 kernel=$(realpath "$vm${KERNEL:+/$KERNEL}")
 case ${KERNEL:-} in '' | backports) ;; *) die "KERNEL is backports, or nothing" ;; esac
 
-# Disk, ports, and an interface that is not the loopback.
+# For the disk, the ports, and a dummy network interface.
 modules="virtio_pci virtio_blk virtio_console ext4 dummy"
 
-# ask_apt COMMAND...: apt-get or apt-cache, of the archives that have this kernel. Backports are none of the host's: lists of
-# their own say what is there.
+# ask_apt COMMAND...: runs apt-get or apt-cache on the archives that have this kernel. For backports it uses package lists of its
+# own, because the host may not have them.
 ask_apt() {
     local command=$1 at=$kernel/apt
     shift
@@ -25,7 +25,7 @@ ask_apt() {
         -o Dir::Cache="$at/cache" -o APT::Sandbox::User="$(id -un)" "$@"
 }
 
-# look_up: their lists, from the mirror that the host takes its release from.
+# look_up: fetches the package lists of backports, from the mirror that the host uses for its release.
 look_up() {
     local at=$kernel/apt release
     mkdir -p "$at/lists/partial" "$at/cache/archives/partial"
@@ -36,7 +36,7 @@ look_up() {
     ask_apt apt-get -qq update
 }
 
-# What the distribution's package of kernels for virtual machines stands for now.
+# Prints the kernel package on which the distribution's package for virtual machines depends at present.
 kernel_package() {
     local meta
     for meta in linux-image-cloud-amd64 linux-image-virtual; do
@@ -44,13 +44,13 @@ kernel_package() {
     done | head -n 1
 }
 
-# Where the modules of a kernel are: in its own package (Debian), or beside it (Ubuntu).
+# Prints the package of the kernel's modules, if they are not in the kernel's package: Debian has one package, Ubuntu has two.
 modules_package() {
     local beside=${1/linux-image-/linux-modules-}
     ! ask_apt apt-cache show "$beside" >/dev/null 2>&1 || echo "$beside"
 }
 
-# $1, unpacked for the boot: busybox may not know how the distribution packs its modules.
+# Copies a module, uncompressed: the busybox of the initrd may not support the compression.
 copy_module() {
     case $1 in
         *.xz) xz -dc "$1" >"$2" ;;
@@ -74,22 +74,22 @@ copy_modules() {
     echo "$modules" >"$to/list"
 }
 
-# Debian's cloud kernel and Ubuntu's virtual one have everything built in that a machine without disks needs.
+# Debian's cloud kernel and Ubuntu's virtual kernel have everything built in that a machine without disks needs.
 fetch_kernel() {
     [ ! -s "$kernel/vmlinuz" ] || [ "$(cat "$kernel/modules/list" 2>/dev/null)" != "$modules" ] || return 0
     local package at=$kernel/unpacked
     if [ -n "${KERNEL:-}" ]; then look_up || die "the archives of $KERNEL can't be read: is the host Debian, and online?"; fi
     package=$(kernel_package)
     if [ -z "$package" ] && [ -z "${KERNEL:-}" ]; then
-        say "apt knows no kernel package: updating its lists"
+        say "apt has no kernel package in its lists: updating them"
         if [ "$(id -u)" = 0 ]; then apt-get -qq update; else sudo apt-get -qq update; fi || true
         package=$(kernel_package)
     fi
     [ -n "$package" ] || die "no kernel package was found: run apt-get update as root"
     say "fetching $package"
     rm -rf "$at" && mkdir -p "$at"
-    # _apt may not write here; the signature was checked with the lists.
-    # shellcheck disable=SC2046 # no package is no word
+    # The user _apt may not write here. The signature was checked with the lists.
+    # shellcheck disable=SC2046 # an empty result is no word
     (cd "$at" && ask_apt apt-get -qq -o APT::Sandbox::User="$(id -un)" download "$package" $(modules_package "$package"))
     for package in "$at/"*.deb; do dpkg-deb -x "$package" "$at/root"; done
     copy_modules "$at/root" "$kernel/modules"

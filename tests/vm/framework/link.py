@@ -1,6 +1,6 @@
-"""The host's ends of the lines to a machine: commands for the guest's agent, and orders for QEMU.
+"""The host's connections to a machine: commands for the agent in the guest, and commands for QEMU.
 
-What goes over the agent's line is described in image/agent.
+The protocol of the agent is described in image/agent.
 """
 import json
 import socket
@@ -13,11 +13,11 @@ class Lost(Exception):
 
 
 class Stopped(Lost):
-    """The kernel of the guest has stopped for good."""
+    """The kernel of the guest has stopped and will not continue."""
 
 
 def connect(path, deadline):
-    """A stream to a socket that QEMU is about to make."""
+    """Connects to a socket that QEMU creates shortly after its start."""
     until = time.monotonic() + deadline
     while True:
         stream = socket.socket(socket.AF_UNIX)
@@ -32,46 +32,46 @@ def connect(path, deadline):
 
 
 class Stream:
-    """A socket that is read in whole pieces, until a moment and no longer."""
+    """A socket with complete reads and a deadline."""
 
-    # Seconds without an answer after which `has_stopped` is asked.
-    PATIENCE = 5
+    # The seconds without data after which `has_stopped` is called.
+    POLL_INTERVAL = 5
 
     def __init__(self, path, deadline):
         self.socket = connect(path, deadline)
-        self.ahead = b""
-        # Whether the other end has stopped for good. Asked while no answer comes, with the seconds of silence.
+        self.buffer = b""
+        # Returns whether the other end has stopped. Called with the seconds since the last data, while no data arrives.
         self.has_stopped = lambda silent: False
-        self.heard_at = time.monotonic()
+        self.last_data_at = time.monotonic()
 
-    def more(self, until):
+    def receive(self, until):
         left = until - time.monotonic()
         if left <= 0:
             raise Lost("no answer in time")
-        self.socket.settimeout(min(left, self.PATIENCE))
+        self.socket.settimeout(min(left, self.POLL_INTERVAL))
         try:
             data = self.socket.recv(1 << 16)
         except socket.timeout as error:
-            if self.has_stopped(time.monotonic() - self.heard_at):
+            if self.has_stopped(time.monotonic() - self.last_data_at):
                 raise Stopped("its kernel has stopped") from error
             return
         except OSError as error:
             raise Lost(str(error)) from error
         if not data:
             raise Lost("QEMU has ended")
-        self.heard_at = time.monotonic()
-        self.ahead += data
+        self.last_data_at = time.monotonic()
+        self.buffer += data
 
     def exactly(self, length, until):
-        while len(self.ahead) < length:
-            self.more(until)
-        data, self.ahead = self.ahead[:length], self.ahead[length:]
+        while len(self.buffer) < length:
+            self.receive(until)
+        data, self.buffer = self.buffer[:length], self.buffer[length:]
         return data
 
     def line(self, until):
-        while b"\n" not in self.ahead:
-            self.more(until)
-        line, self.ahead = self.ahead.split(b"\n", 1)
+        while b"\n" not in self.buffer:
+            self.receive(until)
+        line, self.buffer = self.buffer.split(b"\n", 1)
         return line
 
     def send(self, data, until):
@@ -85,17 +85,17 @@ class Stream:
 class Agent:
     """Runs commands in the guest, one after another."""
 
-    # So much later than the guest's own deadline does the host give up: the guest's clock is not the host's.
+    # The host waits this much longer than the guest's own deadline, because the clocks of guest and host differ.
     GRACE = 20
 
     def __init__(self, path):
         self.stream = Stream(path, 10)
 
-    def run(self, words, deadline, stdin=b"", out=None, err=None):
-        """The command's exit code, or "deadline". `out` and `err` are given each piece of what it writes."""
+    def run(self, command, deadline, stdin=b"", out=None, err=None):
+        """Returns the exit code of the command, or "deadline". `out` and `err` are called with each piece of its output."""
         until = time.monotonic() + deadline + self.GRACE
-        order = {"run": words, "deadline": deadline, "stdin": len(stdin)}
-        self.stream.send(json.dumps(order).encode() + b"\n" + stdin, until)
+        request = {"run": command, "deadline": deadline, "stdin": len(stdin)}
+        self.stream.send(json.dumps(request).encode() + b"\n" + stdin, until)
         while True:
             kind, length = struct.unpack(">cI", self.stream.exactly(5, until))
             data = self.stream.exactly(length, until)
@@ -107,14 +107,14 @@ class Agent:
 
 
 class Monitor:
-    """QEMU's own line (QMP)."""
+    """The control connection of QEMU (QMP)."""
 
     def __init__(self, path):
         self.stream = Stream(path, 10)
         self.stream.line(time.monotonic() + 10)
-        self.order("qmp_capabilities")
+        self.execute("qmp_capabilities")
 
-    def order(self, name, deadline=30, **arguments):
+    def execute(self, name, deadline=30, **arguments):
         until = time.monotonic() + deadline
         self.stream.send(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n", until)
         while True:
@@ -124,14 +124,14 @@ class Monitor:
             if "return" in answer:
                 return answer["return"]
 
-    def migrated(self, deadline):
-        """Waits until the machine's state is out, or in."""
+    def wait_for_migration(self, deadline):
+        """Waits until the state of the machine is saved or loaded."""
         until = time.monotonic() + deadline
         while time.monotonic() < until:
-            status = self.order("query-migrate").get("status")
+            status = self.execute("query-migrate").get("status")
             if status == "completed":
                 return
             if status in ("failed", "cancelled"):
-                raise Lost(f"the state did not pass: {status}")
+                raise Lost(f"the state was not transferred: {status}")
             time.sleep(0.05)
-        raise Lost("the state did not pass in time")
+        raise Lost("the state was not transferred in time")

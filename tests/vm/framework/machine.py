@@ -23,15 +23,15 @@ SNAPSHOT_FILES = ("memory0", "memory1", "disk.qcow2", "state")
 
 
 def die_with_parent():
-    """QEMU ends when this process does, however that happens."""
+    """Ends QEMU with this process, for any reason of its end."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class Machine:
-    """A QEMU of ours. Use it in a `with`: at its end the process is gone, and so are its files."""
+    """A QEMU process. Use it in a `with`: its process and files are removed at the end."""
 
     def __init__(self, vm, cpus, accelerator="tcg,thread=multi", snapshot=None, to_freeze=False):
-        """`to_freeze`: a machine that resumes from a snapshot to become another."""
+        """`to_freeze`: a machine that resumes from a snapshot, and is then frozen into another one."""
         self.vm, self.cpus, self.accelerator, self.snapshot = vm, cpus, accelerator, snapshot
         self.kernel = vm / os.environ.get("KERNEL", "")
         self.own_memory = to_freeze or snapshot is None
@@ -50,10 +50,10 @@ class Machine:
         self.end()
 
     def start(self):
-        """From the snapshot if there is one, else from the kernel on."""
-        below = (self.snapshot / "disk.qcow2", "qcow2") if self.snapshot else (self.vm / "debian/disk.ext4", "raw")
+        """Resumes from the snapshot if there is one. Boots the kernel otherwise."""
+        base = (self.snapshot / "disk.qcow2", "qcow2") if self.snapshot else (self.vm / "debian/disk.ext4", "raw")
         subprocess.run(
-            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", below[0].resolve(), "-F", below[1], self.place / "disk.qcow2"],
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base[0].resolve(), "-F", base[1], self.place / "disk.qcow2"],
             check=True,
         )
         if self.snapshot and self.own_memory:
@@ -66,14 +66,14 @@ class Machine:
         console.close()
         self.monitor = Monitor(self.socket("monitor"))
         if self.snapshot:
-            self.shared_memory_stays()
-            self.monitor.order("migrate-incoming", uri=f"exec:cat {self.snapshot / 'state'}")
-            self.monitor.migrated(30)
-            self.monitor.order("cont")
+            self.leave_memory_out()
+            self.monitor.execute("migrate-incoming", uri=f"exec:cat {self.snapshot / 'state'}")
+            self.monitor.wait_for_migration(30)
+            self.monitor.execute("cont")
         self.agent = Agent(self.socket("agent"))
 
     def socket(self, name):
-        """A path short enough for a socket, wherever the project is."""
+        """Returns a path that is short enough for a socket in any directory of the project."""
         return f"/proc/{os.getpid()}/fd/{self.directory()}/{name}"
 
     def directory(self):
@@ -94,8 +94,8 @@ class Machine:
         return [
             QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-machine", "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off", "-accel", self.accelerator,
-            # With an AMD vendor, QEMU's threads of a core look like cores. Newer kernels die of what QEMU 7.2 makes of the
-            # flags after a cmpxchg16b.
+            # With an AMD vendor, the guest takes QEMU's threads of a core for cores. Newer kernels crash with QEMU 7.2, which
+            # sets the flags wrongly after a cmpxchg16b.
             "-cpu", "max,vendor=GenuineIntel,la57=off" + (",cx16=off" if os.environ.get("KERNEL") else ""),
             "-smp", f"{self.cpus},sockets=2,cores={self.cpus // 4},threads=2", "-m", str(2 * MEMORY_OF_NODE >> 20),
             *nodes, "-numa", "dist,src=0,dst=1,val=21",
@@ -111,19 +111,19 @@ class Machine:
             *(["-incoming", "defer"] if self.snapshot else []),
         ]  # fmt: skip
 
-    def shared_memory_stays(self):
-        """The memory is in files already: only the devices' state passes."""
+    def leave_memory_out(self):
+        """Leaves the memory out of the state: it is in files already."""
         capability = {"capability": "x-ignore-shared", "state": True}
-        self.monitor.order("migrate-set-capabilities", capabilities=[capability])
+        self.monitor.execute("migrate-set-capabilities", capabilities=[capability])
 
     def freeze(self, to):
-        """Ends the machine and leaves it, as it is, in a new directory."""
+        """Ends the machine and saves its state in a new directory."""
         self.agent.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], 60)
-        self.monitor.order("stop")
-        self.shared_memory_stays()
-        self.monitor.order("migrate", uri=f"exec:cat >{self.place}/state")
-        self.monitor.migrated(60)
-        self.monitor.order("quit")
+        self.monitor.execute("stop")
+        self.leave_memory_out()
+        self.monitor.execute("migrate", uri=f"exec:cat >{self.place}/state")
+        self.monitor.wait_for_migration(60)
+        self.monitor.execute("quit")
         self.process.wait(30)
         new = to.with_name(to.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
@@ -132,8 +132,8 @@ class Machine:
             (self.place / name).rename(new / name)
         new.rename(to)
 
-    def last_words(self):
-        """What kernel and QEMU said last."""
+    def last_log_lines(self):
+        """Returns the last lines of the kernel's log and of QEMU's output."""
         text = b""
         for name in ("kernel.log", "console.log"):
             path = self.place / name

@@ -1,4 +1,4 @@
-"""A person's terminal on the Debian machine: bytes go through the guest's console hvc0 until its shell ends."""
+"""An interactive terminal on the Debian machine, over the guest's console hvc0. It ends with its shell."""
 import os
 import select
 import shutil
@@ -10,15 +10,15 @@ import tty
 from link import connect
 
 A_DAY = 86400
-# A shell of its own session, which has the console as its terminal.
+# A shell with a session of its own and the console as its terminal.
 START = (
     "exec setsid --ctty --wait bash -c 'stty sane rows {rows} cols {columns}; cd /pjw; "
-    "export TERM=\"{term}\"; exec bash --rcfile /cases/words -i' <>/dev/hvc0 >&0 2>&1"
+    "export TERM=\"{term}\"; exec bash --rcfile /cases/functions -i' <>/dev/hvc0 >&0 2>&1"
 )
 
 
-def converse(machine):
-    """Until the shell ends; its exit code."""
+def run_terminal(machine):
+    """Runs a shell. Returns its exit code."""
     console = connect(machine.socket("shell"), 10)
     size = shutil.get_terminal_size()
     start = START.format(rows=size.lines, columns=size.columns, term=os.environ.get("TERM", "dumb"))
@@ -27,7 +27,7 @@ def converse(machine):
         target=lambda: ended.append(machine.agent.run(["bash", "-c", start], A_DAY)), daemon=True
     )
     is_terminal = sys.stdin.isatty()
-    print("vm: a fresh machine; our files are in /pjw, `install_pjw` installs them; `exit` ends it", file=sys.stderr)
+    print("vm: a fresh machine; the files of pjw are in /pjw, `install_pjw` installs them; `exit` ends it", file=sys.stderr)
     before = termios.tcgetattr(0) if is_terminal else None
     if is_terminal:
         tty.setraw(0)

@@ -1,6 +1,6 @@
-# A partition of its own for a job: valid, off limits for everybody else, and undone without a trace. The kernel wipes the
-# masks of everybody whose cpuset changes with that; they are as before.
-. /cases/words
+# A job has a cpuset partition of its own. The partition is valid, and its CPUs belong to no other cgroup. Its removal restores
+# all settings. Before Linux 6.2, a change of a cpuset resets the masks of the processes in it. pjwd restores these masks.
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
@@ -9,50 +9,50 @@ top=/sys/fs/cgroup
 isolated() { [ "$(cat $top/pjw-alone/cpuset.cpus.partition)" = isolated ]; }
 settings() { find $top \( -name 'cpuset.*' -o -name cgroup.subtree_control \) -exec grep -H '' {} + | sort; }
 gone() { [ ! -e $top/pjw-alone ]; }
-# Each of a job's two shells that compute has one CPU, and another.
-each_has_its_own() { found=$(for pid in $(family $alone | grep -v "^$alone\$"); do masks "$pid"; done | grep -v '[-,]' | sort -u | wc -l); [ "$found" -ge 2 ]; }
+# Each of the two shells of the job that compute is pinned to one CPU, and these differ.
+each_is_pinned_alone() { found=$(for pid in $(process_tree $alone | grep -v "^$alone\$"); do masks "$pid"; done | grep -v '[-,]' | sort -u | wc -l); [ "$found" -ge 2 ]; }
 
 taskset 8000 sleep 1000 &
-bystander=$!
+outsider=$!
 taskset 4000 sleep 1000 &
-guest=$!
+other=$!
 settings >/tmp/before
 
 pjwd 2>>/dev/ttyS0 &
-warden=$!
-eventually "the daemon answers beside a partition" answers || exit 1
-if pjwctl assign guest --cores 1 --pid $guest >&2; then ok "somebody is assigned"; else not_ok "somebody is assigned" "exit $?"; fi
-# Who is bound to a CPU that the partition takes: its place is found by a job that is to have it first.
-pjwctl assign scout --cores 2 >&2
-cpu=$(members "$(cpus manual:scout)" | head -n 1)
-pjwctl release scout >&2
+daemon=$!
+eventually "pjwd answers before the partition is made" answers || exit 1
+if pjwctl assign other --cores 1 --pid $other >&2; then ok "pjwctl assign succeeds"; else not_ok "pjwctl assign succeeds" "exit $?"; fi
+# A process is bound to a CPU that the partition will get. The job `probe` has the same size, and so finds the CPU.
+pjwctl assign probe --cores 2 >&2
+cpu=$(each_cpu "$(cpus manual:probe)" | head -n 1)
+pjwctl release probe >&2
 taskset -c "$cpu" sleep 1000 &
-resident=$!
+bound=$!
 busy='while :; do :; done'
 pjwctl run --cores 2 --isolated --job alone -- sh -c "sh -c '$busy' & sh -c '$busy' & wait" &
 alone=$!
-eventually "a job has a partition of its own" isolated
+eventually "the cgroup of the isolated job is a valid partition" isolated
 alone_cpus=$(cpus manual:alone)
-check "with its cores" [ "$(cat $top/pjw-alone/cpuset.cpus.effective)" = "$alone_cpus" ]
-check "among them that of a process that was bound there" within "$cpu" "$alone_cpus"
-check "which runs elsewhere now" disjoint "$(masks $resident)" "$alone_cpus"
-check "which are nobody else's" disjoint "$(cat $top/cpuset.cpus.effective)" "$alone_cpus"
-eventually "threads that run are pinned there, each to its own CPU" each_has_its_own
-check "all are inside" confined "$alone_cpus" $(family $alone)
-eventually "the guest is inside its cores" confined "$(cpus manual:guest)" $guest
-figure "the bystander's mask of CPU 15 is now $(masks $bystander)"
+check "the partition has the CPUs of the job" [ "$(cat $top/pjw-alone/cpuset.cpus.effective)" = "$alone_cpus" ]
+check "the CPU of the bound process is one of them" within "$cpu" "$alone_cpus"
+check "the bound process has no CPU of the partition in its mask" disjoint "$(masks $bound)" "$alone_cpus"
+check "the root cgroup has no CPU of the partition" disjoint "$(cat $top/cpuset.cpus.effective)" "$alone_cpus"
+eventually "each running thread in the partition is pinned to a CPU of its own" each_is_pinned_alone
+check "every thread of the isolated job is inside the partition" confined "$alone_cpus" $(process_tree $alone)
+eventually "the process of job other is on its cores" confined "$(cpus manual:other)" $other
+figure "the mask of the process that was bound to CPU 15 is now $(masks $outsider)"
 
-kill -9 $(family $alone)
-eventually "with its end the partition is gone" gone
-eventually "who was bound to a CPU of it is bound again" has_mask $resident "$cpu"
-eventually "the guest is still on its cores" confined "$(cpus manual:guest)" $guest
-if pjwctl release --all >&2; then ok "the isolated job and the guest are released"; else not_ok "the isolated job and the guest are released" "exit $?"; fi
-eventually "the guest has its mask again" has_mask $guest 14
-eventually "the bystander has its mask" has_mask $bystander 15
-check "who was bound to nothing has all CPUs" has_mask $$ 0-15
-kill $warden
-eventually "the daemon stops after the partition" stopped $warden
+kill -9 $(process_tree $alone)
+eventually "the partition is removed after the end of the job" gone
+eventually "the bound process has its mask of one CPU again" has_mask $bound "$cpu"
+eventually "the process of job other is still on its cores" confined "$(cpus manual:other)" $other
+if pjwctl release --all >&2; then ok "pjwctl release --all succeeds"; else not_ok "pjwctl release --all succeeds" "exit $?"; fi
+eventually "the process of job other has its original mask" has_mask $other 14
+eventually "the process outside all jobs has its original mask" has_mask $outsider 15
+check "a process without a mask of its own has all CPUs" has_mask $$ 0-15
+kill $daemon
+eventually "pjwd stops after the partition" stopped $daemon
 settings >/tmp/after
-check "every cpuset is as before the partition" diff /tmp/before /tmp/after
-kill $guest $bystander $resident
-wait $guest $bystander $resident $alone 2>/dev/null || true
+check "all cpuset settings are as before the partition" diff /tmp/before /tmp/after
+kill $other $outsider $bound
+wait $other $outsider $bound $alone 2>/dev/null || true

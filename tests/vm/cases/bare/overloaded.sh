@@ -1,24 +1,24 @@
-# Four ranks that are all bound to the two hardware threads of one core, as two runs of a launcher bind them, use both cores of
-# their job. A rank that is bound to a core alone stays there. A release restores every binding.
-. /cases/words
+# Four ranks are all bound to the two hardware threads of one core, as two runs of a launcher bind them. pjwd lets them use both
+# cores of their job. A rank that is alone on the core to which it is bound stays there. A release restores every mask.
+. /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
-# The shells of a job that compute: all but the first.
-ranks() { family "$1" | grep -vx "$1"; }
+# Prints the shells of a job that compute: all processes except the first.
+ranks() { process_tree "$1" | grep -vx "$1"; }
 masks_of_ranks() { for pid in $(ranks "$1"); do masks "$pid"; done | sort | tr '\n' ' '; }
 run_on() { [ "$(ranks "$1" | wc -l)" = "$2" ] && [ "$(masks_of_ranks "$1")" = "$3" ]; }
-# The sum of the threads in the events that report repairs of the job. Ranks that begin to compute at different times are
+# Sums the threads in the events that report repairs of the job. Ranks that begin to compute at different times may be
 # reported by several events.
 repaired() {
     pjwctl events --json | grep '"repaired"' | grep "\"$1\"" | sed 's/.*"\([0-9]*\) threads* bound to.*/\1/' \
         | awk '{ sum += $1 } END { print sum + 0 }'
 }
-explained() { pjwctl explain "$1" --json | grep -q "too many running threads were bound to its own CPUs $2"; }
+is_explained() { pjwctl explain "$1" --json | grep -q "too many running threads were bound to its own CPUs $2"; }
 
 pjwd 2>>/dev/ttyS0 &
-warden=$!
-eventually "the daemon answers" answers || exit 1
+daemon=$!
+eventually "pjwd answers" answers || exit 1
 
 busy='while :; do :; done'
 pjwctl run --cores 2 --job ranks -- sh -c "core=\$(echo \$PJW_CPUS | cut -d- -f1)
@@ -31,33 +31,33 @@ taskset -c \$core-\$((core + 1)) sh -c '$busy' &
 taskset -c \$((core + 2))-\$((core + 3)) sh -c '$busy' &
 wait" &
 bound=$!
-eventually "the job holds two cores" holds manual:ranks
-eventually "so does the other" holds manual:bound
+eventually "the job of four ranks holds two cores" holds manual:ranks
+eventually "the job of two ranks holds two cores" holds manual:bound
 first=$(cpus manual:ranks)
 first=${first%-*}
 core=$first-$((first + 1))
-eventually "of four ranks bound to one core two get the PUs of the other" \
+eventually "two of four ranks bound to one core are pinned to the PUs of the other core" \
     run_on $ranks 4 "$core $core $((first + 2)) $((first + 3)) "
 moved=$(for pid in $(ranks $ranks); do [ "$(masks "$pid")" = "$core" ] || echo "$pid"; done | head -n 1)
-eventually "explain says why" explained "$moved" "$core"
+eventually "pjwctl explain shows why a rank was moved" is_explained "$moved" "$core"
 is_repaired() { [ "$(repaired "$1")" = "$2" ]; }
-eventually "the move of each of the two is reported once" is_repaired manual:ranks 2
+eventually "each of the two moves is reported once" is_repaired manual:ranks 2
 other=$(cpus manual:bound)
 other=${other%-*}
-check "ranks with a core each keep their masks" \
+check "ranks that are alone on their core keep their masks" \
     run_on $bound 2 "$other-$((other + 1)) $((other + 2))-$((other + 3)) "
-check "no repair of them is reported" [ "$(repaired manual:bound)" = 0 ]
+check "no repair of these ranks is reported" [ "$(repaired manual:bound)" = 0 ]
 
-# Stopped and continued: the threads that moved float while they are idle, and do not return to the full core.
+# The ranks are stopped and continued. The moved threads float while they are idle, and do not return to the full core.
 kill -STOP $(ranks $ranks)
-eventually "ranks that are idle float" run_on $ranks 4 "$core $core $first-$((first + 3)) $first-$((first + 3)) "
+eventually "the moved ranks float while they are idle" run_on $ranks 4 "$core $core $first-$((first + 3)) $first-$((first + 3)) "
 kill -CONT $(ranks $ranks)
-eventually "ranks that run again are pinned again" run_on $ranks 4 "$core $core $((first + 2)) $((first + 3)) "
-check "which is no new repair" [ "$(repaired manual:ranks)" = 2 ]
+eventually "the moved ranks are pinned to the other core again when they run" run_on $ranks 4 "$core $core $((first + 2)) $((first + 3)) "
+check "pinning them again is not reported as a repair" [ "$(repaired manual:ranks)" = 2 ]
 
 pjwctl release --all >&2
-eventually "a release restores each binding" run_on $ranks 4 "$core $core $core $core "
-kill -9 $(family $ranks) $(family $bound)
-kill $warden
-eventually "the daemon stops" stopped $warden
-wait $ranks $bound $warden 2>/dev/null || true
+eventually "a release restores every mask" run_on $ranks 4 "$core $core $core $core "
+kill -9 $(process_tree $ranks) $(process_tree $bound)
+kill $daemon
+eventually "pjwd stops" stopped $daemon
+wait $ranks $bound $daemon 2>/dev/null || true

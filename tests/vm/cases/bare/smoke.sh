@@ -1,22 +1,22 @@
-# Two jobs on a machine with two NUMA nodes, from the first command to the last mask put back.
-. /cases/words
+# Two jobs on a machine with two NUMA nodes, from the assignment of cores to the release.
+. /cases/functions
 
-start_warden() {
+start_daemon() {
     pjwd 2>>/dev/ttyS0 &
-    warden=$!
+    daemon=$!
 }
 answers() { pjwctl status --json >/dev/null 2>&1; }
-silent() { ! answers; }
-# A child that ended stays in the table until the shell takes note.
+does_not_answer() { ! answers; }
+# A child that has ended is a zombie until the shell waits for it.
 stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
-grew() { [ "$(family "$1" | wc -l)" -ge "$2" ]; }
-has_masks() { [ "$(masks $(family "$1"))" = "$2" ]; }
-is_jailed() { confined "$(cpus "$1")" $(family "$2"); }
+has_processes() { [ "$(process_tree "$1" | wc -l)" -ge "$2" ]; }
+has_masks() { [ "$(masks $(process_tree "$1"))" = "$2" ]; }
+is_confined() { confined "$(cpus "$1")" $(process_tree "$2"); }
 
-start_warden
-eventually "the daemon answers" answers || exit 1
+start_daemon
+eventually "pjwd answers" answers || exit 1
 
-# Job a asks for two cores and keeps six CPUs busy; job b asks for three and keeps to it. A core is two CPUs.
+# Job a requests two cores and has six processes that compute. Job b requests three cores and has three. A core has two CPUs.
 busy='while :; do :; done'
 pjwctl run --cores 2 --job a -- sh -c "
     for i in 1 2 3 4 5; do sh -c '$busy' & done
@@ -27,62 +27,62 @@ pjwctl run --cores 3 --job b -- sh -c "sh -c '$busy' & sh -c '$busy' & $busy" &
 b=$!
 eventually "job a holds cores" holds manual:a
 eventually "job b holds cores" holds manual:b
-eventually "job a has grown" grew $a 7
-eventually "job b has grown" grew $b 3
+eventually "job a has all its processes" has_processes $a 7
+eventually "job b has all its processes" has_processes $b 3
 
 a_cpus=$(cpus manual:a) b_cpus=$(cpus manual:b)
-check "job a holds two whole cores" [ "$(members "$a_cpus" | wc -l)" = 4 ]
-check "job b holds three whole cores" [ "$(members "$b_cpus" | wc -l)" = 6 ]
-check "no CPU belongs to both" disjoint "$a_cpus" "$b_cpus"
-check "job a is inside one NUMA node" in_one_node "$a_cpus"
-check "job b is inside one NUMA node" in_one_node "$b_cpus"
-eventually "every thread of job a is on its cores" is_jailed manual:a $a
-eventually "every thread of job b is on its cores" is_jailed manual:b $b
+check "job a holds two whole cores" [ "$(each_cpu "$a_cpus" | wc -l)" = 4 ]
+check "job b holds three whole cores" [ "$(each_cpu "$b_cpus" | wc -l)" = 6 ]
+check "no CPU belongs to both jobs" disjoint "$a_cpus" "$b_cpus"
+check "the cores of job a are in one NUMA node" in_one_node "$a_cpus"
+check "the cores of job b are in one NUMA node" in_one_node "$b_cpus"
+eventually "every thread of job a is on its cores" is_confined manual:a $a
+eventually "every thread of job b is on its cores" is_confined manual:b $b
 
-# A member widens its own mask: the warden puts it back.
-rebel=$(family $a | tail -n 1)
-taskset -p ffff "$rebel" >/dev/null
-eventually "a thread that left its cores is brought back" is_jailed manual:a $a
+# A process of job a widens its own mask. pjwd restores it.
+member=$(process_tree $a | tail -n 1)
+taskset -p ffff "$member" >/dev/null
+eventually "a thread that left its cores is moved back" is_confined manual:a $a
 
-# A process that was there before, with a mask of its own, joins and is let go again below.
+# A running process with a mask of its own is assigned. A release restores its mask below.
 taskset 8 sh -c "$busy" &
-guest=$!
-eventually "the guest has its own mask" has_masks $guest 3
-if pjwctl assign guest --cores 1 --pid $guest >&2; then ok "a running process is assigned"; else not_ok "a running process is assigned" "exit $?"; fi
-guest_cpus=$(cpus manual:guest)
-eventually "the assigned process is on the job's cores" is_jailed manual:guest $guest
-check "its cores are nobody else's" disjoint "$guest_cpus" "$a_cpus,$b_cpus"
+assigned=$!
+eventually "the running process has its own mask" has_masks $assigned 3
+if pjwctl assign assigned --cores 1 --pid $assigned >&2; then ok "pjwctl assign of a running process succeeds"; else not_ok "pjwctl assign of a running process succeeds" "exit $?"; fi
+assigned_cpus=$(cpus manual:assigned)
+eventually "every thread of the assigned process is on the cores of its job" is_confined manual:assigned $assigned
+check "the cores of the assigned process belong to no other job" disjoint "$assigned_cpus" "$a_cpus,$b_cpus"
 
-# The daemon dies without a word; the jobs don't notice, and the next one knows them.
-kill -9 $warden
-eventually "the killed daemon is silent" silent
-eventually "job a stays on its cores without a daemon" confined "$a_cpus" $(family $a)
-start_warden
-eventually "the next daemon answers" answers
-check "job a kept its cores over the kill" [ "$(cpus manual:a)" = "$a_cpus" ]
-check "job b kept its cores over the kill" [ "$(cpus manual:b)" = "$b_cpus" ]
-check "the guest kept its cores over the kill" [ "$(cpus manual:guest)" = "$guest_cpus" ]
-eventually "job a is still confined" is_jailed manual:a $a
-eventually "job b is still confined" is_jailed manual:b $b
+# The daemon is killed. The masks stay, and the next daemon reads the jobs from its journal.
+kill -9 $daemon
+eventually "the killed pjwd does not answer" does_not_answer
+eventually "job a stays on its cores without pjwd" confined "$a_cpus" $(process_tree $a)
+start_daemon
+eventually "the next pjwd answers" answers
+check "job a holds the same cores after the restart" [ "$(cpus manual:a)" = "$a_cpus" ]
+check "job b holds the same cores after the restart" [ "$(cpus manual:b)" = "$b_cpus" ]
+check "the assigned process holds the same cores after the restart" [ "$(cpus manual:assigned)" = "$assigned_cpus" ]
+eventually "every thread of job a is on its cores after the restart" is_confined manual:a $a
+eventually "every thread of job b is on its cores after the restart" is_confined manual:b $b
 
-# A core of job b is switched off, and another takes its place; then it is there again, and nobody's.
-core=$(cat "/sys/devices/system/cpu/cpu$(members "$b_cpus" | tail -n 1)/topology/thread_siblings_list")
-switch 0 "$core"
-eventually "job b no longer holds a core that is off" holds_none_of manual:b "$core"
+# A core of job b goes offline, and the job gets another one. When the core is online again, it is free.
+core=$(cat "/sys/devices/system/cpu/cpu$(each_cpu "$b_cpus" | tail -n 1)/topology/thread_siblings_list")
+set_online 0 "$core"
+eventually "job b holds no CPU that is offline" holds_none_of manual:b "$core"
 b_now=$(cpus manual:b)
-check "another core took its place" [ "$(members "$b_now" | wc -l)" = 6 ]
-check "nobody else's" disjoint "$b_now" "$a_cpus,$guest_cpus"
-eventually "every thread of job b is on its new cores" is_jailed manual:b $b
-switch 1 "$core"
-eventually "the core that is back is free" is_free "$core"
-check "job b stays where it is" [ "$(cpus manual:b)" = "$b_now" ]
+check "job b has as many CPUs as before" [ "$(each_cpu "$b_now" | wc -l)" = 6 ]
+check "the new core of job b belongs to no other job" disjoint "$b_now" "$a_cpus,$assigned_cpus"
+eventually "every thread of job b is on its new cores" is_confined manual:b $b
+set_online 1 "$core"
+eventually "the core is free when it is online again" is_free "$core"
+check "job b keeps its new cores" [ "$(cpus manual:b)" = "$b_now" ]
 
-# Undo: every mask as it was, also the guest's own, which only the journal remembers.
-if pjwctl release --all >&2; then ok "everything is released"; else not_ok "everything is released" "exit $?"; fi
-eventually "job a may run anywhere again" has_masks $a 0-15
-eventually "job b may run anywhere again" has_masks $b 0-15
-eventually "the guest has its own mask again" has_masks $guest 3
+# The release restores every mask, including the one that only the journal has.
+if pjwctl release --all >&2; then ok "pjwctl release --all succeeds"; else not_ok "pjwctl release --all succeeds" "exit $?"; fi
+eventually "all threads of job a may run on all CPUs after the release" has_masks $a 0-15
+eventually "all threads of job b may run on all CPUs after the release" has_masks $b 0-15
+eventually "the assigned process has its own mask after the release" has_masks $assigned 3
 
-kill -9 $(family $a) $(family $b) $guest
-kill $warden
-eventually "the daemon stops when it is told to" stopped $warden
+kill -9 $(process_tree $a) $(process_tree $b) $assigned
+kill $daemon
+eventually "pjwd stops after SIGTERM" stopped $daemon

@@ -1,39 +1,39 @@
-# Both kinds of MPI bind their ranks to the machine's first core, whatever mask they inherit. Behind a wall they can't:
-# they are inside from their first instruction. With masks alone they are put back.
-. /cases/words
+# Open MPI and MPICH bind their ranks to the first core of the machine, whatever mask the ranks inherit. In a cpuset they cannot: the
+# ranks are on the cores of the job from their first instruction. With enforcement by masks, pjwd moves them to these cores.
+. /cases/functions
 
-rank() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }
-runs() { [ -n "$(rank "$1")" ]; }
-rank_is_on() { local pids; pids=$(rank "$1"); [ -n "$pids" ] && confined "$2" $pids; }
-has_mask() { [ "$(masks $(rank "$1"))" = "$2" ]; }
-# A rank N that looks at itself until it is inside its job's cores, writes down with which mask it began, with which it
-# ended, and how many milliseconds after its fork that was, and is `sleep N` then.
+rank_pids() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }
+rank_runs() { [ -n "$(rank_pids "$1")" ]; }
+rank_is_on() { local pids; pids=$(rank_pids "$1"); [ -n "$pids" ] && confined "$2" $pids; }
+has_mask() { [ "$(masks $(rank_pids "$1"))" = "$2" ]; }
+# Rank N reads its own mask until it is inside the cores of its job. It writes the first mask, the last one, and the milliseconds
+# between its fork and the last reading. Then it executes `sleep N`.
 cat >/tmp/rank <<'END'
 #!/bin/bash
-. /cases/words
-look() { while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status; }
-look
+. /cases/functions
+read_mask() { while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status; }
+read_mask
 began=$mask
 read -r -a stat </proc/$$/stat
-until within "$mask" "$PJW_CPUS"; do look; done
+until within "$mask" "$PJW_CPUS"; do read_mask; done
 read -r to rest </proc/uptime
 echo "$began $mask $(((10#${to/./} - stat[21]) * 10))" >/tmp/began.$1
 exec sleep "$1"
 END
 chmod +x /tmp/rank
-told_by() { read -r began ended milliseconds <"/tmp/began.$1"; }
-pair() {
+read_report() { read -r began ended milliseconds <"/tmp/began.$1"; }
+start_pair() {
     as alice pjwctl run --cores 2 --job "ompi$1" -- mpirun.openmpi --oversubscribe -np 1 /tmp/rank "$1"5 >&2 &
     as alice pjwctl run --cores 2 --job "mpich$1" -- mpirun.mpich -bind-to core -launcher fork -np 1 /tmp/rank "$1"6 >&2 &
 }
 
-# Without the warden: the reason for this case.
+# Without pjwd the ranks leave the mask that they inherit.
 as alice taskset -c 4 mpirun.openmpi -np 1 sleep 7001 >&2 &
 as alice taskset -c 4 mpirun.mpich -bind-to core -np 1 sleep 7002 >&2 &
-eventually "Open MPI's rank runs" runs 7001
-eventually "and has left the mask it was given" has_mask 7001 0-1
-eventually "MPICH's rank runs" runs 7002
-eventually "and has left the mask it was given" has_mask 7002 0-1
+eventually "Open MPI's rank runs without pjwd" rank_runs 7001
+eventually "Open MPI's rank has left its inherited mask" has_mask 7001 0-1
+eventually "MPICH's rank runs without pjwd" rank_runs 7002
+eventually "MPICH's rank has left its inherited mask" has_mask 7002 0-1
 pkill -u alice sleep
 
 start_pjw 'user_max_cores = 4'
@@ -45,42 +45,42 @@ mpirun.mpich -bind-to core -launcher fork -np 1 sleep 7004 &
 wait
 END
 )
-pair 700
-eventually "the job holds cores" holds "slurm:$job"
+start_pair 700
+eventually "Slurm's job holds cores" holds "slurm:$job"
 grant=$(cpus "slurm:$job")
-check "not the first ones" disjoint "$grant" 0-3
+check "the cores of Slurm's job are not the first two" disjoint "$grant" 0-3
 for number in 3 4; do
-    eventually "rank $number runs in the job" runs 700$number
-    eventually "it is on the job's cores" rank_is_on 700$number "$grant"
+    eventually "rank $number of Slurm's job runs" rank_runs 700$number
+    eventually "rank $number of Slurm's job is on the job's cores" rank_is_on 700$number "$grant"
 done
-eventually "and all else of the job" job_is_jailed "$job"
+eventually "every thread of Slurm's job is on its cores" job_is_confined "$job"
 for each in ompi700:7005 mpich700:7006; do
     number=${each#*:} which=${each%:*}
-    eventually "the rank of $which runs" runs "$number"
-    told_by "$number"
-    check "it began inside" within "$began" "$(cpus "manual:$which")"
-    check "where it was left" [ "$began" = "$ended" ]
-    check "and is inside" rank_is_on "$number" "$(cpus "manual:$which")"
-    check "which isn't the first core" disjoint "$(cpus "manual:$which")" 0-3
-    check "by a cpuset" [ "$(field "manual:$which" enforcement)" = cpuset ]
+    eventually "the rank of $which runs" rank_runs "$number"
+    read_report "$number"
+    check "the rank of $which was on the job's cores at its first instruction" within "$began" "$(cpus "manual:$which")"
+    check "the mask of the rank of $which did not change" [ "$began" = "$ended" ]
+    check "the rank of $which is on the job's cores" rank_is_on "$number" "$(cpus "manual:$which")"
+    check "the cores of $which are not the first two" disjoint "$(cpus "manual:$which")" 0-3
+    check "$which is confined by a cpuset" [ "$(field "manual:$which" enforcement)" = cpuset ]
 done
 pkill -u alice sleep
 scancel "$job"
-eventually "the job is forgotten" forgot "slurm:$job"
-eventually "so are the commands" is_free 4-15
+eventually "the cancelled job is no longer in the status" has_no_job "slurm:$job"
+eventually "the cores of the commands are free" is_free 4-15
 
-# So long may a cycle be in coming, and no thread be outside.
+# The interval of cycles. A thread may be outside its cores for this time.
 interval=5
 printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 4' "interval = \"${interval}s\"" >/etc/pjw/pjwd.toml
-check "the warden is told to use masks" pjwctl reload
-pair 800
+check "pjwctl reload accepts enforcement by masks" pjwctl reload
+start_pair 800
 for each in ompi800:8005 mpich800:8006; do
     number=${each#*:} which=${each%:*}
-    eventually "the rank of $which runs with masks" runs "$number"
-    told_by "$number"
-    figure "it first saw itself on $began, and was on $ended $milliseconds ms after its fork; a cycle comes every $interval s"
-    check "it was put on the job's cores within one cycle" [ "$milliseconds" -le $((interval * 1000)) ]
-    check "inside the grant" within "$ended" "$(cpus "manual:$which")"
-    eventually "it stays there" rank_is_on "$number" "$(cpus "manual:$which")"
-    check "by masks" [ "$(field "manual:$which" enforcement)" = affinity ]
+    eventually "the rank of $which runs with masks" rank_runs "$number"
+    read_report "$number"
+    figure "the first mask of the rank of $which was $began, and it was $ended $milliseconds ms after its fork; the interval of cycles is $interval s"
+    check "the rank of $which was moved to the job's cores within one interval" [ "$milliseconds" -le $((interval * 1000)) ]
+    check "the last mask of the rank of $which is inside the job's cores" within "$ended" "$(cpus "manual:$which")"
+    eventually "the rank of $which stays on the job's cores" rank_is_on "$number" "$(cpus "manual:$which")"
+    check "$which is confined by masks" [ "$(field "manual:$which" enforcement)" = affinity ]
 done

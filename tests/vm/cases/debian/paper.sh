@@ -1,62 +1,62 @@
-# The experiment: on 16 CPUs a job that asked for eight and keeps 16 busy, beside one that asked for eight and keeps to
-# it. Without the warden the first slows the second; with it, it slows itself alone. Where two host CPUs play 16, no
-# time of a program means anything: compared is what the guest's kernel counts for each thread, how long it ran and
-# how long it waited for a CPU (schedstat). A thread that never waits isn't slowed. Slurm makes no cgroups here: those
-# of its jobs have equal weights, by which the kernel's scheduler does some of what the warden is for.
+# The experiment of the paper on 16 CPUs: the first job requests eight CPUs and has 16 running processes. The second job requests
+# eight and has eight. Without pjwd the first job slows down the second. With pjwd it slows down only itself. Wall-clock times mean
+# nothing when 16 emulated CPUs run on two CPUs of the host. So the check compares what the kernel of the guest counts for each
+# thread: its run time, and its wait time for a CPU (schedstat). Slurm makes no cgroups here: cgroups of its jobs would have equal
+# weights, and the kernel's scheduler would then divide the CPUs between the jobs.
 # alone
-. /cases/words
+. /cases/functions
 
-# So many processes that compute while they are let: they stop themselves first, for nothing else of the node gets far
-# while 24 run.
-computing() { echo "for i in \$(seq $1); do (kill -STOP \$BASHPID; while :; do :; done) & done; wait"; }
+# job_script N: prints a script with N processes that compute after SIGCONT. Each stops itself first, because other programs of
+# the node are slow while 24 processes compute.
+job_script() { echo "for i in \$(seq $1); do (kill -STOP \$BASHPID; while :; do :; done) & done; wait"; }
 stopped() { for pid in $(pgrep -u "$1" slurm_script); do grep -q '^State:.T' "/proc/$pid/status" 2>/dev/null && echo "$pid"; done; }
-grown() { [ "$(stopped "$1" | wc -l)" = "$2" ]; }
-go() { kill -CONT $greedy $modest; }
-pause() { kill -STOP $greedy $modest; }
-# all_run N PID...: whether N of these run or wait for a CPU now.
-all_run() {
-    local most=$1
+all_are_stopped() { [ "$(stopped "$1" | wc -l)" = "$2" ]; }
+continue_all() { kill -CONT $first_pids $second_pids; }
+stop_all() { kill -STOP $first_pids $second_pids; }
+# are_running N PID...: whether at least N of these processes run or wait for a CPU now.
+are_running() {
+    local count=$1
     shift
-    [ "$(cat $(printf '/proc/%s/stat ' "$@") | awk '$3 == "R" { n++ } END { print n + 0 }')" -ge "$most" ]
+    [ "$(cat $(printf '/proc/%s/stat ' "$@") | awk '$3 == "R" { n++ } END { print n + 0 }')" -ge "$count" ]
 }
-# measure: for some seconds of the guest; sets `ran` and `waited` (permille of the wish) of both jobs.
+# measure SITUATION: measures for 6 s of the guest. Sets the run time in ms and the wait time in permille for both jobs.
 measure() {
-    local before after before_small after_small
-    before=$(counted $greedy) && before_small=$(counted $modest)
+    local before after before_second after_second
+    before=$(sched_times $first_pids) && before_second=$(sched_times $second_pids)
     sleep 6
-    after=$(counted $greedy) && after_small=$(counted $modest)
-    read -r ran_big waits_big <<<"$(share "$before" "$after")"
-    read -r ran_small waits_small <<<"$(share "$before_small" "$after_small")"
-    figure "$1: the job of 16 threads ran $ran_big ms, of what it wanted it waited $waits_big permille"
-    figure "$1: the job of 8 threads ran $ran_small ms, of what it wanted it waited $waits_small permille"
+    after=$(sched_times $first_pids) && after_second=$(sched_times $second_pids)
+    read -r first_ran first_waits <<<"$(sched_difference "$before" "$after")"
+    read -r second_ran second_waits <<<"$(sched_difference "$before_second" "$after_second")"
+    figure "$1: the job of 16 threads ran $first_ran ms, and waited for $first_waits permille of its run and wait time"
+    figure "$1: the job of 8 threads ran $second_ran ms, and waited for $second_waits permille of its run and wait time"
 }
 
 slurm_mode linuxproc
-big=$(submit alice -n8 <<<"$(computing 16)")
-small=$(submit bob -n8 <<<"$(computing 8)")
-eventually "the first job has its processes" grown alice 16
-eventually "the second job has its processes" grown bob 8
-greedy=$(stopped alice) modest=$(stopped bob)
-go
-eventually "16 of the first job run" all_run 16 $greedy
-eventually "8 of the second job run" all_run 8 $modest
-measure "without the warden"
-pause
-alone=$waits_small
-check "without the warden the second job is slowed by the first" [ "$waits_small" -ge 200 ]
+first=$(submit alice -n8 <<<"$(job_script 16)")
+second=$(submit bob -n8 <<<"$(job_script 8)")
+eventually "the first job has 16 stopped processes" all_are_stopped alice 16
+eventually "the second job has 8 stopped processes" all_are_stopped bob 8
+first_pids=$(stopped alice) second_pids=$(stopped bob)
+continue_all
+eventually "16 processes of the first job run" are_running 16 $first_pids
+eventually "8 processes of the second job run" are_running 8 $second_pids
+measure "without pjwd"
+stop_all
+waits_without_pjwd=$second_waits
+check "without pjwd the first job slows down the second" [ "$second_waits" -ge 200 ]
 
 start_pjw
-eventually "the first job holds cores" holds "slurm:$big"
-eventually "the second job holds cores" holds "slurm:$small"
-check "eight CPUs each" [ "$(members "$(cpus "slurm:$big")" | wc -l):$(members "$(cpus "slurm:$small")" | wc -l)" = 8:8 ]
-check "none of them both" disjoint "$(cpus "slurm:$big")" "$(cpus "slurm:$small")"
-eventually "the first is on them" confined "$(cpus "slurm:$big")" $greedy
-eventually "the second is on them" confined "$(cpus "slurm:$small")" $modest
-go
-eventually "16 of the first job run again" all_run 16 $greedy
-eventually "8 of the second job run again" all_run 8 $modest
-measure "with the warden"
-pause
-check "with it the second job waits for the node's daemons only" [ "$waits_small" -le $((alone / 2)) ]
-check "the first slows itself" [ "$waits_big" -ge 300 ]
-check "each has its half of the machine" [ $((ran_small * 10)) -ge $((ran_big * 8)) ]
+eventually "the first job holds cores" holds "slurm:$first"
+eventually "the second job holds cores" holds "slurm:$second"
+check "each job holds eight CPUs" [ "$(each_cpu "$(cpus "slurm:$first")" | wc -l):$(each_cpu "$(cpus "slurm:$second")" | wc -l)" = 8:8 ]
+check "no CPU belongs to both jobs" disjoint "$(cpus "slurm:$first")" "$(cpus "slurm:$second")"
+eventually "the first job is on its cores" confined "$(cpus "slurm:$first")" $first_pids
+eventually "the second job is on its cores" confined "$(cpus "slurm:$second")" $second_pids
+continue_all
+eventually "16 processes of the first job run again" are_running 16 $first_pids
+eventually "8 processes of the second job run again" are_running 8 $second_pids
+measure "with pjwd"
+stop_all
+check "with pjwd the second job waits at most half as long" [ "$second_waits" -le $((waits_without_pjwd / 2)) ]
+check "with pjwd the first job slows down itself" [ "$first_waits" -ge 300 ]
+check "with pjwd each job gets about half of the machine" [ $((second_ran * 10)) -ge $((first_ran * 8)) ]

@@ -1,26 +1,26 @@
-# What a job may ask of its wall: memory from its cores' NUMA nodes alone, and a partition of its own, where nobody else
-# runs and the kernel balances nothing, so that every thread is pinned. All of it is undone.
+# Options of a job for its cpuset: memory only from the NUMA nodes of its cores, and a partition of its own. In a partition no other
+# process runs, and the kernel does no load balancing, so pjwd pins every running thread. The release undoes everything.
 # without pjw
-. /cases/words
+. /cases/functions
 
 top=/sys/fs/cgroup
 mems() { cat "$top/$1/cpuset.mems.effective"; }
 busy='for i in 1 2 3; do (while :; do :; done) & done; sleep 1000'
-# Every thread that runs has one CPU, and no CPU is two threads'.
-each_has_its_own() {
+# Whether each running thread of bob is pinned to one CPU, and no two threads to the same.
+each_is_pinned_alone() {
     local masks
     masks=$(for pid in $(pgrep -u bob -r R); do masks "$pid"; done)
     [ "$(wc -l <<<"$masks")" -ge 3 ] && [ "$(sort -u <<<"$masks" | wc -l)" = "$(wc -l <<<"$masks")" ] && ! grep -q '[-,]' <<<"$masks"
 }
-# Everybody but the job's user and the kernel's threads.
-others_are_off() {
+# Whether no process outside the list runs there. Processes of bob, who owns the job, and kernel threads do not count.
+others_avoid() {
     local pid
     for pid in $(pgrep -v -u bob); do
         [ -s "/proc/$pid/cmdline" ] || continue
         for mask in $(masks "$pid"); do disjoint "$mask" "$1" || { echo "$pid on $mask" >&2; return 1; }; done
     done
 }
-is_gone() { [ ! -e "$1" ]; }
+is_removed() { [ ! -e "$1" ]; }
 
 install_pjw 'user_max_cores = 4'
 dump_node /tmp/before
@@ -29,40 +29,40 @@ pjwctl run --cores 2 --job filler -- sleep 1000 &
 pjwctl run --cores 3 --bind-memory --job near -- sh -c 'sleep 1000 & wait' &
 near=$!
 scope=pjw.slice/pjw-near.scope
-eventually "the job with memory of its own holds cores" holds manual:near
+eventually "the job with --bind-memory holds cores" holds manual:near
 near_cpus=$(cpus manual:near)
-check "in one NUMA node" in_one_node "$near_cpus"
+check "the cores of the job are in one NUMA node" in_one_node "$near_cpus"
 node=$(for at in 0 1; do within "$near_cpus" "$(cat /sys/devices/system/node/node$at/cpulist)" && echo $at; done)
-check "its memory is that node's" [ "$(mems $scope)" = "$node" ]
-check "the filler's is anywhere" [ "$(mems pjw.slice/pjw-filler.scope)" = 0-1 ]
-check "its processes may have no other" [ "$(sed -n 's/^Mems_allowed_list:[[:space:]]*//p' /proc/$near/status)" = "$node" ]
+check "the cgroup of the job has only the memory of that node" [ "$(mems $scope)" = "$node" ]
+check "the cgroup of the other job has the memory of both nodes" [ "$(mems pjw.slice/pjw-filler.scope)" = 0-1 ]
+check "a process of the job has only the memory of that node" [ "$(sed -n 's/^Mems_allowed_list:[[:space:]]*//p' /proc/$near/status)" = "$node" ]
 
-# Who is bound to a CPU that the partition takes: the place is found by a job that is to have it first.
-pjwctl assign scout --cores 2 >&2
-cpu=$(members "$(cpus manual:scout)" | head -n 1)
-pjwctl release scout >&2
+# A process is bound to a CPU that the partition will get. The job `probe` has the same size, and so finds the CPU.
+pjwctl assign probe --cores 2 >&2
+cpu=$(each_cpu "$(cpus manual:probe)" | head -n 1)
+pjwctl release probe >&2
 taskset -c "$cpu" sleep 1000 &
-bystander=$!
+bound=$!
 as bob pjwctl run --cores 2 --isolated --job alone -- bash -c "$busy" >&2 &
 eventually "the isolated job holds cores" holds manual:alone
 alone=$(cpus manual:alone)
 partition() { [ "$(cat "$top/pjw-alone.scope/cpuset.cpus.partition")" = isolated ]; }
-eventually "its partition is valid" partition
-check "it has its cores" [ "$(cat "$top/pjw-alone.scope/cpuset.cpus.effective")" = "$alone" ]
-eventually "every thread that runs is pinned to a CPU of its own" each_has_its_own
-check "all its threads are inside" confined "$alone" $(pgrep -u bob)
-check "also the one that somebody is bound to" within "$cpu" "$alone"
-eventually "everybody else is off these CPUs" others_are_off "$alone"
-check "who was bound there may run elsewhere" disjoint "$(masks $bystander)" "$alone"
-check "other jobs have what they had" [ "$(cpus manual:near)" = "$near_cpus" ]
+eventually "the cgroup of the isolated job is a valid partition" partition
+check "the partition has the CPUs of the job" [ "$(cat "$top/pjw-alone.scope/cpuset.cpus.effective")" = "$alone" ]
+eventually "each running thread in the partition is pinned to a CPU of its own" each_is_pinned_alone
+check "every thread of the isolated job is inside the partition" confined "$alone" $(pgrep -u bob)
+check "the CPU of the bound process is in the partition" within "$cpu" "$alone"
+eventually "no other process has a CPU of the partition in its mask" others_avoid "$alone"
+check "the bound process has no CPU of the partition in its mask" disjoint "$(masks $bound)" "$alone"
+check "the other job holds the same cores" [ "$(cpus manual:near)" = "$near_cpus" ]
 
 kill $(pgrep -u bob)
-eventually "with its end the partition is gone" is_gone $top/pjw-alone.scope
-eventually "its CPUs are everybody's" eval '[ "$(cat $top/system.slice/cpuset.cpus.effective)" = 0-15 ]'
-eventually "and who was bound there is bound again" eval '[ "$(masks $bystander)" = "$cpu" ]'
+eventually "the partition is removed after the end of the job" is_removed $top/pjw-alone.scope
+eventually "the CPUs of the partition are in system.slice again" eval '[ "$(cat $top/system.slice/cpuset.cpus.effective)" = 0-15 ]'
+eventually "the bound process has its mask of one CPU again" eval '[ "$(masks $bound)" = "$cpu" ]'
 kill $(pgrep -f 'sleep 1000')
 eventually "all cores are free" is_free 0-15
-check "everything is released" pjwctl release --all
+check "pjwctl release --all succeeds" pjwctl release --all
 systemctl disable --now pjwd.service pjwd.socket >&2
 dump_node /tmp/after
 check "the node is as before" diff /tmp/before /tmp/after

@@ -1,70 +1,70 @@
-# pjwd under the real systemd: it says when it is ready, starts when it is asked, and its hardening leaves it the power
-# to do its work. Grants survive a restart and a kill.
+# pjwd under systemd: it reports when it is ready, a connection to its socket starts it, and the hardening of the unit does not prevent
+# its work. Grants stay after a restart and after a kill.
 # without pjw
-. /cases/words
+. /cases/functions
 
 is_active() { [ "$(systemctl is-active "$1")" = active ]; }
 restarted() { [ "$(main_pid)" != "$1" ] && [ "$(main_pid)" != 0 ] && is_active pjwd.service; }
-is_jailed() { confined "$(cpus "$1")" $(family "$2"); }
-has_masks() { [ "$(masks $(family "$1"))" = "$2" ]; }
+is_confined() { confined "$(cpus "$1")" $(process_tree "$2"); }
+has_masks() { [ "$(masks $(process_tree "$1"))" = "$2" ]; }
 in_journal() { journalctl -u pjwd -o json --no-pager "$@" | grep -q .; }
 
 install_pjw
-check "the units are in order" systemd-analyze verify /usr/lib/systemd/system/pjwd.service /usr/lib/systemd/system/pjwd.socket
+check "systemd-analyze verify accepts the units" systemd-analyze verify /usr/lib/systemd/system/pjwd.service /usr/lib/systemd/system/pjwd.socket
 systemctl start pjwd.socket
-check "the daemon does not run before it is asked" [ "$(main_pid)" = 0 ]
-check "a question starts it and is answered" answers
-check "it is the service that answers" [ "$(pjwctl status --json | tr -d ' \n' | grep -o '"pid":[0-9]*' | cut -d: -f2)" = "$(main_pid)" ]
-check "who may not change anything may look" as alice pjwctl status
+check "pjwd does not run before a connection to its socket" [ "$(main_pid)" = 0 ]
+check "a connection starts pjwd and is answered" answers
+check "the answering pjwd is the service" [ "$(pjwctl status --json | tr -d ' \n' | grep -o '"pid":[0-9]*' | cut -d: -f2)" = "$(main_pid)" ]
+check "a user without the right to change anything can read the status" as alice pjwctl status
 
 systemctl stop pjwd.service pjwd.socket
 systemctl enable --now pjwd.service >&2
-check "systemd has heard that it is ready" is_active pjwd.service
-check "it was ready when it said so" answers
-eventually "the log has the start" in_journal
-check "new processes are heard of, not looked for" sh -c 'pjwctl status --json | tr -d " \n" | grep -q "\"discovery\":\"netlink\""'
+check "the service is active" is_active pjwd.service
+check "pjwd answers as soon as the service is active" answers
+eventually "the journal has entries of pjwd" in_journal
+check "pjwd gets process events by netlink" sh -c 'pjwctl status --json | tr -d " \n" | grep -q "\"discovery\":\"netlink\""'
 
-# Processes of other users, whose masks and environment root's daemon must reach through its hardening.
+# pjwd changes the masks of other users' processes and reads their environment. The hardening must allow this.
 as alice sh -c 'sleep 1000 & sleep 1000 & wait' &
 a=$!
 as bob taskset -c 3 sleep 1000 &
 b=$!
-started() { [ "$(family $a | wc -l)" -ge 3 ] && [ "$(masks "$(pgrep -u bob sleep)")" = 3 ]; }
+started() { [ "$(process_tree $a | wc -l)" -ge 3 ] && [ "$(masks "$(pgrep -u bob sleep)")" = 3 ]; }
 eventually "the users' processes run" started
-bobs=$(pgrep -u bob sleep)
-check "alice's processes are assigned" pjwctl assign a --cores 3 $(family $a | sed 's/^/--pid /')
-check "bob's process is assigned" pjwctl assign b --cores 1 --pid "$bobs"
-eventually "alice's are kept on their cores" is_jailed manual:a $a
-eventually "bob's is kept on its cores" is_jailed manual:b "$bobs"
+bob_pid=$(pgrep -u bob sleep)
+check "pjwctl assign of alice's processes succeeds" pjwctl assign a --cores 3 $(process_tree $a | sed 's/^/--pid /')
+check "pjwctl assign of bob's process succeeds" pjwctl assign b --cores 1 --pid "$bob_pid"
+eventually "every thread of alice's processes is on the cores of their job" is_confined manual:a $a
+eventually "bob's process is on the cores of its job" is_confined manual:b "$bob_pid"
 a_cpus=$(cpus manual:a) b_cpus=$(cpus manual:b)
-check "no CPU belongs to both" disjoint "$a_cpus" "$b_cpus"
-eventually "the journal's events carry what happened" in_journal PJW_EVENT=assigned
-eventually "and to whom" in_journal PJW_JOB=manual:a
-eventually "under the daemon's name" in_journal SYSLOG_IDENTIFIER=pjwd PJW_EVENT=assigned
+check "no CPU belongs to both jobs" disjoint "$a_cpus" "$b_cpus"
+eventually "the journal has the kind of an event" in_journal PJW_EVENT=assigned
+eventually "the journal has the job of an event" in_journal PJW_JOB=manual:a
+eventually "events in the journal have the identifier of pjwd" in_journal SYSLOG_IDENTIFIER=pjwd PJW_EVENT=assigned
 
 was=$(main_pid)
 systemctl restart pjwd.service
-check "a restart makes another process" [ "$(main_pid)" != "$was" ]
-check "alice's job kept its cores over the restart" [ "$(cpus manual:a)" = "$a_cpus" ]
-check "bob's job kept its cores over the restart" [ "$(cpus manual:b)" = "$b_cpus" ]
+check "the restarted service is another process" [ "$(main_pid)" != "$was" ]
+check "alice's job holds the same cores after the restart" [ "$(cpus manual:a)" = "$a_cpus" ]
+check "bob's job holds the same cores after the restart" [ "$(cpus manual:b)" = "$b_cpus" ]
 
 was=$(main_pid)
 kill -9 "$was"
-check "alice's are where they were while nobody watches" confined "$a_cpus" $(family $a)
-eventually "systemd starts a killed daemon again" restarted "$was"
-eventually "it answers" answers
-check "alice's job kept its cores over the kill" [ "$(cpus manual:a)" = "$a_cpus" ]
-check "bob's job kept its cores over the kill" [ "$(cpus manual:b)" = "$b_cpus" ]
-eventually "alice's are still kept on them" is_jailed manual:a $a
+check "alice's processes stay on their cores while no pjwd runs" confined "$a_cpus" $(process_tree $a)
+eventually "systemd starts pjwd again after a kill" restarted "$was"
+eventually "pjwd answers after the kill" answers
+check "alice's job holds the same cores after the kill" [ "$(cpus manual:a)" = "$a_cpus" ]
+check "bob's job holds the same cores after the kill" [ "$(cpus manual:b)" = "$b_cpus" ]
+eventually "alice's processes are on the cores of their job after the kill" is_confined manual:a $a
 
 echo 'interval = "500ms"' >/etc/pjw/pjwd.toml
-check "systemctl reload is heard" systemctl reload pjwd.service
-eventually "it is in the events" sh -c 'pjwctl events --json | grep -q reloaded'
+check "systemctl reload succeeds" systemctl reload pjwd.service
+eventually "an event reports the reload" sh -c 'pjwctl events --json | grep -q reloaded'
 systemctl daemon-reload
-check "a daemon-reload changes nothing" is_jailed manual:a $a
+check "systemctl daemon-reload does not move alice's processes" is_confined manual:a $a
 
-check "everything is released" pjwctl release --all
-eventually "alice's may run anywhere again" has_masks $a 0-15
-eventually "bob's has its own mask again" has_masks "$bobs" 3
-check "it stops when it is told to" systemctl stop pjwd.service pjwd.socket
-check "and ended well" [ "$(property pjwd.service Result)" = success ]
+check "pjwctl release --all succeeds" pjwctl release --all
+eventually "alice's processes may run on all CPUs after the release" has_masks $a 0-15
+eventually "bob's process has its own mask after the release" has_masks "$bob_pid" 3
+check "systemctl stop succeeds" systemctl stop pjwd.service pjwd.socket
+check "the service has ended without an error" [ "$(property pjwd.service Result)" = success ]

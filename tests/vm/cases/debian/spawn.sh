@@ -1,18 +1,18 @@
-# Many instances in one call: in the cgroup of their job from the start, in a step of Slurm, and from a large parent where the
-# kernel lends no memory.
-. /cases/words
+# pjwctl spawn and libpjw_spawn start many instances: in the cgroup of their job from the start, in a step of Slurm, and from a large
+# parent that cannot fork because the kernel does not overcommit memory.
+. /cases/functions
 
-# in_groups PATTERN COUNT <LINES: whether there are so many lines, and all name a cgroup like this.
+# in_groups PATTERN COUNT <LINES: whether there are COUNT lines, and each is a cgroup that matches the pattern.
 in_groups() {
     local lines
     lines=$(cat)
     echo "$lines"
     [ "$(grep -Ec "^0::$1\$" <<<"$lines")" = "$2" ] && [ "$(wc -l <<<"$lines")" = "$2" ]
 }
-said() { in_groups "$@" </tmp/groups; }
+cgroups_are() { in_groups "$@" </tmp/groups; }
 
 install_pjw
-# A fork of this parent would need 300 MB, and 100 MB may be promised to programs.
+# A fork of this parent needs 300 MB of committed memory, and the limit allows 100 MB more.
 cat >/tmp/parent.py <<'END'
 import ctypes, errno, os
 library = ctypes.CDLL("libpjw_spawn.so.0", use_errno=True)
@@ -44,18 +44,18 @@ END
 python3 /tmp/parent.py >/tmp/parent.out
 sysctl -q vm.overcommit_memory=0 vm.overcommit_ratio=50
 cat /tmp/parent.out >&2
-check "a large parent can't fork if the kernel lends no memory" grep -qx 'fork: ENOMEM' /tmp/parent.out
-check "and starts twenty processes by the library" grep -qx 'pspawn_n: 0 20 20' /tmp/parent.out
+check "a large parent cannot fork if the kernel does not overcommit memory" grep -qx 'fork: ENOMEM' /tmp/parent.out
+check "it can start twenty processes by the library" grep -qx 'pspawn_n: 0 20 20' /tmp/parent.out
 
 start_pjw
 for proxy in never always; do
     pjwctl spawn -n 4 --cores 2 --job here --proxy $proxy -- cat /proc/self/cgroup >/tmp/groups
-    check "each instance is born in the cgroup of its job (--proxy $proxy)" said '/.*pjw.*here.*' 4
+    check "each instance is in the cgroup of its job from the start (--proxy $proxy)" cgroups_are '/.*pjw.*here.*' 4
 done
-# A job of its own is refused to alice, who is in a job of Slurm: pjwctl uses the step's cores, and stays in its cgroup.
+# alice's command is in a job of Slurm. So pjwd refuses her another job, and pjwctl uses the cores of the step and stays in its cgroup.
 for option in --local ''; do
-    # shellcheck disable=SC2086 # no option is no word
+    # shellcheck disable=SC2086 # an empty option is no word
     as alice srun -n1 -c4 pjwctl spawn $option -n 4 -- cat /proc/self/cgroup >/tmp/groups
-    check "a step of Slurm keeps its instances (${option:-with the daemon})" said '/.*/job_[0-9]+/step_0/.*' 4
+    check "the instances are in the cgroup of the step of Slurm (${option:-with the daemon})" cgroups_are '/.*/job_[0-9]+/step_0/.*' 4
 done
 check "the node was never drained" never_drained

@@ -1,9 +1,9 @@
-# Jobs with planted faults, and a good one: the verdicts in their reports, and the remedies.
+# Jobs with known faults, and a job without one. Their reports have the right verdicts and advice.
 # deadline: 420
 # alone
-. /cases/words
+. /cases/functions
 
-# The commands of the jobs. `spin N UNTIL`: N processes that compute until UNTIL seconds after the begin of the script.
+# The commands of the jobs. `spin N UNTIL` starts N processes that compute until UNTIL seconds after the start of the script.
 cat >/tmp/work <<'END'
 #!/bin/bash
 spin() {
@@ -13,57 +13,57 @@ spin() {
 case $1 in
     serial) spin 1 18 ;;
     late-serial) spin 2 4; spin 1 24 ;;
-    crowded) spin 8 18 ;;
-    asleep) spin 1 1; sleep 20 ;;
+    many-threads) spin 8 18 ;;
+    sleeping) spin 1 1; sleep 20 ;;
     good | displaced | other) spin 2 18 ;;
 esac
 END
 chmod +x /tmp/work
-# run NAME CORES [COMMAND...]: the job of this name, below a command such as taskset.
+# run NAME CORES [COMMAND...]: starts the job NAME, by a command such as taskset.
 run() {
-    local name=$1 cores=$2
+    local job=$1 cores=$2
     shift 2
-    pjwctl run --cores "$cores" --job "$name" -- "$@" /tmp/work "$name" </dev/null >&2 &
+    pjwctl run --cores "$cores" --job "$job" -- "$@" /tmp/work "$job" </dev/null >&2 &
 }
 has_report() { pjwctl report "manual:$1" --json >"/tmp/report.$1" 2>/dev/null; }
-# told NAME FIELD: a value in the report of a job.
-told() { python3 -c 'import json, sys
+# report_value NAME FIELD: prints a value in the report of a job.
+report_value() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))[sys.argv[2]]
 print(" ".join(value) if isinstance(value, list) else value)' "/tmp/report.$1" "$2"; }
-advises() { told "$1" advice | grep -qF "$2"; }
-# judged NAME WORD: whether this is the verdict. If not, the report goes to the standard error.
-judged() { [ "$(told "$1" verdict)" = "$2" ] || { cat "/tmp/report.$1" >&2; return 1; }; }
+advice_has() { report_value "$1" advice | grep -qF "$2"; }
+# verdict_is NAME VERDICT: whether the report has this verdict. If not, the report goes to standard error.
+verdict_is() { [ "$(report_value "$1" verdict)" = "$2" ] || { cat "/tmp/report.$1" >&2; return 1; }; }
 time_limit=120
 
-# One core has two CPUs here.
+# A core has two CPUs here.
 start_pjw 'affinity = "respect"'
 run serial 2
-run crowded 1
-run asleep 1
+run many-threads 1
+run sleeping 1
 run good 1
-for name in serial crowded asleep good; do
-    eventually "the job $name leaves a report" has_report $name
+for job in serial many-threads sleeping good; do
+    eventually "the job $job has a report" has_report $job
 done
-check "fewer threads than cores are serial" judged serial serial
-check "with the cores to ask for" advises serial 'ask for `--cores 1`'
-check "more threads than CPUs are oversubscribed" judged crowded oversubscribed
-check "with their number and the one to set" advises crowded "8 threads want to run on 1 core: set OMP_NUM_THREADS=1"
-check "and the cores to ask for" advises crowded 'ask for `--cores 4`'
-check "a job that sleeps is waiting" judged asleep waiting
-check "for something else than its core" advises asleep "not for its core"
-check "a job that uses its cores is fine" judged good fine
-check "without advice" prints_nothing told good advice
+check "the verdict on fewer threads than cores is serial" verdict_is serial serial
+check "the advice has the number of cores for a serial job" advice_has serial 'ask for `--cores 1`'
+check "the verdict on more threads than CPUs is oversubscribed" verdict_is many-threads oversubscribed
+check "the advice has the number of threads and the setting for OpenMP" advice_has many-threads "8 threads want to run on 1 core: set OMP_NUM_THREADS=1"
+check "the advice has the number of cores for an oversubscribed job" advice_has many-threads 'ask for `--cores 4`'
+check "the verdict on a job that sleeps is waiting" verdict_is sleeping waiting
+check "the advice says that the job did not wait for its core" advice_has sleeping "not for its core"
+check "the verdict on a job that uses its cores is fine" verdict_is good fine
+check "a job with the verdict fine has no advice" prints_nothing report_value good advice
 
 run late-serial 2
 run displaced 1
-eventually "the job has cores" holds manual:displaced
-# A program in no job, on the CPUs of the job.
+eventually "the job displaced holds cores" holds manual:displaced
+# A program outside all jobs runs on the CPUs of the job.
 taskset -c "$(cpus manual:displaced)" /tmp/work other </dev/null >&2 &
-for name in late-serial displaced; do
-    eventually "the job $name leaves a report" has_report $name
+for job in late-serial displaced; do
+    eventually "the job $job has a report" has_report $job
 done
-check "a serial part after a parallel one is serial" judged late-serial serial
-check "with the time of that part" advises late-serial "one thread ran alone"
-check "which is one phase" [ "$(told late-serial serial_phases)" = 1 ]
-check "threads beside another program are waiting" judged displaced waiting
-check "for the cores of their own job" advises displaced "cores of their own job that other programs used"
+check "the verdict on a serial part after a parallel part is serial" verdict_is late-serial serial
+check "the advice has the time of the serial part" advice_has late-serial "one thread ran alone"
+check "the report has one serial phase" [ "$(report_value late-serial serial_phases)" = 1 ]
+check "the verdict on threads that share their cores with another program is waiting" verdict_is displaced waiting
+check "the advice names the cores that other programs used" advice_has displaced "cores of their own job that other programs used"

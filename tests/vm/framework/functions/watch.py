@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Watches jobs all the time: whether a thread is outside its CPUs, or its cgroup's effective cpuset is.
+"""Checks jobs in an endless loop: whether the mask of a thread, or the effective cpuset of the job, has a CPU outside the job.
 
-Usage: watch.py OUT LIST:USER:CGROUP...    LIST are the CPUs of a job, USER whose processes are all the job's, CGROUP the
-                                           job's below /sys/fs/cgroup.
-Until SIGTERM; then OUT ends with the line "looks N threads M", after one line for each thing that was outside. How many
-looks are done is in OUT.looks all the time.
+Usage: watch.py OUT LIST:USER:CGROUP...    LIST: the CPUs of a job. USER: all processes of this user belong to the job.
+                                           CGROUP: the cgroup of the job below /sys/fs/cgroup.
+OUT gets one line for each thread or cpuset outside. After SIGTERM it ends with the line "passes N threads M". OUT.passes has the
+number of completed passes at any time.
 """
 import os
 import pwd
@@ -19,7 +19,7 @@ def end(*_):
     ended = True
 
 
-def members(text):
+def parse_list(text):
     cpus = set()
     for part in text.strip().split(","):
         if part:
@@ -37,7 +37,7 @@ def read(path):
 
 
 def masks(pid):
-    """The masks of a process's threads; of one that vanished, nothing."""
+    """Returns the masks of the threads of a process. Threads that have ended are left out."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
@@ -62,23 +62,23 @@ signal.signal(signal.SIGTERM, end)
 jobs = []
 for word in sys.argv[2:]:
     cpus, user, cgroup = word.split(":", 2)
-    jobs.append((members(cpus), pwd.getpwnam(user).pw_uid, cgroup))
-looks = threads = 0
-with open(sys.argv[1], "w") as out, open(sys.argv[1] + ".looks", "w") as done:
+    jobs.append((parse_list(cpus), pwd.getpwnam(user).pw_uid, cgroup))
+passes = threads = 0
+with open(sys.argv[1], "w") as out, open(sys.argv[1] + ".passes", "w") as done:
     while not ended:
         for cpus, uid, cgroup in jobs:
             effective = read(f"/sys/fs/cgroup/{cgroup}/cpuset.cpus.effective")
-            if effective is None or not members(effective) <= cpus:
+            if effective is None or not parse_list(effective) <= cpus:
                 print(f"outside: {cgroup} has {effective}", file=out, flush=True)
             for pid in processes(uid):
                 for tid, mask, name in masks(pid):
                     threads += 1
-                    if not members(mask) <= cpus:
+                    if not parse_list(mask) <= cpus:
                         print(f"outside: thread {tid} of {pid} ({name}) on {mask}", file=out, flush=True)
-        looks += 1
-        # In one write of always the same length: a reader finds a whole number.
+        passes += 1
+        # One write of constant length: a reader gets a complete number.
         done.seek(0)
-        print(f"{looks:8d}", file=done, flush=True)
-        if looks == 1:
+        print(f"{passes:8d}", file=done, flush=True)
+        if passes == 1:
             print("begun", file=out, flush=True)
-    print(f"looks {looks} threads {threads}", file=out)
+    print(f"passes {passes} threads {threads}", file=out)

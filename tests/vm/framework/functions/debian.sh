@@ -1,9 +1,9 @@
-# The words of the Debian machine, for bash: systemd, Slurm, Grid Engine, users. See common.sh for the others.
+# Functions for the cases on the Debian machine, in bash: systemd, Slurm, Grid Engine, users. They follow those of common.sh.
 
-# --- our programs -------------------------------------------------------------------------------------------------
+# --- pjw ----------------------------------------------------------------------------------------------------------
 
-# install_pjw [LINE]...: our programs, units and configuration as `make install` lays them out; LINEs are put before
-# the keys of pjwd.toml. install_deb does the same from the package, if one was built.
+# install_pjw [LINE]...: installs programs, units and configuration as `make install` does. The LINEs become pjwd.toml.
+# install_deb does the same from the package. has_deb tells whether the package was built.
 install_pjw() {
     cp -a /pjw/tree/. /
     configure_pjw "$@"
@@ -17,17 +17,17 @@ install_deb() {
     configure_pjw "$@"
 }
 
-# configure_pjw [LINE]...: these keys, and else all defaults.
+# configure_pjw [LINE]...: writes the LINEs to pjwd.toml. All other keys have their defaults.
 configure_pjw() {
     mkdir -p /etc/pjw
     if [ $# -gt 0 ]; then printf '%s\n' "$@" >/etc/pjw/pjwd.toml; fi
 }
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
-silent() { ! answers; }
+does_not_answer() { ! answers; }
 
-# start_pjw [LINE]...: installed, if it is not yet, and running under systemd. Each word of systemctl's that writes unit
-# files makes systemd read all of them again.
+# start_pjw [LINE]...: installs pjw if it is not installed, starts it under systemd, and waits until it answers. The unit is
+# enabled only if it is not yet: each `systemctl enable` makes systemd read all unit files again.
 start_pjw() {
     if [ -e /usr/bin/pjwd ]; then configure_pjw "$@"; else install_pjw "$@"; fi
     systemctl is-enabled --quiet pjwd.service || systemctl enable pjwd.service >&2
@@ -40,7 +40,7 @@ property() { systemctl show -P "$2" "$1"; }
 
 # --- users --------------------------------------------------------------------------------------------------------
 
-# as USER COMMAND...: in the user's home, with the user's environment and nobody else's.
+# as USER COMMAND...: runs the command as the user, in the user's home, with no other environment than the user's.
 as() {
     local user=$1
     shift
@@ -48,10 +48,10 @@ as() {
         SHELL=/bin/bash PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 "$@")
 }
 
-# linger USER: a systemd of the user's own, as a login would start it, so that `as USER systemd-run --user` works.
+# linger USER: starts a systemd instance of the user, as a login does. user_run USER COMMAND... is `systemd-run --user`.
 linger() {
     loginctl enable-linger "$1"
-    eventually "$1 has a systemd of their own" test -S "/run/user/$(id -u "$1")/systemd/private"
+    eventually "the systemd instance of $1 runs" test -S "/run/user/$(id -u "$1")/systemd/private"
 }
 user_run() {
     local user=$1
@@ -59,18 +59,19 @@ user_run() {
     as "$user" env XDG_RUNTIME_DIR="/run/user/$(id -u "$user")" systemd-run --user --quiet "$@"
 }
 
-# cron_is_due: what cron is to start every minute is started within seconds: the clock goes on to the minute's end.
-cron_is_due() {
+# run_cron_now: cron starts its every-minute entries within seconds. The clock is set to two seconds before a full minute.
+run_cron_now() {
     date -s "@$((($(date +%s) / 60 + 1) * 60 - 2))" >&2
     systemctl restart cron
 }
 
 # --- run time ------------------------------------------------------------------------------------------------------
 
-# counted PID...: milliseconds run and waited, of all of them.
-counted() { cat $(printf '/proc/%s/schedstat ' "$@") | awk '{ ran += $1; waited += $2 } END { printf "%d %d\n", ran / 1e6, waited / 1e6 }'; }
-# share BEFORE AFTER: of two outputs of `counted`, milliseconds run meanwhile, and the permille of the wish that was waited.
-share() { echo "$1 $2" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d %d\n", ran, 1000 * waited / (ran + waited + 1) }'; }
+# sched_times PID...: prints how many milliseconds these processes ran, and how many they waited for a CPU.
+sched_times() { cat $(printf '/proc/%s/schedstat ' "$@") | awk '{ ran += $1; waited += $2 } END { printf "%d %d\n", ran / 1e6, waited / 1e6 }'; }
+# sched_difference BEFORE AFTER: compares two outputs of sched_times. Prints the milliseconds of run time between them, and
+# the wait time in permille of run time and wait time.
+sched_difference() { echo "$1 $2" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d %d\n", ran, 1000 * waited / (ran + waited + 1) }'; }
 
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
@@ -80,24 +81,24 @@ never_drained() {
     states=$(sinfo -h -o %T) && [ -n "$states" ] && ! echo "$states" | grep -Eq 'drain|down|fail'
 }
 
-# slurm_mode constrain-no|constrain-yes|linuxproc [LINE]...: another configuration of Slurm, with LINEs at the end of
-# slurm.conf, in force. The machine begins with constrain-no.
+# slurm_mode constrain-no|constrain-yes|linuxproc [LINE]...: restarts Slurm with this configuration. The LINEs are added to
+# slurm.conf. The machine begins with constrain-no.
 slurm_mode() {
     slurm-mode "$@" || exit 1
     systemctl restart slurmctld slurmd
-    eventually "Slurm is idle as $*" is_idle || exit 1
+    eventually "Slurm is idle in the mode $*" is_idle || exit 1
 }
 
-# submit USER ARGUMENT...: sbatch with the job's commands on standard input; prints the number.
+# submit USER ARGUMENT...: runs sbatch with the job's commands from standard input. Prints the number of the job.
 submit() {
     local user=$1
     shift
     { echo '#!/bin/bash'; cat; } | as "$user" sbatch --parsable --output="/tmp/%j.out" "$@"
 }
 
-# sbatch_sleep USER ARGUMENT...: a job that sleeps.
+# sbatch_sleep USER ARGUMENT...: submits a job that sleeps.
 sbatch_sleep() { echo 'sleep 1000' | submit "$@"; }
-# sbatch_busy USER THREADS ARGUMENT...: one that keeps so many CPUs busy.
+# sbatch_busy USER THREADS ARGUMENT...: submits a job with this number of processes that compute.
 sbatch_busy() {
     local user=$1 threads=$2
     shift 2
@@ -108,7 +109,7 @@ job_state() { scontrol show job "$1" -o | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p
 is_state() { [ "$(job_state "$1")" = "$2" ]; }
 is_over() { [ -z "$(squeue -h -j "$1" 2>/dev/null)" ]; }
 
-# pids_of_job N [STEP]: the job's processes by what Slurm knows of them, without its own.
+# pids_of_job N [STEP]: prints the processes of the job, as Slurm lists them, except slurmstepd.
 pids_of_job() {
     local pid step comm
     scontrol listpids "$1" 2>/dev/null | while read -r pid _ step _; do
@@ -118,36 +119,36 @@ pids_of_job() {
     done
     return 0
 }
-# pids_by_environ VARIABLE=VALUE: every process that was started with it; Slurm's own clients are among them.
+# pids_by_environ VARIABLE=VALUE: prints all processes that were started with it, including commands of Slurm.
 pids_by_environ() { grep -lazxF "$1" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
 pids_by_comm() { pgrep -x "$1"; }
 
-# job_is_on N LIST: whether the job has processes, and every thread of them is inside the list.
+# job_is_on N LIST: whether the job has processes, and the mask of each of their threads has only CPUs of the list.
 job_is_on() {
     local pids
     pids=$(pids_of_job "$1")
-    # shellcheck disable=SC2086 # one word a process
+    # shellcheck disable=SC2086 # one word for each process
     [ -n "$pids" ] && confined "$2" $pids
 }
-# job_is_jailed N: the same, with what pjw says that it holds.
-job_is_jailed() { job_is_on "$1" "$(cpus "slurm:$1")"; }
-# knows JOB / forgot JOB: by `pjwctl status`.
-knows() { [ -n "$(field "$1" id)" ]; }
-forgot() { ! knows "$1"; }
+# job_is_confined N: the same for the CPUs that the job holds in the status of pjwd.
+job_is_confined() { job_is_on "$1" "$(cpus "slurm:$1")"; }
+# has_job JOB, has_no_job JOB: whether `pjwctl status` shows the job.
+has_job() { [ -n "$(field "$1" id)" ]; }
+has_no_job() { ! has_job "$1"; }
 
-# cpuset_of_job N: what Slurm wrote for it; empty if nothing.
+# cpuset_of_job N: prints the cpuset in the job's cgroup, which Slurm made. It is empty if nothing was written.
 cpuset_of_job() { cat /sys/fs/cgroup/system.slice/*slurmstepd.scope/job_"$1"/cpuset.cpus 2>/dev/null; }
 
 # --- Grid Engine --------------------------------------------------------------------------------------------------
 
-# start_grid_engine [LINE]...: its daemons, which do not run before, a parallel environment `smp` of one host, and the
-# queue `main` with as many slots as the node has cores. LINEs are the queue's, such as `prolog root@…`.
+# start_grid_engine [LINE]...: starts the daemons of Grid Engine, which do not run before. Makes a parallel environment `smp` of
+# one host, and a queue `main` with one slot for each core. The LINEs are settings of the queue, such as `prolog root@…`.
 start_grid_engine() {
     systemctl start gridengine-master || exit 1
     eventually "Grid Engine's master answers" qconf -sh || exit 1
     systemctl start gridengine-exec || exit 1
     qconf -as "$(hostname)" >&2
-    by_qconf -Ap <<'END'
+    run_qconf -Ap <<'END'
 pe_name            smp
 slots              999
 user_lists         NONE
@@ -161,56 +162,56 @@ urgency_slots      min
 accounting_summary FALSE
 qsort_args         NONE
 END
-    queue_with "$@" | by_qconf -Aq
-    # Else a job waits for the scheduler's next turn, and for the load that those before it are guessed to make.
-    qconf -ssconf | sed 's/^\(flush_[a-z]*_sec\).*/\1 1/; s/^\(job_load_adjustments\).*/\1 NONE/' | by_qconf -Msconf
+    queue_settings "$@" | run_qconf -Aq
+    # Without this, a job waits for the next run of the scheduler, and for the load that it expects from earlier jobs.
+    qconf -ssconf | sed 's/^\(flush_[a-z]*_sec\).*/\1 1/; s/^\(job_load_adjustments\).*/\1 NONE/' | run_qconf -Msconf
     eventually "Grid Engine's queue is open" is_open || exit 1
 }
-# by_qconf OPTION: a change of Grid Engine's configuration, which is read from standard input; qconf reads no pipes.
-by_qconf() { cat >/tmp/by_qconf && qconf "$1" /tmp/by_qconf >&2; }
+# run_qconf OPTION: changes Grid Engine's configuration, from standard input. It needs a file, because qconf reads no pipes.
+run_qconf() { cat >/tmp/run_qconf && qconf "$1" /tmp/run_qconf >&2; }
 
-# change_queue [LINE]...: the queue with these lines, and with no other LINEs.
-change_queue() { queue_with "$@" | by_qconf -Mq; }
-queue_with() {
+# change_queue [LINE]...: changes the queue. It has these LINEs, and defaults otherwise.
+change_queue() { queue_settings "$@" | run_qconf -Mq; }
+queue_settings() {
     local cores
     cores=$(cat /sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list | sort -u | wc -l)
-    # As a queue is before anyone has changed it.
+    # `qconf -sq` prints the defaults of a queue.
     qconf -sq | awk '
         BEGIN { for (at = 1; at < ARGC; at++) { name = ARGV[at]; sub(/ .*/, "", name); line[name] = ARGV[at] }; ARGC = 1 }
         { print $1 in line ? line[$1] : $0 }
         ' "qname main" "hostlist $(hostname)" "slots $cores" "pe_list smp" "load_thresholds NONE" "$@"
 }
 
-# is_open: whether the queue takes jobs: not in error (E), and its host has reported (u) a load (a).
+# is_open: whether the queue takes jobs: it is not in error (E), and its host has reported (u) its load (a).
 is_open() { qstat -f -q main | awk '$1 ~ /^main@/ { found = 1; state = $6 } END { exit !found || state != "" }'; }
 
-# qsubmit USER ARGUMENT...: qsub with the job's commands on standard input; prints the number.
+# qsubmit USER ARGUMENT...: runs qsub with the job's commands from standard input. Prints the number of the job.
 qsubmit() {
     local user=$1 id
     shift
     id=$({ echo '#!/bin/bash'; cat; } | as "$user" qsub -terse -j y -o /dev/null "$@")
     echo "${id%%.*}"
 }
-# grid_state N: what Grid Engine says of a job: r, qw, Rq, ...; nothing once it is over.
+# grid_state N: prints the state of the job in Grid Engine: r, qw, Rq, .... Prints nothing if the job has ended.
 grid_state() { qstat -u '*' | awk -v job="$1" '$1 == job { print $5; exit }'; }
 
-# pids_of_grid_job N.TASK: the job's processes, by the group that Grid Engine gives them.
+# pids_of_grid_job N.TASK: prints the processes of the job, by the group id that Grid Engine gave them.
 pids_of_grid_job() {
     local group
     group=$(sed -n 's/^add_grp_id=//p' /var/spool/gridengine/execd/*/active_jobs/"$1"/config 2>/dev/null)
     [ -z "$group" ] || grep -lsE "^Groups:.*\<$group\>" /proc/[0-9]*/status | cut -d/ -f3
 }
-# grid_job_is_jailed N.TASK: whether it has processes, and every thread of them is on what pjw says that it holds.
-grid_job_is_jailed() {
+# grid_job_is_confined N.TASK: whether it has processes, and each of their threads is on the CPUs that the job holds in pjwd.
+grid_job_is_confined() {
     local pids
     pids=$(pids_of_grid_job "$1")
-    # shellcheck disable=SC2086 # one word a process
+    # shellcheck disable=SC2086 # one word for each process
     [ -n "$pids" ] && confined "$(cpus "sge:$1")" $pids
 }
 
 # --- the node -----------------------------------------------------------------------------------------------------
 
-# dump_threads FILE: the mask of every thread that is not the kernel's, a line each.
+# dump_threads FILE: writes the mask of each thread, except kernel threads, one on each line.
 dump_threads() {
     awk '
         FNR == 1 { name = ""; parent = "" }
@@ -221,14 +222,14 @@ dump_threads() {
         $1 == "Cpus_allowed_list:" && parent != 2 && process != 2 { print process "/" thread "/" name, $2 }
         ' /proc/[0-9]*/task/*/status 2>/dev/null | sort >"$1"
 }
-# same_threads A B: whether every thread that is in both dumps has the same mask in both, and there are some.
+# same_threads A B: whether the dumps have threads in common, and each of these has the same mask in both.
 same_threads() {
     join "$1" "$2" | awk '{ both++ } $2 != $3 { print "mask changed: " $0; changed++ } END { print both + 0 " threads are in both"; exit !both || changed }'
 }
 
-# dump_node FILE: all that pjw could have changed: cpusets of every cgroup that lasts, masks of every thread that is
-# not the kernel's and not the asker's, AllowedCPUs of units. Two dumps of an undisturbed node are equal, whatever
-# pids its processes have.
+# dump_node FILE: writes everything that pjw can change: the cpusets of all cgroups, the masks of all threads except kernel
+# threads and this shell, and AllowedCPUs of units. Two dumps of a node on which nothing changes are equal. They contain
+# no pids.
 dump_node() {
     {
         cgroup_settings
@@ -241,7 +242,7 @@ cgroup_settings() {
     find /sys/fs/cgroup \( -name 'cpuset.cpus' -o -name 'cpuset.cpus.effective' -o -name 'cpuset.mems' \
         -o -name 'cpuset.cpus.partition' -o -name cgroup.subtree_control \) -exec grep -H '' {} + | sort
 }
-# Names and masks, each once: threads come and go, their kinds stay.
+# Prints names and masks, each pair once: threads start and end, but their names stay.
 thread_masks() {
     awk -v self="$$" '
         FNR == 1 { name = ""; parent = "" }

@@ -1,25 +1,25 @@
-# The words that cases on both machines are written in: for busybox's shell, and so for bash too. Cases begin with
-# `. /cases/words`, which is this file, on the Debian machine followed by debian.sh.
+# Functions for the cases on both machines. They run in busybox's shell and in bash. Cases begin with `. /cases/functions`.
+# That file is this one. On the Debian machine it is followed by debian.sh.
 
-# ok NAME, not_ok NAME WHY: one line for each rule.
+# ok NAME, not_ok NAME REASON: writes the result of one check, as one line.
 ok() { echo "ok $1"; }
 not_ok() { echo "not ok $1: $2"; }
 
-# check NAME COMMAND…: the rule holds if the command succeeds now. What commands print goes to standard error.
+# check NAME COMMAND…: passes if the command succeeds now. The output of the command goes to standard error.
 check() {
     name=$1
     shift
     if "$@" >&2; then ok "$name"; else not_ok "$name" "false: $*"; fi
 }
 
-# prints_nothing COMMAND…: whether the command succeeds and prints nothing. A failed command that prints nothing is no proof.
+# prints_nothing COMMAND…: whether the command succeeds and prints nothing. A command that fails does not count.
 prints_nothing() {
     local printed
     printed=$("$@") && [ -z "$printed" ]
 }
 
-# eventually NAME COMMAND…: the rule holds once the command succeeds, within time_limit seconds (60). The guest is emulated, and its
-# 16 CPUs may share two real ones.
+# eventually NAME COMMAND…: passes as soon as the command succeeds. Fails if it does not succeed within time_limit seconds
+# (60 by default). The limit is long because the guest is emulated, and its 16 CPUs may run on two CPUs of the host.
 eventually() {
     name=$1
     shift
@@ -34,12 +34,12 @@ eventually() {
     ok "$name"
 }
 
-# figure TEXT: something that was measured, for whoever reads the results; no rule.
+# figure TEXT: prints a measurement, which is not checked.
 figure() { echo "# $*"; }
 
-# A new process costs the emulated machine dearly: these words are made of the shell's own.
+# Starting a process is slow on the emulated machine. So the following functions use builtins of the shell where possible.
 
-# expand LIST: sets `expanded` to the CPUs of a list such as 0-2,8, a blank around each.
+# expand LIST: sets `expanded` to the CPUs of a list such as 0-2,8. Each CPU has a blank before and after it.
 expand() {
     expanded=' '
     local IFS=, part cpu
@@ -52,14 +52,14 @@ expand() {
     done
 }
 
-# members LIST: the same, one a line.
-members() {
+# each_cpu LIST: prints the CPUs of the list, one on each line.
+each_cpu() {
     local cpu
     expand "$1"
     for cpu in $expanded; do echo "$cpu"; done
 }
 
-# within A B: whether list A is inside list B, and not empty.
+# within A B: whether list A is not empty and has only CPUs of list B.
 within() {
     local large cpu
     [ -n "$1" ] || return 1
@@ -71,7 +71,7 @@ within() {
     done
 }
 
-# disjoint A B: whether no CPU is in both, and both are something.
+# disjoint A B: whether no CPU is in both lists, and neither list is empty.
 disjoint() {
     local other cpu
     [ -n "$1" ] && [ -n "$2" ] || return 1
@@ -83,30 +83,30 @@ disjoint() {
     done
 }
 
-# in_one_node LIST: whether the list is inside one NUMA node.
+# in_one_node LIST: whether all CPUs of the list are in one NUMA node.
 in_one_node() {
     local node
     for node in /sys/devices/system/node/node*/cpulist; do
-        # Not by `read`: busybox reads byte by byte, and the kernel gives this file in one piece only.
+        # `read` cannot be used: busybox reads one byte at a time, and the kernel returns this file only to a single read.
         within "$1" "$(cat "$node")" && return 0
     done
     return 1
 }
 
-# ask_status: sets `told` to the JSON that scripts may rely on, without blanks.
-ask_status() {
+# read_status: sets `status_json` to the output of `pjwctl status --json`, without blanks.
+read_status() {
     local IFS=' 
 '
-    told=$(pjwctl status --json) || told=
+    status_json=$(pjwctl status --json) || status_json=
     set -f
     # shellcheck disable=SC2086 # split on purpose
-    set -- $told
+    set -- $status_json
     set +f
     IFS=
-    told="$*"
+    status_json="$*"
 }
 
-# value TEXT NAME: sets `value` to what the JSON has for NAME; empty if nothing.
+# value JSON NAME: sets `value` to the first value of NAME in the JSON text. It is empty if there is no such name.
 value() {
     value=${1#*\"$2\":}
     case $value in
@@ -116,44 +116,44 @@ value() {
     esac
 }
 
-# field JOB NAME: a job's value in that JSON, such as `field manual:a granted_by`.
+# field JOB NAME: prints a value of the job in the status, such as `field manual:a granted_by`.
 field() {
     local rest
-    ask_status
-    rest=${told#*\"id\":\""$1"\"}
-    [ "$rest" != "$told" ] || return 0
+    read_status
+    rest=${status_json#*\"id\":\""$1"\"}
+    [ "$rest" != "$status_json" ] || return 0
     value "\"id\":\"$1\"${rest%%[{\}]*}" "$2"
     [ -z "$value" ] || echo "$value"
 }
 
-# cpus JOB: what it holds.
+# cpus JOB: prints the CPUs that the job holds.
 cpus() { field "$1" cpus; }
 
-# switch 0|1 LIST: CPUs off or on.
-switch() {
-    for cpu in $(members "$2"); do echo "$1" >"/sys/devices/system/cpu/cpu$cpu/online"; done
+# set_online 0|1 LIST: takes the CPUs of the list offline (0) or online (1).
+set_online() {
+    for cpu in $(each_cpu "$2"); do echo "$1" >"/sys/devices/system/cpu/cpu$cpu/online"; done
 }
 
-# is_free LIST: whether all of these are in the pool.
+# is_free LIST: whether all CPUs of the list are free.
 is_free() {
-    ask_status
-    value "$told" free
+    read_status
+    value "$status_json" free
     within "$1" "$value"
 }
 
-# holds_none_of JOB LIST: whether it has cores, and none of these.
+# holds_none_of JOB LIST: whether the job holds cores, but no CPU of the list.
 holds_none_of() {
     now=$(cpus "$1")
     [ -n "$now" ] && disjoint "$now" "$2"
 }
 
-# holds JOB: whether it holds any.
+# holds JOB: whether the job holds cores.
 holds() {
     [ -n "$(cpus "$1")" ]
 }
 
-# family PID: the process and all its descendants.
-family() {
+# process_tree PID: prints the pids of the process and of all its descendants.
+process_tree() {
     cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*)/x/' | awk -v root="$1" '
         { parent[$1] = $4 }
         END {
@@ -165,7 +165,7 @@ family() {
         }'
 }
 
-# masks PID…: the masks of all threads of these processes, each once.
+# masks PID…: prints the affinity masks of all threads of these processes. Equal masks are printed once.
 masks() { all_masks "$@" | sort -u; }
 all_masks() {
     local pid mask files=
@@ -174,7 +174,7 @@ all_masks() {
     [ -z "$files" ] || grep -hs '^Cpus_allowed_list:' $files | while read -r _ mask; do echo "$mask"; done
 }
 
-# confined LIST PID…: whether every thread of these processes is inside the list.
+# confined LIST PID…: whether the mask of each thread of these processes has only CPUs of the list.
 confined() {
     local mask found seen=' '
     list=$1

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Tries to leave the CPUs it was given: fork, setsid, a double fork, 64 threads, and a mask of all CPUs in each.
+"""Tries to leave its CPUs: by fork, setsid, a double fork and 64 threads. Each of them requests a mask of all CPUs.
 
-Usage: escape.py OUT    writes one line for each try: HOW, the mask that its thread has right after it asked for all
-                        CPUs; then "end", and the processes stay until they are killed.
+Usage: escape.py OUT    writes one line for each attempt: HOW, and the mask of the thread right after the request. Then
+                        writes "end". The processes stay until they are killed.
 """
 import os
 import sys
@@ -10,12 +10,12 @@ import threading
 import time
 
 out = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-everything = range(os.cpu_count())
+all_cpus = range(os.cpu_count())
 
 
-def flee(how):
+def request_all_cpus(how):
     try:
-        os.sched_setaffinity(0, everything)
+        os.sched_setaffinity(0, all_cpus)
     except OSError as error:
         how += f"({error.strerror.replace(' ', '-')})"
     mask = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0)))
@@ -23,11 +23,11 @@ def flee(how):
 
 
 def child(how, *steps):
-    """A process that takes the steps, flees, and stays."""
+    """Starts a process that takes the steps, requests all CPUs, and sleeps."""
     if os.fork() == 0:
         for step in steps:
             step()
-        flee(how)
+        request_all_cpus(how)
         time.sleep(1000)
         os._exit(0)
 
@@ -37,14 +37,14 @@ def orphan():
         os._exit(0)
 
 
-flee("plain")
+request_all_cpus("plain")
 child("fork")
 child("setsid", os.setsid)
 child("double-fork", os.setsid, orphan)
 
 
 def thread():
-    flee("thread")
+    request_all_cpus("thread")
     time.sleep(1000)
 
 
