@@ -229,7 +229,7 @@ fn a_demand_that_changes_all_the_time_moves_few_cores() {
         moves += u32::from(lent(&m) != before);
         m.advance(SECOND / 10);
     }
-    assert_eq!(moves, 1, "what is in use every 200 ms is never lent again in this minute");
+    assert_eq!(moves, 1, "a core that is in use every 200 ms is not lent again in this minute");
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn what_an_owner_used_before_there_was_a_borrower_does_not_count() {
     m.release("batch").unwrap();
     m.advance(60 * SECOND);
     assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
-    assert_eq!(lent(&m), "", "nobody knows what the owner used in this minute");
+    assert_eq!(lent(&m), "", "the use of the owner in this minute is not known");
     web_uses(&mut m, 0, 2);
     assert_eq!(lent(&m), "2-5");
 }
