@@ -92,7 +92,7 @@ fn a_reader_never_reads_parts_of_two_maps() {
 }
 
 #[test]
-fn a_waiting_reader_is_woken_by_the_next_change() {
+fn the_next_change_wakes_a_waiting_reader() {
     let directory = Directory::new();
     let mut writer = directory.create(&content(1));
     let job = Job::in_directory(directory.path());
@@ -133,7 +133,7 @@ fn a_program_without_a_core_map_has_the_cores_of_its_mask() {
 }
 
 #[test]
-fn a_waiting_reader_is_woken_by_the_end_of_the_job_and_gets_the_cores_of_its_mask() {
+fn the_end_of_the_job_wakes_a_waiting_reader_which_gets_the_cores_of_its_mask() {
     let directory = Directory::new();
     let writer = directory.create(&content(1));
     let job = Job::in_directory(directory.path());

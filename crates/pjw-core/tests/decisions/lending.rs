@@ -287,9 +287,9 @@ fn a_core_stays_lent_if_the_owner_leaves_it_idle_for_long_enough_before_the_grac
     assert_eq!((lent(&m).as_str(), m.state.lending.next_grace_period_end()), ("1-5", None));
     assert_eq!(deadlines.len(), 2, "one notice: {deadlines:?}");
     texts.retain(|text| text.contains("CPUs 2-5"));
-    let (told, withdrawn) =
+    let (announced, withdrawn) =
         ("needs CPUs 2-5: taken back in 5s", "leaves CPUs 2-5 idle again: not taken back");
-    assert!(texts.len() == 2 && texts[0].contains(told) && texts[1].contains(withdrawn), "{texts:?}");
+    assert!(texts.len() == 2 && texts[0].contains(announced) && texts[1].contains(withdrawn), "{texts:?}");
 }
 
 #[test]
